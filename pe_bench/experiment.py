@@ -26,7 +26,7 @@ from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.find import find_run
-from pe_bench.runs.folder import locked, read_config, record_error, write_config
+from pe_bench.runs.folder import locked, read_config, record_error, write_config, write_error
 from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
 from pe_bench.runs.identity import encoding_in, identity, run_name, setting
 from pe_bench.runs.job import Job
@@ -51,6 +51,7 @@ from pe_bench.system.machine import (
     today,
 )
 from pe_bench.system.progress import Bars, progress_bar
+from pe_bench.system.ranks import rank, world_size
 from pe_bench.system.signals import Stopped
 from pe_bench.system.terminal import say
 from pe_bench.system.threads import set_threads
@@ -62,9 +63,9 @@ from pe_bench.training.checkpoint import (
     latest_checkpoint,
     load_weights,
 )
-from pe_bench.training.launch import check_processes, fit_together
+from pe_bench.training.group import Group, LostProcessError, check_processes, joined, start_processes
 from pe_bench.training.log import TrainingProgress
-from pe_bench.training.trainer import Step, fit
+from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit
 
 LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -83,7 +84,7 @@ def train(config: Config) -> tuple[Path, list[Row]]:
 
 
 @explain_out_of_memory()
-def prepare(config: Config) -> tuple[Job, list[Plan]]:
+def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
     """Return a run that is ready to begin, and its plans. Raise `UserError` for all that can be wrong."""
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
     source, results_dir = config.train.from_run, Path(config.results_dir)
@@ -91,7 +92,7 @@ def prepare(config: Config) -> tuple[Job, list[Plan]]:
         with suppress(UserError):  # it may be gone: only a run that has not begun needs it
             source = find_run(source, results_dir).name
         config = replace(config, train=replace(config.train, from_run=Path(source).name))
-    job, plans = load(config)
+    job, plans = load(_with_started_processes(config), planner)
     check_processes(job.config, job.device)
     check_tracker(config.tracker)
     if source is None or latest_checkpoint(job.folder / "checkpoints") is not None:
@@ -100,6 +101,18 @@ def prepare(config: Config) -> tuple[Job, list[Plan]]:
     trained = require_trained(run, read_config(run).train.total_steps)
     load_weights(trained.path, _decoder(job), is_start=True)
     return replace(job, source=trained.path), plans
+
+
+def _with_started_processes(config: Config) -> Config:
+    """Return the configuration with as many processes as torchrun has started for this run."""
+    count, processes = world_size(), config.train.processes
+    if count == 1:
+        return config
+    message = f"train.processes={processes}, and torchrun started {count} processes: leave the key out"
+    require(processes in (1, count), message)
+    config = replace(config, train=replace(config.train, processes=count))
+    config.check()
+    return config
 
 
 def load(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
@@ -189,15 +202,52 @@ def finish(
     What goes wrong is kept in the run's folder too, until the run goes on. Jobs of a sweep may be scores of
     one and the same run: each waits for the other, and calls `waits` with the reason first.
     """
+    processes = job.config.train.processes
+    if processes > world_size() and read_result(job.folder) is None:
+        return _finish_in_processes(job, processes, bars, waits)
+    with joined(job.device, job.config.train.timeout) as group:
+        if group.is_first:
+            return _finish_as_first(job, plans, bars, waits, group)
+        fit(job, lambda step: None, group)
+        return []
+
+
+def _finish_in_processes(
+    job: Job, processes: int, bars: Bars, waits: Callable[[str], None] | None
+) -> list[Row]:
+    """Have several processes do what `finish` does, as torchrun would; return the rows of the first."""
+    config, run = job.config, job.folder
+    if job.source is not None:
+        config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
+    try:
+        return start_processes(processes, _finish_in_process, config, bars, waits)
+    except LostProcessError as error:
+        write_error(run, str(error))  # the others know only what followed from it
+        raise
+    except Stopped as stopped:
+        raise Stopped(f"interrupted; {_what_is_kept(run, config.train.total_steps)}") from stopped
+
+
+def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] | None) -> list[Row]:
+    job, plans = prepare(config, make_plans if rank() == 0 else lambda *_: [])
+    return finish(job, plans, bars, waits=waits)
+
+
+def _finish_as_first(
+    job: Job, plans: Sequence[Plan], bars: Bars, waits: Callable[[str], None] | None, group: Group
+) -> list[Row]:
+    """Do all of a run but the training steps, which `group` takes together."""
     run = job.folder
     with _at_work(job, waits, scores_only=False):
         with tracking(run, job.config) as tracked:
             rows = _rows_if_finished(job, plans, bars)
             if rows is None:
-                trained = _train(job, bars, tracked)
+                trained = _train(job, bars, tracked, group)
                 job = _with_weights(job, trained)
                 rows = score_encodings(job, plans, bars=bars)
                 _write_result(job, trained)
+            else:
+                group.broadcast(NOTHING_TO_DO)
             tracked.scores(read_rows(run / "eval.csv"))
         score_missing_anchors(job, plans, rows)
     gather_and_warn(Path(job.config.results_dir))
@@ -234,7 +284,7 @@ def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row] 
     return rows
 
 
-def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
+def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
     config, name = job.config, job.folder.name
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     checkpoints = job.folder / "checkpoints"
@@ -254,7 +304,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking) -> Checkpoint:
             progress(step)
             tracked.step(step)
 
-        (fit_together if config.train.processes > 1 else fit)(job, watch)
+        fit(job, watch, group)
     trained = latest_checkpoint(checkpoints)
     if trained is None or trained.meta.step != steps:
         raise RunError(f"the last checkpoint in {checkpoints} is missing or damaged: repeat the command")

@@ -19,6 +19,7 @@ ScorePrecision = Literal["float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding", "task"]
 Slice = Literal["all", "recall", "novel", "key"]  # of the targets
 Controls = Literal["auto", "all", "none", "offset"]
+Sharding = Literal["fsdp"]
 OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
@@ -159,6 +160,8 @@ class TrainConfig(Section):
     batch_tokens: int = 1_024
     micro_batches: int = 1
     processes: int = 1
+    sharding: Sharding | None = None
+    timeout: int = 600
     optimizer: OptimizerName = "muon"
     lr: float = 5e-3
     encoding_lr: float | None = None

@@ -22,6 +22,8 @@ NOT_IDENTITY = {
     "validation_tokens",
     "checkpoint_every",
     "processes",
+    "sharding",
+    "timeout",
 }
 
 

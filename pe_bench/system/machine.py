@@ -23,6 +23,7 @@ from typing import Self
 import torch
 
 from pe_bench.errors import RunError, UserError, first_line, text_of
+from pe_bench.system.ranks import local_rank, world_size
 
 CPUINFO = Path("/proc/cpuinfo")
 CONTAINER_QUOTA = Path(
@@ -31,6 +32,10 @@ CONTAINER_QUOTA = Path(
 
 
 def resolve_device(name: str) -> torch.device:
+    """Return the device of a name; each process of a run has a GPU of its own."""
+    if world_size() > 1 and name != "cpu" and torch.cuda.is_available():
+        torch.cuda.set_device(local_rank())
+        return torch.device("cuda", local_rank())
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from pe_bench.errors import RunError, UserError
+from pe_bench.system.ranks import rank
 
 
 def _here(*names: str) -> tuple[signal.Signals, ...]:
@@ -137,7 +138,8 @@ def finish_step_on_signal() -> Iterator[Callable[[], bool]]:
 def write_line(message: str) -> None:
     """Write a line from a signal's handler: printing may be what the signal interrupted."""
     with suppress(OSError):  # Ctrl-C ends the reader of a pipe too
-        os.write(2, f"\n{message}\n".encode())
+        if rank() == 0:
+            os.write(2, f"\n{message}\n".encode())
 
 
 def detach_lost_terminal(number: int) -> None:

@@ -12,6 +12,8 @@ import textwrap
 from contextlib import suppress
 from typing import IO, Any, TypeVar
 
+from pe_bench.system.ranks import rank
+
 FORMULA = ("=", "+", "-", "@")  # begin what a spreadsheet computes
 LATEX_SIGNS = {
     "->": r"$\rightarrow$",
@@ -156,10 +158,12 @@ def _unbroken(command: str, width: int) -> str:
 
 
 def write_out(text: str, file: IO[str] | None = None) -> None:
-    """Write to a stream, standard output by default, and flush it.
+    """Write to a stream, standard output by default, and flush it; the first alone of a run's processes does.
 
     Where its reader is gone, as in `pe-bench report | head -3`, the rest goes nowhere, without a word.
     """
+    if rank() > 0:
+        return
     stream: IO[str] = file or sys.stdout
     try:
         stream.write(text)

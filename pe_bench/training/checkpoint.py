@@ -3,6 +3,9 @@
 A folder is written beside its place and renamed into it, the newest two are kept, and the
 newest whose checksums hold is the one that is read. Tensors are safetensors: nothing here can
 run code. There is no state of a random generator to keep (`pe_bench.model.decoder`).
+
+The weights are one file. Where a run is sharded, each process writes its rows of the optimizer's state to a
+file of its own, and any number of processes goes on from these.
 """
 
 import hashlib
@@ -11,9 +14,10 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +27,9 @@ from torch import Tensor, nn
 from pe_bench.errors import RunError, UserError
 from pe_bench.runs.untrusted import open_regular, read_json, unreadable
 from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, usual_permissions, write_text
+from pe_bench.training.group import Group
 from pe_bench.training.optimizer import Optimizers
+from pe_bench.training.sharding import distributed, is_sharded, own_part, own_rows, whole
 from pe_bench.values import check_type, shown
 
 FORMAT = 1
@@ -58,27 +64,48 @@ def save_checkpoint(
     step: int,
     train_seconds: float,
     loss: float,
+    group: Group | None = None,
 ) -> None:
-    """Write the checkpoint of `step` into `folder`, then drop all but the newest two."""
-    folder.mkdir(exist_ok=True)
+    """Write the checkpoint of `step` into `folder`, then drop all but the newest two.
+
+    Each process of a `group` that the model is sharded over calls this.
+    """
+    group = group or Group()
     target = folder / _name(step)
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
-    tensors = {WEIGHTS: model.state_dict(), OPTIMIZER: _optimizer_tensors(model, optimizer)}
+    temporary = folder / group.broadcast(f"{TEMPORARY}{secrets.token_hex(4)}")
     try:
         with name_write_errors(target):
-            temporary.mkdir()
-            for name, named in tensors.items():
-                with usual_permissions(temporary / name):
-                    save_file(_copies(named), temporary / name)
-                flush_to_disk(temporary / name)
-            checksums = {name: _checksum(temporary / name) for name in tensors}
-            meta = Meta(FORMAT, step, train_seconds, loss, checksums)
-            write_text(temporary / META, json.dumps(asdict(meta), indent=1) + "\n")
-            os.replace(temporary, target)
-            flush_to_disk(folder)
+            if group.is_first:
+                temporary.mkdir(parents=True)
+            group.wait()
+            weights = {
+                name: _copy(whole(own_part(tensor), tensor)) for name, tensor in model.state_dict().items()
+            }
+            if group.is_first:
+                _save_tensors(weights, temporary / WEIGHTS)
+            _save_tensors(_optimizer_tensors(model, optimizer, group), temporary / _optimizer_file(group))
+            group.wait()
+            if group.is_first:
+                checksums = {path.name: _checksum(path) for path in sorted(temporary.iterdir(), reverse=True)}
+                meta = Meta(FORMAT, step, train_seconds, loss, checksums)
+                write_text(temporary / META, json.dumps(asdict(meta), indent=1) + "\n")
+                os.replace(temporary, target)
+                flush_to_disk(folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    delete_old_checkpoints(folder)
+        if group.is_first:
+            shutil.rmtree(temporary, ignore_errors=True)
+    if group.is_first:
+        delete_old_checkpoints(folder)
+
+
+def _optimizer_file(group: Group) -> str:
+    return OPTIMIZER if group.count == 1 else f"optimizer-{group.rank + 1:05}-of-{group.count:05}.safetensors"
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    with usual_permissions(path):
+        save_file(tensors, path)
+    flush_to_disk(path)
 
 
 def delete_damaged_checkpoints(folder: Path) -> list[Path]:
@@ -142,6 +169,16 @@ def _shapes(path: Path) -> dict[str, torch.Size]:
         raise UserError(f"{path} cannot be read as safetensors ({error}): delete {path.parent}") from error
 
 
+def _shapes_of_parts(paths: Iterable[Path]) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors in files each of which may have some rows of them."""
+    shapes: dict[str, torch.Size] = {}
+    for path in paths:
+        for name, shape in _shapes(path).items():
+            rows = shapes[name][0] if name in shapes else 0
+            shapes[name] = torch.Size((rows + shape[0], *shape[1:])) if shape else shape
+    return shapes
+
+
 def _require_fit(what: str, saved: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
     misfit = _misfit(saved, expected)
     if misfit is not None:
@@ -164,20 +201,34 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimize
 
     Raise `UserError` for other shapes than theirs, which the fused kernel would not notice.
     """
-    path = checkpoint.path / OPTIMIZER
-    saved = _shapes(path)
+    paths = [checkpoint.path / name for name in sorted(checkpoint.meta.checksums) if name != WEIGHTS]
+    saved = _shapes_of_parts(paths)
     _require_fit(f"the moments in {checkpoint.path}", saved, _expected(model, optimizer, saved))
-    tensors = load_file(path)
-    for name, parameter in model.named_parameters():
-        keys = [key for key in tensors if key.startswith(f"{name}/")]
-        state = {key.rpartition("/")[2]: tensors[key] for key in keys}
-        optimizer.state(parameter).update(
-            {
-                # A copy, because what was loaded is a view of the file.
-                key: value.to(optimizer.state_device(parameter, value), torch.float32, copy=True)
-                for key, value in state.items()
-            }
-        )
+    with ExitStack() as stack:
+        files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+        for name, parameter in model.named_parameters():
+            for key in optimizer.state_shapes(parameter):
+                if f"{name}/{key}" not in saved:
+                    continue
+                part = _read_rows(files, f"{name}/{key}", own_rows(parameter))
+                # A copy, because what was loaded may be a view of the file.
+                part = part.to(optimizer.state_device(parameter, part), torch.float32, copy=True)
+                value = distributed(part, parameter) if part.dim() else part
+                optimizer.state(parameter)[key] = value
+
+
+def _read_rows(files: Iterable[Any], name: str, rows: slice) -> Tensor:
+    """Return some rows of a tensor, of which each file has a part or none; all of one that has no rows."""
+    parts, first = [], 0
+    for file in files:
+        if name in file.keys():  # noqa: SIM118
+            part = file.get_slice(name)
+            if not part.get_shape():
+                return file.get_tensor(name)
+            end = first + part.get_shape()[0]
+            parts.append(part[max(rows.start, first) - first : max(min(rows.stop, end) - first, 0)])
+            first = end
+    return torch.cat(parts)
 
 
 def _expected(model: nn.Module, optimizer: Optimizers, saved: Iterable[str]) -> dict[str, torch.Size]:
@@ -191,20 +242,19 @@ def _expected(model: nn.Module, optimizer: Optimizers, saved: Iterable[str]) -> 
     }
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: Optimizers) -> dict[str, Tensor]:
+def _optimizer_tensors(model: nn.Module, optimizer: Optimizers, group: Group) -> dict[str, Tensor]:
+    """Return what this process has to save of the optimizer's state: what is not sharded, only the first."""
     return {
-        f"{name}/{key}": value
+        f"{name}/{key}": _copy(own_part(value))
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state(parameter).items()
+        if is_sharded(value) or group.is_first
     }
 
 
-def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _copy(tensor: Tensor) -> Tensor:
     """Copy to the CPU: a parameter that two modules share is written under both names."""
-    return {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in tensors.items()
-    }
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _name(step: int) -> str:
@@ -215,8 +265,8 @@ def _newest_first(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*"), reverse=True)
 
 
-def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta | None:
-    """Return the meta.json of a checkpoint whose `files` are as they were written, else None.
+def _read_meta(path: Path, files: Sequence[str] = ()) -> Meta | None:
+    """Return the meta.json of a checkpoint whose `files` (none: all) are as they were written, else None.
 
     Raise `RunError` for what its reader may not read, and `UserError` for another format.
     """
@@ -233,7 +283,8 @@ def _read_meta(path: Path, files: Sequence[str] = (WEIGHTS, OPTIMIZER)) -> Meta 
         )
     try:
         meta = Meta(**{name: check_type(content[name], kind, name) for name, kind in _KINDS.items()})
-        is_whole = all(_checksum(path / name) == meta.checksums[name] for name in files)
+        names = files or (WEIGHTS, *meta.checksums)
+        is_whole = all(_checksum(path / Path(name).name) == meta.checksums[name] for name in names)
     except PermissionError as error:
         raise RunError(unreadable(error)) from error
     except (OSError, KeyError, UserError):

@@ -1,17 +1,52 @@
-"""The processes that train one model together, each on its share of every batch.
+"""The processes that train one model together: what they share, sum and agree on.
 
-Every process holds the whole model. A step is the one that a single process would take, but for the order in
-which numbers are added.
+They are those of torchrun, or those that `start_processes` starts on this machine by the same launcher of
+PyTorch's. Every one runs the whole command; the first alone writes, shows progress and scores.
 """
 
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed as together
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
-from pe_bench.system.signals import finish_step_on_signal
+from pe_bench.config.schema import Config
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.system.ranks import local_world_size, rank, world_size
+from pe_bench.system.signals import (
+    EXIT_CODE,
+    STOP_SIGNALS,
+    Stopped,
+    child_context,
+    end_with_parent,
+    finish_step_on_signal,
+    start_method,
+    stop_on_signal,
+)
+
+LOOPBACK = "127.0.0.1"
+SAVE_SECONDS = 60  # that processes have to finish their step and save, before the launcher kills them
+BEAT_SECONDS = 1.0
+SILENT_SECONDS = 3.0  # without a beat, a process is gone
+PRELOADED = ["pe_bench.experiment", "torch.distributed", "torch._dynamo"]  # the last for the first step
+WAY_OUT = "and the others ended: the same command continues from the last checkpoint"
+
+Result = TypeVar("Result")
+
+
+class LostProcessError(RunError):
+    """The end of a run one of whose processes was killed, was stopped or lost its machine."""
 
 
 class Group:
@@ -20,17 +55,9 @@ class Group:
     All of them have to call what adds up or agrees, equally often.
     """
 
-    def __init__(
-        self,
-        rank: int = 0,
-        count: int = 1,
-        device: torch.device | None = None,
-        stop_requested: Callable[[], bool] | None = None,
-    ):
-        """`stop_requested` returns whether the process that started this one was asked to end."""
+    def __init__(self, rank: int = 0, count: int = 1, device: torch.device | None = None):
         self.rank, self.count = rank, count
         self.device = device or torch.device("cpu")  # on which the processes exchange numbers
-        self.stop_requested = stop_requested
 
     @property
     def is_first(self) -> bool:
@@ -45,11 +72,15 @@ class Group:
 
     def sum(self, *values: float) -> list[float]:
         """Return each value, added up over the processes."""
-        return self._reduced(list(values), "SUM")
+        return self._reduced(list(values), dist.ReduceOp.SUM)
 
-    def any(self, fact: bool) -> bool:
-        """Return whether it holds in one of the processes."""
-        return self._reduced([float(fact)], "MAX") != [0.0]
+    def any(self, flag: bool) -> bool:
+        """Return whether `flag` is true in any process."""
+        return self._reduced([float(flag)], dist.ReduceOp.MAX) != [0.0]
+
+    def wait(self) -> None:
+        """Return when all processes have come here."""
+        self.any(False)
 
     def mean(self, values: Tensor) -> float:
         """Return the mean of the values of all processes together."""
@@ -60,40 +91,190 @@ class Group:
 
     def broadcast(self, text: str) -> str:
         """Return the first process's text, in all of them."""
-        if self.count == 1:
-            return text
-        box = [text]
-        together.broadcast_object_list(box, device=self.device)
-        return box[0]
-
-    def sum_gradients(self, model: nn.Module) -> None:
-        """Give every process the sum of all gradients."""
-        if self.count == 1:
-            return
-        parameters = list(model.parameters())
-        # What has a gradient nowhere stays without one, and the optimizer leaves it alone.
-        has_gradient = self._reduced([float(p.grad is not None) for p in parameters], "MAX")
-        parameters = [p for p, is_found in zip(parameters, has_gradient, strict=True) if is_found]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        together.all_reduce(flat)
-        parts = flat.split([p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+        texts = [text]
+        if self.count > 1:
+            dist.broadcast_object_list(texts, device=self.device)
+        return texts[0]
 
     @contextmanager
     def finish_step_on_signal(self) -> Iterator[Callable[[], bool]]:
         """Do as `signals.finish_step_on_signal` does; every process stops after the same step."""
-        if self.stop_requested is None:
-            with finish_step_on_signal() as stop_requested:
-                yield stop_requested
-        else:
-            stop_requested = self.stop_requested
+        with finish_step_on_signal() as stop_requested:
             yield lambda: self.any(stop_requested())
 
-    def _reduced(self, values: list[float], operation: str) -> list[float]:
+    def _reduced(self, values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
         if self.count == 1:
             return values
         reduced = torch.tensor(values, dtype=torch.float64, device=self.device)
-        together.all_reduce(reduced, getattr(together.ReduceOp, operation))
+        dist.all_reduce(reduced, operation)
         return reduced.tolist()
+
+
+def check_processes(config: Config, device: torch.device) -> None:
+    """Raise `UserError` where there are fewer GPUs than processes, or nothing to shard over."""
+    processes, sharding = config.train.processes, config.train.sharding
+    require(
+        sharding is None or processes > 1,
+        f"train.sharding={sharding} has no effect in one process: add train.processes=N, or use torchrun",
+    )
+    if device.type == "cuda" and processes > 1:
+        gpus, needed = torch.cuda.device_count(), local_world_size() if world_size() > 1 else processes
+        require(
+            needed <= gpus, f"train.processes={processes} needs as many GPUs, and this machine has {gpus}"
+        )
+
+
+@contextmanager
+def joined(device: torch.device, timeout: int) -> Iterator[Group]:
+    """Be one of the processes of a run inside, and name those that are lost; without others, be one alone."""
+    if world_size() == 1:
+        yield Group()
+        return
+    if local_world_size() == world_size():
+        _stay_on_loopback()
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    beats = _Heartbeat(rank(), world_size())
+    try:
+        yield Group(rank(), world_size(), device)
+    except RuntimeError as error:
+        # What PyTorch raises where it hears nothing of a process, or what was made of it.
+        is_ours = isinstance(error, RunError) and not isinstance(error.__cause__, RuntimeError)
+        lost = [] if is_ours else beats.lost_ranks()
+        if not lost:
+            raise
+        raise LostProcessError(f"rank {lost[0]} of {world_size()} processes is gone, {WAY_OUT}") from error
+    finally:
+        beats.over.set()
+        dist.destroy_process_group()
+
+
+class _Heartbeat(threading.Thread):
+    """A thread that counts seconds where all processes see it: what is stopped or gone counts no more."""
+
+    def __init__(self, rank: int, count: int):
+        super().__init__(daemon=True)
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        self.store = dist.TCPStore(address, port)  # pyright: ignore[reportPrivateImportUsage]
+        self.rank, self.count, self.over = rank, count, threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with suppress(RuntimeError):  # the store is gone, and the run with it
+            while not self.over.wait(BEAT_SECONDS):
+                self.store.add(f"beat {self.rank}", 1)
+
+    def lost_ranks(self) -> list[int]:
+        try:
+            before = self._beats()
+            time.sleep(SILENT_SECONDS)
+            after = self._beats()
+        except RuntimeError:
+            return [0]  # beside which the store is
+        return [rank for rank in range(self.count) if before[rank] == after[rank]]
+
+    def _beats(self) -> list[int]:
+        return [self.store.add(f"beat {rank}", 0) for rank in range(self.count)]
+
+
+def _stay_on_loopback() -> None:
+    """Have the processes' connections to each other listen on this machine's loopback interface alone."""
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):  # of Linux, and of macOS and BSD
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(variable, name)
+
+
+# The short form of torchrun on one machine
+
+
+def start_processes(count: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what the first of `count` processes returns that `work`; all are ended where one fails.
+
+    Raise `RunError` with its reason, and `Stopped` where this process, or they, were asked to end.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]
+    # PyTorch's own report of failures is a page for each process.
+    elastic = "torch.distributed.elastic"
+    for name in (
+        f"{elastic}.agent.server.api",
+        f"{elastic}.multiprocessing.api",
+        "torch.multiprocessing.spawn",
+    ):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    child_context(PRELOADED)
+    store = _store_on_loopback()
+    with tempfile.TemporaryDirectory() as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id="pe-bench",
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+            rdzv_backend="static",
+            rdzv_endpoint=f"{LOOPBACK}:{store.port}",
+            rdzv_configs={"rank": 0},
+            max_restarts=0,
+            start_method=start_method(),
+            shutdown_timeout=SAVE_SECONDS,
+            signals_to_handle=",".join(heard),
+        )
+        try:
+            return elastic_launch(config, _work)(work, arguments)[0]
+        except SignalException as signalled:
+            raise Stopped from signalled
+        except ChildFailedError as error:
+            raise _failure(error, count) from error
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _store_on_loopback() -> Any:
+    """Return the store that the launch finds and uses; one of its own would listen on all interfaces."""
+    listening = socket.create_server((LOOPBACK, 0))
+    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        LOOPBACK,
+        listening.getsockname()[1],
+        is_master=True,
+        multi_tenant=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
+def _work(work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+    end_with_parent()
+    threading.Thread(target=_end_with_starter, daemon=True).start()
+    try:
+        with stop_on_signal():
+            return work(*arguments)
+    except Stopped:
+        raise SystemExit(EXIT_CODE) from None
+
+
+def _end_with_starter() -> None:
+    """End with the process that started this one: the system knows only the one that it is copied from."""
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+    starter.join()
+    os._exit(EXIT_CODE)
+
+
+def _failure(error: Any, count: int) -> BaseException:
+    """Return the exception that says why processes failed, from the report of PyTorch's launcher."""
+    number, failure = error.get_first_failure()
+    if failure.exitcode == EXIT_CODE:
+        return Stopped()
+    who = f"rank {number} of {count} processes"
+    if failure.exitcode < 0:
+        return LostProcessError(f"{who} died (killed by {failure.signal_name()}), {WAY_OUT}")
+    kinds = {kind.__name__: kind for kind in (RunError, UserError, LostProcessError)}
+    message = str(failure.error_file_data["message"]["message"])
+    name, _, reason = message.partition(": ")
+    return kinds[name](reason) if name in kinds else RunError(f"{who} failed: {message.splitlines()[0]}")

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from pe_bench.config.schema import TrainConfig
 from pe_bench.model.decoder import Decoder
+from pe_bench.training.sharding import is_sharded, own_part, own_rows, whole
 
 MOMENTUM = 0.95
 # The factors of the polynomial a x + b x^3 + c x^5 that brings singular values in (0, 1] near 1, and how
@@ -45,20 +46,28 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     by_shape.setdefault(tuple(parameter.shape), []).append(parameter)
             for shape, parameters in by_shape.items():
-                updates = orthogonalise(torch.stack([self._momentum(parameter) for parameter in parameters]))
-                size = UPDATE_SIZE * math.sqrt(max(shape))
-                for parameter, update in zip(parameters, updates, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update, alpha=-group["lr"] * size)
+                # Of sharded matrices one at a time is whole.
+                together = 1 if is_sharded(parameters[0]) else len(parameters)
+                for first in range(0, len(parameters), together):
+                    self._move(
+                        parameters[first : first + together], group, UPDATE_SIZE * math.sqrt(max(shape))
+                    )
+
+    def _move(self, parameters: Sequence[Parameter], group: dict[str, Any], size: float) -> None:
+        """Move parameters of one shape by `size` times their orthogonalised momentum."""
+        momenta = [whole(self._momentum(parameter), parameter) for parameter in parameters]
+        for parameter, update in zip(parameters, orthogonalise(torch.stack(momenta)), strict=True):
+            weights = own_part(parameter)
+            weights.mul_(1 - group["lr"] * group["weight_decay"])
+            weights.add_(update[own_rows(parameter)], alpha=-group["lr"] * size)
 
     def _momentum(self, parameter: Parameter) -> Tensor:
         """Add the gradient to a parameter's momentum; return where that leads after one more such step."""
-        gradient = parameter.grad
-        assert gradient is not None
-        state = self.state[parameter]
+        assert parameter.grad is not None
+        gradient, state = own_part(parameter.grad), self.state[parameter]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        momentum = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
+            state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+        momentum = own_part(state["momentum_buffer"]).lerp_(gradient, 1 - MOMENTUM)
         return gradient.lerp(momentum, MOMENTUM)
 
 
@@ -137,7 +146,7 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
     that is 0 they get no gradient, which would count where gradients are clipped.
     """
     matrices, head = _Group(train.weight_decay), _Group(train.weight_decay)
-    by_multiple: dict[float, _Group] = {}
+    by_multiple: dict[tuple[float, bool], _Group] = {}
     multiples = model.encoding.lr_multiples(train.encoding_lr)
     for name, parameter in model.named_parameters():
         part, _, own_name = name.partition(".")
@@ -146,7 +155,8 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
         else:
             multiple = multiples[own_name] if part == "encoding" else 1.0
             parameter.requires_grad_(multiple > 0)
-            group = by_multiple.setdefault(multiple, _Group(0.0, multiple))
+            # PyTorch steps no sharded and other tensors together.
+            group = by_multiple.setdefault((multiple, is_sharded(parameter)), _Group(0.0, multiple))
         group.params.append(parameter)
     rest = [vars(group) for group in (head, *by_multiple.values()) if group.params]
     adamw = {"lr": train.lr, "betas": train.betas, "fused": device.type in ("cpu", "cuda")}

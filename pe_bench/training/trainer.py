@@ -1,14 +1,17 @@
 """Training: a job in, checkpoints and train.csv out; its loop, its step and its validation loss."""
 
+import copy
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import Batch, windows_of
@@ -19,8 +22,9 @@ from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
 from pe_bench.system.machine import retain_freed_memory
+from pe_bench.system.ranks import local_world_size
 from pe_bench.system.signals import Stopped
-from pe_bench.system.threads import share_cores
+from pe_bench.system.threads import set_threads, share_cores
 from pe_bench.training.checkpoint import (
     Checkpoint,
     delete_old_checkpoints,
@@ -33,8 +37,10 @@ from pe_bench.training.checkpoint import (
 from pe_bench.training.group import Group
 from pe_bench.training.log import Step, read_log, write_log
 from pe_bench.training.optimizer import Optimizers, learning_rate, make_optimizer
+from pe_bench.training.sharding import average_replicated, is_sharded, own_part, shard
 
 StepWatcher = Callable[[Step], None]
+NOTHING_TO_DO = "nothing to do"  # what the first process tells the others of a finished run
 
 
 def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
@@ -46,31 +52,41 @@ def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
     """
     group, folder, model = group or Group(), job.folder / "checkpoints", job.model
     assert isinstance(model, Decoder), "checkpoints of others are not trained"
-    model.to(job.device)
     if group.is_first:
         delete_old_checkpoints(folder)  # a killed process may have written one and not dropped another
-    checkpoint = _newest(folder, group)
+    newest = latest_checkpoint(folder) if group.is_first else None
+    name = group.broadcast(newest.path.name if newest else "")
+    if name == NOTHING_TO_DO:
+        return
+    checkpoint = newest if group.is_first or not name else _read_named(folder / name)
+    train, device, dtype = job.config.train, job.device, job.dtype
+    model.to(device)
+    if group.count > 1:
+        set_threads(max(1, job.threads // local_world_size()))
     if checkpoint is not None:
         load_weights(checkpoint.path, model)
-    optimizer = make_optimizer(model, job.config.train, job.device)
+    if train.sharding:
+        model = copy.deepcopy(model)  # the run's own is scored as a whole
+    losses = Losses(model, device)
+    if train.sharding:
+        shard(losses, model, device, dtype)
+    optimizer = make_optimizer(model, train, device)
     if checkpoint is not None:
         load_optimizer(checkpoint, model, optimizer)
     log = read_log(job.folder / "train.csv", checkpoint.meta.step if checkpoint and group.is_first else 0)
-    trainer = Trainer(job.config, model, optimizer, job.data, job.device, job.dtype, group)
+    trainer = Trainer(job.config, model, optimizer, job.data, device, dtype, group, losses)
     with retain_freed_memory():
         _take_steps(trainer, checkpoint, job.folder, log, watch)
+    if group.count > 1:
+        set_threads(job.threads)
 
 
-def _newest(folder: Path, group: Group) -> Checkpoint | None:
-    """Return the checkpoint that the first process finds newest, so that all go on from the same one."""
-    newest = latest_checkpoint(folder) if group.is_first else None
-    name = group.broadcast(newest.path.name if newest else "")
-    if group.is_first or not name:
-        return newest
-    newest = read_checkpoint(folder / name)
-    if newest is None:
-        raise RunError(f"{folder / name} cannot be read: repeat the command")
-    return newest
+def _read_named(path: Path) -> Checkpoint:
+    """Return the checkpoint that the first process found newest, so that all go on from the same one."""
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        raise RunError(f"{path} cannot be read: repeat the command")
+    return checkpoint
 
 
 def _take_steps(
@@ -106,9 +122,12 @@ def _take_steps(
             is_due = is_stopping or _due(state.step, train.checkpoint_every, train.total_steps)
             if is_due and group.is_first:
                 write_log(run / "train.csv", log)
+            if is_due and (group.is_first or train.sharding):
                 about = (state.step, seconds, state.loss)
-                save_checkpoint(folder, trainer.model, trainer.optimizer, *about)
+                writers = group if train.sharding else None
+                save_checkpoint(folder, trainer.model, trainer.optimizer, *about, writers)
             if is_stopping:
+                group.wait()  # the launcher ends all as soon as one has ended: the first has saved by now
                 raise Stopped(
                     f"stopped at step {state.step} of {train.total_steps}, which is saved; "
                     "the same command continues from there"
@@ -138,6 +157,22 @@ class NonFiniteError(ArithmeticError):
     """An infinite loss or gradient, or one that is no number; the weights are as before the step."""
 
 
+class Losses(nn.Module):
+    """The losses of windows as a module of its own, which PyTorch can split among processes."""
+
+    def __init__(self, model: Decoder, device: torch.device):
+        super().__init__()
+        self.model = model
+        # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
+        self.layers = torch.compile(model.layers) if device.type == "cuda" else model.layers
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, ids: Tensor, has_loss: Tensor | None) -> Tensor:
+        """Return the negative log-likelihood of each target that has a loss, in nats."""
+        hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
+        hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
+        return token_nll(hidden_ND, self.model.output_weight, targets_N, has_loss)
+
+
 class Trainer:
     """A trainer whose every step is a function of the weights, the optimizer and the step's number."""
 
@@ -150,11 +185,18 @@ class Trainer:
         device: torch.device,
         dtype: torch.dtype,
         group: Group | None = None,
+        losses: Losses | None = None,
     ):
+        """losses: of the model, where that is sharded."""
         self.config, self.model, self.optimizer = config, model, optimizer
         self.device, self.dtype, self.group = device, dtype, group or Group()
-        # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
-        self.layers = torch.compile(model.layers) if device.type == "cuda" else model.layers
+        self.losses = losses or Losses(model, device)
+        self.together: Any = self.losses  # as the processes call it together
+        if self.group.count > 1 and not config.train.sharding:
+            # With this setting it never regroups gradients, which would change the last digits of their sums;
+            # it warns where nothing is unused, so that something is.
+            self.losses.register_parameter("unused", nn.Parameter(torch.zeros(1, device=device)))
+            self.together = DistributedDataParallel(self.losses, find_unused_parameters=True)
         length = config.train.length
         self.windows = windows_of(data, length)
         self.validation = windows_of(data, length, side="validation")
@@ -172,8 +214,13 @@ class Trainer:
         share, ids = self._share(batch, derive_seed(self.config.seed, "ids", number), train=True)
         ids_of_parts = ids.chunk(train.micro_batches) if ids.dim() == 2 else [ids] * train.micro_batches
         parts = zip(share.split(len(share) // train.micro_batches), ids_of_parts, strict=True)
-        (loss,) = self.group.sum(sum(self._backward(part, part_ids, losses) for part, part_ids in parts))
-        self.group.sum_gradients(self.model)
+        last = train.micro_batches - 1
+        (loss,) = self.group.sum(
+            sum(
+                self._backward(part, part_ids, losses, is_last=index == last)
+                for index, (part, part_ids) in enumerate(parts)
+            )
+        )
         norm = self._clip()
         self._refuse_non_finite(float(loss), norm, number)
         self.optimizer.step()
@@ -185,19 +232,45 @@ class Trainer:
     def _clip(self) -> float:
         """Scale the gradients down where their norm exceeds `train.clip`; return the norm before."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = nn.utils.get_total_norm(
-            [parameter.grad for parameter in parameters if parameter.grad is not None]
-        )
-        if norm > self.config.train.clip:  # a factor of 1 would take as long
-            nn.utils.clip_grads_with_norm_(parameters, self.config.train.clip, norm)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        clip = self.config.train.clip
+        if self.config.train.sharding:
+            return self._clip_sharded(gradients, clip)
+        norm = nn.utils.get_total_norm(gradients)
+        if norm > clip:  # a factor of 1 would take as long
+            nn.utils.clip_grads_with_norm_(parameters, clip, norm)
         return float(norm)
 
-    def _backward(self, part: Batch, ids: Tensor, losses: int) -> float:
-        """Add the gradient of one part of a batch with so many losses; its share of the batch's mean loss."""
-        loss = self._nll(part, ids).sum() / losses
-        with self._encoding_errors():
-            loss.backward()
+    def _clip_sharded(self, gradients: list[Tensor], clip: float) -> float:
+        parts = [own_part(gradient) for gradient in gradients if is_sharded(gradient)]
+        everywhere = [gradient for gradient in gradients if not is_sharded(gradient)]
+        (squares,) = self.group.sum(float(nn.utils.get_total_norm(parts)) ** 2)
+        norm = math.sqrt(squares + float(nn.utils.get_total_norm(everywhere)) ** 2)
+        if norm > clip:
+            for gradient in [*parts, *everywhere]:
+                gradient.mul_(clip / (norm + 1e-6))
+        return norm
+
+    def _backward(self, part: Batch, ids: Tensor, losses: int, *, is_last: bool) -> float:
+        """Add the gradient of one part of a batch with so many losses; its share of the batch's mean loss.
+
+        After the last part all processes have the mean of their gradients, and a step takes the sum.
+        """
+        with self._gradients_shared(now=is_last):
+            loss = self._nll(part, ids, self.together).sum() / losses
+            with self._encoding_errors():
+                (loss * self.group.count if self.group.count > 1 else loss).backward()
+        if is_last and self.config.train.sharding:
+            average_replicated(self.model)
         return loss.item()
+
+    def _gradients_shared(self, *, now: bool) -> AbstractContextManager[None]:
+        """Have a backward pass inside leave its gradients in each process unless they are shared now."""
+        if self.config.train.sharding:
+            self.together.set_requires_gradient_sync(now)
+        elif self.group.count > 1 and not now:
+            return self.together.no_sync()
+        return nullcontext()
 
     @torch.no_grad()
     def validation_loss(self, stop_requested: Callable[[], bool] = lambda: False) -> float | None:
@@ -226,14 +299,12 @@ class Trainer:
         with self._encoding_errors():
             return self.model.encoding.ids(tokens_BT.to(self.device), train=train, generator=generator)
 
-    def _nll(self, batch: Batch, ids: Tensor) -> Tensor:
+    def _nll(self, batch: Batch, ids: Tensor, losses: nn.Module | None = None) -> Tensor:
         tokens_BT, targets_BT = batch.inputs.to(self.device), batch.targets.to(self.device)
         has_loss = None if batch.has_loss is None else batch.has_loss.to(self.device).flatten()
         autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
         with self._encoding_errors(), autocast:
-            hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
-            hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-            return token_nll(hidden_ND, self.model.output_weight, targets_N, has_loss)
+            return (losses or self.losses)(tokens_BT, targets_BT, ids, has_loss)
 
     def _encoding_errors(self) -> AbstractContextManager[None]:
         """Turn errors of a user's own encoding into a `RunError` of one line."""

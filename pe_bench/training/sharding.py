@@ -1,0 +1,72 @@
+"""FSDP2: each process keeps a share of each weight's rows, of their gradients and of their moments.
+
+What an encoding learns stays whole in every process: it is small, and may be a single number. Only a run that
+is sharded imports PyTorch's distributed tensors, which takes a second.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pe_bench.model.decoder import Decoder
+
+
+def shard(module: nn.Module, model: Decoder, device: torch.device, dtype: torch.dtype) -> None:
+    """Shard a model over all processes; `module` is what calls it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,  # position ids keep their digits
+    )
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": True}
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(module, **options, ignored_params=set(model.encoding.parameters()))
+
+
+def average_replicated(model: Decoder) -> None:
+    """Give every process the mean of the gradients of what is not sharded."""
+    for parameter in model.encoding.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "device_mesh")
+
+
+def own_part(tensor: Any) -> Tensor:
+    """Return the rows that this process keeps of a tensor, which is the whole tensor unless it is sharded."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def whole(part: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor of which the processes have these parts; `like` is one that is sharded so."""
+    placed: Any = distributed(part, like)
+    return placed.full_tensor() if is_sharded(like) else placed
+
+
+def distributed(part: Tensor, like: Any) -> Tensor:
+    """Return a tensor that is sharded as `like` is, of which this process keeps `part`."""
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    placement = {"shape": like.shape, "stride": like.stride(), "run_check": False}
+    return DTensor.from_local(part, like.device_mesh, like.placements, **placement)
+
+
+def own_rows(like: Any) -> slice:
+    """Return which rows of a tensor this process keeps."""
+    if not is_sharded(like):
+        return slice(0, len(like) if like.dim() else 0)
+    rows = -(-len(like) // like.device_mesh.size())
+    first = min(len(like), rows * like.device_mesh.get_local_rank())
+    return slice(first, min(len(like), first + rows))
