@@ -59,8 +59,8 @@ def distributed(part: Tensor, like: Any) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor
 
-    placement = {"shape": like.shape, "stride": like.stride(), "run_check": False}
-    return DTensor.from_local(part, like.device_mesh, like.placements, **placement)
+    mesh, placements = like.device_mesh, like.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
 def own_rows(like: Any) -> slice:
