@@ -4,6 +4,7 @@ What an encoding learns stays whole in every process: it is small, and may be a 
 is sharded imports PyTorch's distributed tensors, which takes a second.
 """
 
+import warnings
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ def shard(module: nn.Module, model: Decoder, device: torch.device, dtype: torch.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    # Nothing here changes what a block returns.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.float32,

@@ -83,8 +83,8 @@ def run_of(train, folder):
     ("processes", "arguments"),
     [
         (2, ["encoding=randomized", "train.micro_batches=2", "train.validation_tokens=40"]),
-        (2, ["encoding=fire", *FSDP]),
-        pytest.param(2, ["encoding=t5", *FSDP, "train.micro_batches=2", *LONG], marks=full),
+        (2, ["encoding=t5", *FSDP, "train.micro_batches=2"]),
+        pytest.param(2, ["encoding=t5", *FSDP, *LONG], marks=full),
         pytest.param(2, ["encoding=fox", *FSDP], marks=full),
         pytest.param(2, ["encoding=t5", *LONG], marks=full),
         pytest.param(2, ["encoding=fox"], marks=full),
