@@ -20,6 +20,7 @@ from mkdocs.structure.pages import Page
 import pe_bench
 from pe_bench.cli.app import app
 from pe_bench.cli.list import catalogue
+from pe_bench.cli.options import EXAMPLES
 from pe_bench.config.groups import keys
 
 ROOT = Path(__file__).parent.parent
@@ -69,13 +70,9 @@ def _commands() -> str:
     for name, command in program.commands.items():
         context = typer.Context(command, info_name=name)
         parts += [f"## {name}", inspect.cleandoc(command.help or "")]
-        for title, rows in command.records(context).items():
-            parts += (
-                [_table((title[:-1], "meaning"), [(_code(typed), said) for typed, said in rows])]
-                if rows
-                else []
-            )
-        parts += ["```sh\n" + command.epilog + "\n```"]
+        rows = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
+        parts += [_table(("option", "meaning"), [(_code(typed), said) for typed, said in rows])]
+        parts += ["```sh\n" + inspect.cleandoc(command.epilog.partition(EXAMPLES)[2]) + "\n```"]
     return _page(parts)
 
 
@@ -111,7 +108,7 @@ def _python() -> str:
             f"```python\npe_bench.{name}{_signature(call)}\n```",
             inspect.getdoc(call) or "",
         ]
-    from pe_bench.api import Run
+    from pe_bench.scored import Run
 
     parts += ["## Run", inspect.getdoc(Run) or ""]
     described = [

@@ -78,10 +78,11 @@ ALLOWED = {
     "trackers": "errors system config runs training",
     "experiment": "errors system config encodings data model runs training scoring checkpoints trackers",
     "export": "errors system config data model runs training checkpoints experiment",
-    "api": "errors values system config runs scoring checkpoints report experiment",
+    "scored": "errors values system config runs scoring checkpoints report experiment",
+    "api": "errors values system config runs report experiment scored",
     "sweep": "errors system config runs experiment",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
-    "checkpoints experiment api sweep studies",
+    "checkpoints experiment export scored api sweep studies",
     "__main__": "cli",
 }
 # What the command is, and what a person's own encoding is made of, are imported from the folder itself.

@@ -46,8 +46,8 @@ SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
 
 
 def check_encodings(
-    arguments: Sequence[str] | None,
-    config_dir: Sequence[Path] | None = None,
+    arguments: Sequence[str],
+    search: Sequence[Path] = (),
     *,
     everything: bool = False,
     verbose: bool = False,
@@ -56,7 +56,6 @@ def check_encodings(
 
     Raises `UserError` for what cannot be built, `RunError` where a property fails.
     """
-    arguments, search = arguments or [], config_dir or []
     names, overrides = split_arguments(arguments)
     require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
@@ -182,14 +181,11 @@ def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
     return results
 
 
-def show_encodings(
-    arguments: Sequence[str] | None, plot: Path | None, config_dir: Sequence[Path] | None
-) -> None:
+def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence[Path]) -> None:
     """Print the page of each encoding among `arguments`, or of a task, and draw encodings into `plot`.
 
     Raises `UserError` for arguments and files that cannot be, before anything is printed.
     """
-    arguments, search = arguments or [], config_dir or []
     if any(map(_names_task, arguments)):
         from pe_bench.inspection.page import task_page
 
@@ -197,9 +193,9 @@ def show_encodings(
         write_out(task_page(arguments, search, width_of(sys.stdout)))
         return
     if plot is not None:
-        from pe_bench.cli.report import Outputs, check_outputs
+        from pe_bench.cli.report import Outputs
 
-        check_outputs(Outputs(plot=plot))
+        Outputs({"--plot": plot})
     subjects = resolve(arguments, search)
     from pe_bench.inspection.page import page
 
@@ -224,16 +220,15 @@ def _draw(subjects: Sequence[ResolvedEncoding], plot: Path) -> None:
         draw_subjects(subjects, plot)
 
 
-LENGTHS = "512,2048,8192"
 FILE = "speed.csv"
 
 
 def time_encodings(
-    arguments: Sequence[str] | None,
-    lengths: str | None,
+    arguments: Sequence[str],
+    lengths: str,
     repeats: int | None,
     output: Path | None,
-    config_dir: Sequence[Path] | None,
+    search: Sequence[Path],
     *,
     train: bool,
 ) -> None:
@@ -242,13 +237,13 @@ def time_encodings(
     Rows are written as they come, so that an interruption leaves those that there are, and those of other
     measurements stay in the file. Raises `UserError` for arguments that cannot be, before anything is timed.
     """
-    sizes = sorted(set(parse_lengths(lengths or LENGTHS)))
+    sizes = sorted(set(parse_lengths(lengths)))
     require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")
     if output is not None:
         require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
         require(not output.is_dir(), f"--output {output}: a folder has that name")
-    request = read_request(arguments or [], train, config_dir or [])
+    request = read_request(arguments, train, search)
     first = request.at(sizes[0])
     for length in sizes[1:] if train else []:
         request.reference(length)

@@ -1,15 +1,19 @@
-"""Options of commands: how they are written, read, completed and shown. Nothing heavy is imported here."""
+"""How a function becomes a command: its parameters are the options, and its docstring says what they mean.
+
+A line `parameter METAVAR: meaning` of the docstring is an option's help, lines below `Examples:` end the
+command's help, and the rest begins it. Nothing heavy is imported here: help has to be there at once.
+"""
 
 import inspect
-from collections.abc import Callable
-from importlib import import_module
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from typer.core import TyperCommand
 
-Completion = Callable[..., list[str]]
+from pe_bench.cli.completion import COMPLETIONS
 
 app = typer.Typer(
     name="pe-bench",
@@ -17,165 +21,102 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-
-def option(
-    meaning: str,
-    *names: str,
-    kind: Any = str,
-    many: bool = False,
-    complete: Completion | None = None,
-    **how: Any,
-) -> Any:
-    """Return the annotation of an option with one value; `many` may be repeated. how: as typer has it."""
-    annotation = list[kind] if many else kind
-    return Annotated[annotation | None, typer.Option(*names, help=meaning, autocompletion=complete, **how)]
-
-
-def count(meaning: str) -> Any:
-    return option(meaning, kind=int, parser=_whole_number, metavar="NUMBER")
-
-
-def flag(name: str, meaning: str, **how: Any) -> Any:
-    return Annotated[bool, typer.Option(*name.split(), help=meaning, **how)]
-
-
-def arguments(metavar: str, meaning: str, complete: Completion) -> Any:
-    return Annotated[list[str] | None, typer.Argument(metavar=metavar, help=meaning, autocompletion=complete)]
-
-
-def _whole_number(text: str) -> int:
-    if not text.strip().isdecimal() or int(text) == 0:
-        raise typer.BadParameter(f"'{text}' is not a positive whole number")
-    return int(text)
-
-
-def number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"'{text}' is not a number") from None
-
-
-def results_folder(path: str) -> Path:
-    from pe_bench.system.files import check_folder
-
-    return check_folder(path, "--results-dir")
-
-
-def config_folder(path: str) -> Path:
-    from pe_bench.errors import require
-
-    require(Path(path).is_dir(), f"--config-dir {path} is not a folder")
-    return Path(path)
-
-
-def first_of(*names: str) -> Completion:
-    """Return a completion that offers those of the names that begin as typed."""
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
-
-
-def complete_file(group: str) -> Completion:
-    """Return a completion that offers the names of a group's files."""
-
-    def completion(incomplete: str) -> list[str]:
-        from pe_bench.config.groups import names_in
-
-        return [name for name in names_in(group) if name.startswith(incomplete)]
-
-    return completion
-
-
-def complete_keys(ctx: typer.Context, incomplete: str) -> list[str]:
-    from pe_bench.cli.completion import complete_typed
-
-    return complete_typed(incomplete, ctx.params.get("overrides") or ctx.params.get("arguments") or [])
-
-
-def complete_speed(ctx: typer.Context, incomplete: str) -> list[str]:
-    return [*complete_file("encoding")(incomplete), *(complete_keys(ctx, incomplete) if incomplete else [])]
-
-
-def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Offer the runs in the folder of results, but for names in which a shell would read more."""
-    from pe_bench.config.schema import NAME
-
-    runs = sorted((Path(ctx.params["results_dir"]) / "runs").glob(f"{incomplete}*/config.yaml"))
-    return [path.parent.name for path in runs if NAME.fullmatch(path.parent.name)]
-
-
-MOST_USED = (
-    *("encoding", "model", "data", "seed", "threads"),
-    *("train.length", "train.steps", "train.lr", "eval.lengths", "results_dir"),
-)
-LONGEST_NAME = 32  # columns that a name may take beside its meaning
-
-
-class Command(TyperCommand):
-    """A command whose help shows no types of Python, and ends in its examples: the lines of `epilog`."""
-
-    def records(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Return arguments and options, each by what is typed and what it means."""
-        arguments, options = [], []
-        parameters: list[Any] = list(self.get_params(ctx))
-        for param in parameters:
-            if param.param_type_name == "argument":
-                arguments.append((param.metavar, param.help))
-                continue
-            if param.metavar is None:
-                param.metavar = "FILE" if "path" in param.display_type(ctx).lower() else "VALUE"
-            if record := param.get_help_record(ctx):
-                options.append(record)
-        return {"Arguments": arguments, "Options": options}
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        for title, rows in self.records(ctx).items():
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows, col_max=LONGEST_NAME)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        if self.epilog:
-            with formatter.section("Examples"):
-                for line in self.epilog.splitlines():
-                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
-
-
-class TrainCommand(Command):
-    """The command whose arguments are keys of the configuration."""
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        from pe_bench.config.groups import keys
-
-        known = {key.name: key for key in keys()}
-        with formatter.section("Most used keys, with their defaults (all: pe-bench list keys)"):
-            formatter.write_dl([(f"{name}={known[name].default}", known[name].meaning) for name in MOST_USED])
-        super().format_epilog(ctx, formatter)
+OPTION = re.compile(r"^(\w+)(?: (\S+))?: (.*(?:\n +.*)*)\n?", re.MULTILINE)
+EXAMPLES = "\nExamples:\n"
+# How an option is spelled, where that is not the parameter's name.
+SPELLED = {
+    "everything": ("--all",),
+    "multirun": ("--multirun", "-m"),
+    "cfg": ("--cfg", "-c"),
+    "verbose": ("--verbose", "-v"),
+    "folder": ("--hf",),
+}
 
 
 def command(
-    name: str, call: str, options: dict[str, Any], meaning: str, examples: str, kind: type[Command] = Command
-) -> None:
-    """Declare a command, which calls the function MODULE:FUNCTION with its options."""
+    name: str, *like: Callable[..., Any], without: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that makes a function the command `name`.
 
-    def function(**values: Any) -> None:
-        module, _, called = call.partition(":")
-        getattr(import_module(module), called)(**values)
+    like: a function of the Python interface, whose parameters are options too, but for those `without`; and
+    functions that say what they mean, where it does not.
+    """
 
-    function.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
-        [
-            inspect.Parameter(
-                key, inspect.Parameter.KEYWORD_ONLY, default=_default(key, annotation), annotation=annotation
-            )
-            for key, annotation in options.items()
-        ]
+    def declare(function: Callable[..., None]) -> Callable[..., None]:
+        meanings = {
+            parameter: rest for source in (*reversed(like), function) for parameter, rest in _meanings(source)
+        }
+        parameters = {parameter.name: parameter for parameter in _parameters(function)}
+        for parameter in _parameters(*like[:1]):
+            if parameter.name not in without:
+                option = parameter.replace(kind=parameter.KEYWORD_ONLY)
+                parameters.setdefault(parameter.name, option)
+        text, _, examples = inspect.cleandoc(function.__doc__ or "").partition(EXAMPLES)
+        words = [": ".join(meanings[each.name]) for each in _parameters(function) if not _is_option(each)]
+
+        def call(**values: Any) -> None:
+            function(**{key: _checked(key, value) for key, value in values.items()})
+
+        call.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
+            [
+                parameter.replace(
+                    annotation=_annotation(parameter, *meanings[key]), kind=parameter.KEYWORD_ONLY
+                )
+                for key, parameter in parameters.items()
+            ]
+        )
+        text = "\n\n".join([OPTION.sub("", text).strip(), *words])
+        app.command(name, help=text, epilog=f"\b{EXAMPLES}{textwrap.dedent(examples)}")(call)
+        return function
+
+    return declare
+
+
+def _parameters(*functions: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+    for function in functions:
+        parameters = inspect.signature(function).parameters.values()
+        yield from (each for each in parameters if each.kind is not each.VAR_KEYWORD)
+
+
+def _meanings(function: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, str]]]:
+    for name, metavar, meaning in OPTION.findall(inspect.getdoc(function) or ""):
+        yield name, (metavar, " ".join(meaning.split()))
+
+
+def _annotation(parameter: inspect.Parameter, metavar: str, meaning: str) -> Any:
+    """Return what typer makes an option of, or an argument where a parameter has no keyword."""
+    kind = _kind(parameter.annotation)
+    typed = kind if kind is bool or parameter.default is parameter.empty else kind | None
+    how: dict[str, Any] = {"help": meaning, "autocompletion": COMPLETIONS.get(metavar)}
+    how |= {} if kind is bool else {"metavar": metavar}
+    how |= {"min": 1} if kind is int else {}
+    if not _is_option(parameter):
+        return Annotated[typed, typer.Argument(hidden=True, **how)]  # the command's help has it
+    names = SPELLED.get(parameter.name, (f"--{parameter.name.strip('_').replace('_', '-')}",))
+    return Annotated[typed, typer.Option(*names, **how)]
+
+
+def _is_option(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is parameter.KEYWORD_ONLY
+
+
+def _kind(annotation: Any) -> Any:
+    """Return the type of a command's option for that of a parameter, which may take several."""
+    kinds = [get_origin(kind) or kind for kind in get_args(annotation) or [annotation]]
+    several = [kind for kind in kinds if kind in (Sequence, list)]
+    return (
+        list[str] if several else next((kind for kind in (bool, float, int, str, Path) if kind in kinds), str)
     )
-    app.command(name, cls=kind, help=inspect.cleandoc(meaning), epilog=inspect.cleandoc(examples))(function)
 
 
-def _default(key: str, annotation: Any) -> Any:
-    """Return the value of an option that is not given; one that may not be None has to be."""
+def _checked(key: str, value: Any) -> Any:
+    """Return an option's value. Raises `UserError` for a folder that cannot be one."""
+    from pe_bench.errors import require
+    from pe_bench.system.files import check_folder
+
     if key == "results_dir":
-        return Path("results")
-    kind = annotation.__origin__
-    return False if kind is bool else inspect.Parameter.empty if kind in (str, Path) else None
+        return check_folder(value, "--results-dir")
+    if key == "config_dir":
+        for folder in [value] if isinstance(value, str | Path) else value or []:
+            require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
+    return value

@@ -1,15 +1,15 @@
 """The `reproduce` command: make what is missing of a study, compare its levels, judge its claims."""
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote
-from pe_bench.config.schema import EvalConfig
-from pe_bench.errors import RunError, UserError, require
+from pe_bench.errors import RunError, require
 from pe_bench.studies.study import (
     STDLIB,
     Progress,
@@ -20,15 +20,69 @@ from pe_bench.studies.study import (
     read_study,
     study_names,
 )
-from pe_bench.system.terminal import say
+from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:
     from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import Outcomes
-
 
 MACHINE_KEYS = ("threads", "device", "cache_dir")  # beside Hydra's keys; none changes a result
 QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
+
+
+def reproduce_study(
+    arguments: Sequence[str],
+    text: str,
+    search: Sequence[Path],
+    results_dir: Path,
+    *,
+    quick: bool,
+    write_table: bool,
+) -> None:
+    """Do what is missing of the named study and print what it says; without a name, list the studies.
+
+    Raises `UserError` before anything is written, `RunError` where runs fail or levels differ from the table.
+    """
+    names = [argument for argument in arguments if "=" not in argument]
+    machine = [argument for argument in arguments if "=" in argument]
+    if not names and not (quick or machine or write_table or search):
+        from pe_bench.cli.list import print_list
+
+        print_list("studies", results_dir)
+        return
+    studies = ", ".join(study_names(search))
+    require(len(names) == 1, f"one study at a time: {', '.join(names) or 'name one'}; there are {studies}")
+    for override in machine:
+        _check_machine(override)
+    require(text == STDLIB or Path(text).is_dir(), f"--text {text} is neither stdlib nor a folder")
+    text = text if text == STDLIB else str(Path(text).absolute())
+    variant = Variant(read_study(names[0], search), quick, text, tuple(search))
+    reads_text = variant.study.reads_text or text == STDLIB
+    require(reads_text, f"--text {text}: {variant.study.name} has tasks, and no text: leave it out")
+    _require_gpu(variant)
+    runs = StudyRuns(variant, machine, Progress(results_dir, variant.progress_name))
+    runs.check()
+    _report(runs, write_table)
+
+
+def _check_machine(text: str) -> None:
+    override = parse_override(text)
+    is_hydras = re.split("[./]", override.key)[0] == "hydra"
+    require(
+        is_hydras or override.key in MACHINE_KEYS,
+        f"{text} would change the study, and reproduce takes {', '.join(MACHINE_KEYS)} and Hydra's "
+        "keys alone: put a changed copy of its file into FOLDER/study, and say --config-dir FOLDER",
+    )
+    is_one = is_hydras or not re.search("[,(]", override.value or "")
+    require(is_one, f"{text} would make each run of the study several times: give one value")
+
+
+def _require_gpu(variant: Variant) -> None:
+    if variant.study.needs_gpu and not variant.is_quick:
+        import torch
+
+        name = variant.study.name
+        message = f"the study {name} needs a GPU, and PyTorch finds none: --quick is its toy size"
+        require(torch.cuda.is_available(), f"{message} for a processor")
 
 
 @dataclass(frozen=True)
@@ -70,8 +124,7 @@ class StudyRuns:
         name = f"{self.variant.study.name} {sweep.name}".strip()
         say(f"{name}: {count} {'run' if count == 1 else 'runs'}, {', '.join(sweep.encodings)}")
         results = f"results_dir={quote(str(self.progress.results_dir))}"
-        overrides = (*self.variant.overrides(sweep), *self.machine, results)
-        summary = launch(overrides, self.variant.search)
+        summary = launch((*self.variant.overrides(sweep), *self.machine, results), self.variant.search)
         print_summary(summary)
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
         keys = dict.fromkeys(tuple(key) for state in summary.states for key in state.keys)
@@ -81,159 +134,56 @@ class StudyRuns:
         return step
 
     def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
-        """Score the runs of a sweep once more, as `eval` does."""
-        import yaml
+        """Score the runs of a sweep once more, as `eval` does.
 
-        from pe_bench.api import run_score
+        The runs may come from another study or a plain `train`. Their own configuration may then differ, for
+        example in `eval.max_length`, which changes the set of targets.
+        """
+        from pe_bench.scored import prepare
 
-        here = {
-            parsed.key: yaml.safe_load(parsed.value or "") for parsed in map(parse_override, self.machine)
-        }
-        values: dict[str, Any] = {
-            "lengths": self.variant.lengths(scoring.times),
-            "protocol": scoring.protocol,
-        }
-        evaluation = self._evaluation(sweep)
-        if scoring.protocol == "paired":
-            values["controls"] = scoring.controls
-        elif self.variant.is_quick:
-            evaluation = replace(evaluation, tokens=QUICK_TOKENS)
+        variant, is_paired = self.variant, scoring.protocol == "paired"
+        machine = [text for text in self.machine if parse_override(text).key in MACHINE_KEYS]
+        config = compose_config([*variant.overrides_of_one(sweep), *machine], variant.search)
+        is_short = variant.is_quick and not is_paired
+        evaluation = replace(config.eval, tokens=QUICK_TOKENS) if is_short else config.eval
         options = {
-            **values,
-            **{name: here[name] for name in MACHINE_KEYS if name in here},
+            "lengths": variant.lengths(scoring.times),
+            "protocol": scoring.protocol,
+            "controls": scoring.controls if is_paired else None,
             "with_": scoring.scored_with,
-            "config_dir": self.variant.search if scoring.scored_with else (),
-            "code": [path for folder in self.variant.search for path in folder.glob("encoding/*.py")],
-            "data_path": None if self.variant.text == STDLIB or sweep.task else self.variant.text,
+            "config_dir": variant.search if scoring.scored_with else (),
+            "code": [path for folder in variant.search for path in folder.glob("encoding/*.py")],
+            "data_path": None if variant.text == STDLIB or sweep.task else variant.text,
             "results_dir": self.progress.results_dir,
+            **{parse_override(text).key: getattr(config, parse_override(text).key) for text in machine},
         }
         what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: dict[tuple[str, ...], None] = {}
         for number, run in enumerate(trained.runs, 1):
             say(f"{run}: {what} ({number} of {len(trained.runs)})")
-            scored = run_score(self.progress.runs / run, options, evaluation, waits=say)()
+            scored = prepare(self.progress.runs / run, options, evaluation, waits=say)()
             if scored.failure:
                 raise RunError(scored.failure)
             keys |= dict.fromkeys(row.key for row in scored.scored)
         return Step(sweep.name, trained.runs, tuple(keys))
-
-    def _evaluation(self, sweep: Sweep) -> EvalConfig:
-        """Return how the runs of a sweep are scored.
-
-        The runs may come from another study or a plain `train`. Their own configuration may then differ, for
-        example in `eval.max_length`, which changes the set of targets.
-        """
-        return compose_config(self.variant.overrides_of_one(sweep), self.variant.search).eval
-
-
-GPU_STUDY = "gpu"
-
-
-def reproduce_study(
-    arguments: Sequence[str] | None,
-    text: str | None,
-    config_dir: Sequence[Path] | None,
-    results_dir: Path,
-    *,
-    quick: bool,
-    gpu: bool,
-    write_table: bool,
-) -> None:
-    """Do what is missing of the named study and print what it says; without a name, list the studies.
-
-    Raises `UserError` before anything is written, `RunError` where runs fail or levels differ from the table.
-    """
-    arguments, text, search = arguments or [], text or STDLIB, config_dir or []
-    names = [argument for argument in arguments if "=" not in argument]
-    names += [GPU_STUDY] if gpu and GPU_STUDY not in names else []
-    machine = [argument for argument in arguments if "=" in argument]
-    if not names and not (quick or machine or write_table):
-        _list(search, results_dir)
-        return
-    require(
-        len(names) == 1, f"one study at a time: {', '.join(names) or 'name one'}; there are {_known(search)}"
-    )
-    require(len(search) <= 1, "--config-dir is given twice: reproduce takes one folder")
-    _check_machine(machine)
-    variant = Variant(read_study(names[0], search), quick, _text(text), tuple(search))
-    reads_text = variant.study.reads_text or text == STDLIB
-    require(reads_text, f"--text {text}: {variant.study.name} has tasks, and no text: leave it out")
-    _require_gpu(variant)
-    runs = StudyRuns(variant, machine, Progress(results_dir, variant.progress_name))
-    runs.check()
-    _report(runs, write_table)
 
 
 def _report(runs: StudyRuns, write_table: bool) -> None:
     """Make what is missing, print what the runs say, and draw it."""
     steps = list(runs.steps())
     from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import judge_study
+    from pe_bench.studies.outcomes import judge_study, render
 
     measured = Measurements(runs.progress.results_dir, steps)
     outcomes = judge_study(runs.variant, measured)
-    _show(outcomes)
+    write_out(render(outcomes, min(width_of(sys.stdout), 100)))
     _draw(runs, measured)
     table, differing = runs.variant.study.table, len(outcomes.comparison.differing)
     if write_table:
         outcomes.write_table()
         say(f"wrote {table}")
     elif differing:
-        raise RunError(
-            f"{'1 level differs' if differing == 1 else f'{differing} levels differ'} from {table}"
-        )
-
-
-def _list(search: Sequence[Path], results_dir: Path) -> None:
-    from pe_bench.cli.list import print_list
-
-    require(not search, "--config-dir is for one study: name it")
-    print_list("studies", results_dir)
-
-
-def _known(search: Sequence[Path]) -> str:
-    return ", ".join(study_names(search))
-
-
-def _text(text: str) -> str:
-    if text == STDLIB:
-        return text
-    require(Path(text).is_dir(), f"--text {text} is neither stdlib nor a folder")
-    return str(Path(text).absolute())
-
-
-def _check_machine(overrides: Sequence[str]) -> None:
-    for text in overrides:
-        override = parse_override(text)
-        if override.key not in MACHINE_KEYS and re.split("[./]", override.key)[0] != "hydra":
-            raise UserError(
-                f"{text} would change the study, and reproduce takes {', '.join(MACHINE_KEYS)} and Hydra's "
-                "keys alone: put a changed copy of its file into FOLDER/study, and say --config-dir FOLDER",
-                override.key,
-            )
-        is_one = override.key not in MACHINE_KEYS or not re.search("[,(]", override.value or "")
-        require(is_one, f"{text} would make each run of the study several times: give one value")
-
-
-def _require_gpu(variant: Variant) -> None:
-    if not variant.study.needs_gpu or variant.is_quick:
-        return
-    import torch
-
-    name = variant.study.name
-    require(
-        torch.cuda.is_available(),
-        f"the study {name} needs a GPU, and PyTorch finds none: --quick is its toy size for a processor",
-    )
-
-
-def _show(outcomes: "Outcomes") -> None:
-    import sys
-
-    from pe_bench.studies.outcomes import render
-    from pe_bench.system.terminal import width_of, write_out
-
-    write_out(render(outcomes, min(width_of(sys.stdout), 100)))
+        raise RunError(f"{differing} level{'s differ' if differing > 1 else ' differs'} from {table}")
 
 
 def _draw(runs: StudyRuns, measured: "Measurements") -> None:

@@ -1,145 +1,113 @@
 """`eval` and `probe`: finished runs and checkpoints, scored, and their tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pe_bench import api
 from pe_bench.checkpoints.load import check_prompts
-from pe_bench.cli.report import Outputs, check_outputs, print_run, print_sweep_tables
+from pe_bench.cli.report import Outputs, draw_probes, print_run, print_sweep_tables
 from pe_bench.config.parse import parse_lengths
-from pe_bench.config.schema import Protocol
 from pe_bench.errors import RunError, require
 from pe_bench.report.build import probes_of_rows
 from pe_bench.report.probes import show_probes
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import parse_condition, runs_to_score
+from pe_bench.scored import Run, is_checkpoint, read_probe, score_each
 from pe_bench.sweep.states import SweepTable
 from pe_bench.system.terminal import say
-from pe_bench.values import check_type
-
-NOT_OF_CHECKPOINTS = {
-    "where": "--where",
-    "everything": "--all",
-    "key_tokens_of": "--key-tokens-of",
-    "code": "--code",
-}
 
 
-def evaluate(runs: Sequence[str] | None, **options: Any) -> None:
+def evaluate(names: Sequence[str], where: Sequence[str], everything: bool, options: dict[str, Any]) -> None:
     """Score the runs or the checkpoint that `eval` names, with the options of `api.evaluate`."""
-    options = {**_read(options), "per_position": options["per_position"] or None}
-    if options["protocol"] is not None:  # a mistake in it comes before those of RUN
-        check_type(options["protocol"], Protocol, "--protocol")
-    if _has_checkpoint(runs):
-        name, options = _only_checkpoint(runs, options)
-        _print_run(api.evaluate(name, **options))
-        return
-    paths, scored, failures = _score(runs, options)
-    if len(paths) == 1:
-        _print_run(scored[0])
+    options = {**options, "lengths": _lengths(options), "per_position": options["per_position"] or None}
+    scored, failures = _score(names, where, everything, options, api.evaluate)
+    if len(scored) == 1:
+        print_run(scored[0])
     else:
         elsewhere = [run for run in scored if run.path.parent.name != "runs"]
         for run in elsewhere:  # there is no folder of results to compare it in
-            _print_run(run)
+            print_run(run)
         compared = [run.path for run in scored if run not in elsewhere]
         margins = {run.margin for run in scored}
         margin = margins.pop() if len(margins) == 1 else MARGIN
         hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
         print_sweep_tables([SweepTable(compared, list(hashes), margin, "")] if compared else [])
-    _raise_failures(failures, len(paths))
+    _raise_failures(failures)
 
 
-def probe(runs: Sequence[str] | None, task: str | None, plot: Path | None, **options: Any) -> None:
+def probe(
+    names: Sequence[str],
+    where: Sequence[str],
+    everything: bool,
+    plot: Path | None,
+    options: dict[str, Any],
+) -> None:
     """Probe the runs or the checkpoint that `probe` names, with the options of `api.probe`."""
-    check_outputs(Outputs(plot=plot))
-    options = {**_read(options), "task": None}
-    if task is not None:
+    outputs = Outputs({"--plot": plot} if plot else {})
+    options = {**options, "lengths": _lengths(options)}
+    if options["task"] is not None:
         require(plot is None, "--plot draws scores by depth, and --task has no depths: leave it out")
-        _probe_prompts(runs, [kind.strip() for kind in task.split(",")], options)
+        _probe_prompts(names, options)
         return
-    api.read_probe(options)  # whose mistakes come before those of RUN
-    if _has_checkpoint(runs):
-        name, options = _only_checkpoint(runs, options)
-        run = api.probe(name, **options)
-        paths, scored, failures = [run.path], [run], [run.failure] if run.failure else []
-    else:
-        paths, scored, failures = _score(runs, options)
+    read_probe(options)  # whose mistakes come before those of RUN
+    scored, failures = _score(names, where, everything, options, api.probe)
     if scored:
-        _show_probes(scored, plot, options["results_dir"])
-    _raise_failures(failures, len(paths))
+        runs = {run.name: run for run in scored}
+        tables = probes_of_rows([row for run in scored for row in run.scored], runs.__getitem__)
+        picture = "" if plot else "by depth: --plot FILE.png    "
+        results_dir = Path(options["results_dir"])
+        show_probes(tables, hint=f"{picture}again: pe-bench report{results_option(results_dir)} --probe")
+        outputs.write({}, partial(draw_probes, tables))
+    _raise_failures(failures)
 
 
-def _probe_prompts(names: Sequence[str] | None, kinds: Sequence[str], options: Mapping[str, Any]) -> None:
+def _probe_prompts(names: Sequence[str], options: dict[str, Any]) -> None:
     """Score prompts of each kind with a checkpoint, and print their tables."""
-    way_out = "train a run on a task instead (pe-bench list tasks)"
-    require(_has_checkpoint(names), f"--task is for a checkpoint (hf:FOLDER): {way_out}")
-    name, options = _only_checkpoint(names, options)
-    probes = [api.read_probe({**options, "task": kind}) for kind in kinds]
-    check_prompts(name, options["overrides"], probes)
-    for kind in kinds:
-        _print_run(api.probe(name, **{**options, "task": kind}))
+    require(any(map(is_checkpoint, names)), "--task is for a checkpoint (hf:FOLDER): leave it out")
+    name, overrides = _only_checkpoint(names)
+    each = [{**options, "overrides": overrides, "task": kind.strip()} for kind in options["task"].split(",")]
+    check_prompts(name, overrides, [probe for one in each if (probe := read_probe(one)) is not None])
+    for one in each:
+        print_run(api.probe(name, **one))
 
 
-def _read(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as the functions of the API take them."""
-    lengths = options["lengths"]
-    return {**options, "lengths": None if lengths is None else parse_lengths(lengths)}
-
-
-def _has_checkpoint(names: Sequence[str] | None) -> bool:
-    """Return whether a checkpoint is among the names. Raise `UserError` for its folder without `hf:`."""
-    for name in names or []:
-        is_folder = (Path(name) / "config.json").is_file() and not (Path(name) / "config.yaml").exists()
-        require(not is_folder, f"{name} is a checkpoint of Hugging Face: say hf:{name}")
-    return any(map(api.is_checkpoint, names or []))
-
-
-def _only_checkpoint(names: Sequence[str] | None, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the checkpoint among the names, and the options for it with the others, which are KEY=VALUE."""
-    checkpoints = [name for name in names or [] if api.is_checkpoint(name)]
-    overrides = [name for name in names or [] if not api.is_checkpoint(name)]
-    require(len(checkpoints) == 1, f"give one checkpoint at a time, not {', '.join(checkpoints)}")
-    of_runs = [spelled for name, spelled in NOT_OF_CHECKPOINTS.items() if options.get(name)]
-    require(not of_runs, f"{', '.join(of_runs)} has no effect on a checkpoint: leave it out")
-    for override in overrides:
-        require("=" in override, f"{override} is not KEY=VALUE; score runs in a command without checkpoints")
-    kept = {name: value for name, value in options.items() if name not in ("where", "everything")}
-    return checkpoints[0], {**kept, "overrides": overrides}
+def _lengths(options: dict[str, Any]) -> list[int] | None:
+    return parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
 
 
 def _score(
-    names: Sequence[str] | None, options: Mapping[str, Any]
-) -> tuple[list[Path], list[api.Run], list[str]]:
-    """Score the runs that are named, that meet conditions, or all; else the one finished last."""
-    where, everything = options["where"] or [], options["everything"]
-    require(not options["plain"], "--plain is for a checkpoint: say it with hf:FOLDER")
+    names: Sequence[str], where: Sequence[str], everything: bool, options: dict[str, Any], call: Any
+) -> tuple[list[Run], list[str]]:
+    """Score the checkpoint or the runs that are named, that meet conditions, or all; else the newest one."""
+    for name in names:
+        is_folder = (Path(name) / "config.json").is_file() and not (Path(name) / "config.yaml").exists()
+        require(not is_folder, f"{name} is a checkpoint of Hugging Face: say hf:{name}")
+    if any(map(is_checkpoint, names)):
+        require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
+        name, overrides = _only_checkpoint(names)
+        run = call(name, **options, overrides=overrides)
+        return [run], [run.failure] if run.failure and call is api.probe else []
     conditions = [*map(parse_condition, where)]
-    runs = runs_to_score(names or [], conditions, options["results_dir"], everything=everything)
+    runs = runs_to_score(names, conditions, Path(options["results_dir"]), everything=everything)
     if not (names or where or everything):
         say(f"the newest finished run: {runs[0]}")
-    return runs, *api.score_runs(runs, options)
+    return score_each(runs, options)
 
 
-def _print_run(run: api.Run) -> None:
-    print_run(run.scored, run.path, run.margin, run.asked)
+def _only_checkpoint(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the checkpoint among the names, and the others, which are KEY=VALUE."""
+    checkpoints = [name for name in names if is_checkpoint(name)]
+    overrides = [name for name in names if not is_checkpoint(name)]
+    require(len(checkpoints) == 1, f"give one checkpoint at a time, not {', '.join(checkpoints)}")
+    for override in overrides:
+        require("=" in override, f"{override} is not KEY=VALUE; score runs in a command without checkpoints")
+    return checkpoints[0], overrides
 
 
-def _raise_failures(failures: Sequence[str], count: int) -> None:
+def _raise_failures(failures: Sequence[str]) -> None:
     if failures:
-        more = f" (and {len(failures) - 1} more of {count} runs)" if len(failures) > 1 else ""
+        more = f" (and {len(failures) - 1} more runs)" if len(failures) > 1 else ""
         raise RunError(f"{failures[0]}{more}")
-
-
-def _show_probes(scored: Sequence[api.Run], plot: Path | None, results_dir: Path) -> None:
-    runs = {run.name: run for run in scored}
-    tables = probes_of_rows([row for run in scored for row in run.scored], runs.__getitem__)
-    picture = [] if plot is not None else ["by depth: --plot FILE.png"]
-    again = f"again: pe-bench report{results_option(results_dir)} --probe"
-    show_probes(tables, hint="    ".join([*picture, again]))
-    if plot is not None:
-        from pe_bench.report.heat import plot_probes
-
-        plot_probes(tables, plot)
-        say(f"wrote {plot}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pe_bench.cli.app import PRINTED
+from pe_bench import api
 from pe_bench.config.compose import call_hydra, complete_overrides, is_sweep
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, require
@@ -16,43 +16,28 @@ from pe_bench.system.signals import Stopped
 if TYPE_CHECKING:
     from pe_bench.sweep.states import Summary
 
+PRINTED = ("job", "hydra", "all")
+
 
 def run_train(
-    overrides: Sequence[str] | None,
-    cfg: str | None,
-    info: str | None,
-    config_dir: Path | None,
-    *,
-    multirun: bool,
-    resolve: bool,
+    overrides: Sequence[str], cfg: str | None, config_dir: Path | None, *, multirun: bool, resolve: bool
 ) -> None:
     """Train and score what a command asks for, and print one table of it. Raises `UserError`, `RunError`."""
-    chosen = [name for name, value in (("-m", multirun), ("--cfg", cfg), ("--info", info)) if value]
-    require(len(chosen) <= 1, f"{' and '.join(chosen)} exclude each other: give one of them")
-    for name, value in {"cfg": cfg, "info": info}.items():
-        values = ", ".join(PRINTED[name])
-        require(value is None or value in PRINTED[name], f"--{name} prints one of {values}, not '{value}'")
-    require(cfg is not None or not resolve, "--resolve works only with --cfg: add --cfg job")
-    printing = [*(["--cfg", cfg] if cfg else []), *(["--resolve"] if resolve else [])]
-    printing += ["--info", info] if info else []
-    overrides, search = overrides or [], [] if config_dir is None else [config_dir]
-    if printing:
-        call_hydra(complete_overrides(overrides, search), search, printing, lambda composed: None)
+    search = [] if config_dir is None else [config_dir]
+    if cfg or resolve:
+        cfg = cfg or PRINTED[0]
+        require(cfg in PRINTED, f"--cfg prints one of {', '.join(PRINTED)}, not '{cfg}'")
+        flags = ["--cfg", cfg, *(["--resolve"] if resolve else [])]
+        call_hydra(complete_overrides(overrides, search), search, flags, lambda composed: None)
     elif multirun or is_sweep(overrides):
         _train_many(overrides, search)
     else:
-        _train_one(overrides, config_dir)
+        run = api.train(*overrides, config_dir=config_dir)
+        from pe_bench.cli.report import print_run
 
-
-def _train_one(overrides: Sequence[str], config_dir: Path | None) -> None:
-    from pe_bench.api import train_run
-
-    run = train_run(overrides, config_dir)
-    from pe_bench.cli.report import print_run
-
-    print_run(run.scored, run.path, run.margin)
-    if run.failure:
-        raise RunError(run.failure)
+        print_run(run)
+        if run.failure:
+            raise RunError(run.failure)
 
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path]) -> None:
@@ -81,10 +66,9 @@ def require_done(summary: "Summary") -> None:
     """Raise `Stopped` or `RunError` for a sweep with jobs that are not done."""
     if summary.stopped and not summary.is_done:
         raise Stopped("stopped; the same command does what is missing")
-    if summary.failed:
-        raise RunError("the sweep is not done; fix what failed, then the same command does what is missing")
     if not summary.is_done:
-        raise RunError("the sweep is not done; the same command does what is missing")
+        first = "fix what failed, then " if summary.failed else ""
+        raise RunError(f"the sweep is not done; {first}the same command does what is missing")
 
 
 def _check(config: Config) -> None:

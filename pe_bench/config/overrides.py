@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import GROUPS, MAY_BE_NONE, ONE_OF_EACH, SEARCH_PATH, find_name, names_in
+from pe_bench.config.parse import plain_value
 from pe_bench.encodings.signatures import require_class
 from pe_bench.errors import UserError, require
 
@@ -61,6 +62,17 @@ def quote(value: Any) -> str:
     # A backslash stands for itself, but before a quote.
     escaped = re.sub(r'(\\*)("|\Z)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text)
     return f'"{escaped}"'
+
+
+def overrides_of(key: str, value: Any) -> Iterator[str]:
+    """Yield the overrides that set a key to a value, or each key of a group to one of a mapping's."""
+    if isinstance(value, Mapping):
+        message = f"{key}={{}} names no key and changes nothing: leave it out, or name a key in it"
+        require(bool(value), message)
+        for name, inner in value.items():
+            yield from overrides_of(f"{key}.{name}", inner)
+    else:
+        yield f"{key}={quote(plain_value(value))}"
 
 
 def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:

@@ -2,8 +2,9 @@
 
 import os
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,28 @@ def parse_lengths(text: str) -> list[int]:
 
 def without_none(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
+
+
+def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
+    """Return values, or a single one, as a list; None stands for no value."""
+    if values is None:
+        return []
+    return [values] if isinstance(values, str | Path) else [*values]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as YAML has it: paths as text, numbers and arrays of NumPy as Python's.
+
+    Raise `UserError` for what is neither a text, a number nor a list of these.
+    """
+    if isinstance(value, str | bool | None):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    is_list = isinstance(value, Iterable) and not isinstance(value, Mapping | bytes)
+    require(is_list, f"{value!r} is no value of a key: give a text, a number or a list")
+    return [plain_value(inner) for inner in value]

@@ -88,10 +88,10 @@ def test_the_scores_of_endings_are_those_of_transformers(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--all",), "--all has no effect on a checkpoint: leave it out"),
+        (("--all",), "--where and --all choose runs"),
         (("--lengths", "5000"), "no validation document has the 5001 tokens"),
         (("--lengths", "64"), "--lengths 64 is too short for a probe"),
-        (("task=copy",), "task=copy has no effect on a checkpoint"),
+        (("task=copy",), "say --task copy"),
         (("encoding=alibi",), "encoding=alibi has no effect on a checkpoint"),
     ],
 )
@@ -105,6 +105,6 @@ def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(
 
 def test_a_mistake_in_python_names_the_argument(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "llama", "llama")
-    with pytest.raises(UserError, match="code has no effect on a checkpoint"):
+    with pytest.raises(UserError, match="code is for a run: leave it out"):
         pe_bench.probe(f"hf:{tmp_path / 'llama'}", 128, code="mine.py", results_dir=tmp_path / "results")
     assert not (tmp_path / "results").exists()

@@ -97,7 +97,7 @@ def test_python_gets_the_rows_of_the_command(tmp_path: Path, probe: Callable[...
     run = pe_bench.probe(name, 800, task="fwe", windows=3, threads=1, results_dir=tmp_path / "results")
     assert [(row.exact, row.length, row.data) for row in run.scored] == [(0.0, 800, "fwe")]
     assert str(run).splitlines()[:4] == done.out.splitlines()[:4]
-    with pytest.raises(UserError, match="task=fwe is for a checkpoint"):
+    with pytest.raises(UserError, match="task is for a checkpoint"):
         pe_bench.probe("rope", 800, task="fwe", results_dir=tmp_path / "results")
     with pytest.raises(UserError, match="depths=3 has no effect on prompts"):
         pe_bench.probe(name, 800, task="fwe", depths=3, results_dir=tmp_path / "results")

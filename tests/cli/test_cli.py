@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 from support.commands import files_in, only_run, tiny_overrides, write_corpus
@@ -149,25 +147,6 @@ def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):
     assert re.search(r"^learned +[\d.]+\* +- +- +-$", outcome.out, re.MULTILINE)
 
 
-def test_the_version_is_the_packages(command):
-    from importlib.metadata import version
-
-    assert command("--version").out.strip() == f"pe-bench {version('pe-bench')}"
-
-
-def test_help_imports_nothing_heavy():
-    heavy = ("torch", "datasets", "pandas", "hydra", "omegaconf", "matplotlib", "scipy", "numpy", "yaml")
-    commands = ["train", "eval", "report", "speed"]
-    program = (
-        "import sys; from pe_bench.cli.program import run; "
-        "codes = [run(['--help']), *(run([name, '--help']) for name in sys.argv[1:])]; "
-        f"print(codes, [name for name in {heavy} if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *commands], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0] []", done.stderr
-    assert done.stdout.count("Examples") == len(commands)
-
-
 def test_cfg_shows_the_configuration_and_trains_nothing(command, folder):
     outcome = command("train", "--cfg", "job", "encoding=alibi")
     assert outcome.code == 0
@@ -186,19 +165,3 @@ def test_a_folder_with_few_documents_is_enough(command, folder):
     write_corpus(folder / "one", documents=1, words=600)
     outcome = command("train", *arguments, f"data.path={folder / 'one' / '00.txt'}", "encoding=rope")
     assert outcome.code == 0, outcome.err
-
-
-@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
-def test_help_is_shown_line_by_line_however_it_is_asked_for(command, arguments):
-    outcome = command(*arguments)
-    assert outcome.code == 0 and outcome.err == ""
-    assert "\nCommands:\n" in outcome.out
-
-
-@pytest.mark.parametrize(
-    "arguments", [["eval", "a\0b"], ["report", "a\0b"], ["train", "train.from=a\0b"], ["list", "a\0b"]]
-)
-def test_an_argument_with_a_zero_byte_is_refused_in_one_line(command, arguments):
-    outcome = command(*arguments)
-    assert outcome.code == 2
-    assert "a\\x00b' has a zero byte" in outcome.line and "\0" not in outcome.err

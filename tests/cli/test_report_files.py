@@ -18,6 +18,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.runs.folder import write_config
 from pe_bench.runs.rows import read_rows
+from pe_bench.scored import Run
 
 LEVELS = {64: 3.1, 128: 3.0, 256: 3.1}
 
@@ -53,7 +54,7 @@ def test_only_one_thing_takes_the_place_of_the_table(command, results):
     ("name", "message"),
     [
         ("nowhere/a.png", "there is no folder"),
-        ("folder.png", "is a folder: name a file in it"),
+        ("folder.png", "is not a regular file"),
         ("pipe.png", "is not a regular file"),
     ],
 )
@@ -239,7 +240,7 @@ def test_models_are_listed_with_both_vocabularies(command):
 
 def test_a_run_in_a_results_folder_is_printed_with_where_all_rows_are(results, capsys):
     [run] = (results / "runs").iterdir()
-    print_run(read_rows(run / "eval.csv"), run)
+    print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
     printed = capsys.readouterr()
     assert f"the run: {run} " in printed.err
     assert f"all rows: {results / 'results.csv'}" in printed.err
@@ -250,17 +251,10 @@ def test_a_run_in_a_results_folder_is_printed_with_where_all_rows_are(results, c
 def test_a_run_elsewhere_is_printed_with_its_own_place_and_scores(results, tmp_path, capsys):
     [run] = (results / "runs").iterdir()
     run = run.rename(tmp_path / "elsewhere")
-    print_run(read_rows(run / "eval.csv"), run)
+    print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
     printed = capsys.readouterr()
     assert printed.err == f"the run: {run}\n"
     assert "without an interval" not in printed.out
-
-
-def test_two_files_of_one_name_are_refused(command, results, tmp_path):
-    same = str(tmp_path / "same")
-    outcome = command("report", "--csv", same, "--markdown", same, "--results-dir", str(results))
-    assert outcome.code == 2 and "both name" in outcome.line
-    assert not (tmp_path / "same").exists()
 
 
 @pytest.mark.parametrize("option", ["--html", "--plot"])

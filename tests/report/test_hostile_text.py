@@ -13,6 +13,7 @@ from support.results import add_run
 
 from pe_bench.cli.report import print_run
 from pe_bench.runs.rows import COLUMNS, read_rows
+from pe_bench.scored import Run
 
 LABEL = "evil\n[red]x[/red] \u200b|$\\frac{$<script>alert(1)</script>\\input{/etc/passwd}![a](http://b)"
 SHOWN = "evil [red]x[/red] \\u200b|$\\frac{$<script>alert(1)</script>\\input{/etc/passwd}![a](http://b)"
@@ -166,7 +167,7 @@ def test_a_changed_cell_of_a_run_makes_two_tables_and_no_traceback(
 ) -> None:
     run = add_run(tmp_path, "rope", LEVELS)
     set_cells(run, (column,), text.replace("\n", "") if column == "protocol" else text, slice(1, 2))
-    print_run(read_rows(run / "eval.csv"), run)
+    print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
     assert (
         f"they differ in {column.replace('_', ' ')}" in " ".join(capsys.readouterr().out.split())
         or column == "setting"

@@ -1,0 +1,248 @@
+"""A run with what a call scored of it, and how runs and checkpoints are scored, as by `eval` and `probe`."""
+
+import io
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_bench.checkpoints.load import checkpoint_config
+from pe_bench.config.overrides import quote
+from pe_bench.config.parse import listed, parse_config, plain_value, to_plain, without_none
+from pe_bench.config.schema import Config, EvalConfig, warn_unused
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.experiment import (
+    describe_failures,
+    load,
+    require_replaceable,
+    score_run,
+    score_trained,
+    trusted,
+)
+from pe_bench.runs.find import find_run
+from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.runs.identity import encoding_in
+from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
+from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe
+from pe_bench.scoring.other_encodings import find_others, read_with
+from pe_bench.scoring.plans import make_plans
+from pe_bench.system.files import check_folder
+from pe_bench.system.terminal import say
+from pe_bench.values import check_type
+
+if TYPE_CHECKING:
+    import pandas
+
+OF_EVAL = ("lengths", "protocol", "max_length", "targets", "stride", "controls", "per_position", "precision")
+OF_MACHINE = ("device", "threads", "cache_dir")
+OF_RUNS, OF_CHECKPOINTS = ("key_tokens_of", "code"), ("overrides", "plain", "task")
+NOT_SET = dict.fromkeys(
+    (*OF_EVAL, *OF_MACHINE, *OF_RUNS, *OF_CHECKPOINTS, "with_", "config_dir", "data_path")
+)
+DEFAULTS: dict[str, Any] = {**NOT_SET, "force": False, "results_dir": "results"}
+PREFIX = "hf:"
+
+Options = Mapping[str, Any]  # of `evaluate` or `probe`, by the names of their arguments
+
+
+class Run(RunFolder):
+    """A finished run. `print(run)` shows the table that the command prints.
+
+    path: its folder, which is all that a later process needs. config: its configuration, as nested
+    dictionaries. validation_loss: the last one of its training, in nats per token.
+    """
+
+    def __init__(self, path: Path, scored: Sequence[Row], margin: float, asked: Sequence[int] = ()) -> None:
+        """scored: the rows that the call asked for. margin: of verdicts. asked: lengths that were named."""
+        super().__init__(path)
+        self.scored, self.margin, self.asked = list(scored), margin, tuple(asked)
+
+    @property
+    def name(self) -> str:
+        """The encoding, the seed and a hash of everything that changes the weights."""
+        return self.path.name
+
+    @property
+    def scores(self) -> "pandas.DataFrame":
+        """Return the scores that the call asked for, one a row, with the columns of results.csv."""
+        import pandas
+
+        frame = pandas.DataFrame([vars(row) for row in self.scored], columns=list(COLUMNS))
+        return frame.astype(dict.fromkeys(MAYBE_WHOLE, "Int64"))
+
+    @property
+    def failure(self) -> str:
+        """Return which scores a custom encoding's code failed at, and the way out; empty where none did."""
+        return describe_failures(self.scored)
+
+    def __repr__(self) -> str:
+        failed = f", failure={self.failure!r}" if self.failure else ""
+        return f"Run({str(self.path)!r}{failed})"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from pe_bench.report.build import probes_of_rows, run_tables
+        from pe_bench.report.columns import show
+        from pe_bench.report.probes import show_probes
+
+        text = io.StringIO()
+        plain = Console(file=text, color_system=None, force_terminal=False, force_jupyter=False)
+        if any(row.protocol == PROBE for row in self.scored):  # and then all are
+            show_probes(probes_of_rows(self.scored, lambda name: self), plain)
+        else:
+            show(run_tables(self.scored, self.path, self.margin, self.asked), plain)
+        return text.getvalue()
+
+
+def is_checkpoint(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def score(run: Run | str | Path, options: Options) -> Run:
+    """Score the run or the checkpoint that an argument of a call names. Raises `UserError`, `RunError`."""
+    if is_checkpoint(run):
+        return prepare(str(run), options)()
+    results_dir = Path(options["results_dir"])
+    path = run.path if isinstance(run, Run) else find_run(str(run), results_dir)
+    results_dir = path.parent.parent if path.parent.name == "runs" else results_dir
+    return prepare(path, {**options, "results_dir": results_dir})()
+
+
+def score_each(runs: Sequence[Path], options: Options) -> tuple[list[Run], list[str]]:
+    """Score runs; return those that were scored, and a line for each that failed where there are several.
+
+    All are checked before the first is scored. Raises `UserError`, and what the scoring of a single run does.
+    """
+    if len(runs) == 1:
+        run = prepare(runs[0], options)()
+        return [run], [run.failure] if run.failure else []
+    prepared = []
+    for path in runs:
+        try:
+            prepared.append(prepare(path, options))
+        except UserError as error:
+            without = shlex.quote(f"encoding!={encoding_in(path.name)}")
+            raise UserError(f"{path.name}: {error}; or leave it out with --where {without}") from error
+    scored, failures = [], []
+    for number, (path, score_it) in enumerate(zip(runs, prepared, strict=True), 1):
+        say(f"run {number} of {len(runs)}: {path.name}")
+        try:
+            run = score_it()
+        except (RunError, UserError) as error:
+            say(f"warning: {path.name} could not be scored: {error}")
+            failures.append(f"{path.name}: {error}")
+            continue
+        scored.append(run)
+        failures += [run.failure] if run.failure else []
+    return scored, failures
+
+
+def prepare(
+    run: str | Path,
+    options: Options,
+    evaluation: EvalConfig | None = None,
+    waits: Callable[[str], None] | None = None,
+) -> Callable[[], Run]:
+    """Return what scores a run at a path, or a checkpoint. Raises `UserError` where options cannot work.
+
+    evaluation: the section that the options change; the run's own if None. waits: is called with a message
+    where another process works on the run, which is then waited for.
+    """
+    options = {**DEFAULTS, **options}
+    _refuse_unused(options, OF_RUNS if is_checkpoint(run) else OF_CHECKPOINTS)
+    lengths, probe, results_dir = _lengths(options), read_probe(options), Path(options["results_dir"])
+    search, force = [*map(Path, listed(options["config_dir"]))], options["force"]
+    code = [Path(file) for file in listed(options["code"])]
+    for path in code:
+        require(path.is_file(), f"--code {path} is not a file")
+    requested = read_with(listed(options["with_"]), search, force=force, has_code=bool(code))
+    planner = make_plans if probe is None else probe.plans
+    if isinstance(run, str):
+        check_folder(results_dir, "--results-dir", is_written=True)
+        job, plans = load(_config_of_checkpoint(run, options, probe), planner)
+        if requested:
+            require_replaceable(job)
+        folder, config = job.folder, job.config
+        score_under = partial(score_trained, job, plans, results_dir)
+    else:
+        judge = options["key_tokens_of"]
+        judge = judge.path if isinstance(judge, Run) else judge and find_run(str(judge), results_dir)
+        folder, config = run, trusted(_config_of_run(run, options, evaluation), code, may_differ=force)
+        score_under = partial(score_run, run, config, results_dir, judge=judge, planner=planner, waits=waits)
+    others = find_others(requested, folder.name, config, search, force=force)
+    return lambda: Run(folder, score_under(others=others), config.report.margin, lengths or ())
+
+
+def _refuse_unused(options: Options, names: Sequence[str]) -> None:
+    """Raise `UserError` for an option that scoring this kind of model does not read."""
+    what = "a run" if names == OF_RUNS else "a checkpoint (hf:FOLDER)"
+    for name in names:
+        require(not options[name], f"{name} is for {what}: leave it out")
+
+
+def read_probe(options: Options) -> Probe | None:
+    """Return the probe that the options of `probe` ask for; None for those of `evaluate`."""
+    if "depths" not in options:
+        return None
+    lengths, depths, windows = (plain_value(options[name]) for name in ("lengths", "depths", "windows"))
+    task = options["task"]
+    require(task is None or depths is None, f"depths={depths} has no effect on prompts: leave it out")
+    probe = Probe(
+        None if lengths is None else check_type(_lengths(options), list[int], "lengths"),
+        DEFAULT_DEPTHS if depths is None else check_type(depths, int, "depths"),
+        DEFAULT_WINDOWS if windows is None else check_type(windows, int, "windows"),
+        task,
+    )
+    probe.check()
+    return probe
+
+
+def _lengths(options: Options) -> list[int] | None:
+    """Return the lengths, or a single one, as a list."""
+    lengths = plain_value(options["lengths"])
+    return lengths if isinstance(lengths, list | None) else [lengths]
+
+
+def _changes(options: Options) -> dict[str, Any]:
+    """Return the keys of `eval` that options change; a probe has lengths of its own."""
+    lengths = None if "depths" in options else _lengths(options)
+    return without_none({name: plain_value(options[name]) for name in OF_EVAL} | {"lengths": lengths})
+
+
+def _machine(options: Options) -> dict[str, Any]:
+    return without_none({name: plain_value(options[name]) for name in OF_MACHINE})
+
+
+def _config_of_run(run: Path, options: Options, evaluation: EvalConfig | None) -> Config:
+    """Return a run's configuration with the changes that options ask for, checked like any other."""
+    trained, changes = read_config(run), _changes(options)
+    if "depths" in options and trained.task is not None:
+        task = trained.task["name"]
+        raise UserError(f"a probe needs text, and {run} answers task={task}: score it with pe-bench eval")
+    trained = trained if evaluation is None else replace(trained, eval=evaluation)
+    # A run may come from a stranger: where tokens are cached is for its reader to say.
+    values = {**to_plain(trained), "cache_dir": None, **_machine(options)}
+    if changes.get("protocol", "paired") != "paired":
+        values["eval"]["controls"] = "auto"  # the run's own are of another protocol
+    values["eval"].update(changes)
+    if options["data_path"] is not None:
+        values["data"]["path"] = str(options["data_path"])
+    config = parse_config(values)
+    warn_unused([config.eval], [f"eval.{name}" for name in changes])
+    return config
+
+
+def _config_of_checkpoint(name: str, options: Options, probe: Probe | None) -> Config:
+    data_path = options["data_path"]
+    return checkpoint_config(
+        name,
+        [*listed(options["overrides"]), *([f"data.path={quote(str(data_path))}"] if data_path else [])],
+        _changes(options),
+        _machine(options),
+        Path(options["results_dir"]),
+        plain=bool(options["plain"]),
+        prompts=None if probe is None else probe.prompts,
+    )
