@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pandas
 
     from pe_bench.report.build import Report
+    from pe_bench.runs.importing import Imported
     from pe_bench.scored import Run
 
 
@@ -275,3 +276,19 @@ def say_problems(report: "Report") -> None:
         lengths = lengths_without_scores(folder.path, folder.rows)
         if lengths:
             say(f"warning: {folder.path.name}: {explain_lost_scores(folder.path, lengths)}")
+
+
+def import_runs(
+    folders: "str | Path | Sequence[str | Path]", results_dir: str | Path = "results"
+) -> "Imported":
+    """Copy finished runs from elsewhere into a folder of results, each whole or not at all.
+
+    folders: runs, folders of runs, or other folders of results, whose anchors are copied too. A run of a name
+    that is here stays as it is. Return the names of runs that were copied, of those that were here, and why
+    others were refused.
+
+    results_dir DIR: The folder of runs and results.csv.
+    """
+    from pe_bench.runs.importing import import_runs
+
+    return import_runs([folders] if isinstance(folders, (str, Path)) else folders, Path(results_dir))

@@ -16,6 +16,7 @@ def train(
     multirun: bool = False,
     cfg: str | None = None,
     resolve: bool = False,
+    plan: Path | None = None,
     config_dir: Path | None = None,
 ) -> None:
     """Train a model, score it at longer lengths, print the table. Finished work is reused.
@@ -26,6 +27,7 @@ def train(
     multirun: A sweep: train each combination of listed values.
     cfg job|hydra|all: Print every key and its value instead of training.
     resolve: Print it with computed values.
+    plan FILE: Train nothing: check all jobs, and write the command of each on a line of its own.
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
     Examples:
@@ -36,7 +38,7 @@ def train(
     """
     from pe_bench.cli.train import run_train
 
-    run_train(overrides or [], cfg, config_dir, multirun=multirun, resolve=resolve)
+    run_train(overrides or [], cfg, config_dir, plan, multirun=multirun, resolve=resolve)
 
 
 @command("eval", api.evaluate, without=("run", "overrides"))
@@ -278,6 +280,24 @@ def export(name: str, *, folder: Path, results_dir: str = "results") -> None:
     from pe_bench.export import export_run
 
     export_run(name, folder, Path(results_dir))
+
+
+@command("import", api.import_runs, without=("folders",))
+def import_(folders: list[Path], **options: Any) -> None:
+    """Copy finished runs from elsewhere into the folder of results.
+
+    Each is checked as a stranger's, and copied whole or not at all. A run of a name that is
+    here stays as it is, and where the two differ, that is said.
+
+    folders FOLDER: Runs, folders of runs, or folders of results.
+
+    Examples:
+      pe-bench import /mnt/other/results
+      pe-bench import rope-s0-1a2b3c4d --results-dir results
+    """
+    from pe_bench.cli.train import import_folders
+
+    import_folders(folders, **options)
 
 
 @command("reproduce")

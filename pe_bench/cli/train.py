@@ -1,4 +1,4 @@
-"""The `train` command: one run, or a sweep of many."""
+"""The commands `train`, for one run or a sweep of many, and `import`, for runs from elsewhere."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,18 +9,25 @@ from pe_bench.config.compose import call_hydra, complete_overrides, is_sweep
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, require
 from pe_bench.runs.gather import results_file
-from pe_bench.sweep.grid import check_sweep
-from pe_bench.system.files import check_folder
+from pe_bench.sweep.check import check_sweep
+from pe_bench.system.files import check_folder, write_text
 from pe_bench.system.signals import Stopped
+from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:
-    from pe_bench.sweep.states import Summary
+    from pe_bench.sweep.summary import Summary
 
 PRINTED = ("job", "hydra", "all")
 
 
 def run_train(
-    overrides: Sequence[str], cfg: str | None, config_dir: Path | None, *, multirun: bool, resolve: bool
+    overrides: Sequence[str],
+    cfg: str | None,
+    config_dir: Path | None,
+    plan: Path | None,
+    *,
+    multirun: bool,
+    resolve: bool,
 ) -> None:
     """Train and score what a command asks for, and print one table of it. Raises `UserError`, `RunError`."""
     search = [] if config_dir is None else [config_dir]
@@ -29,6 +36,8 @@ def run_train(
         require(cfg in PRINTED, f"--cfg prints one of {', '.join(PRINTED)}, not '{cfg}'")
         flags = ["--cfg", cfg, *(["--resolve"] if resolve else [])]
         call_hydra(complete_overrides(overrides, search), search, flags, lambda composed: None)
+    elif plan is not None:
+        _write_plan(complete_overrides(overrides, search), search, plan)
     elif multirun or is_sweep(overrides):
         _train_many(overrides, search)
     else:
@@ -42,12 +51,22 @@ def run_train(
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path]) -> None:
     from pe_bench.cli.report import print_sweep_tables
-    from pe_bench.sweep.states import print_summary
+    from pe_bench.sweep.summary import print_summary
 
     summary = launch(overrides, search)
     print_sweep_tables(summary.tables)
     print_summary(summary)
     require_done(summary)
+
+
+def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) -> None:
+    """Check the jobs that overrides ask for, and write the command of each on a line of its own."""
+    from pe_bench.sweep.run import plan_sweep
+
+    check_sweep(overrides, search, _check)
+    commands = plan_sweep(overrides, search)
+    write_text(plan, "\n".join([*commands, ""]))
+    say(f"{plan}: {len(commands)} command{'s' if len(commands) > 1 else ''}; each does what is missing")
 
 
 def launch(overrides: Sequence[str], search: Sequence[Path]) -> "Summary":
@@ -69,6 +88,16 @@ def require_done(summary: "Summary") -> None:
     if not summary.is_done:
         first = "fix what failed, then " if summary.failed else ""
         raise RunError(f"the sweep is not done; {first}the same command does what is missing")
+
+
+def import_folders(folders: Sequence[Path], results_dir: Path) -> None:
+    """Import the runs in these folders. Raise `RunError` where some were refused."""
+    imported = api.import_runs(folders, results_dir)
+    for name, why in imported.refused.items():
+        say(f"not imported: {name}: {why}")
+    say(f"{len(imported.copied)} imported, {len(imported.present)} here already")
+    if imported.refused:
+        raise RunError(f"{len(imported.refused)} not imported: the lines above say why")
 
 
 def _check(config: Config) -> None:

@@ -3,13 +3,15 @@
 Only a sweep's runs are kept: repeating the command does what is missing.
 """
 
+import logging
 import os
 import secrets
 import shlex
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,9 +20,9 @@ from pe_bench.config.compose import call_hydra, config_flags, parse_composed
 from pe_bench.config.groups import SEARCH_PATH
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.errors import UserError, first_line
-from pe_bench.sweep.grid import Swept, cores_each, require_one_start, with_swept_options
-from pe_bench.sweep.job import LaunchContext, fail, launch_context, run_in_child
-from pe_bench.sweep.states import JobState, Summary, SweepFolder, summarize
+from pe_bench.sweep.check import LAUNCHER_KEYS, Swept, cores_each, require_one_start, with_swept_options
+from pe_bench.sweep.jobs import JobState, SweepFolder, fail, launch_context, run_in_child
+from pe_bench.sweep.summary import Summary
 from pe_bench.sweep.view import View
 from pe_bench.system.signals import (
     DEBOUNCE_SECONDS,
@@ -43,12 +45,12 @@ def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) ->
     A signal stops all jobs, which save; a second one leaves at once.
     """
     folder = SweepFolder(_new_folder(overrides, swept))
-    task = _Task(launch_context(folder.path), swept, tuple(config_flags(search))).function()
-    launched = with_swept_options(_with_folder(overrides, folder.path))
+    task = _job_runner(folder, swept, config_flags(search))
+    logging.getLogger("submitit").setLevel(logging.ERROR)  # which warns often where Slurm keeps no accounts
     problem = ""
     try:
         with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view), restore_stopped():
-            call_hydra(launched, search, ["--multirun"], task)
+            call_hydra(_launched(overrides, folder.path), search, ["--multirun"], task)
     except Stopped:
         folder.ask_to_stop()
     except UserError:
@@ -57,47 +59,63 @@ def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) ->
         if isinstance(error, OSError) and not folder.path.exists():
             raise UserError(f"{folder.path} cannot be made: {first_line(error)}") from error
         problem = f"{type(error).__name__}: {first_line(error)}"
-    return summarize(folder, swept.jobs, problem)
+    states = folder.states()
+    # A configuration may sweep over more than the command line.
+    return Summary(folder.path, states, max(swept.jobs, len(states)), problem, folder.is_stopped)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """A function that a launcher calls for each job, in this process or in another one, maybe elsewhere."""
+def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
+    """Return the command of each job that overrides ask for, which a launcher elsewhere may run."""
+    commands: list[str] = []
 
-    context: LaunchContext
-    swept: Swept
-    flags: tuple[str, ...]
+    def note(composed: Any) -> None:
+        parse_composed(composed)
+        commands.append(_command(_overrides_of_job(), config_flags(search)))
 
-    def function(self) -> Any:
-        def task(composed: Any) -> None:
-            self(composed)
+    plain = [
+        text
+        for text in overrides
+        if not parse_override(text).key.startswith(("hydra/launcher", LAUNCHER_KEYS))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        call_hydra(_launched(plain, Path(folder)), search, ["--multirun"], note)
+    return commands
 
-        return task  # Hydra asks a task for the file that it was written in, which only functions have
 
-    def __call__(self, composed: Any) -> None:
+def _job_runner(folder: SweepFolder, swept: Swept, flags: Sequence[str]) -> Callable[[Any], None]:
+    """Return what a launcher calls for each job, in this process or in another one, maybe elsewhere."""
+    context = launch_context(folder.path)
+
+    def run(composed: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
-        hydra = HydraConfig.get()
-        # Where the files of a job's overrides may lie is one of Hydra's own.
-        searched = [text for text in hydra.overrides.hydra if parse_override(text).key == SEARCH_PATH]
-        overrides = [*searched, *hydra.overrides.task]
-        state = self._state(int(hydra.job.num), overrides)
+        hydra, overrides = HydraConfig.get(), _overrides_of_job()
+        number = int(hydra.job.num)
+        words = [text for text in overrides if parse_override(text).key in swept.keys]
+        state = JobState(number, " ".join(words) or f"job {number}", _command(overrides, flags))
         try:
             require_one_start(hydra.launcher)
             config = parse_composed(composed)
         except Exception as error:
-            fail(SweepFolder(self.context.sweep), state, error)
+            fail(SweepFolder(context.sweep), state, error)
             return
         if config.threads == "auto":
-            config = replace(config, threads=cores_each(hydra, self.swept.jobs))
-        run_in_child(state, self.context, config)
+            config = replace(config, threads=cores_each(hydra, swept.jobs))
+        run_in_child(state, context, config)
 
-    def _state(self, number: int, overrides: list[str]) -> JobState:
-        swept = [text for text in overrides if parse_override(text).key in self.swept.keys]
-        return JobState(number, " ".join(swept) or f"job {number}", self._command(overrides))
+    return run
 
-    def _command(self, overrides: Sequence[str]) -> str:
-        return shlex.join(["pe-bench", "train", *overrides, *self.flags])
+
+def _overrides_of_job() -> list[str]:
+    from hydra.core.hydra_config import HydraConfig
+
+    overrides = HydraConfig.get().overrides
+    # Where the files of a job's overrides may lie is one of Hydra's own.
+    return [*(text for text in overrides.hydra if parse_override(text).key == SEARCH_PATH), *overrides.task]
+
+
+def _command(overrides: Sequence[str], flags: Sequence[str]) -> str:
+    return shlex.join(["pe-bench", "train", *overrides, *flags])
 
 
 @contextmanager
@@ -126,27 +144,19 @@ def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
 
 def _new_folder(overrides: Sequence[str], swept: Swept) -> Path:
     """Return a new folder below `results_dir`, or below the one that the overrides name."""
-    now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    return _parent(overrides, swept) / f"{now}-{os.getpid()}-{secrets.token_hex(2)}"
-
-
-def _parent(overrides: Sequence[str], swept: Swept) -> Path:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    named = [text for text in overrides if _names_folder(text)]
-    if not named:
-        return swept.results_dir / "sweeps"
-    value = str(OverridesParser.create().parse_override(named[-1]).value())
-    if "${" in value:
-        raise UserError(f"{named[-1]}: name the folder as it is, without ${{...}}")
-    return Path(value)
+    named = [text for text in overrides if parse_override(text).key == SWEEP_DIR]
+    parent = swept.results_dir / "sweeps"
+    if named:
+        value = str(OverridesParser.create().parse_override(named[-1]).value())
+        if "${" in value:
+            raise UserError(f"{named[-1]}: name the folder as it is, without ${{...}}")
+        parent = Path(value)
+    return parent / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
-def _with_folder(overrides: Sequence[str], folder: Path) -> list[str]:
+def _launched(overrides: Sequence[str], folder: Path) -> list[str]:
     """Name the folder: an interpolation, resolved anew in each process, would find another."""
-    others = [text for text in overrides if not _names_folder(text)]
-    return [*others, f"{SWEEP_DIR}={quote(str(folder.absolute()))}"]
-
-
-def _names_folder(override: str) -> bool:
-    return parse_override(override).key == SWEEP_DIR
+    rest = [text for text in overrides if parse_override(text).key != SWEEP_DIR]
+    return list(with_swept_options([*rest, f"{SWEEP_DIR}={quote(str(folder.absolute()))}"]))

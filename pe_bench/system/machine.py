@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -59,13 +59,17 @@ def resolve_precision(precision: str, device: str) -> torch.dtype:
 
 
 def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
-    """Return how many of the machine's cores this process, in a container with this `quota`, may use."""
-    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
+    """Return how many of the machine's cores this process, in a container with this `quota`, may use.
+
+    Slurm says how many it gave to a job, and does not always enforce it.
+    """
+    cores = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    with suppress(OSError, ValueError, ZeroDivisionError):  # no container, or "max", which is no limit
         allowed, period = quota.read_text(encoding="ascii").split()
-        return max(1, min(seen, math.ceil(int(allowed) / int(period))))
-    except (OSError, ValueError, ZeroDivisionError):  # no container, or "max", which is no limit
-        return seen
+        cores.append(math.ceil(int(allowed) / int(period)))
+    with suppress(KeyError, ValueError):
+        cores.append(int(os.environ["SLURM_CPUS_PER_TASK"]))
+    return max(1, min(cores))
 
 
 def processor_facts() -> dict[str, str]:

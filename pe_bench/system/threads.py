@@ -77,10 +77,16 @@ _shared: SharedCores | None = None
 def set_threads(threads: str | int) -> int:
     """Use this many cores, or with `auto` those that others leave free, and return how many at most."""
     global _shared
-    count = threads if isinstance(threads, int) else available_cores()
+    count = threads if isinstance(threads, int) else auto_threads(available_cores())
     torch.set_num_threads(count)
     _shared = SharedCores(count) if threads == "auto" and count > 1 else None
     return count
+
+
+def auto_threads(cores: int) -> int:
+    """Return the threads for so many cores: as many, or OMP_NUM_THREADS where that is less."""
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return max(1, min(cores, int(limit)) if limit.isdecimal() else cores)
 
 
 def share_cores() -> None:

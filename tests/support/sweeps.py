@@ -3,7 +3,8 @@
 import time
 from pathlib import Path
 
-from pe_bench.sweep.states import JobState, Summary
+from pe_bench.sweep.jobs import JobState
+from pe_bench.sweep.summary import Summary
 
 
 def states(*kinds: str) -> list[JobState]:

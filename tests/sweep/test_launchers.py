@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from pe_bench.sweep.grid import cores_each, side_by_side
+from pe_bench.sweep.check import cores_each, side_by_side
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,17 @@ def hydra_of(target: str, **launcher):
     ],
 )
 def test_the_number_of_parallel_jobs_follows_from_the_launcher(hydra, count, monkeypatch):
-    monkeypatch.setattr("pe_bench.sweep.grid.available_cores", lambda: 4)
+    monkeypatch.setattr("pe_bench.sweep.check.available_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert side_by_side(hydra, 8) == count
     assert cores_each(hydra, 8) == max(1, 4 // count)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert cores_each(hydra, 8) == 1
 
 
 def test_the_sweepers_batch_size_limits_parallel_jobs(monkeypatch):
-    monkeypatch.setattr("pe_bench.sweep.grid.available_cores", lambda: 4)
+    monkeypatch.setattr("pe_bench.sweep.check.available_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     hydra = hydra_of("x.LocalLauncher")
     hydra.sweeper.max_batch_size = 2
     assert cores_each(hydra, 8) == 2

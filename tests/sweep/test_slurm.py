@@ -1,145 +1,206 @@
-"""Sweeps under submitit's Slurm launcher, with simulated `sbatch` and other commands."""
+"""Sweeps on a real Slurm of one node, which each session of these tests starts for itself."""
 
-import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from support.commands import tiny_overrides, write_corpus
 
 from pe_bench.training.checkpoint import final_checkpoint, latest_checkpoint
 
-JOB = 71
-# Each runs what Slurm would: the script once for each task of a job array, in the background, and again when
-# a task is requeued; and what is in the script.
-COMMANDS = {
-    "sbatch": f"""
-        for script; do :; done
-        cp "$script" "$FAKE_SLURM/script"
-        last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
-        for task in $(seq 0 "${{last:-0}}"); do fake-task "$task" >"$FAKE_SLURM/output-$task" 2>&1 & done
-        echo "Submitted batch job {JOB}"
-    """,
-    "fake-task": f"""
-        export SLURM_JOB_ID={JOB}
-        if grep -q "^#SBATCH --array" "$FAKE_SLURM/script"; then
-            export SLURM_JOB_ID=$(({JOB} + 1 + $1)) SLURM_ARRAY_JOB_ID={JOB} SLURM_ARRAY_TASK_ID=$1
-        fi
-        export SLURM_JOB_NUM_NODES=1 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_JOB_NODELIST=localhost
-        exec bash "$FAKE_SLURM/script"
-    """,
-    "srun": """
-        while [ "${1#-}" != "$1" ]; do case "$1" in --output|--error) shift 2;; *) shift;; esac; done
-        SLURM_NODEID=0 SLURM_PROCID=0 "$@" &
-        echo $! >"$FAKE_SLURM/pid-${SLURM_ARRAY_TASK_ID:-0}"
-        wait
-    """,
-    "scontrol": """
-        echo "$@" >>"$FAKE_SLURM/scontrol"
-        export SLURM_RESTART_COUNT=$((${SLURM_RESTART_COUNT:-0} + 1))
-        fake-task "${2##*_}" >>"$FAKE_SLURM/output-requeued" 2>&1 &
-    """,
-    "sacct": "echo 'JobID|State|NodeList'",
-    "squeue": "true",
-}
-pytestmark = pytest.mark.full
+NEEDED = ("munged", "slurmctld", "slurmd")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.skipif(
+        not all(map(shutil.which, NEEDED)) or os.getuid() != 0,
+        reason="no slurm-wlm and munge here, which root can start",
+    ),
+]
+CONFIGURATION = """
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
+JobAcctGatherParams=OverMemoryKill
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=1,preempt_send_user_signal
+ReturnToService=2
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+KillWait=5
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
+PartitionName=long Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=long", "hydra.launcher.mem_gb=2"]
+HOST = socket.gethostname().partition(".")[0]
+# An encoding that takes three gigabytes in a job.
+GREEDY = """
+import multiprocessing, time
+import torch
+from pe_bench.encodings.nope import NoPE
+
+class Greedy(NoPE):
+    def logit_scale(self, queries):
+        if multiprocessing.parent_process() is not None:
+            self.taken = torch.ones(3 * 2**28)
+            time.sleep(60)
+"""
+
+
+def free_ports() -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("munge", "state", "spool"):
+        (folder / name).mkdir()
+    (folder / "munge" / "key").write_bytes(os.urandom(64))
+    (folder / "munge" / "key").chmod(0o600)
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, host=HOST, ports=free_ports()))
+    files = ("socket", "pid-file", "log-file", "seed-file")
+    options = [f"--{name}={folder}/munge/{name.removesuffix('-file')}" for name in files]
+    subprocess.run(["munged", "--force", f"--key-file={folder}/munge/key", *options], check=True)
+    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+    subprocess.run(["slurmctld"], check=True)
+    subprocess.run(["slurmd"], check=True)
+    while "idle" not in slurm("sinfo", "--noheader"):
+        time.sleep(0.2)
+    yield folder
+    for pid in ("slurmd.pid", "slurmctld.pid", "munge/pid"):
+        os.kill(int((folder / pid).read_text()), signal.SIGTERM)
+    del os.environ["SLURM_CONF"]
+
+
+def slurm(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files of the simulated commands."""
-    commands, kept = tmp_path / "bin", tmp_path / "slurm"
-    commands.mkdir()
-    kept.mkdir()
-    for name, text in COMMANDS.items():
-        (commands / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
-        (commands / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_SLURM", str(kept))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def folder(cluster, tmp_path: Path) -> Path:
     write_corpus(tmp_path / "corpus")
-    return kept
+    return tmp_path
 
 
-def start(folder: Path, *arguments: str, encoding: str = "nope,alibi") -> subprocess.Popen[str]:
-    launcher = [
-        "hydra/launcher=submitit_slurm",
-        "hydra.launcher.partition=long",
-        "hydra.launcher.timeout_min=600",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "pe_bench",
-        "train",
-        *tiny_overrides(folder),
-        "-m",
-        f"encoding={encoding}",
-    ]
-    return subprocess.Popen(
-        [*command, *launcher, *arguments],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-    )
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *arguments, "-m", *SLURM]
+    command = [word for word in command if word != "threads=1"]
+    streams = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.Popen(command, **streams, text=True, cwd=folder, env=environment)
 
 
-def wait_for(process: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
+def end(process: subprocess.Popen[str], code: int) -> str:
+    told = process.communicate(timeout=180)[1]
+    assert process.returncode == code, told
+    return told
+
+
+def wait_for(process: subprocess.Popen[str], happened: Callable[[], object]) -> None:
     while not happened():
         assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
-def test_the_slurm_script_requests_what_the_arguments_say_and_every_job_ends(tmp_path, slurm):
-    process = start(tmp_path, "hydra.launcher.cpus_per_task=2", "hydra.launcher.array_parallelism=5")
-    out, told = process.communicate(timeout=300)
-    assert process.returncode == 0, told
-    assert "2 jobs: 2 done" in told and "works to" in out
-    script = (slurm / "script").read_text()
-    for line in (
-        "partition=long",
-        "array=0-1%2",
-        "nodes=1",
-        "cpus-per-task=2",
-        "time=600",
-        "signal=USR2@120",
-        "open-mode=append",
-    ):
-        assert f"#SBATCH --{line}\n" in script
-    assert re.search(r"^srun .* -m submitit.core._submit ", script, re.MULTILINE)
+def long_run(steps: int) -> tuple[str, ...]:
+    return (f"train.steps={steps}", "train.checkpoint_every=100", f"train.validate_every={steps}")
 
 
-def shown_step(folder: Path) -> int:
-    """Return the step that the first job of a sweep reports, or 0."""
-    states = list((folder / "results").glob("sweeps/*/jobs/0000.json"))
-    found = re.match("step ([0-9]+) of", json.loads(states[0].read_text())["text"]) if states else None
-    return int(found[1]) if found else 0
+def has_saved(folder: Path) -> bool:
+    return any((folder / "results").glob("runs/*/checkpoints/step-*"))
 
 
-def test_the_signal_before_the_time_limit_saves_requeues_and_the_job_continues(tmp_path, slurm):
-    steps = 3000
-    arguments = (f"train.steps={steps}", "train.checkpoint_every=100", f"train.validate_every={steps}")
-    process = start(tmp_path, *arguments)
-    runs = tmp_path / "results" / "runs"
-    # Between two checkpoints: what is saved then is saved for the signal.
-    wait_for(process, lambda: 5 <= shown_step(tmp_path) % 100 <= 50)
-    shown = shown_step(tmp_path)
-    os.kill(int((slurm / "pid-0").read_text()), signal.SIGUSR2)
-    wait_for(process, (slurm / "scontrol").exists)
-    (sweep,) = (tmp_path / "results" / "sweeps").iterdir()
-    assert "stopping after this step" in (sweep / "jobs" / "0000.log").read_text()
-    (saved,) = runs.glob("nope-*/checkpoints")
-    stopped = latest_checkpoint(saved)
-    assert stopped is not None and stopped.meta.step >= shown, "saved before it was put back"
-    told = process.communicate(timeout=300)[1]
-    assert (slurm / "scontrol").read_text() == f"requeue {JOB}_0\n"
-    assert process.returncode == 0, told
+def test_a_sweep_has_the_cores_that_slurm_gives_and_no_page_of_warnings(folder):
+    told = end(start(folder, "encoding=nope,alibi", "hydra.launcher.cpus_per_task=1"), 0)
     assert "2 jobs: 2 done" in told
-    assert all(final_checkpoint(run, steps) is not None for run in runs.iterdir())
+    assert sum("sacct" in line for line in told.splitlines()) <= 1, told
+    runs = list((folder / "results" / "runs").iterdir())
+    assert all('"threads": 1,' in (run / "environment.json").read_text() for run in runs)
+
+
+def test_a_preempted_job_goes_on_bit_for_bit(folder):
+    steps = 3000
+    process = start(folder, "encoding=nope", *long_run(steps))
+    wait_for(process, lambda: has_saved(folder))
+    slurm("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap", "sleep 2")
+    (run,) = (folder / "results" / "runs").iterdir()
+    wait_for(process, lambda: "Restarts=1" in slurm("scontrol", "show", "jobs", "--oneliner"))
+    checkpoint = latest_checkpoint(run / "checkpoints")
+    assert checkpoint is not None and checkpoint.meta.step < steps
+    assert "1 job: 1 done" in end(process, 0)
+    alone = [*tiny_overrides(folder), "encoding=nope", *long_run(steps), f"results_dir={folder / 'alone'}"]
+    subprocess.run([sys.executable, "-m", "pe_bench", "train", *alone], check=True, capture_output=True)
+    finals = [final_checkpoint(path, steps) for path in (run, folder / "alone" / "runs" / run.name)]
+    one, other = (load_file(each.path / "weights.safetensors") for each in finals if each is not None)
+    assert all((one[name] == other[name]).all() for name in one)
+
+
+def test_a_drained_node_ends_its_job_as_usual_and_takes_the_next_after_it_resumes(folder):
+    process = start(folder, "encoding=nope", "seed=0,1", *long_run(1500), "hydra.launcher.cpus_per_task=2")
+    wait_for(process, lambda: has_saved(folder))
+    slurm("scontrol", "update", f"nodename={HOST}", "state=drain", "reason=test")
+    wait_for(process, lambda: "drained" in slurm("sinfo", "--noheader"))
+    assert len(list((folder / "results").glob("runs/*/result.json"))) == 1
+    assert "PENDING" in slurm("squeue", "--noheader", "--format=%T")
+    slurm("scontrol", "update", f"nodename={HOST}", "state=resume")
+    assert "2 jobs: 2 done" in end(process, 0)
+
+
+def test_a_cancelled_job_is_told_and_the_same_command_goes_on(folder):
+    process = start(folder, "encoding=nope", *long_run(100_000))
+    wait_for(process, lambda: has_saved(folder))
+    slurm("scancel", "--user=root")
+    told = end(process, 1)
+    assert "1 job: 0 done, 1 failed" in told and "the same command does what is missing" in told
+
+
+def test_a_job_that_takes_too_much_memory_is_told(folder):
+    (folder / "greedy.py").write_text(GREEDY)
+    told = end(start(folder, f"encoding={folder}/greedy.py:Greedy", "seed=0"), 1)
+    assert "1 job: 0 done, 1 failed" in told
+
+
+def test_an_array_runs_a_plan_and_a_job_that_fails_is_not_called_completed(folder):
+    command = [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), "encoding=nope", "-m"]
+    done = subprocess.run(
+        [*command, "train.lr=0.005,1e30", "--plan", "plan"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    script = f'PATH={Path(sys.executable).parent}:$PATH; sed -n "${{SLURM_ARRAY_TASK_ID}}p" plan | sh'
+    array = ["--array=1-2", "--mem=2000", f"--output={folder}/%a.log", f"--chdir={folder}", "--wait"]
+    assert subprocess.run(["sbatch", *array, "--wrap", script]).returncode != 0
+    jobs = slurm("scontrol", "show", "jobs", "--oneliner")
+    states = re.findall(r"ArrayTaskId=(\d) .*?JobState=(\w+)", jobs)
+    assert {"1": "COMPLETED", "2": "FAILED"}.items() <= dict(states).items(), jobs
+    assert len(list((folder / "results").glob("runs/*/result.json"))) == 1

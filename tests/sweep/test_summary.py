@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from support.sweeps import summary_of
 
-from pe_bench.sweep.states import DONE, RUNNING, SKIPPED, STOPPED, JobState, Summary, print_summary
+from pe_bench.sweep.jobs import DONE, RUNNING, SKIPPED, STOPPED, JobState
+from pe_bench.sweep.summary import Summary, print_summary
 
 
 def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, capsys):

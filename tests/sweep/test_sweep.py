@@ -1,13 +1,11 @@
 """Sweeps: jobs end independently, failures are reported, and the same command does the rest."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -17,12 +15,10 @@ from support.sweeps import states
 
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
-from pe_bench.sweep.grid import Swept
-from pe_bench.sweep.job import END, JobProgress, _watch_for_end
-from pe_bench.sweep.run import _new_folder, _with_folder
-from pe_bench.sweep.states import DONE, FAILED, RUNNING, SweepFolder
-from pe_bench.system.machine import available_cores
-from pe_bench.system.signals import FROM_OTHERS, Stopped, stop_on_signal
+from pe_bench.sweep.check import Swept
+from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, JobProgress, SweepFolder
+from pe_bench.sweep.run import _launched, _new_folder
+from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import latest_checkpoint
 
 # An encoding that ends its process in the way that is asked for, where it is a job's own.
@@ -108,10 +104,6 @@ def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(t
     assert [state.state for state in found] == [FAILED, DONE, FAILED]
     assert [state.label for state in found] == [f"encoding.end={end}" for end in ("raise", "well", "kill")]
     assert "Traceback" in SweepFolder(folder).log(0).read_text()
-    # The cores are shared by the jobs that run at the same time.
-    cores = {"basic": available_cores(), "submitit_local": max(1, available_cores() // 3)}
-    threads = {json.loads((run / "environment.json").read_text())["threads"] for run in finished(tmp_path)}
-    assert threads == {cores.get(launcher, max(1, available_cores() // 2) if launcher == "joblib" else 1)}
     # What repeats only the failures.
     script = re.search(r"to retry them: the same command, or one by one: sh (\S+)", done.stderr)
     assert script is not None
@@ -219,19 +211,6 @@ def test_jobs_save_their_step_after_their_command_quits_and_no_process_survives(
     assert not list(runs.glob("*/error.txt"))
 
 
-def test_a_job_gets_the_request_to_end_before_it_gets_a_signal(tmp_path):
-    ours, theirs = Pipe()
-
-    def wait() -> None:
-        _watch_for_end(SweepFolder(tmp_path), theirs)
-        time.sleep(20)
-
-    with ours, stop_on_signal(FROM_OTHERS):
-        ours.send(END)
-        with pytest.raises(Stopped):
-            wait()
-
-
 @pytest.mark.full
 def test_a_job_reports_which_run_it_waits_for(tmp_path, monkeypatch):
     write_corpus(tmp_path / "corpus")
@@ -283,7 +262,7 @@ def test_each_sweep_gets_a_new_folder_inside_the_named_one():
     first, second = (_new_folder(["hydra.sweep.dir='a b'"], swept) for _ in range(2))
     assert first.parent == second.parent == Path("a b") and first != second
     assert _new_folder([], swept).parent == Path("results/sweeps")
-    assert _with_folder(["seed=0", "hydra.sweep.dir=x"], Path("/it's")) == [
+    assert _launched(["seed=0", "hydra.sweep.dir=x"], Path("/it's")) == [
         "seed=0",
         """hydra.sweep.dir="/it's\"""",
     ]
@@ -332,3 +311,19 @@ def test_values_of_a_key_that_takes_a_list_are_not_taken_as_lists_of_one(train, 
     assert result.code == 2
     assert "'eval.lengths=[64,128]' for one list, 'eval.lengths=[...],[...]' for several" in result.err
     assert not list(folder.rglob("runs"))
+
+
+def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    arguments = [*tiny_overrides(tmp_path), "-m", "encoding=nope,alibi", "--plan", "plan"]
+    refused = pe_bench(tmp_path, *arguments, "train.lr=0.1,x")
+    assert refused.returncode == 2 and not (tmp_path / "plan").exists()
+    told = pe_bench(tmp_path, *arguments, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    assert told.returncode == 0 and "plan: 2 commands; each does what is missing" in told.stderr, told.stderr
+    assert not (tmp_path / "results").exists(), "nothing is trained"
+    lines = (tmp_path / "plan").read_text().splitlines()
+    assert [line.split()[:2] for line in lines] == [["pe-bench", "train"]] * 2 and "hydra" not in lines[0]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    xargs = ["xargs", "-P", "2", "-I{}", "-a", "plan", "sh", "-c", "{}"]
+    subprocess.run(xargs, cwd=tmp_path, env={**environment(), "PATH": path}, check=True, capture_output=True)
+    assert [run.name.split("-")[0] for run in sorted(finished(tmp_path))] == ["alibi", "nope"]

@@ -1,7 +1,6 @@
 """The lines that show the jobs of a running sweep."""
 
 import io
-import itertools
 import re
 import time
 from dataclasses import replace
@@ -10,8 +9,8 @@ import pytest
 from rich.console import Console
 from support.sweeps import states, summary_of
 
-from pe_bench.sweep.job import JobBar, JobProgress
-from pe_bench.sweep.states import DONE, FAILED, RUNNING, SKIPPED, JobState, SweepFolder, print_summary
+from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, JobState, SweepFolder
+from pe_bench.sweep.summary import print_summary
 from pe_bench.sweep.view import View
 
 
@@ -26,40 +25,6 @@ def test_the_view_shows_a_line_for_each_running_job_and_the_total(tmp_path):
     assert "seed=1:" not in text, "it is counted alone"
     assert re.search(r"seed=3\s+━+·+\s+step 3 of 9", text) and re.search(r"seed=4\s+━+·+\s+step 4 of 9", text)
     assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
-
-
-def test_the_time_left_does_not_jump_and_comes_true(tmp_path, monkeypatch):
-    """Six jobs, two at a time, of 70 to 80 s of training and 30 s of scoring each."""
-    folder, clock = SweepFolder(tmp_path), [1_000.0]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
-    view = View(folder, 6, Console(file=io.StringIO()))
-    lengths, bars, waiting, estimates = [70, 80, 72, 78, 70, 80], {}, list(range(6)), []
-    while waiting or bars:
-        while waiting and len(bars) < 2:
-            number = waiting.pop(0)
-            progress = JobProgress(folder, JobState(number, f"seed={number}", "", started=clock[0]))
-            progress.change(at_once=True)
-            bars[number] = (progress, JobBar(progress, lengths[number]), None)
-        clock[0] += 1
-        for number, (progress, training, scoring) in list(bars.items()):
-            since = clock[0] - progress.state.started
-            if since <= lengths[number]:
-                training.show(since, "trains")
-            elif since <= lengths[number] + 30:
-                scoring = scoring or JobBar(progress, 30)
-                scoring.show(since - lengths[number], "scores")
-                bars[number] = (progress, training, scoring)
-            else:
-                progress.change(state=DONE, seconds=since)
-                del bars[number]
-            progress.change(at_once=True)
-        estimates.append((clock[0], view._seconds_left(folder.states())))
-    known = [(at, left) for at, left in estimates if left is not None]
-    assert known[0][0] < 1_010
-    steps = [abs(b - a + 1) for (_, a), (_, b) in itertools.pairwise(known)]
-    assert max(steps) < 5
-    off = [abs(left - (clock[0] - at)) for at, left in known if at > 1_130]
-    assert max(off) < 20
 
 
 def test_the_view_prints_plain_lines_without_a_terminal(tmp_path):

@@ -20,52 +20,39 @@ from pe_bench.config.schema import Config, warn_unused
 from pe_bench.errors import UserError, require
 from pe_bench.system.machine import available_cores
 from pe_bench.system.progress import progress_bar
+from pe_bench.system.threads import auto_threads
+
+# How often a scheduler starts a job: a run's processes are started by the job itself, on one machine.
+STARTS = {"nodes": "1 machine", "tasks_per_node": "1 task, which starts train.processes itself"}
+LAUNCHER_KEYS = "hydra.launcher."
+MAX_CHECKED = 20  # jobs, before the first of them runs
 
 
 def cores_each(hydra: Any, jobs: int) -> int:
     """Return the cores of one job: all, shared by those that run at the same time."""
-    return max(1, available_cores() // side_by_side(hydra, jobs))
+    return auto_threads(available_cores() // side_by_side(hydra, jobs))
 
 
 def side_by_side(hydra: Any, jobs: int) -> int:
     """Return how many of a sweep's `jobs` run at a time.
 
-    `hydra` is Hydra's own part of the configuration of one of them.
+    `hydra` is Hydra's own part of the configuration of one of them. Slurm gives each job cores of its own,
+    which are all that the job sees.
     """
-    launcher = hydra.launcher
+    launcher, cores = hydra.launcher, available_cores()
     name = str(launcher["_target_"]).rpartition(".")[2]
     batch = min(jobs, hydra.sweeper.get("max_batch_size") or jobs)
-    count = COUNTS.get(name, _one_by_one)(launcher)
-    return max(1, min(count or batch, batch))
-
-
-def _one_by_one(launcher: Any) -> int:
-    return 1
-
-
-def _joblib(launcher: Any) -> int:
-    """Return joblib's count of processes: -1 means as many as there are cores, -2 one less."""
-    count = int(launcher.get("n_jobs") or 1)
-    return count if count > 0 else max(1, available_cores() + 1 + count)
-
-
-def _all_at_once(launcher: Any) -> int:
-    """Return 0, which stands for every job of a batch: submitit's local executor starts them all."""
-    return 0
-
-
-def _ray(launcher: Any) -> int:
-    ray = launcher.get("ray") or {}
-    cores = (ray.get("init") or {}).get("num_cpus") or available_cores()
-    return max(1, int(cores // ((ray.get("remote") or {}).get("num_cpus") or 1)))
-
-
-# Slurm gives a job cores of its own, which are all that the job sees.
-COUNTS = {"JoblibLauncher": _joblib, "LocalLauncher": _all_at_once, "RayLauncher": _ray}
-
-
-# How often a scheduler starts a job: a run's processes are started by the job itself, on one machine.
-STARTS = {"nodes": "1 machine", "tasks_per_node": "1 task, which starts train.processes itself"}
+    count = 1
+    if name == "JoblibLauncher":  # -1 means as many as there are cores, -2 one less
+        count = int(launcher.get("n_jobs") or 1)
+        count = count if count > 0 else cores + 1 + count
+    elif name == "LocalLauncher":  # submitit's, which starts all jobs of a batch
+        count = batch
+    elif name == "RayLauncher":
+        ray = launcher.get("ray") or {}
+        cores = (ray.get("init") or {}).get("num_cpus") or cores
+        count = int(cores // ((ray.get("remote") or {}).get("num_cpus") or 1))
+    return max(1, min(count, batch))
 
 
 def require_one_start(launcher: Mapping[str, Any]) -> None:
@@ -76,10 +63,6 @@ def require_one_start(launcher: Mapping[str, Any]) -> None:
             value in (None, 1),
             f"hydra.launcher.{key}={value}: a run takes {number}; say hydra.launcher.{key}=1",
         )
-
-
-LAUNCHER_KEYS = "hydra.launcher."
-MAX_CHECKED = 20  # jobs, before the first of them runs
 
 
 @dataclass(frozen=True)

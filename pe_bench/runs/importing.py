@@ -1,0 +1,101 @@
+"""Runs from elsewhere, as from a machine with another disk: checked as strangers' are, and copied whole."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pe_bench.config.schema import NAME
+from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.runs.folder import ERROR, read_config
+from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
+from pe_bench.runs.rows import read_rows
+from pe_bench.runs.untrusted import check_files
+from pe_bench.system.files import TEMPORARY, check_folder
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The names of runs that were copied, and of those that were here; why others were not taken, by name."""
+
+    copied: list[str] = field(default_factory=list)
+    present: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
+    """Copy runs as `pe_bench.import_runs` says, and gather `results.csv`."""
+    runs = [run for folder in folders for run in _runs_in(Path(folder))]
+    results = check_folder(results_dir, "--results-dir", is_written=True)
+    imported = Imported()
+    for run in runs:
+        try:
+            target = runs_folder(results) / run.name
+            _check(run)
+            if os.path.lexists(target):
+                _compare(run, target)
+                imported.present.append(run.name)
+                continue
+            _copy(run, target)
+            imported.copied.append(run.name)
+        except (RunError, UserError, OSError) as error:
+            imported.refused[run.name] = first_line(error)
+    for anchors in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
+        for anchor in anchors.glob("*/eval.csv"):
+            target = results / "anchors" / anchor.parent.name
+            if not target.exists():
+                check_files(anchor.parent)
+                _copy(anchor.parent, target)
+    gather_and_warn(results)
+    return imported
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    folder = folder.resolve()
+    if (folder / "config.yaml").is_file():
+        return [folder]
+    files = sorted(folder.glob("runs/*/config.yaml")) or sorted(folder.glob("*/config.yaml"))
+    require(bool(files), f"{folder} has no runs: name a run, a folder of runs or a folder of results")
+    return [file.parent for file in files]
+
+
+def _check(run: Path) -> None:
+    """Raise `RunError` for a run that is not finished, or that no command here would read."""
+    require(NAME.fullmatch(run.name) is not None, f"{run.name!a} is no name of a run")
+    check_files(run)
+    if read_result(run) is None:
+        raise RunError("it is not finished")
+    read_config(run)
+    rows = read_rows(run / "eval.csv")
+    if not rows or {row.run for row in rows} != {run.name}:
+        raise RunError("its eval.csv has no rows, or those of another run")
+
+
+def _copy(source: Path, target: Path) -> None:
+    temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copytree(
+            source, temporary, symlinks=True, ignore=shutil.ignore_patterns("lock", ERROR, f"{TEMPORARY}*")
+        )
+        check_files(temporary)  # what was checked before may have changed since
+        os.replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _compare(run: Path, present: Path) -> None:
+    """Raise `RunError` where two runs of one name have other losses or scores."""
+    here, there = read_result(present), read_result(run)
+    if here is None:
+        raise RunError("a run of this name is not finished here: finish it, or delete it and import again")
+    scores = [{row.key: row.nll for row in read_rows(folder / "eval.csv")} for folder in (present, run)]
+    pairs = [("loss", here.get("loss"), (there or {}).get("loss"))]
+    pairs += [
+        (f"nats at {key}", scores[0][key], scores[1][key]) for key in scores[0].keys() & scores[1].keys()
+    ]
+    for name, ours, theirs in pairs:
+        if ours != theirs:
+            raise RunError(f"its {name} is {theirs}, and {ours} in the run of this name here, which is kept")

@@ -1,0 +1,43 @@
+"""Runs from elsewhere: copied whole, or refused with the reason."""
+
+import os
+import shutil
+
+import pytest
+
+import pe_bench
+from pe_bench.errors import UserError
+
+
+def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(train, command, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for seed in (0, 1):
+        assert train("encoding=nope", f"seed={seed}").code == 0
+    here, there = folder / "results", folder / "elsewhere"
+    here.rename(there)
+    done = command("import", str(there))
+    assert done.code == 0 and "2 imported, 0 here already" in done.err
+    for name in ("runs", "anchors"):
+        kept = {str(path.relative_to(there)) for path in (there / name).rglob("*") if path.name != "lock"}
+        assert kept == {str(path.relative_to(here)) for path in (here / name).rglob("*")}
+    assert (here / "results.csv").read_text() == (there / "results.csv").read_text()
+    assert "2 here already" in command("import", str(there / "runs")).err
+    # What is not as it should be is refused, and the others are taken.
+    shutil.rmtree(here)
+    first, second = sorted((there / "runs").iterdir())
+    (first / "environment.json").unlink()
+    os.symlink("/etc/passwd", first / "environment.json")
+    done = command("import", str(there))
+    assert done.code == 1 and "symbolic link" in done.err and "1 imported" in done.err
+    assert [run.name for run in (here / "runs").iterdir()] == [second.name]
+    # A run of the same name with other scores stays as it is.
+    text = (second / "result.json").read_text()
+    (second / "result.json").write_text(text.replace('"loss": ', '"loss": 1'))
+    imported = pe_bench.import_runs(second)
+    assert not imported.copied and "which is kept" in imported.refused[second.name]
+    assert (here / "runs" / second.name / "result.json").read_text() == text
+    (second / "result.json").unlink()
+    shutil.rmtree(here)
+    assert pe_bench.import_runs(str(second)).refused == {second.name: "it is not finished"}
+    with pytest.raises(UserError, match="has no runs: name a run"):
+        pe_bench.import_runs(folder / "corpus")
