@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# benchmarks/gpu.sh [PART...]: everything that waits for a GPU, in at most 40 minutes on one H100.
+# benchmarks/gpu.sh [PART...]: everything that waits for a GPU, in at most 45 minutes on one H100.
 #
 #   correctness  attention paths on the GPU against float64, one encoding for each kind of hook      8 minutes
 #   training     training steps at the size of gpt2, against the rate of matrix products there       4 minutes
 #   scoring      one text of 65,536 tokens with every encoding                                       6 minutes
+#   together     one run on all GPUs of the machine, DDP and FSDP2 through NCCL; *not run* so far     5 minutes
 #   study        pe-bench reproduce --gpu: seven encodings, 30M parameters, 10^8 tokens             22 minutes
+#
+# With more than one GPU, `together` compares their losses with those of one; it is skipped with fewer.
 #
 # The minutes are limits, at which a part is stopped. Without PART it does those that are not done; a part that is
 # named is done again. A study goes on where it was stopped. All results are in results/gpu, or in $GPU_RESULTS.
@@ -30,6 +33,9 @@ else
     scoring=(-m pe_bench speed --lengths 65536 --repeats 1 device=cuda model=small)
     study=(-m pe_bench reproduce --gpu device=cuda)
 fi
+gpus=$("$python" -c "import torch; print(torch.cuda.device_count())")
+together=(benchmarks/several_gpus.py --processes "$([ "${GPU_TOY:-}" ] && echo 2 || echo "$gpus")")
+[ "${GPU_TOY:-}" ] && together+=(device=cpu threads=1)
 training+=(--output "$results/training.csv")
 scoring+=(--output "$results/scoring.csv")
 study+=(--results-dir "$results/study" ${text:+--text "$text"})
@@ -48,14 +54,14 @@ do_part() { # name, minutes
     return 1
 }
 
-declare -A minutes=([correctness]=8 [training]=4 [scoring]=6 [study]=22)
+declare -A minutes=([correctness]=8 [training]=4 [scoring]=6 [together]=5 [study]=22)
 for part in "$@"; do
-    [ "${minutes[$part]:-}" ] || { echo "gpu.sh: no part $part: correctness, training, scoring, study" >&2; exit 2; }
+    [ "${minutes[$part]:-}" ] || { echo "gpu.sh: no part $part: correctness, training, scoring, together, study" >&2; exit 2; }
 done
 [ -z "$text" ] || [ -d "$text" ] || { echo "gpu.sh: GPU_TEXT=$GPU_TEXT is not a folder: name one with texts" >&2; exit 2; }
 mkdir -p "$results"
 failed=0
-for part in correctness training scoring study; do
+for part in correctness training scoring together study; do
     if [ $# -gt 0 ]; then
         case " $* " in *" $part "*) ;; *) continue ;; esac
     elif [ -e "$results/$part.done" ]; then
