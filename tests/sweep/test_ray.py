@@ -1,0 +1,62 @@
+"""A sweep on two Ray nodes, both of this machine: what a node that stops takes with it is made again."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.commands import tiny_overrides, write_corpus
+
+RAY = Path(sys.executable).with_name("ray")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not RAY.exists(), reason="no ray here")]
+ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+
+
+def start(folder: Path, *command: str) -> subprocess.Popen[str]:
+    streams = {"stderr": subprocess.STDOUT, "stdout": subprocess.PIPE}
+    environment = {**os.environ, **ENVIRONMENT}
+    return subprocess.Popen(command, **streams, text=True, cwd=folder, env=environment)
+
+
+def node(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a node that ends with the process that is returned, and wait until it is there."""
+    quiet = ["--num-cpus=1", "--node-ip-address=127.0.0.1", "--disable-usage-stats", "--block"]
+    process = start(folder, str(RAY), "start", *quiet, *arguments)
+    assert process.stdout is not None
+    assert any("Ray runtime started" in line for line in process.stdout)
+    return process
+
+
+def sweep(folder: Path, port: int) -> subprocess.Popen[str]:
+    jobs = ["-m", "encoding=nope,alibi", "seed=0,1", "train.steps=600"]
+    launcher = ["hydra/launcher=ray", f"+hydra.launcher.ray.init.address=127.0.0.1:{port}"]
+    return start(folder, sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *jobs, *launcher)
+
+
+def test_a_node_that_stops_loses_nothing_that_the_same_command_does_not_make(tmp_path):
+    write_corpus(tmp_path / "corpus")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    short = Path("/tmp") / f"pe-bench-ray-{os.getpid()}"  # a socket's path may have 107 characters
+    first = node(tmp_path, "--head", f"--port={port}", f"--temp-dir={short}", "--include-dashboard=false")
+    second = node(tmp_path, f"--address=127.0.0.1:{port}")
+    try:
+        process, runs = sweep(tmp_path, port), tmp_path / "results" / "runs"
+        while len({path.parts[-4] for path in runs.glob("*/checkpoints/step-*/meta.json")}) < 2:
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.1)
+        second.terminate()
+        process.communicate(timeout=300)
+        again = sweep(tmp_path, port)
+        told = again.communicate(timeout=300)[0]
+        assert again.returncode == 0, told
+        assert len(list(runs.glob("*/result.json"))) == 4
+    finally:
+        for each in (second, first):
+            each.terminate()
+            each.communicate(timeout=60)
+        shutil.rmtree(short, ignore_errors=True)
