@@ -39,6 +39,7 @@ RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed"
 WRITE_SECONDS = 0.25  # between two changes of a job's file
 POLL_SECONDS = 0.2  # between two checks for the files that ask to stop
 ALIVE_SECONDS = 1.0  # between two checks that the process that launched a worker is alive
+PREEMPTED_SECONDS = 600  # that Slurm may wait before it kills a job that it has asked to end
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
 # Of PyTorch what the first step of an optimizer imports, which takes longer than a tiny run.
 PRELOADED = ["pe_bench.experiment", "torch._dynamo"]
@@ -152,8 +153,16 @@ def run_in_child(state: JobState, context: LaunchContext, config: Config) -> Non
     if last.state == RUNNING:
         last = _after_crash(folder, last, child.exitcode, context.work)
         folder.write(last)
-    if is_worker and last.state == FAILED and "SLURM_JOB_ID" in os.environ:
+    if is_worker and "SLURM_JOB_ID" in os.environ:
+        _end_as_slurm_expects(last.state, is_stopped=folder.is_stopped)
+
+
+def _end_as_slurm_expects(state: str, *, is_stopped: bool) -> None:
+    """Call a failed job failed; stay until Slurm ends what it preempts: only such a job is put back."""
+    if state == FAILED:
         atexit.register(_exit_failed)
+    if state == STOPPED and not is_stopped:
+        time.sleep(PREEMPTED_SECONDS)
 
 
 def _exit_failed() -> None:

@@ -3,10 +3,11 @@
 Only a sweep's runs are kept: repeating the command does what is missing.
 """
 
-import logging
 import os
 import secrets
 import shlex
+import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from pe_bench.system.signals import (
 )
 
 SWEEP_DIR = "hydra.sweep.dir"
+QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job after some minutes
 
 
 def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) -> Summary:
@@ -46,7 +48,7 @@ def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) ->
     """
     folder = SweepFolder(_new_folder(overrides, swept))
     task = _job_runner(folder, swept, config_flags(search))
-    logging.getLogger("submitit").setLevel(logging.ERROR)  # which warns often where Slurm keeps no accounts
+    _ask_queue_without_accounts()
     problem = ""
     try:
         with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view), restore_stopped():
@@ -62,6 +64,25 @@ def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) ->
     states = folder.states()
     # A configuration may sweep over more than the command line.
     return Summary(folder.path, states, max(swept.jobs, len(states)), problem, folder.is_stopped)
+
+
+def _ask_queue_without_accounts() -> None:
+    """Have submitit ask Slurm's queue about its jobs where sacct, which it calls, finds no accounts."""
+    if shutil.which("sacct") is None or subprocess.run(["sacct"], capture_output=True).returncode == 0:
+        return
+    try:
+        from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
+    except ImportError:
+        return
+    ask_accounts = SlurmInfoWatcher._make_command
+
+    def ask_queue(watcher: Any) -> list[str] | None:
+        jobs = ",".join((ask_accounts(watcher) or [])[5::2])  # after each -j
+        ask = f"squeue --noheader --array --states=all --format='%i|%T|%N' --jobs={jobs} || true"
+        return ["sh", "-c", f"echo 'JobID|State|NodeList'; {ask}"] if jobs else None
+
+    SlurmInfoWatcher._make_command = ask_queue
+    SlurmJob.watcher._delay_s = QUEUE_SECONDS
 
 
 def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:

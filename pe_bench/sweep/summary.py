@@ -118,8 +118,8 @@ def print_summary(summary: Summary) -> None:
     if summary.problem:
         say(f"the launcher ended: {summary.problem}")
     for state in failed[:MAX_SHOWN]:
-        reason = state.reason or "its process died" + (f", at {state.text}" if state.text else "")
-        say(f"  failed: {state.label}: {reason}{_file_that_says_more(summary, state)}")
+        died = state.text if state.state == STOPPED else f"its process died, at {state.text or 'its start'}"
+        say(f"  failed: {state.label}: {state.reason or died}{_file_that_says_more(summary, state)}")
     if len(failed) > MAX_SHOWN:
         say(f"  and {len(failed) - MAX_SHOWN} more: see {summary.folder / 'jobs'}")
     if len(failed) == 1:

@@ -54,7 +54,7 @@ SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
 KillWait=5
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
-PartitionName=long Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=long Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=long", "hydra.launcher.mem_gb=2"]
@@ -144,7 +144,7 @@ def has_saved(folder: Path) -> bool:
 def test_a_sweep_has_the_cores_that_slurm_gives_and_no_page_of_warnings(folder):
     told = end(start(folder, "encoding=nope,alibi", "hydra.launcher.cpus_per_task=1"), 0)
     assert "2 jobs: 2 done" in told
-    assert sum("sacct" in line for line in told.splitlines()) <= 1, told
+    assert "sacct" not in told and "accounting" not in told, told
     runs = list((folder / "results" / "runs").iterdir())
     assert all('"threads": 1,' in (run / "environment.json").read_text() for run in runs)
 
@@ -170,7 +170,7 @@ def test_a_drained_node_ends_its_job_as_usual_and_takes_the_next_after_it_resume
     process = start(folder, "encoding=nope", "seed=0,1", *long_run(1500), "hydra.launcher.cpus_per_task=2")
     wait_for(process, lambda: has_saved(folder))
     slurm("scontrol", "update", f"nodename={HOST}", "state=drain", "reason=test")
-    wait_for(process, lambda: "drained" in slurm("sinfo", "--noheader"))
+    wait_for(process, lambda: "drained" in slurm("sinfo", "--noheader", "--format=%T"))
     assert len(list((folder / "results").glob("runs/*/result.json"))) == 1
     assert "PENDING" in slurm("squeue", "--noheader", "--format=%T")
     slurm("scontrol", "update", f"nodename={HOST}", "state=resume")
