@@ -1,4 +1,4 @@
-"""Compare one run in several processes, with DDP and with FSDP2, with the same run in one: losses and seconds.
+"""Compare one run in several processes, with DDP and with FSDP2, with one process: losses and seconds.
 
 python benchmarks/several_gpus.py --processes 8              # NCCL, on as many GPUs
 python benchmarks/several_gpus.py --processes 2 device=cpu   # gloo

@@ -94,6 +94,8 @@ def test_a_container_that_has_a_share_of_the_processors_has_that_many_cores(
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert available_cores(tmp_path / "cpu.max") == cores
     assert available_cores(tmp_path / "none") == 6
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+    assert available_cores(tmp_path / "cpu.max") == min(cores, 4)
 
 
 @needs_reset

@@ -18,9 +18,15 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
-def test_threads_are_the_requested_number_or_all_cores() -> None:
+def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert set_threads(3) == torch.get_num_threads() == 3
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
+    for limit in ("1", "1,4"):
+        monkeypatch.setenv("OMP_NUM_THREADS", limit)
+        assert set_threads("auto") == 1
 
 
 @pytest.mark.parametrize(
