@@ -76,8 +76,8 @@ def _ask_queue_without_accounts() -> None:
         return
     ask_accounts = SlurmInfoWatcher._make_command
 
-    def ask_queue(watcher: Any) -> list[str] | None:
-        jobs = ",".join((ask_accounts(watcher) or [])[5::2])  # after each -j
+    def ask_queue(self: Any) -> list[str] | None:
+        jobs = ",".join((ask_accounts(self) or [])[5::2])  # after each -j
         ask = f"squeue --noheader --array --states=all --format='%i|%T|%N' --jobs={jobs} || true"
         return ["sh", "-c", f"echo 'JobID|State|NodeList'; {ask}"] if jobs else None
 
