@@ -293,6 +293,7 @@ def import_(folders: list[Path], **options: Any) -> None:
 
     Examples:
       pe-bench import /mnt/other/results
+      pe-bench import copies/runs other/results/runs
       pe-bench import rope-s0-1a2b3c4d --results-dir results
     """
     from pe_bench.cli.train import import_folders
