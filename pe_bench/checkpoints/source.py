@@ -139,12 +139,8 @@ def download(repository: str, revision: str | None) -> Path:
 
     from pe_bench.data import hub
 
-    with hub.connection() as online:
-        try:
-            folder = snapshot_download(repository, revision=revision, allow_patterns=FETCHED)
-        except Exception as error:  # huggingface_hub and httpx each raise their own kinds
-            raise UserError(hub.explain(error, online, f"hf:{repository}", WITHOUT)) from error
-    return Path(folder)
+    with hub.hub_errors(f"hf:{repository}", WITHOUT):
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=FETCHED))
 
 
 def checked(source: Source) -> Source:

@@ -1,20 +1,15 @@
-"""Documents from the Hugging Face Hub, and what happens where there is no network."""
+"""Documents from the Hugging Face Hub."""
 
-import os
 import re
-import socket
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from pe_bench.config.schema import DataConfig
 from pe_bench.data.sources import Document, row_text, within_budget
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 
-PROBE_SECONDS = 1.0
 OWNER_AND_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 WITHOUT = "use data=stdlib, or data=files data.path=DIR"
 
@@ -24,78 +19,32 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
 
     With a budget the dataset is streamed, so that only what is used is fetched.
     """
-    _require_name(str(config.path))
-    with connection() as online:
-        try:
-            splits = _load(config, streaming=byte_budget is not None)
-            if "train" not in splits:
-                names = ", ".join(splits)
-                raise UserError(f"data.path={config.path} has no split 'train' (it has {names}): {WITHOUT}")
-            train = _documents(splits["train"], "train", config)
-            validation = _documents(splits.get("validation", ()), "validation", config)
-            read_train = list(within_budget(train, byte_budget))
-            return read_train, list(within_budget(validation, byte_budget)) or None
-        except UserError:
-            raise
-        except Exception as error:  # datasets, httpx, pyarrow and fsspec each raise their own kinds
-            raise UserError(explain(error, online, f"data.path={config.path}", WITHOUT)) from error
-
-
-def _require_name(path: str) -> None:
-    """Refuse other names: `datasets` takes them for folders or formats; they may be a stranger's."""
-    if not OWNER_AND_NAME.fullmatch(path) or Path(path).exists():
-        raise UserError(f"data.path={path} is not the OWNER/NAME of a dataset on the Hub: {WITHOUT}")
-
-
-def explain(error: Exception, online: bool, what: str, instead: str) -> str:
-    """Return one line for a failure at the Hub."""
-    if not online:
-        return f"{what} is not in the local cache and the Hugging Face Hub cannot be reached: {instead}"
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return f"{what} cannot be loaded from the Hugging Face Hub ({reason}): check it, or {instead}"
+    # `datasets` takes other names for folders or formats; they may be a stranger's.
+    is_name = OWNER_AND_NAME.fullmatch(str(config.path)) and not Path(str(config.path)).exists()
+    require(
+        bool(is_name), f"data.path={config.path} is not the OWNER/NAME of a dataset on the Hub: {WITHOUT}"
+    )
+    with hub_errors(f"data.path={config.path}", WITHOUT):
+        splits = _load(config, streaming=byte_budget is not None)
+        message = f"data.path={config.path} has no split 'train' (it has {', '.join(splits)}): {WITHOUT}"
+        require("train" in splits, message)
+        train = _documents(splits["train"], "train", config)
+        validation = _documents(splits.get("validation", ()), "validation", config)
+        read_train = list(within_budget(train, byte_budget))
+        return read_train, list(within_budget(validation, byte_budget)) or None
 
 
 @contextmanager
-def connection() -> Iterator[bool]:
-    """Yield whether the Hub can be reached; if not, its libraries search their caches and never retry.
-
-    Without this they would try for 24 seconds before they give up, whatever their own timeouts are: each
-    name that cannot be resolved is requested six times.
-    """
-    import huggingface_hub
-    from datasets import config as datasets_config
-
-    online = not huggingface_hub.constants.HF_HUB_OFFLINE and reachable(huggingface_hub.constants.ENDPOINT)
-    switches = [(huggingface_hub.constants, "HF_HUB_OFFLINE"), (datasets_config, "HF_HUB_OFFLINE")]
-    before = [getattr(module, name) for module, name in switches]
-    for module, name in switches:
-        setattr(module, name, not online)
+def hub_errors(what: str, instead: str) -> Iterator[None]:
+    """Turn what the Hub's libraries raise into a `UserError` of one line."""
     try:
-        yield online
-    finally:
-        for (module, name), value in zip(switches, before, strict=True):
-            setattr(module, name, value)
-
-
-def reachable(endpoint: str) -> bool:
-    """Return whether a connection to `endpoint`, or to its proxy, opens within a second."""
-    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-    address = urlsplit(proxy or endpoint)
-    port = address.port or (443 if address.scheme == "https" else 80)
-    opened = threading.Event()
-
-    def probe() -> None:
-        try:
-            socket.create_connection((address.hostname or "", port), timeout=PROBE_SECONDS).close()
-            opened.set()
-        except OSError:
-            pass
-
-    # In a thread, because resolving a name has no timeout.
-    thread = threading.Thread(target=probe, daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    return opened.is_set()
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # datasets, httpx, pyarrow and fsspec each raise their own kinds
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        message = f"{what} cannot be loaded from the Hugging Face Hub ({reason})"
+        raise UserError(f"{message}: check it and the network, or {instead}") from error
 
 
 def _load(config: DataConfig, streaming: bool) -> dict[str, Iterable[dict[str, Any]]]:

@@ -18,18 +18,8 @@ MAX_NAMED = 10  # files that are no text
 ROWS = 256  # of Parquet that are in memory at once
 # Not the standard library itself: tests, other people's packages, applications, copies, and tables.
 LEFT_OUT = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "_bundled",
-    "idlelib",
-    "lib2to3",
-    "encodings",
-    "pydoc_data",
-    "turtledemo",
+    *("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "_bundled"),
+    *("idlelib", "lib2to3", "encodings", "pydoc_data", "turtledemo"),
 }
 GENERATED = {"html/entities.py", "keyword.py", "re/_casefix.py", "stringprep.py", "token.py"}
 GENERATED_PREFIXES = ("_sysconfigdata", "config-")

@@ -183,12 +183,8 @@ def load_hub(config: TokenizerConfig) -> SubwordTokenizer:
     """Return the tokenizer `config.name` of the Hub. Raises `UserError` where it cannot be had."""
     import tokenizers
 
-    with hub.connection() as online:
-        try:
-            tokenizer = tokenizers.Tokenizer.from_pretrained(str(config.name), config.revision or "main")
-        except Exception as error:  # huggingface_hub, httpx and tokenizers each raise their own kinds
-            instead = "use tokenizer=bytes or tokenizer=bpe"
-            raise UserError(hub.explain(error, online, f"tokenizer.name={config.name}", instead)) from error
+    with hub.hub_errors(f"tokenizer.name={config.name}", "use tokenizer=bytes or tokenizer=bpe"):
+        tokenizer = tokenizers.Tokenizer.from_pretrained(str(config.name), config.revision or "main")
     return SubwordTokenizer(tokenizer, f"hub-{config.name}")
 
 

@@ -53,12 +53,6 @@ def test_a_validation_document_that_stands_in_training_is_dropped(monkeypatch, s
     assert len(without_overlap([Document("validation", text)], [training])) == kept
 
 
-def test_a_copy_shorter_than_a_window_is_dropped_too():
-    short = Document("short", b"too short for a window")
-    other = Document("other", b"short as well")
-    assert without_overlap([short, other], [short]) == [other]
-
-
 def test_equal_windows_and_only_they_have_equal_hashes():
     text = noise(5_000, 3)
     hashes = window_hashes(text + b"-" + text)
@@ -67,13 +61,6 @@ def test_equal_windows_and_only_they_have_equal_hashes():
     assert len(set(windows)) == len(np.unique(hashes))
     assert np.array_equal(hashes[:4_953], hashes[5_001:])
     assert len(window_hashes(b"x" * 47)) == 0 and len(window_hashes(b"x" * 48)) == 1
-
-
-def test_a_text_hashed_in_parts_has_the_same_windows(monkeypatch):
-    text = noise(3_000, 4)
-    whole = split._sampled(text, 1)
-    monkeypatch.setattr(split, "CHUNK_BYTES", 100)
-    assert np.array_equal(whole, split._sampled(text, 1))
 
 
 def test_with_few_documents_each_gives_its_last_fifth_at_a_character():

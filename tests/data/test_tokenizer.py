@@ -11,7 +11,6 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from pe_bench.config.schema import TokenizerConfig
-from pe_bench.data import hub
 from pe_bench.data.tokenizer import (
     ByteTokenizer,
     SubwordTokenizer,
@@ -61,10 +60,12 @@ def test_bytes_are_their_own_ids():
     assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.label) == (257, 256, "bytes")
 
 
-def test_byte_ends_rise_to_the_length_of_the_text(bpe):
+def test_byte_ends_rise_to_the_length_of_the_text_and_an_end_of_text_in_it_is_text(bpe):
     for text, encoded in zip(TEXTS, bpe.encode_documents(TEXTS, with_ends=True), strict=True):
         assert encoded.byte_ends is not None and len(encoded.byte_ends) == len(encoded.ids)
         assert np.all(np.diff(encoded.byte_ends) >= 0) and encoded.byte_ends[-1] == len(text)
+        assert bpe.end_of_text not in encoded.ids
+    assert bpe.end_of_text < bpe.vocab_size and bpe.label == "bpe-300"
 
 
 def test_byte_ends_are_those_of_the_tokens_where_no_character_is_cut(bpe):
@@ -75,12 +76,6 @@ def test_byte_ends_are_those_of_the_tokens_where_no_character_is_cut(bpe):
     for token, end in zip(encoded.ids, encoded.byte_ends, strict=True):
         assert bpe.tokenizer.decode([int(token)]).encode() == text[begin:end]
         begin = int(end)
-
-
-def test_an_end_of_text_in_the_text_is_text(bpe):
-    for encoded in bpe.encode_documents(TEXTS):
-        assert bpe.end_of_text not in encoded.ids
-    assert bpe.end_of_text < bpe.vocab_size and bpe.label == "bpe-300"
 
 
 def test_a_hub_tokenizer_adds_nothing_to_a_document():
@@ -108,7 +103,6 @@ def test_a_hub_tokenizer_is_asked_for_by_name_and_revision(monkeypatch):
             return words
 
     monkeypatch.setattr(tokenizers, "Tokenizer", Loader)
-    monkeypatch.setattr(hub, "reachable", lambda endpoint: True)
     assert load_hub(TokenizerConfig(kind="hub", name="gpt2", revision="v1")).label == "hub-gpt2"
     load_hub(TokenizerConfig(kind="hub", name="gpt2"))
     assert asked == [("gpt2", "v1"), ("gpt2", "main")]

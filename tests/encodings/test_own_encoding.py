@@ -289,7 +289,7 @@ RETURNED = "-self.strength[:, None] * distance.sqrt()"
         (
             "sqrt()",
             "log()",
-            "RootBias.distance_bias gives values that are not finite in a window of 16 tokens",
+            "the encoding gives values that are not finite in a window of 16 tokens",
         ),
         (
             RETURNED,

@@ -1,51 +1,72 @@
 """The reference runs the hooks in their order; every fast path gives what the reference gives."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from support.attending import (
+    ALL,
+    HIDING,
+    D,
+    H,
+    K,
+    OfContent,
+    deberta,
+    largest_error,
+    made,
+    output_and_gradients,
+)
+from support.cases import find_case
+from support.native import here
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.bias.alibi import ALiBi
-from pe_bench.encodings.bias.t5 import T5
-from pe_bench.encodings.compose import Stack
-from pe_bench.encodings.content.cope import CoPE
+from pe_bench.config.groups import config_dir
+from pe_bench.encodings.base import LayerEncoding, LengthError, Side
+from pe_bench.encodings.content import running_sums
 from pe_bench.encodings.content.fox import FoX
-from pe_bench.encodings.content.stick_breaking import StickBreaking
 from pe_bench.encodings.distance.lm_infinite import LMInfinite
-from pe_bench.encodings.logits.logn import LogN
+from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.logits.sink import Sink
+from pe_bench.encodings.masks.ranges import first_and_latest, intersection, latest
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
-from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.model.attention import attention, choose, reference_attention
-from pe_bench.model.attention.fused import (
-    FUSED_QUERIES,
-    fused_attention,
-    fused_column_attention,
-    fused_distance_attention,
+from pe_bench.inspection.check import layers
+from pe_bench.inspection.check.case import as_type, layer_inputs, layers_of
+from pe_bench.inspection.check.result import worst
+from pe_bench.model.attention import (
+    attention,
+    choose,
+    chunks,
+    fused,
+    paths,
+    reference,
+    reference_attention,
 )
+from pe_bench.model.attention.chunks import fused_chunk_attention, keys_band, queries_band
+from pe_bench.model.attention.fused import fused_with_lse, merge_by_lse
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
-B, H, K = 2, 3, 4
-D = H * K
+NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 
 
-def inputs(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The input of a layer, queries, keys and values."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(B, tokens, D, generator=generator, dtype=dtype)
-    q, k, v = torch.randn(3, B, H, tokens, K, generator=generator, dtype=dtype)
-    return x, q, k, v
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks and blocks to a short text, of unequal sizes."""
+    monkeypatch.setattr(chunks, "CHUNK_QUERIES", 7)
+    monkeypatch.setattr(chunks, "CHUNK_ELEMENTS", 2 * H * 5 * 30)
+    monkeypatch.setattr(fused, "FUSED_QUERIES", 9)
+    monkeypatch.setattr(running_sums, "BLOCK", 8)
 
 
-def worst(a: Tensor, b: Tensor) -> float:
-    return float((a.detach() - b.detach()).abs().max())
+def sink() -> LayerEncoding:
+    return Sink(H, 0.3)
 
 
-def stack(*parts: LayerEncoding) -> Stack:
-    """In float64: a stack's parts are registered where they belong, and not in it."""
-    return Stack([part.double() for part in parts])
+# The reference
 
 
 class Recording(LayerEncoding):
@@ -61,9 +82,8 @@ class Recording(LayerEncoding):
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         self.called.append("transform")
-        return torch.cat([queries.x, queries.x], -1), torch.cat(
-            [keys.x, keys.x], -1
-        )  # as of a wider head: twice the scores
+        # As of a wider head: twice the scores.
+        return torch.cat([queries.x, queries.x], -1), torch.cat([keys.x, keys.x], -1)
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         self.called.append("scores")
@@ -81,10 +101,6 @@ class Recording(LayerEncoding):
         self.called.append("adjust")
         return scores.square()
 
-    def visible(self, queries: Side, keys: Side) -> Tensor:
-        self.called.append("visible")
-        return super().visible(queries, keys)
-
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         self.called.append("weights")
         return scores * visible
@@ -95,10 +111,10 @@ class Recording(LayerEncoding):
 
 
 def test_hooks_are_called_and_applied_in_their_order() -> None:
-    encoding, (x, q, k, v) = Recording(), inputs(5)
+    encoding, (x, q, k, v) = Recording(), layer_inputs(5)
     result = attention(encoding, x, q, k, v, torch.arange(5))
-    order = [hook for hook in encoding.called if hook != "visible"]  # adjust is told what is visible
-    assert order == ["prepare", "transform", "scores", "logit_scale", "bias", "adjust", "weights", "mix"]
+    order = ["prepare", "transform", "scores", "logit_scale", "bias", "adjust", "weights", "mix"]
+    assert encoding.called == order
     # The scale is that of the model's own width, whatever transform widened.
     scores = 2 * (q @ k.mT) / K**0.5 * x[:, None, :, :1] + 0.25
     assert worst(result, scores.square().tril() @ v) < 1e-12
@@ -115,122 +131,88 @@ def test_transform_sees_all_keys_and_a_block_of_queries_those_that_it_may() -> N
             assert len(keys.index) == v.shape[-2] == queries.index[-1] + 1
             return weights @ v
 
-    result = reference_attention(Seen(), *inputs(7), position=torch.arange(7), block=2)
-    assert worst(result, reference_attention(NoPE(), *inputs(7), position=torch.arange(7))) < 1e-12
+    result = reference_attention(Seen(), *layer_inputs(7), position=torch.arange(7), block=2)
+    assert worst(result, reference_attention(NoPE(), *layer_inputs(7), position=torch.arange(7))) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "encoding", [NoPE(), RoPE(d_head=K), ALiBi(H), FoX(D, H), StickBreaking(), SlidingWindow(9), Shaw(K)]
-)
-def test_a_window_is_the_sliding_window_of_that_many_tokens(encoding: LayerEncoding) -> None:
-    encoding, position = encoding.double(), torch.arange(11)
-    limited = attention(encoding, *inputs(11), position=position, window=4)
-    inside = Stack([encoding, SlidingWindow(4)])
-    assert worst(limited, reference_attention(inside, *inputs(11), position=position)) < 1e-12
-    unlimited = attention(encoding, *inputs(11), position=position)
-    assert worst(limited, unlimited) > 1e-3
-    # In blocks, keys before the window of a block's first query are left out.
-    blocks = reference_attention(encoding, *inputs(11), position=position, window=4, block=2)
-    assert worst(blocks, limited) < 1e-12
-    everything = attention(encoding, *inputs(11), position=position, window=11)
-    assert worst(everything, unlimited) < 1e-12
+def test_a_window_is_the_sliding_window_of_that_many_tokens() -> None:
+    arguments = (*layer_inputs(11), torch.arange(11))
+    for name in ("nothing", "a rotation", "a slope", "columns", "a broken stick", "relative values"):
+        encoding = made(name)
+        unlimited = reference_attention(encoding, *arguments)
+        inside = reference_attention(made(name, lambda: SlidingWindow(4)), *arguments)
+        for block in (1, 2, 11):  # keys before the window of a block's first query are left out
+            assert worst(reference_attention(encoding, *arguments, window=4, block=block), inside) < 1e-12
+        assert worst(unlimited, inside) > 1e-3
+        assert worst(reference_attention(encoding, *arguments, window=11), unlimited) < 1e-12
 
 
-def path_of(encoding: LayerEncoding, position: Tensor | None = None) -> str:
-    """Which path `attention` takes."""
-    position = torch.arange(5) if position is None else position
-    return choose(encoding, inputs(5)[1], position).name
+def test_null_logits_take_their_share_as_one_more_column_of_a_softmax_does() -> None:
+    x, q, k, v = layer_inputs(9)
+    encoding = made("a sink")
+    scores = (q @ k.mT * K**-0.5).masked_fill(~torch.ones(9, 9).tril().bool(), float("-inf"))
+    column = encoding.get_parameter("logit")[:, None, None].expand(2, H, 9, 1)
+    weights = torch.cat([scores, column], -1).softmax(-1)[..., :-1]
+    assert worst(reference_attention(encoding, x, q, k, v, torch.arange(9)), weights @ v) < 1e-14
+    high = Sink(H, initial=1e4)
+    for path in (attention, reference_attention):
+        assert not path(high, *layer_inputs(40, torch.float32), torch.arange(40)).any()
+        results = output_and_gradients(path, high, layer_inputs(40, torch.float32), torch.arange(40))
+        assert not any(result.any() for result in results), "and no gradient is lost to NaN"
 
 
-@pytest.mark.parametrize(
-    ("encoding", "path"),
-    [
-        (NoPE(), "fused"),
-        (RoPE(d_head=K), "fused"),
-        (LogN(2), "fused"),
-        (Stack([RoPE(d_head=K), LogN(2)]), "fused"),
-        (ALiBi(H), "fused distance"),
-        (Stack([ALiBi(H), LogN(2)]), "fused distance"),
-        (FoX(D, H), "fused column"),
-        (Stack([FoX(D, H), LogN(2)]), "fused column"),
-        (Shaw(K), "reference"),
-        (CoPE(K), "reference"),
-        (StickBreaking(), "reference"),
-        (Stack([RoPE(d_head=K), SlidingWindow(3)]), "fused chunk"),
-    ],
-)
-def test_the_path_follows_from_the_hooks_that_are_overridden(encoding: LayerEncoding, path: str) -> None:
-    assert path_of(encoding) == path
+# The fast paths beside the reference
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 17, FUSED_QUERIES, FUSED_QUERIES + 1, 2 * FUSED_QUERIES + 77])
-@pytest.mark.parametrize("make", [lambda: ALiBi(H), lambda: T5(D, H), lambda: stack(ALiBi(H), LogN(5))])
-def test_table_of_distances_is_the_reference_at_any_length(make, tokens: int) -> None:
-    encoding, position = make().double(), torch.arange(tokens)
-    with torch.no_grad():
-        fast = fused_distance_attention(encoding, *inputs(tokens), position)
-        sample = sorted({0, tokens // 2, tokens - 1, min(tokens - 1, FUSED_QUERIES)})
-        for row in sample:
-            exact = reference_attention(encoding, *inputs(tokens), position, rows=range(row, row + 1))
-            assert worst(fast[:, :, row : row + 1], exact) < 1e-6
-    assert fast.isfinite().all()
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_scoring_has_the_outputs_of_the_reference(name: str, small_chunks: None) -> None:
+    plain, with_null = made(name), made(name, sink)
+    for tokens in (1, 2, 8, 33):
+        counting = torch.arange(tokens)
+        jumping = torch.stack([2 * counting, counting + 3])
+        for position in (counting, counting + 500, jumping, counting.float() + 0.5):
+            if position.is_floating_point() and name == "an absolute table":
+                continue
+            for encoding, window in ((plain, None), (plain, 1), (with_null, 4), (with_null, None)):
+                arguments = (*layer_inputs(tokens), position, window)
+                exact = reference_attention(encoding, *arguments)
+                # Tables of biases are of float32 distances.
+                assert worst(attention(encoding, *arguments), exact) < 1e-6
+                if not encoding.overrides(*paths.UNFUSED, "scores") or encoding.overrides("terms"):
+                    assert worst(fused_chunk_attention(encoding, *arguments), exact) < 1e-10
 
 
-@pytest.mark.parametrize(
-    ("make", "fused"),
-    [
-        (lambda: NoPE(), fused_attention),
-        (lambda: RoPE(d_head=K), fused_attention),
-        (lambda: stack(RoPE(d_head=K), LogN(5)), fused_attention),
-        (lambda: ALiBi(H), fused_distance_attention),
-        (lambda: FoX(D, H), fused_column_attention),
-        (lambda: stack(FoX(D, H), RoPE(d_head=K), LogN(5)), fused_column_attention),
-    ],
-)
-def test_gradients_of_a_fast_path_are_those_of_the_reference(make, fused) -> None:
-    torch.manual_seed(0)
-    encoding, position = make().double(), torch.arange(19)
-    leaves = [tensor.requires_grad_() for tensor in inputs(19)]
-    seen = {
-        id(parameter): parameter
-        for part in getattr(encoding, "_parts", [encoding])
-        for parameter in part.parameters()
-    }
-    wanted = [*leaves, *seen.values()]
-    weight = torch.randn(B, H, 19, K, dtype=torch.float64)
-
-    def gradients(path) -> list[Tensor | None]:
-        output = path(encoding, *leaves, position)
-        return list(torch.autograd.grad((output * weight).sum(), wanted, allow_unused=True))
-
-    for fast, exact in zip(gradients(fused), gradients(reference_attention), strict=True):
-        assert (fast is None) == (exact is None)
-        if fast is not None and exact is not None:
-            assert worst(fast, exact) < 1e-6
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("native", [pytest.param(True, marks=here), False])
+def test_training_has_the_outputs_and_gradients_of_the_reference(
+    name: str, native: bool, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(paths, "is_kernel_here", lambda: False)
+    position = torch.arange(61)
+    for nulls, window in (((), None), ((), 9), ((sink, OfContent), None)):
+        encoding, inputs = made(name, *nulls), layer_inputs(61)
+        exact = output_and_gradients(reference_attention, encoding, inputs, position, window)
+        if not native:
+            found = output_and_gradients(attention, encoding, inputs, position, window)
+            assert largest_error(found, exact) < 1e-6
+        single = made(name, *nulls, dtype=torch.float32)
+        found = output_and_gradients(attention, single, as_type(inputs, torch.float32), position, window)
+        assert largest_error(found, exact) < 1e-4
 
 
-def test_columns_of_a_composition_are_the_sum_of_its_biases() -> None:
-    class MoreColumns(LayerEncoding):
-        """A second low-rank bias: -j / 10."""
-
-        def bias(self, queries: Side, keys: Side) -> Tensor:
-            return (-keys.index / 10).double().expand(H, len(queries.index), -1)
-
-        def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-            ones = torch.ones(len(queries.index), 1, dtype=torch.float64)
-            return ones.expand(B, H, -1, -1), (-keys.index[:, None] / 10).double().expand(B, H, -1, -1)
-
-    encoding = Stack([FoX(D, H).double(), MoreColumns(), LogN(5)])
-    exact = reference_attention(encoding, *inputs(9), position=torch.arange(9))
-    assert worst(fused_column_attention(encoding, *inputs(9), torch.arange(9)), exact) < 1e-10
-
-
-def test_a_bias_without_columns_is_not_left_out_of_a_composition() -> None:
-    encoding = Stack([FoX(D, H).double(), ALiBi(H).double()])
-    exact = reference_attention(encoding, *inputs(9), position=torch.arange(9))
-    assert worst(attention(encoding, *inputs(9), position=torch.arange(9)), exact) < 1e-12
-    alone = reference_attention(FoX(D, H).double(), *inputs(9), position=torch.arange(9))
-    assert worst(exact, alone) > 1e-3
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_every_encoding_keeps_its_scores_on_the_path_that_is_chosen(name: str, small_chunks: None) -> None:
+    for layer in layers_of(find_case(name).encoding):
+        for window in (None, 4):
+            arguments = (*layer_inputs(32), torch.arange(32), window)
+            try:
+                exact = reference_attention(layer, *arguments)
+            except LengthError:
+                continue
+            assert worst(attention(layer, *arguments), exact) < 1e-10
 
 
 class RawScores(LMInfinite):
@@ -248,14 +230,262 @@ class Halved(FoX):
         return 0.5 * super().bias(queries, keys)
 
 
-@pytest.mark.parametrize(
-    "encoding",
-    [RawScores(K, window=4), Everything(2), Halved(D, H)],
-    ids=lambda encoding: type(encoding).__name__,
-)
+class Doubled(Shaw):
+    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
+        return 2 * super().scores(queries, keys, scale)
+
+
 @pytest.mark.parametrize("trains", [False, True])
-def test_a_class_that_changes_a_hook_does_not_inherit_the_faster_form_of_the_old_one(encoding, trains):
-    x, q, k, v = inputs(700, torch.float32)
-    given = (x, q.requires_grad_(trains), k.requires_grad_(trains), v, torch.arange(700))
-    with torch.set_grad_enabled(trains):
-        assert worst(attention(encoding, *given), reference_attention(encoding, *given)) < 1e-6
+def test_a_class_that_changes_a_hook_does_not_inherit_the_faster_form_of_the_old_one(trains: bool) -> None:
+    x, q, k, v = layer_inputs(300, torch.float32)
+    arguments = (x, q.requires_grad_(trains), k.requires_grad_(trains), v, torch.arange(300))
+    for encoding in (RawScores(K, window=4), Everything(2), Halved(D, H), Doubled(K)):
+        with torch.set_grad_enabled(trains):
+            assert worst(attention(encoding, *arguments), reference_attention(encoding, *arguments)) < 1e-6
+
+
+def test_columns_of_a_composition_are_the_sum_of_its_biases_and_no_bias_is_left_out() -> None:
+    class MoreColumns(LayerEncoding):
+        """A second low-rank bias: -j / 10."""
+
+        def bias(self, queries: Side, keys: Side) -> Tensor:
+            return (-keys.index / 10).expand(H, len(queries.index), -1)
+
+        def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+            ones = torch.ones(len(queries.index), 1)
+            return ones.expand(2, H, -1, -1), (-keys.index[:, None] / 10).expand(2, H, -1, -1)
+
+    inputs, position = layer_inputs(9), torch.arange(9)
+    alone = reference_attention(made("columns"), *inputs, position)
+    for encoding in (made("columns", MoreColumns), made("columns and a slope")):
+        exact = output_and_gradients(reference_attention, encoding, inputs, position)
+        assert largest_error(output_and_gradients(attention, encoding, inputs, position), exact) < 1e-6
+        assert worst(exact[0], alone) > 1e-3
+
+
+# Which path is taken
+
+NATIVE, FUSED, CHUNK, FLEX, REFERENCE = "native", "fused", "fused chunk", "fused flex", "reference"
+# When scoring, in training with the kernel, in training without it, and on a GPU.
+TAKEN: dict[str, tuple[str | None, ...]] = {
+    "nothing": (FUSED, NATIVE, FUSED, FUSED),
+    "a rotation": (FUSED, NATIVE, FUSED, FUSED),
+    "an absolute table": (FUSED, NATIVE, FUSED, FUSED),
+    "a slope": ("fused distance", NATIVE, "fused distance", FLEX),
+    "sandwich": ("fused distance", NATIVE, "fused distance", FLEX),
+    # The fused kernels have no gradient for a bias.
+    "buckets": ("fused distance", NATIVE, REFERENCE, FLEX),
+    "peaks": ("fused distance", NATIVE, REFERENCE, FLEX),
+    # Columns are sums over the whole text: exact enough for gradients, and not for scores.
+    "columns": (CHUNK, "native column", REFERENCE, FLEX),
+    "columns and a slope": (CHUNK, REFERENCE, REFERENCE, REFERENCE),
+    "a bias of positions": (CHUNK, REFERENCE, REFERENCE, REFERENCE),
+    "a window": (CHUNK, CHUNK, CHUNK, FLEX),
+    "a rotation and a window": (CHUNK, CHUNK, CHUNK, FLEX),
+    "a slope and a window": (CHUNK, CHUNK, CHUNK, FLEX),
+    "buckets in chunks": (CHUNK, REFERENCE, REFERENCE, FLEX),
+    "sinks": (CHUNK, CHUNK, CHUNK, None),
+    "two distances": (CHUNK, CHUNK, CHUNK, None),
+    "relative values": ("fused relative", REFERENCE, REFERENCE, REFERENCE),
+    "disentangled": ("fused relative", REFERENCE, REFERENCE, REFERENCE),
+    "relative values and a factor": (REFERENCE, REFERENCE, REFERENCE, REFERENCE),
+    "positions by content": (REFERENCE, REFERENCE, REFERENCE, REFERENCE),
+    "a broken stick": (REFERENCE, REFERENCE, REFERENCE, REFERENCE),
+}
+
+
+@here
+def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*nulls: Callable[[], LayerEncoding], window: int | None = None) -> dict[str, Any]:
+        """Return the path of each, when scoring and in training."""
+        q, position = torch.zeros(1, H, 5, K, requires_grad=True), torch.arange(5)
+        encodings = {name: made(name, *nulls, dtype=torch.float32) for name in TAKEN}
+        with torch.no_grad():
+            scoring = {name: choose(one, q, position, window).name for name, one in encodings.items()}
+        return {
+            name: (scoring[name], choose(one, q, position, window).name) for name, one in encodings.items()
+        }
+
+    with FakeTensorMode():
+        on_gpu = torch.empty(1, H, 5, K, device="cuda", dtype=torch.bfloat16)
+    for nulls in ((), (sink,)):  # no path is lost by a null logit, where its log-sum-exp is to be had
+        for name, (*_, on_cuda) in TAKEN.items():
+            path = choose(made(name, *nulls), on_gpu, torch.arange(5)).name if on_cuda else None
+            assert path == (FLEX if nulls and on_cuda == FUSED else on_cuda), name
+    assert choose(Sink(H), on_gpu.double(), torch.arange(5)).name == REFERENCE
+    assert choose(NoPE(), on_gpu, torch.arange(5), 3).name == FLEX
+    for nulls in ((), (sink,)):
+        for name, row in taken(*nulls).items():
+            expected = TAKEN[name][:2]
+            assert row == expected or (nulls and expected[0] == "fused relative"), name
+    assert {row[0] for name, row in taken(window=3).items()} == {CHUNK, REFERENCE}
+    monkeypatch.setattr(paths, "is_kernel_here", lambda: False)
+    assert {name: row[1] for name, row in taken().items()} == {name: row[2] for name, row in TAKEN.items()}
+
+
+# Ranges of keys
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_ranges_hold_all_keys_that_are_seen_and_begin_and_end_with_one(name: str) -> None:
+    encoding, index = made(name), torch.arange(40)
+    assert layers.keys_outside_of_ranges(encoding, tokens=40) == 0
+    if name in ("sinks and a shorter window", "windows of heads in chunks", "strides of heads"):
+        return  # of an intersection more may be taken than is seen
+    empty = torch.empty(1, H, 40, 0)
+    visible = encoding.visible(*2 * [Side(empty, empty, index, index, {})]).view(-1, 40, 40).any(0)
+    for start in range(33):
+        seen = visible[start : start + 7].any(0)
+        assert all(seen[one[0]] and seen[one[-1]] for one in encoding.ranges(start, start + 7))
+
+
+def test_ranges_meet_in_what_both_hold() -> None:
+    assert latest(4, 10, 12) == [range(7, 12)]
+    assert first_and_latest(2, 4, 10, 12) == [range(2), range(7, 12)]
+    assert first_and_latest(7, 4, 10, 12) == [range(12)]
+    assert intersection([range(2), range(7, 12)], [range(12)]) == [range(2), range(7, 12)]
+    assert intersection([range(2), range(7, 12)], [range(1, 9)]) == [range(1, 2), range(7, 9)]
+    assert intersection([range(2)], [range(2, 5)]) == []
+
+
+# Long texts, and half precision
+
+
+@torch.no_grad()
+def test_the_end_of_a_long_text_is_that_of_float64() -> None:
+    count = 8
+
+    def last_chunk(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return what the chunk path gives the last queries, without those before them."""
+        queries, keys = reference.project(encoding, x, q, k, torch.arange(q.shape[-2]))
+        last = reference.slice_tokens(queries, q.shape[-2] - count, q.shape[-2])
+        return chunks._attend(encoding, last, keys, v, None)
+
+    for make, tokens in (
+        (lambda: Shaw(K, max_distance=5), 3_001),
+        (lambda: deberta(24, buckets=8), 3_001),
+        (lambda: ReRoPE(K, train_length=128, window=64), 3_001),
+        (lambda: FoX(D, H), 32_768),
+    ):
+        torch.manual_seed(0)
+        encoding, inputs = make(), layer_inputs(tokens, torch.float32, batch=1)
+        if tokens > 10_000:
+            found = last_chunk(encoding, *inputs)
+        else:
+            found = attention(encoding, *inputs, torch.arange(tokens))[:, :, -count:]
+        truth = reference_attention(
+            encoding.double(),
+            *as_type(inputs, torch.float64),
+            torch.arange(tokens),
+            rows=range(tokens - count, tokens),
+        )
+        assert worst(found, truth) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name, row in TAKEN.items() if row[0] == "fused relative"])
+def test_in_a_model_that_is_autocast_no_error_is_larger_than_the_references(
+    name: str, small_chunks: None
+) -> None:
+    encoding, inputs = made(name), as_type(layer_inputs(61), torch.bfloat16)
+    exact = reference_attention(encoding, *as_type(inputs, torch.float64), torch.arange(61))
+    encoding.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(encoding, *inputs, torch.arange(61))
+        theirs = reference_attention(encoding, *inputs, torch.arange(61))
+    assert found.dtype == torch.bfloat16 and worst(found, exact) <= worst(theirs, exact)
+
+
+@torch.no_grad()
+def test_a_row_that_outweighs_all_others_stays_finite(small_chunks: None) -> None:
+    encoding = Shaw(K, max_distance=5)
+    encoding.get_parameter("keys")[0] = 1e3
+    exact = reference_attention(encoding.double(), *layer_inputs(33), torch.arange(33))
+    inputs = as_type(layer_inputs(33), torch.float32)
+    assert worst(attention(encoding.float(), *inputs, torch.arange(33)), exact) < 1e-3
+
+
+# Parts of paths
+
+
+def test_a_band_has_the_row_of_each_pairs_distance() -> None:
+    queries, rows = 6, 5
+    for before in (0, 2, 4):
+        keys = queries + before
+        distance = torch.arange(queries).unsqueeze(-1) + before - torch.arange(keys)
+        is_near, near = (distance >= 0) & (distance < rows), distance.clamp(0, rows - 1)
+        of_queries, of_keys = torch.rand(2, 3, queries, rows), torch.rand(2, 3, keys, rows)
+        gathered_q = of_queries.gather(-1, near.expand(2, 3, -1, -1))
+        gathered_k = of_keys.mT.gather(-2, near.expand(2, 3, -1, -1))
+        for band, gathered in (
+            (queries_band(of_queries, before), gathered_q),
+            (keys_band(of_keys, before), gathered_k),
+        ):
+            assert torch.equal(band[..., is_near], gathered[..., is_near])
+            assert (band[..., distance >= rows] == 0).all()
+
+
+def test_a_part_in_which_a_query_sees_nothing_has_no_mass() -> None:
+    _, q, k, v = layer_inputs(9)
+    seen = torch.ones(9, 9, dtype=torch.bool)
+    seen[2] = False
+    for mask in (seen, torch.zeros(9, 9, dtype=torch.float64).masked_fill(~seen, float("-inf"))):
+        part = fused_with_lse(q, k, v, mask, 0.5)
+        assert part[1][:, :, 2].isneginf().all()
+        other = fused_with_lse(q, k, v, None, 0.5)
+        assert worst(merge_by_lse([part, other])[:, :, 2], other[0][:, :, 2]) < 1e-12
+
+
+# Sums along a row, which end where the keys before no longer matter
+
+
+def test_sums_in_blocks_are_those_of_the_whole_row_and_end_where_all_rows_are_settled(
+    small_chunks: None,
+) -> None:
+    def never(sums: Tensor) -> Tensor:
+        return torch.zeros_like(sums, dtype=torch.bool)
+
+    for count in (1, 7, 8, 9, 30):
+        x = torch.rand(2, 3, count, dtype=torch.float64)
+        found = running_sums.sums_from_the_end(count, lambda keys, x=x: x[..., keys], never)
+        assert worst(found, x.flip(-1).cumsum(-1).flip(-1)) < 1e-12
+    x, read = torch.tensor([[1.0], [0.1]]).expand(2, 40), []
+
+    def terms(keys: slice) -> Tensor:
+        read.append(keys)
+        return x[:, keys]
+
+    found = running_sums.sums_from_the_end(40, terms, lambda sums: sums > 1.5)
+    assert found.shape == (2, 16) and read == [slice(32, 40), slice(24, 32)]
+    assert worst(found[:, 0], torch.tensor([16.0, 1.6])) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["positions by content", "a broken stick"])
+def test_running_sums_and_their_gradients_do_not_depend_on_the_blocks(
+    name: str, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, q, k, v = layer_inputs(90)
+    inputs = (x, 30 * q, k, v)  # a stick that is used up leaves nothing
+
+    def results(path: Callable[..., Tensor]) -> list[Tensor]:
+        return output_and_gradients(path, made(name), inputs, torch.arange(90))
+
+    in_blocks = results(attention)
+    monkeypatch.setattr(running_sums, "BLOCK", 1_000)
+    assert largest_error(in_blocks, results(attention)) < 1e-9
+
+
+@pytest.mark.parametrize("size", [1.0, 20.0])
+@pytest.mark.parametrize("window", [5, 30])
+def test_gradient_of_stick_breaking_is_that_of_the_product(window: int, size: float) -> None:
+    torch.manual_seed(0)
+    scores, direction = size * torch.randn(3, 30, 30).double(), torch.randn(3, 30, 30).double()
+    visible = torch.ones(30, 30).tril(-1).triu(1 - window).bool()
+    scores.requires_grad_()
+    broken = scores.sigmoid()
+    left = torch.where(visible, 1 - broken, 1).flip(-1).cumprod(-1).flip(-1)
+    product = torch.where(visible, broken * torch.nn.functional.pad(left[..., 1:], (0, 1), value=1), 0)
+    weights = made("a broken stick").weights(scores, visible)
+    (found,) = torch.autograd.grad(weights, scores, direction)
+    (expected,) = torch.autograd.grad(product, scores, direction)
+    assert worst(weights, product) < 1e-12 and worst(found, expected) < 1e-12

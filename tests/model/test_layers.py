@@ -16,14 +16,8 @@ from pe_bench.native.layers import is_rotated_natively
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = tuple(map(str, range(37)))
-ODD = [
-    "model.d_model=20",
-    "model.n_heads=2",
-    "model.n_kv_heads=1",
-    "model.d_head=12",
-    "model.d_ff=27",
-    "model.n_layers=2",
-]
+SIZES = {"d_model": 20, "n_heads": 2, "n_kv_heads": 1, "d_head": 12, "d_ff": 27, "n_layers": 2}
+ODD = [f"model.{name}={size}" for name, size in SIZES.items()]
 
 
 def model_of(*overrides: str) -> Decoder:
@@ -56,27 +50,20 @@ def largest_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[s
     return {name: float((found[name] - exact[name]).abs().max() / exact[name].abs().max()) for name in exact}
 
 
-@pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """As on a machine without a compiler."""
-    monkeypatch.setattr(native, "usable_layers", lambda: Kernel(None, "switched off"))
-    return monkeypatch
-
-
 @here
-@pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox", "dape"])
 def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
-    encoding: str, first: int, monkeypatch: pytest.MonkeyPatch
+    encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = ["model.tie_embeddings=false", "model.qk_norm=true"]
-    overrides = [f"encoding={encoding}", *(other if first else [])]
-    found = results(model_of(*overrides), first)
-    exact = results(model_of(*overrides).double(), first)
-    monkeypatch.setattr(native, "usable_layers", lambda: Kernel(None, "switched off"))
-    theirs = largest_errors(results(model_of(*overrides), first), exact)
-    for name, error in largest_errors(found, exact).items():
-        assert error <= 4 * theirs[name] + 2e-6, name
+    for first, more in ((0, []), (7, ["model.tie_embeddings=false", "model.qk_norm=true"])):
+        overrides = [f"encoding={encoding}", *more]
+        found = results(model_of(*overrides), first)
+        exact = results(model_of(*overrides).double(), first)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "usable_layers", lambda: Kernel(None, "switched off"))
+            theirs = largest_errors(results(model_of(*overrides), first), exact)
+        for name, error in largest_errors(found, exact).items():
+            assert error <= 4 * theirs[name] + 2e-6, name
 
 
 @here
@@ -95,21 +82,13 @@ def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> 
 
 @here
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    model = model_of("encoding=rope")
-    alone = results(model)
-    torch.set_num_threads(3)
-    together = results(model)
-    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     x, slope = torch.randn(2, 500, 19, generator=generator)
-    weight = torch.randn(19, generator=generator)
-    assert alone.keys() == together.keys()
-    found = []
+    weight, found = torch.randn(19, generator=generator), []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
         normed, factor = native.rms_norm(x, weight, 1e-5)
         found.append([normed, factor, *native.rms_norm_backward(slope, x, weight, factor, None)])
-    torch.set_num_threads(1)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
@@ -177,23 +156,22 @@ def test_other_types_and_autocast_are_pytorchs(monkeypatch: pytest.MonkeyPatch) 
 
 
 @here
-@pytest.mark.parametrize("pairs", [3, 10, 17])
-@pytest.mark.parametrize("per_window", [True, False])
-def test_rotated_pairs_and_their_gradients_are_those_of_float64(pairs: int, per_window: bool) -> None:
-    generator = torch.Generator().manual_seed(pairs)
-    x, slope = torch.randn(2, 2, 41, 3, 34, generator=generator).transpose(2, 3)
-    position = torch.randint(900, (2, 1, 41) if per_window else (41,), generator=generator)
-    frequencies = torch.rand(pairs, generator=generator)
+def test_rotated_pairs_and_their_gradients_are_those_of_float64() -> None:
+    for pairs, per_window in ((3, True), (10, False), (17, True), (17, False)):
+        generator = torch.Generator().manual_seed(pairs)
+        x, slope = torch.randn(2, 2, 41, 3, 34, generator=generator).transpose(2, 3)
+        position = torch.randint(900, (2, 1, 41) if per_window else (41,), generator=generator)
+        frequencies = torch.rand(pairs, generator=generator)
 
-    def turned(x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = x.clone().requires_grad_()
-        out = rotate(leaf, position, frequencies, "half")
-        return out.detach(), torch.autograd.grad((out * slope).sum(), leaf)[0]
+        def turned(x: Tensor, slope: Tensor, arguments=(position, frequencies, "half")) -> list[Tensor]:
+            leaf = x.clone().requires_grad_()
+            out = rotate(leaf, *arguments)
+            return [out.detach(), *torch.autograd.grad((out * slope).sum(), leaf)]
 
-    assert is_rotated_natively(x, frequencies.expand(41, pairs))
-    for found, exact in zip(turned(x, slope), turned(x.double(), slope.double()), strict=True):
-        assert float((found - exact).abs().max()) < 2e-6
-    assert torch.equal(turned(x, slope)[0], rotate(x, position, frequencies, "half"))
+        assert is_rotated_natively(x, frequencies.expand(41, pairs))
+        for found, exact in zip(turned(x, slope), turned(x.double(), slope.double()), strict=True):
+            assert float((found - exact).abs().max()) < 2e-6
+        assert torch.equal(turned(x, slope)[0], rotate(x, position, frequencies, "half"))
 
 
 def test_learned_frequencies_have_a_gradient() -> None:

@@ -33,41 +33,24 @@ def plain(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
 
 
 # One chunk, an exact division, a rest, and a vocabulary of which not even one row fits.
-rows_at_once = pytest.mark.parametrize("elements", [N * V, 10 * V, 7 * V + 3, V, V - 1])
-
-
-@rows_at_once
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_give_the_plain_loss(
-    elements: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("elements", [N * V, 10 * V, 7 * V + 3, V, V - 1])
+def test_chunks_give_the_plain_loss_and_its_gradients(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "LOGIT_ELEMENTS", elements)
-    arguments = inputs(dtype)
-    nll = token_nll(*arguments)
-    assert nll.shape == (N,)
-    assert nll.dtype == torch.float32, "half precision cannot hold a sum of exponentials"
-    torch.testing.assert_close(nll.double(), plain(*arguments), rtol=1e-5, atol=1e-6)
-
-
-@rows_at_once
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
-def test_chunks_give_the_plain_gradients(
-    elements: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layers, "LOGIT_ELEMENTS", elements)
-    hidden_ND, weight_VD, targets_N = inputs(dtype)
     # Tokens count differently, so that a gradient given to the wrong token shows.
     share_N = torch.linspace(0, 1, N, dtype=torch.float64)
-    (token_nll(hidden_ND, weight_VD, targets_N) * share_N).sum().backward()
-    found = (hidden_ND.grad, weight_VD.grad)
-    wanted = torch.autograd.grad(
-        (plain(hidden_ND, weight_VD, targets_N) * share_N).sum(), (hidden_ND, weight_VD)
-    )
-    for one, other in zip(found, wanted, strict=True):
-        assert one is not None
-        assert one.dtype == dtype
-        scale = float(other.abs().max())
-        torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=tolerance * scale)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
+        hidden_ND, weight_VD, targets_N = inputs(dtype)
+        nll, exact = token_nll(hidden_ND, weight_VD, targets_N), plain(hidden_ND, weight_VD, targets_N)
+        assert nll.shape == (N,)
+        assert nll.dtype == torch.float32, "half precision cannot hold a sum of exponentials"
+        torch.testing.assert_close(nll.double(), exact, rtol=1e-5, atol=1e-6)
+        ours, theirs = (
+            torch.autograd.grad((one * share_N).sum(), (hidden_ND, weight_VD)) for one in (nll, exact)
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.dtype == dtype
+            scale = float(other.abs().max())
+            torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=tolerance * scale)
 
 
 def test_chunks_keep_the_type_of_autocast_in_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,23 +88,13 @@ class Watch(TorchDispatchMode):
         return sum((tensor := made()) is not None and tensor.numel() >= at_least for made in self.made)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_no_tensor_of_tokens_times_vocabulary_is_made(
-    training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_tensor_of_tokens_times_vocabulary_is_made_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "LOGIT_ELEMENTS", 8 * V)
     arguments = inputs()
-    with torch.set_grad_enabled(training), Watch() as watch:
-        nll = token_nll(*arguments)
-        if training:
-            nll.sum().backward()
-    assert watch.largest == 8 * V, f"of {N * V} in all"
-
-
-def test_chunks_are_computed_again_instead_of_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "LOGIT_ELEMENTS", 8 * V)
-    arguments = inputs()
-    with Watch() as watch:
-        nll = token_nll(*arguments)
-        assert watch.kept(at_least=8 * V) == 0
-    assert nll.requires_grad
+    for training in (False, True):
+        with torch.set_grad_enabled(training), Watch() as watch:
+            nll = token_nll(*arguments)
+            assert watch.kept(at_least=8 * V) == 0, "chunks are computed again"
+            if training:
+                nll.sum().backward()
+        assert watch.largest == 8 * V, f"of {N * V} in all"

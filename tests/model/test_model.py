@@ -15,11 +15,12 @@ from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.model.decoder import Decoder, build_decoder, derive_seed
 
 torch.set_num_threads(1)
 
 ENCODINGS = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
+MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yaml"))
 VOCABULARY = ByteTokenizer().vocabulary
 BYTES = len(VOCABULARY)
 # No two sizes are equal, so that none can stand for another.
@@ -73,23 +74,20 @@ def same(first: Tensor, second: Tensor) -> bool:
 # Sizes
 
 
-@pytest.mark.parametrize(
-    ("name", "vocab_size", "parameters"),
-    [
+def test_models_have_the_parameters_that_their_files_say() -> None:
+    for name, vocab_size, parameters in (
         ("tiny", BYTES, 824_576),
         ("small", BYTES, 4_812_288),
         ("base", BYTES, 30_288_896),
         ("gpt2", 50_257, 123_551_232),
-    ],
-)
-def test_models_have_the_parameters_that_their_files_say(name: str, vocab_size: int, parameters: int) -> None:
-    config = composed(f"model={name}", "encoding=nope")
-    size = config.model
-    width, d_ff = size.d_model, size.d_ff
-    by_hand = size.n_layers * (4 * width * width + 3 * width * d_ff + 2 * width) + width + vocab_size * width
-    with torch.device("meta"):  # counts without drawing
-        model = Decoder(size, vocab_size, EncodingSpec(config.encoding).build(size.n_layers))
-    assert model.parameter_count == by_hand == parameters
+    ):
+        config = composed(f"model={name}", "encoding=nope")
+        size = config.model
+        width, block = size.d_model, 4 * size.d_model**2 + 3 * size.d_model * size.d_ff + 2 * size.d_model
+        with torch.device("meta"):  # counts without drawing
+            model = Decoder(size, vocab_size, EncodingSpec(config.encoding).build(size.n_layers))
+        by_hand = size.n_layers * block + width + vocab_size * width
+        assert model.parameter_count == by_hand == parameters
 
 
 # Arithmetic
@@ -140,20 +138,19 @@ def test_the_decoder_computes_its_equations() -> None:
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "shaw", "fox"])
-@pytest.mark.parametrize("n_kv_heads", [1, 2])
-def test_grouped_query_attention_is_full_attention_with_repeated_weights(name: str, n_kv_heads: int) -> None:
-    grouped_size = replace(SMALL, n_kv_heads=n_kv_heads)
-    grouped, full = decoder(grouped_size, name), decoder(SMALL, name)
-    weights = grouped.state_dict()
-    for key in weights:
-        if key.endswith(("attention.key.weight", "attention.value.weight")):
-            heads = weights[key].unflatten(0, (n_kv_heads, SMALL.d_head))
-            weights[key] = heads.repeat_interleave(SMALL.n_heads // n_kv_heads, 0).flatten(0, 1)
-    full.load_state_dict(weights)
+def test_grouped_query_attention_is_full_attention_with_repeated_weights(name: str) -> None:
     tokens_BT = tokens_of(9)
-    assert same(hidden(grouped, tokens_BT), hidden(full, tokens_BT))
-    saved = 2 * SMALL.n_layers * SMALL.d_model * SMALL.d_head * (SMALL.n_heads - n_kv_heads)
-    assert full.parameter_count - grouped.parameter_count == saved
+    for n_kv_heads in (1, 2):
+        grouped, full = decoder(replace(SMALL, n_kv_heads=n_kv_heads), name), decoder(SMALL, name)
+        weights = grouped.state_dict()
+        for key in weights:
+            if key.endswith(("attention.key.weight", "attention.value.weight")):
+                heads = weights[key].unflatten(0, (n_kv_heads, SMALL.d_head))
+                weights[key] = heads.repeat_interleave(SMALL.n_heads // n_kv_heads, 0).flatten(0, 1)
+        full.load_state_dict(weights)
+        assert same(hidden(grouped, tokens_BT), hidden(full, tokens_BT))
+        saved = 2 * SMALL.n_layers * SMALL.d_model * SMALL.d_head * (SMALL.n_heads - n_kv_heads)
+        assert full.parameter_count - grouped.parameter_count == saved
 
 
 def test_queries_and_keys_are_normed_by_head_before_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,15 +184,43 @@ def test_a_tied_head_is_the_unscaled_embedding() -> None:
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "learned", "cope"])
-@pytest.mark.parametrize("window", [1, 3])
-def test_a_window_limits_what_reaches_a_token_through_all_layers(name: str, window: int) -> None:
+def test_a_window_limits_what_reaches_a_token_through_all_layers(name: str) -> None:
     model, tokens_BT = decoder(encoding=name), tokens_of(14, batch=1)
-    reach = SMALL.n_layers * (window - 1)
-    before = hidden(model, tokens_BT, window)
     changed = tokens_BT.clone()
     changed[0, 4] = (changed[0, 4] + 1) % 11
-    moved = (hidden(model, changed, window) - before).abs().amax(-1)[0] > 1e-9
-    assert moved.nonzero().flatten().tolist() == list(range(4, 4 + reach + 1))
+    for window in (1, 3):
+        reach = SMALL.n_layers * (window - 1)
+        difference = hidden(model, changed, window) - hidden(model, tokens_BT, window)
+        moved = difference.abs().amax(-1)[0] > 1e-9
+        assert moved.nonzero().flatten().tolist() == list(range(4, 4 + reach + 1))
+
+
+@pytest.mark.parametrize(
+    "choice", [*(f"encoding={name}" for name in ENCODINGS), *(f"modifier=[{name}]" for name in MODIFIERS)]
+)
+@torch.no_grad()
+def test_the_last_tokens_alone_get_what_they_get_among_all(choice: str) -> None:
+    """So do windows that differ in their ends alone."""
+    more = (
+        ["encoding.long_factors=[1,1,1,1,1,1,1,1,2,2,2,2,2,2,2,2]"] if choice == "encoding=longrope" else []
+    )
+    config = composed(choice, "model.n_layers=2", "model.n_kv_heads=2", *more)
+    model = build_decoder(config, VOCABULARY).double().eval()
+
+    def ids_of(tokens_BT: Tensor) -> Tensor:
+        return model.encoding.ids(tokens_BT, train=False, generator=torch.Generator().manual_seed(1))
+
+    for tokens, first, window in ((77, 60, None), (97, 96, None), (110, 93, 48)):
+        tokens_BT = tokens_of(tokens, vocab_size=BYTES)
+        ids = ids_of(tokens_BT)
+        last_BTD = model.hidden(tokens_BT, ids, window, first)
+        assert last_BTD.shape[1] == tokens - first
+        assert (model.hidden(tokens_BT, ids, window)[:, first:] - last_BTD).abs().max() < 1e-10
+    tokens_BCT = tokens_of(77, vocab_size=BYTES)[:, None].repeat(1, 3, 1)
+    tokens_BCT[..., 61:] = tokens_of(16, batch=6, vocab_size=BYTES).view(2, 3, 16)
+    flat = tokens_BCT.flatten(0, 1)
+    ids = ids_of(flat)
+    assert (model.ends(tokens_BCT, ids, 60) - model.hidden(flat, ids, None, 60)).abs().max() < 1e-10
 
 
 # The start
@@ -264,3 +289,12 @@ def test_a_seed_decides_the_weights_and_nothing_else_does() -> None:
     other = build_decoder(composed("encoding=learned", "train.length=64", "seed=1"), VOCABULARY).state_dict()
     drawn = [name for name in first if not name.endswith("norm.weight")]
     assert not any(torch.equal(first[name], other[name]) for name in drawn)
+
+
+def test_streams_are_the_ones_that_runs_were_trained_with_and_all_differ() -> None:
+    golden = "a stream has moved: every run that was trained would come out differently"
+    assert derive_seed(0, "decoder") == 767_919_262_695_163_672, golden
+    assert derive_seed(7, "ids", 250) == 3_840_997_423_740_020_940, golden
+    purposes = ("decoder", "encoding", "ids")
+    seeds = {derive_seed(seed, name, step) for seed in range(20) for name in purposes for step in range(20)}
+    assert len(seeds) == 20 * 3 * 20 and 2**62 < max(seeds) < 2**63, "63 bits without a sign"

@@ -10,7 +10,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.encodings.spec import EncodingSpec, PartSpec
-from pe_bench.scoring.other_encodings import compatible_encodings, incompatibility
+from pe_bench.scoring.other_encodings import incompatibility
 
 NAMES = names_in("encoding", [])
 MODIFIERS = names_in("modifier", [])
@@ -96,15 +96,6 @@ def test_no_other_option_may_change_after_training() -> None:
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_declarations_name_existing_encodings_and_options(name: str) -> None:
-    for part in (spec(name).base, *spec(name).modifiers.values()):
-        declared = part.encoding_class
-        assert declared.compatible_with <= set(NAMES)
-        assert declared.changeable_after_training <= set(part.values)
-        assert declared.window_factor is None or part.values[declared.window_factor] is None
-
-
 def test_a_changed_option_is_refused_with_both_values() -> None:
     reason = incompatibility(spec("rope"), spec("rope", "encoding.base=500"))
     assert reason == (
@@ -113,11 +104,6 @@ def test_a_changed_option_is_refused_with_both_values() -> None:
     )
     reason = incompatibility(spec("alibi"), spec("alibi", "encoding.n_heads=2"))
     assert reason is not None and reason.endswith("(changeable: slope_scale)")
-
-
-@pytest.mark.parametrize("name", ["rope", "alibi", "learned", "local_global"])
-def test_compatible_encodings_of_a_base_are_those_that_name_it(name: str) -> None:
-    assert set(compatible_encodings(name)) == WHITELIST.get(name, set())
 
 
 def test_what_a_class_implies_is_an_option_of_its_compatible_encodings() -> None:

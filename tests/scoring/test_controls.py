@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.numbered_text import SPLIT, blocks_of
-from support.scoring import BLOCK, EVAL, SIZE, TRAIN_LENGTH, data_of, scored, trained_model
+from support.scoring import EVAL, SIZE, TRAIN_LENGTH, data_of, scored, trained_model
 from torch import Tensor
 
 from pe_bench.config.schema import EvalConfig
@@ -19,11 +19,10 @@ from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.errors import UserError
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.controls import control_plans, controlled_lengths, is_windowed, swap_control
+from pe_bench.scoring.controls import controlled_lengths, is_windowed, swap_control
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import inputs, with_donors
 
@@ -75,30 +74,19 @@ def test_donors_are_blocks_of_other_documents_whatever_the_size_of_the_set() -> 
         assert small.donor_end.tolist() == part.donor_end.tolist()
 
 
-def test_every_length_takes_the_same_donors() -> None:
-    blocks = blocks_of()
-    short, long = swap_control(blocks, 16, 12), swap_control(blocks, 20, 12)
-    for one, other in zip(short.windows, long.windows, strict=True):
-        assert one.donor == other.donor
-        # Both begin as far before the donor's block as their own windows do before theirs.
-        assert one.donor_start - one.start == other.donor_start - other.start
-
-
 # swap: scores
-
-
-def test_swap_costs_nothing_if_the_model_does_not_see_far_context(tmp_path: Path) -> None:
-    # Two layers of a window of 4 see 7 tokens in all: never beyond the training length of 8.
-    trained = trained_model(tmp_path / "run", SlidingWindow(4))
-    rows = by_control(scored(trained, CONTROLLED))
-    assert np.array_equal(nll(trained, rows["swap"]), nll(trained, rows["none"]))
 
 
 def test_swap_changes_scores_if_the_model_sees_far_context_and_scores_the_same_targets(
     tmp_path: Path,
 ) -> None:
+    # Two layers of a window of 4 see 7 tokens in all: never beyond the training length of 8.
+    near = trained_model(tmp_path / "near", SlidingWindow(4))
+    rows = by_control(scored(near, CONTROLLED))
+    assert np.array_equal(nll(near, rows["swap"]), nll(near, rows["none"]))
     trained = trained_model(tmp_path / "run")
     rows = by_control(scored(trained, CONTROLLED))
+    assert rows.keys() == {"none", "window", "swap"}
     assert not np.allclose(nll(trained, rows["swap"]), nll(trained, rows["none"]), atol=1e-3)
     for name in ("target_hash", "targets", "documents", "context_mean"):
         assert len({getattr(row, name) for row in rows.values()}) == 1
@@ -158,32 +146,6 @@ def test_the_window_control_reports_how_far_information_still_travels(tmp_path: 
     assert "2 layers attends to 8 tokens, so information can still travel up to 15" in row.reason
 
 
-@pytest.mark.parametrize(
-    ("encoding", "length", "windowed"),
-    [
-        (NoPE(), 64, False),
-        (SlidingWindow(8), 64, True),
-        (SlidingWindow(64), 64, False),  # sees all of it
-        (SlidingWindow(63), 64, True),
-        (Streaming(8, cache=16, sinks=2), 64, True),
-        (LMInfinite(8, window=16, global_tokens=2), 64, True),
-        (RoPE(8), 64, False),
-    ],
-)
-def test_an_encoding_is_windowed_where_every_layer_hides_some_token(
-    encoding: LayerEncoding, length: int, windowed: bool
-) -> None:
-    assert is_windowed(Composition(Layers([encoding]), {}, 2), 2, length) is windowed
-
-
-def test_one_layer_that_sees_everything_makes_it_not_windowed() -> None:
-    class Alternating(PositionalEncoding):
-        def layer(self, number: int) -> LayerEncoding:
-            return SlidingWindow(4) if number % 2 else NoPE()
-
-    assert not is_windowed(Composition(Alternating(), {}, 2), 2, 64)
-
-
 def test_window_is_not_scored_for_an_encoding_that_has_one(tmp_path: Path) -> None:
     rows = by_control(scored(trained_model(tmp_path / "run", SlidingWindow(6)), CONTROLLED))
     assert (rows["window"].status, rows["window"].nll) == ("undefined", None)
@@ -191,12 +153,30 @@ def test_window_is_not_scored_for_an_encoding_that_has_one(tmp_path: Path) -> No
     assert rows["swap"].status == "ok"
 
 
+def test_an_encoding_is_windowed_where_every_layer_hides_some_token() -> None:
+    class Alternating(PositionalEncoding):
+        def layer(self, number: int) -> LayerEncoding:
+            return SlidingWindow(4) if number % 2 else NoPE()
+
+    for encoding, windowed in (
+        (NoPE(), False),
+        (SlidingWindow(8), True),
+        (SlidingWindow(64), False),  # sees all of it
+        (SlidingWindow(63), True),
+        (Streaming(8, cache=16, sinks=2), True),
+        (LMInfinite(8, window=16, global_tokens=2), True),
+        (RoPE(8), False),
+        (Alternating(), False),
+    ):
+        base = encoding if isinstance(encoding, PositionalEncoding) else Layers([encoding])
+        assert is_windowed(Composition(base, {}, 2), 2, 64) is windowed
+
+
 # Which lengths
 
 
-@pytest.mark.parametrize(
-    ("controls", "lengths", "wanted"),
-    [
+def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length() -> None:
+    for controls, lengths, expected in (
         ("auto", [4, 8, 12, 16, 32, 64, 128], [16, 128]),
         ("auto", [8, 16, 32], [16]),
         ("auto", [8, 24, 40], [40]),  # neither twice nor 16 times: the longest
@@ -205,13 +185,9 @@ def test_window_is_not_scored_for_an_encoding_that_has_one(tmp_path: Path) -> No
         ("auto", [8, 10], [10]),
         ("all", [4, 8, 9, 10, 12, 16, 64], [10, 12, 16, 64]),
         ("none", [8, 16, 128], []),
-    ],
-)
-def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length(
-    controls: str, lengths: list[int], wanted: list[int]
-) -> None:
-    evaluation = EvalConfig(controls=controls)  # pyright: ignore[reportArgumentType]
-    assert controlled_lengths(evaluation, lengths, train_length=8, target_tokens=4) == wanted
+    ):
+        evaluation = EvalConfig(controls=controls)  # pyright: ignore[reportArgumentType]
+        assert controlled_lengths(evaluation, lengths, train_length=8, target_tokens=4) == expected
 
 
 def test_each_set_of_targets_has_separate_controls(tmp_path: Path) -> None:
@@ -222,41 +198,11 @@ def test_each_set_of_targets_has_separate_controls(tmp_path: Path) -> None:
     assert found == [*one_set, (8, "none"), (40, "none"), (40, "window"), (40, "swap")]
 
 
-def test_all_controls_score_one_set_of_targets() -> None:
-    plans = list(control_plans(EvalConfig(), blocks_of(), [8, 16, 32], train_length=8))
-    assert {plan.target_hash for plan in plans} == {blocks_of().hash}
-
-
 @pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
 def test_other_protocols_have_no_controls(tmp_path: Path, protocol: str) -> None:
     trained = trained_model(tmp_path / "run")
     evaluation = replace(EVAL, controls="auto", protocol=protocol)
     assert {row.control for row in scored(trained, evaluation)} == {"none"}
-
-
-# Repeating
-
-
-def test_controls_are_scored_once_and_report_progress(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run")
-    told: list[tuple[str, int, float]] = []
-    first = scored(trained, CONTROLLED, lambda *what: told.append(what))
-    assert {what for what, _, _ in told} == {"paired", "window control", "swap control"}
-    told.clear()
-    assert scored(trained, CONTROLLED, lambda *what: told.append(what)) == first
-    assert told == []
-
-
-def test_requesting_controls_under_another_protocol_is_refused(tmp_path: Path) -> None:
-    from pe_bench.config.schema import Config, TrainConfig
-
-    config = Config(
-        {"name": "rope", "class": "pe_bench.encodings.rotary.rope:RoPE"},
-        train=TrainConfig(length=TRAIN_LENGTH, batch_tokens=16),
-        eval=replace(EVAL, controls="all", protocol="sliding", target_tokens=BLOCK),
-    )
-    with pytest.raises(UserError, match="controls=all .*protocol=sliding"):
-        config.check()
 
 
 # offset: which positions
@@ -286,26 +232,16 @@ def test_offset_scores_windows_of_the_training_length_at_the_positions_of_the_lo
     assert rows["offset"].context_mean <= TRAIN_LENGTH
 
 
-def test_offset_changes_nothing_where_scores_depend_on_distances_alone(tmp_path: Path) -> None:
-    rows = scored(trained_model(tmp_path / "run", RoPE(SIZE.d_head)), OFFSET)
-    assert by_control(rows)["offset"].nll == pytest.approx(level_at_train_length(rows), rel=1e-6)
-
-
-def test_offset_shows_an_encoding_that_reads_absolute_positions(tmp_path: Path) -> None:
+def test_offset_shows_an_encoding_that_reads_absolute_positions_and_no_other(tmp_path: Path) -> None:
     class Drifting(LayerEncoding):
         claims = frozenset({"prefix_consistent"})
 
         def logit_scale(self, queries: Side) -> Tensor:
             return (1 + queries.position.float()).unsqueeze(-1)
 
-    rows = scored(trained_model(tmp_path / "run", Drifting()), OFFSET)
-    assert abs(by_control(rows)["offset"].nll - level_at_train_length(rows)) > 1e-4
-
-
-def test_offset_beyond_a_table_of_positions_is_undefined(tmp_path: Path) -> None:
-    rows = scored(trained_model(tmp_path / "run", Learned(SIZE.d_model, TRAIN_LENGTH)), OFFSET)
+    for name, encoding in (("relative", RoPE(SIZE.d_head)), ("absolute", Drifting())):
+        rows = scored(trained_model(tmp_path / name, encoding), OFFSET)
+        moved = abs(by_control(rows)["offset"].nll - level_at_train_length(rows))
+        assert moved < 1e-6 if name == "relative" else moved > 1e-4
+    rows = scored(trained_model(tmp_path / "table", Learned(SIZE.d_model, TRAIN_LENGTH)), OFFSET)
     assert by_control(rows)["offset"].status == "undefined"
-
-
-def test_only_who_asks_for_the_offset_gets_it(tmp_path: Path) -> None:
-    assert "offset" not in by_control(scored(trained_model(tmp_path / "run"), CONTROLLED))

@@ -1,7 +1,6 @@
 """Scores equal those of a plain computation, and nothing is scored twice."""
 
 import copy
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,7 @@ from support.scoring import (
     trained_model,
 )
 
-from pe_bench.config.schema import DataConfig, EvalConfig, TokenizerConfig
-from pe_bench.data.packed import load_data
+from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.encodings.scalings.rope_pi import RopePI
 from pe_bench.model.decoder import Decoder
@@ -125,35 +123,6 @@ def test_untied_heads_are_scored_with_their_own_weights(trained: Job) -> None:
     assert row.nll == pytest.approx(naive(untied, replace(EVAL, lengths=[8]), 8)[1], abs=1e-5)
 
 
-@every_protocol
-def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation: EvalConfig) -> None:
-    together = scored(trained_model(tmp_path / "together"), replace(evaluation, batch_tokens=10_000))
-    single = scored(trained_model(tmp_path / "single"), replace(evaluation, batch_tokens=1))
-    for one, other in zip(together, single, strict=True):
-        assert one.nll == pytest.approx(other.nll, abs=1e-6)
-        assert one.target_hash == other.target_hash
-
-
-def test_batches_are_no_larger_than_requested(trained: Job) -> None:
-    shapes = fed(trained)
-    scored(trained, replace(EVAL, batch_tokens=50))
-    assert all(batch * columns <= 50 for batch, columns in shapes)
-    assert max(batch for batch, _ in shapes) == 50 // 8
-
-
-def test_targets_depend_on_the_scoring_seed_and_not_on_the_training_seed(trained: Job) -> None:
-    def hashes(training: int, evaluation: EvalConfig) -> set[str]:
-        config = replace(trained.config, seed=training)
-        return {plan.target_hash for plan in make_plans(config, evaluation, trained.data)}
-
-    assert len(hashes(0, EVAL)) == 1
-    assert hashes(0, EVAL) == hashes(1, EVAL)
-    assert hashes(0, replace(EVAL, seed=9)) != hashes(0, EVAL)
-    assert hashes(0, replace(EVAL, targets=6)) != hashes(0, EVAL)
-    assert hashes(0, replace(EVAL, target_tokens=2)) != hashes(0, EVAL)
-    assert hashes(0, replace(EVAL, max_length=25)) != hashes(0, EVAL)
-
-
 # Repeating
 
 
@@ -194,19 +163,6 @@ def test_another_stride_is_scored_separately(trained: Job) -> None:
     assert set(read_rows(trained.folder / "eval.csv")) == {*half, *other}
 
 
-def test_finished_scores_are_kept_when_the_rest_is_interrupted(trained: Job) -> None:
-    def stop(protocol: str, length: int, share: float) -> None:
-        if length == 24 and share > 0:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        scored(trained, replace(EVAL, batch_tokens=24), stop)
-    assert [row.length for row in read_rows(trained.folder / "eval.csv")] == [8, 12]
-    shapes = fed(trained)
-    assert [row.status for row in scored(trained)] == ["ok"] * 3
-    assert {columns for _, columns in shapes} == {24}
-
-
 # Rows
 
 
@@ -237,72 +193,32 @@ def test_scores_are_kept_with_the_document_and_the_bytes_of_every_target(trained
     assert scores.nll.dtype == np.float32
 
 
-def test_bits_per_byte_count_the_bytes_of_the_text_and_not_its_tokens(tmp_path: Path) -> None:
-    """A trained tokenizer shows it: the text of a token in its vocabulary is as long as its bytes."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    for number in range(10):
-        words = generator.choice(["alpha", "beta", "gamma", "delta", "epsilon", "zeta"], 200)
-        (folder / f"{number}.txt").write_text(" ".join(words))
-    data = load_data(
-        DataConfig(name="files", source="files", path=str(folder), validation_fraction=0.3),
-        TokenizerConfig("bpe", vocab_size=290),
-        str(tmp_path / "cache"),
-    )
-    [saved] = (tmp_path / "cache").glob("*/tokenizer.json")
-    vocabulary = json.loads(saved.read_text())["model"]["vocab"]
-    size = {number: len(text) for text, number in vocabulary.items()}
-    trained = trained_model(tmp_path / "run", data=data)
-    [row] = scored(trained, replace(EVAL, lengths=[8], protocol="nonoverlapping", tokens=10_000))
-    scores = load_scores(score_file(trained.folder, row))
-    documents = dict.fromkeys(scores.document.tolist())
-    wanted = [size[int(token)] for d in documents for token in data.validation.document(d)[1:]]
-    assert scores.bytes.tolist() == wanted
-    assert np.mean(wanted) > 1.5
-    bits = float(scores.nll.astype(np.float64).sum()) / math.log(2) / sum(wanted)
-    assert row.bits_per_byte == pytest.approx(bits, rel=1e-9)
-    assert row.perplexity == math.exp(row.nll or 0)
+# Precision and batches
 
 
-# Precision
-
-
-COARSE = replace(EVAL, precision="bfloat16")
-
-
-def test_scores_are_float32_whatever_the_training_unless_another_precision_is_requested(
-    trained: Job,
-) -> None:
+def test_bfloat16_scores_are_kept_with_the_float32_ones_and_are_near_them(trained: Job) -> None:
     types: list[torch.dtype] = []
-    trained.model.blocks[0].register_forward_hook(lambda _, given, out: types.append(out.dtype))
     linear = trained.model.get_submodule("blocks.0.feedforward.down")
     linear.register_forward_hook(lambda _, given, out: types.append(out.dtype))
-    assert {row.score_dtype for row in scored(trained)} == {"float32"}
-    assert set(types) == {torch.float32}
+    exact = scored(trained)
+    assert {row.score_dtype for row in exact} == {"float32"} and set(types) == {torch.float32}
     types.clear()
-    assert {row.score_dtype for row in scored(trained, COARSE)} == {"bfloat16"}
-    assert torch.bfloat16 in types
+    coarse = scored(trained, replace(EVAL, precision="bfloat16"))
+    assert {row.score_dtype for row in coarse} == {"bfloat16"} and torch.bfloat16 in types
+    for row, other in zip(exact, coarse, strict=True):
+        assert row.key != other.key and row.target_hash == other.target_hash
+        assert row.nll != other.nll and row.nll == pytest.approx(other.nll, abs=0.05)
+    shapes = fed(trained)
+    assert scored(trained) == exact and scored(trained, replace(EVAL, precision="bfloat16")) == coarse
+    assert shapes == [], "neither takes the place of the other"
 
 
 @every_protocol
-def test_bfloat16_scores_are_kept_with_the_float32_ones_and_are_near_them(
-    trained: Job, evaluation: EvalConfig
-) -> None:
-    exact = scored(trained, evaluation)
-    coarse = scored(trained, replace(evaluation, precision="bfloat16"))
-    for row, other in zip(exact, coarse, strict=True):
-        assert row.key != other.key
-        assert row.target_hash == other.target_hash
-        assert row.nll != other.nll
-        assert row.nll == pytest.approx(other.nll, abs=0.05)
-    assert len(list((trained.folder / "scores").iterdir())) == 2 * len(exact)
-    shapes = fed(trained)
-    assert scored(trained, evaluation) == exact
-    assert scored(trained, replace(evaluation, precision="bfloat16")) == coarse
-    assert shapes == [], "neither takes the place of the other"
-    rows = read_rows(trained.folder / "eval.csv")
-    assert [row.score_dtype for row in rows] == ["float32", "bfloat16"] * len(exact)
+def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation: EvalConfig) -> None:
+    together = scored(trained_model(tmp_path / "together"), replace(evaluation, batch_tokens=10_000))
+    single = scored(trained_model(tmp_path / "single"), replace(evaluation, batch_tokens=1))
+    for one, other in zip(together, single, strict=True):
+        assert one.nll == pytest.approx(other.nll, abs=1e-6) and one.target_hash == other.target_hash
 
 
 # What it is told, and what it is given
@@ -320,7 +236,9 @@ def test_progress_is_reported_for_every_length_from_zero_to_one(trained: Job) ->
 
 
 def test_rows_of_an_encoding_that_reads_the_length_say_so(tmp_path: Path) -> None:
-    reading = scored(trained_model(tmp_path / "read", RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH)))
-    fixed = scored(trained_model(tmp_path / "fixed", RopePI(SIZE.d_head, TRAIN_LENGTH, factor=3.0)))
-    assert {row.knows_length for row in reading} == {True}
-    assert {row.knows_length for row in fixed} == {False}
+    for encoding, reads in (
+        (RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH), True),
+        (RopePI(SIZE.d_head, TRAIN_LENGTH, factor=3.0), False),
+    ):
+        rows = scored(trained_model(tmp_path / str(reads), encoding))
+        assert {row.knows_length for row in rows} == {reads}

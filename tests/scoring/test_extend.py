@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.commands import Command, only_run
 from support.results import edit_rows
 from support.scoring import BLOCK, EVAL, fed, scored, trained_model
 
@@ -73,19 +72,6 @@ def test_more_targets_score_the_new_blocks_alone_and_give_what_all_at_once_gives
     assert sorted(row.key for row in kept) == sorted(row.key for row in [*small, *large]), "both stay"
 
 
-def test_fewer_targets_than_were_scored_score_nothing(tmp_path: Path, at_once: tuple[Job, list[Row]]) -> None:
-    trained = trained_model(tmp_path / "run")
-    small = scored(trained, SMALL)
-    other, _ = at_once
-    shapes = fed(other)
-    told: list[tuple[str, int, float]] = []
-    taken = scored(other, SMALL, lambda *what: told.append(what))
-    assert shapes == []
-    assert_same(other, taken, trained, small)
-    assert {row.peak_memory_mb for row in taken} == {None}, "no window passed through the model"
-    assert {share for *_, share in told} == {1.0}
-
-
 def test_steps_in_any_order_give_the_same_scores(tmp_path: Path, at_once: tuple[Job, list[Row]]) -> None:
     trained = trained_model(tmp_path / "run")
     for targets in (7, 1, 3, 8, 2):
@@ -93,6 +79,11 @@ def test_steps_in_any_order_give_the_same_scores(tmp_path: Path, at_once: tuple[
     shapes = fed(trained)
     assert_same(trained, scored(trained, LARGE), *at_once)
     assert windows_by_length(shapes) == WINDOWS, "one block is new to the largest set"
+    shapes.clear()
+    told: list[tuple[str, int, float]] = []
+    fewer = scored(trained, replace(CONTROLLED, targets=4), lambda *what: told.append(what))
+    assert shapes == [] and {row.peak_memory_mb for row in fewer} == {None}
+    assert {share for *_, share in told} == {1.0}, "fewer targets than were scored score nothing"
 
 
 def remove(path: Path) -> None:
@@ -160,41 +151,3 @@ def test_a_kill_in_the_middle_of_extending_leaves_rows_that_a_second_command_com
     shapes = fed(trained)
     assert_same(trained, scored(trained, LARGE), *at_once)
     assert windows_by_length(shapes) == {12: 4 * WINDOWS[12], 24: 4 * WINDOWS[24]}
-
-
-# The blocks
-
-
-# Through the commands
-
-
-def windows_of_commands(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record how many windows every batch that is scored from here on has."""
-    from pe_bench.scoring import scorer
-
-    counted: list[int] = []
-    inputs = scorer.inputs
-
-    def count(split, batch):  # type: ignore[no-untyped-def]
-        counted.append(len(batch))
-        return inputs(split, batch)
-
-    monkeypatch.setattr(scorer, "inputs", count)
-    return counted
-
-
-@pytest.mark.parametrize("command_name", ["eval", "train"])
-def test_a_command_with_more_targets_scores_the_new_ones(
-    train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, command_name: str
-) -> None:
-    """At 16 and 32 tokens a block of 16 is scored in parts of 2 and 4."""
-    assert train("encoding=rope").code == 0
-    counted = windows_of_commands(monkeypatch)
-    if command_name == "eval":
-        outcome = command("eval", "--results-dir", str(folder / "results"), "--targets", "8")
-    else:
-        outcome = train("encoding=rope", "eval.targets=8")
-    assert outcome.code == 0, outcome.err
-    assert sum(counted) == 2 * (8 + 4)
-    rows = read_rows(only_run(folder) / "eval.csv")
-    assert sorted((row.targets, row.length) for row in rows) == [(96, 16), (96, 32), (128, 16), (128, 32)]

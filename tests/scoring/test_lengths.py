@@ -40,30 +40,16 @@ def lengths_by_targets(trained: Job, evaluation: EvalConfig) -> dict[str, list[i
 
 
 @every_protocol
-def test_the_training_length_is_always_scored_on_the_same_targets(
-    trained: Job, evaluation: EvalConfig
-) -> None:
-    found = lengths_by_targets(trained, replace(evaluation, lengths=[24, 12]))
-    assert list(found.values()) == [[8, 12, 24]]
-
-
-@every_protocol
-def test_longer_lengths_have_another_set_of_targets_which_includes_the_training_length(
-    trained: Job, evaluation: EvalConfig
-) -> None:
-    found = lengths_by_targets(trained, replace(evaluation, lengths=[12, 30, 40], max_length=20))
-    assert list(found.values()) == [[8, 12], [8, 30, 40]]
-
-
-@every_protocol
-def test_a_longest_length_below_that_of_training_still_includes_it(
-    trained: Job, evaluation: EvalConfig
-) -> None:
-    """Otherwise the shorter lengths could not be compared with anything."""
-    found = lengths_by_targets(trained, replace(evaluation, lengths=[8], max_length=6, target_tokens=2))
-    assert list(found.values()) == [[8]]
-    shorter = lengths_by_targets(trained, replace(evaluation, lengths=[4, 6], max_length=6, target_tokens=2))
-    assert list(shorter.values()) == [[4, 6, 8]]
+def test_the_training_length_is_scored_on_every_set_of_targets(trained: Job, evaluation: EvalConfig) -> None:
+    """Otherwise the other lengths could not be compared with anything."""
+    for lengths, changes, expected in (
+        ([24, 12], {}, [[8, 12, 24]]),
+        ([12, 30, 40], {"max_length": 20}, [[8, 12], [8, 30, 40]]),
+        ([8], {"max_length": 6, "target_tokens": 2}, [[8]]),
+        ([4, 6], {"max_length": 6, "target_tokens": 2}, [[4, 6, 8]]),
+    ):
+        sets = lengths_by_targets(trained, replace(evaluation, lengths=lengths, **changes))
+        assert list(sets.values()) == expected
 
 
 def test_default_lengths_go_from_a_quarter_to_sixteen_times_the_training_length() -> None:
@@ -100,14 +86,9 @@ def test_an_undefined_length_has_a_reason_and_no_number_and_others_are_scored(tm
         assert row.nll is row.perplexity is row.bits_per_byte is row.peak_memory_mb is None
         assert not score_file(trained.folder, row).exists()
     assert read_rows(trained.folder / "eval.csv") == list(rows.values())
-
-
-def test_an_undefined_length_is_not_tried_again(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
-    first = scored(trained)
     shapes = fed(trained)
-    assert scored(trained) == first
-    assert shapes == []
+    scored(trained, replace(EVAL, lengths=[6, 12, 13, 24], target_tokens=2))
+    assert shapes == [], "it is not tried again"
 
 
 def processor_is_full() -> Exception:
@@ -147,11 +128,11 @@ def test_a_length_that_runs_out_of_memory_says_so_and_is_tried_again(
     assert read_rows(trained.folder / "eval.csv") == again
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
 def test_an_unexpected_error_is_not_recorded_as_a_result(
-    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is a fault of pe-bench's own code, where one of a user's would be a row."""
+    error = RuntimeError("shapes do not fit")
 
     def fail_from_12_on(self: NoPE, q: Side, k: Side) -> tuple[Tensor, Tensor]:
         if k.x.shape[-2] >= 12:
@@ -165,11 +146,10 @@ def test_an_unexpected_error_is_not_recorded_as_a_result(
     assert [row.length for row in read_rows(trained.folder / "eval.csv")] == [8], "what was scored is kept"
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("a mistake"), KeyError("q")])
 def test_a_length_at_which_an_encoding_from_outside_fails_says_so_and_is_tried_again(
-    tmp_path: Path, error: Exception
+    tmp_path: Path,
 ) -> None:
-    hungry = Hungry()  # of this test suite: nothing of pe-bench's own
+    hungry, error = Hungry(), KeyError("q")  # of this test suite: nothing of pe-bench's own
     trained = trained_model(tmp_path / "run", hungry)
     hungry.error = error
     rows = scored(trained)

@@ -33,16 +33,6 @@ def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(begin, evaluat
     assert (only_run(folder) / "eval.csv").read_text() == before, "fixed is its number"
 
 
-def test_one_of_the_two_curves_can_be_asked_for(begin, evaluate, folder):
-    begin("encoding=rope")
-    assert evaluate("--with", "yarn factor=fixed", "--with", "rope_ntk factor=auto").code == 0
-    assert labels(folder) == ["rope", "rope_ntk factor=auto", "yarn factor=4.0"]
-    assert evaluate("--with", "rope_pi factor=null").code == 0, "null is the window's, as in training"
-    assert "rope_pi factor=auto" in labels(folder) and "rope_pi factor=4.0" not in labels(folder)
-    evaluate("--lengths", "32,128", "--with", "yarn factor=fixed")
-    assert {row.length for row in rows_of(folder) if row.scored_with == "yarn factor=8.0"} == {16, 32, 128}
-
-
 def test_fixed_factor_is_the_longest_length_over_that_of_training():
     for options, expected in [
         ({}, 16),
@@ -123,6 +113,20 @@ def test_repeating_the_command_scores_only_what_is_missing_and_changes_no_other_
 # Modifiers and own options
 
 
+def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, evaluate, folder):
+    begin("encoding=rope", "modifier=[logn]")
+    evaluate(
+        "--with", "yarn factor=fixed", "--with", "rope_pi+temperature factor=2", "--with", "sliding_window"
+    )
+    evaluate("--with", "rope+logn,rotary", "--with", "rope base=10000")  # the run's own, by other spellings
+    assert labels(folder) == [
+        "rope+logn",
+        "rope+logn+sliding_window",
+        "rope_pi+logn+temperature factor=2.0",
+        "yarn+logn factor=4.0",
+    ]
+
+
 def test_a_modifier_goes_on_top_of_the_run_s_own_encoding(begin, evaluate, folder):
     begin("encoding=alibi")
     outcome = evaluate("--with", "sliding_window", "--with", "+temperature factor=1.5")
@@ -131,17 +135,6 @@ def test_a_modifier_goes_on_top_of_the_run_s_own_encoding(begin, evaluate, folde
     nll = levels(folder)
     assert nll["alibi+sliding_window", 16] == pytest.approx(nll["alibi", 16], abs=1e-6)
     assert nll["alibi+sliding_window", 32] != nll["alibi", 32]
-
-
-def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, evaluate, folder):
-    begin("encoding=rope", "modifier=[logn]")
-    evaluate("--with", "yarn factor=2", "--with", "rope_pi+temperature factor=2", "--with", "sliding_window")
-    assert labels(folder) == [
-        "rope+logn",
-        "rope+logn+sliding_window",
-        "rope_pi+logn+temperature factor=2.0",
-        "yarn+logn factor=2.0",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -180,16 +173,6 @@ def test_an_encoding_in_an_option_is_scaled_with_the_trained_options_that_are_no
     ]
     own, scaled = (levels(folder)[label, 32] for label in labels(folder))
     assert None not in (own, scaled) and own != scaled
-
-
-def test_one_encoding_by_several_spellings_is_scored_once(begin, evaluate, folder):
-    begin("encoding=rope")
-    outcome = evaluate("--with", "rope,rotary", "--with", "rope base=10000")
-    assert outcome.code == 0
-    assert labels(folder) == ["rope"]
-    assert outcome.err.count("was trained with it") == 3
-    outcome = evaluate("--with", "pi,rope_pi", "--with", "rope_pi encoding.factor=4.0")
-    assert sorted(encoded(outcome)) == ["rope", "rope -> rope_pi factor=4.0", "rope -> rope_pi factor=auto"]
 
 
 # Reading the option
@@ -314,14 +297,6 @@ def test_a_mistake_is_one_line(begin, evaluate, folder, spec, line):
     outcome = evaluate("--with", spec.removesuffix(" --force"), *(["--force"] if "--force" in spec else []))
     assert outcome.code == 2 and line in outcome.line
     assert hashes(folder / "results") == before
-
-
-def test_an_option_that_nothing_would_read_is_refused(begin, evaluate):
-    begin("encoding=rope")
-    for arguments, more in [(["--force"], " and for --code"), (["--config-dir", "."], "")]:
-        outcome = evaluate(*arguments)
-        assert outcome.code == 2
-        assert f"{arguments[0]} is for the encodings of --with{more}: name" in outcome.line
 
 
 def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, folder):

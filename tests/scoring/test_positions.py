@@ -9,7 +9,6 @@ from support.numbered_text import DATA as TELLING
 from support.numbered_text import TEXT, contexts
 from support.scoring import DATA, EVAL, SIZE, fed, scored, trained_model
 
-from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.job import Job
@@ -89,14 +88,6 @@ def test_an_encoding_that_reads_the_length_has_a_pass_for_each_range(tmp_path: P
     assert not np.allclose(nll(trained, rows[-3]), nll(longest, whole[-3]), atol=1e-4)
     assert np.allclose(nll(trained, rows[-1]), nll(longest, whole[-1]), atol=2e-5)
     assert len(plans) == len(rows)
-
-
-def test_ranges_past_the_reach_of_an_encoding_have_their_reason(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run", Learned(SIZE.d_model, max_position=12))
-    rows = {row.length: row for row in ranges(scored(trained, POSITIONED))}
-    assert [length for length, row in rows.items() if row.status == "ok"] == [1, 2, 3, 4, 6, 8, 12]
-    assert rows[16].status == rows[24].status == "undefined"
-    assert "max_position=12" in rows[16].reason
 
 
 def test_positions_report_progress_as_one_part(tmp_path: Path) -> None:

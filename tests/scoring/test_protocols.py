@@ -1,6 +1,5 @@
 """The tokens that a protocol scores, and the context of each."""
 
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -59,20 +58,6 @@ def test_every_target_sees_at_least_seven_eighths_of_the_length(block: int) -> N
         assert block % size == 0 and size <= length / 8
         larger = [part for part in range(size + 1, block + 1) if block % part == 0]
         assert all(part > length / 8 for part in larger), "no larger part would do"
-
-
-def test_paired_lengths_score_the_very_same_targets_in_the_same_order() -> None:
-    blocks = blocks_of()
-    plans = [paired_plan(blocks, length) for length in (8, 16, 32)]
-    scored = [[target for target, _ in contexts(plan)] for plan in plans]
-    assert scored[0] == scored[1] == scored[2]
-    assert {plan.target_hash for plan in plans} == {blocks.hash}
-    assert blocks_of(count=8).hash != blocks.hash
-
-
-def test_paired_targets_of_one_token_see_all_but_it() -> None:
-    plan = paired_plan(blocks_of(target_tokens=1), 16)
-    assert {seen for _, seen in contexts(plan)} == {15}
 
 
 # nonoverlapping
@@ -191,10 +176,7 @@ def test_batches_are_as_large_as_they_may_be() -> None:
     assert [len(batch) for batch in batches(windows, 31)] == [3, 3, 3, 1]
     assert [len(batch) for batch in batches(windows, 7)] == [1] * 10, "one window is always scored"
     assert list(batches([], 24)) == []
-
-
-def test_windows_that_score_different_outputs_are_in_separate_batches() -> None:
-    """A batch reads the same outputs of every window."""
+    # A batch reads the same outputs of every window.
     windows = [Window(0, 0, 8, 0, 8), Window(0, 2, 8, 6, 2), Window(0, 4, 8, 6, 2), Window(0, 5, 8, 6, 1)]
     assert [len(batch) for batch in batches(windows, 1_000)] == [1, 2, 1]
 
@@ -204,10 +186,3 @@ def test_token_ids_reach_the_model_as_whole_numbers_it_can_index_with() -> None:
     assert inputs(SPLIT, batch).tolist() == [list(range(2_070, 2_078))]
     assert targets(SPLIT, batch).tolist() == [list(range(2_074, 2_079))]
     assert str(inputs(SPLIT, batch).dtype) == str(targets(SPLIT, batch).dtype) == "torch.int64"
-
-
-def test_no_target_counts_twice() -> None:
-    blocks = blocks_of(count=10_000)
-    counted = Counter(target for target, _ in contexts(paired_plan(blocks, 8)))
-    assert set(counted.values()) == {1}
-    assert len(counted) == 4 * len(blocks.end)

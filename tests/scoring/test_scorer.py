@@ -68,12 +68,6 @@ def test_windows_that_share_a_start_are_scored_in_one_pass_with_the_same_scores(
         assert row.nll == pytest.approx(other.nll, abs=1e-6)
 
 
-def test_shared_scores_are_those_of_separate_passes_in_single_precision_too(tmp_path: Path) -> None:
-    rows = scored(trained_model(tmp_path / "together"), CUT)
-    each = apart(trained_model(tmp_path / "alone"))
-    assert [row.nll for row in rows] == pytest.approx([row.nll for row in each], abs=1e-6)
-
-
 def test_an_encoding_that_reads_the_length_has_a_pass_for_every_length(tmp_path: Path) -> None:
     encoding = RopeDynamicNTK(SIZE.d_head, train_length=8)
     trained = trained_model(tmp_path / "run", encoding)
@@ -141,30 +135,6 @@ def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) 
     assert rows[2:] == kept
     each = apart(trained_model(tmp_path / "alone"))
     assert [row.nll for row in rows] == pytest.approx([row.nll for row in each], abs=1e-6)
-
-
-def test_denormal_numbers_are_flushed_to_zero_only_while_scoring(tmp_path: Path) -> None:
-    def product() -> float:
-        return float(torch.full((1,), 1e-39) * 1)
-
-    trained, found = trained_model(tmp_path / "run"), []
-    trained.model.embedding.register_forward_hook(lambda *_: found.append(product()))
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor cannot")
-    torch.set_flush_denormal(False)
-    scored(trained, CUT)
-    assert set(found) == {0.0}
-    assert product() > 0
-
-
-# What is told
-
-
-def test_every_length_is_reported_done_once(tmp_path: Path) -> None:
-    told: list[tuple[str, int, float]] = []
-    trained = trained_model(tmp_path / "run")
-    scored(trained, CUT, lambda *what: told.append(what))
-    assert [length for _, length, share in told if share == 1.0] == [24, 12, 8, 4]
 
 
 def test_memory_is_reported_only_for_lengths_that_passed_through_the_model(tmp_path: Path) -> None:

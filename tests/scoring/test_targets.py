@@ -98,11 +98,9 @@ def test_the_set_follows_from_data_seed_and_sizes():
     assert np.array_equal(first.document, again.document)
     changes = [{"data_hash": "y"}, {"max_length": 99}, {"target_tokens": 2}, {"count": 19}]
     assert len({blocks_of(**change).hash for change in changes} | {first.hash}) == 5
-
-
-def test_the_seed_chooses_among_the_documents():
-    split = split_of(*[110] * 9)
-    assert len({tuple(blocks_of(split, count=3, seed=seed).document) for seed in range(10)}) > 5
+    many = split_of(*[110] * 9)
+    assert len({tuple(blocks_of(many, count=3, seed=seed).document) for seed in range(10)}) > 5
+    assert len({tuple(scored(10_000, seed)) for seed in range(20)}) > 2
 
 
 def test_a_window_is_the_text_that_ends_with_the_block():
@@ -112,12 +110,6 @@ def test_a_window_is_the_text_that_ends_with_the_block():
         assert windows.shape == (5, length) and windows.dtype == np.int64
         assert np.array_equal(windows[:, -1], 1_000 * blocks.document + blocks.end - 1)
         assert np.array_equal(windows, windows[:, :1] + np.arange(length))
-
-
-def test_all_lengths_score_the_same_tokens():
-    blocks = blocks_of(count=5)
-    targets = [context_windows(SPLIT, blocks, length)[:, -4:] for length in (32, 50, 100)]
-    assert np.array_equal(targets[0], targets[1]) and np.array_equal(targets[0], targets[2])
 
 
 def test_too_short_documents_are_refused_with_both_numbers():
@@ -135,6 +127,7 @@ def scored(token_budget: int, seed: int = 0, longest: int = 100) -> dict[int, in
 
 def test_a_budget_for_everything_scores_every_long_document_whole():
     assert scored(10_000) == {0: 400, 3: 250, 4: 103}, "100 tokens are not more than 100"
+    assert list(scored(1).values()) == [101], "one document, even if the budget is smaller"
 
 
 def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
@@ -149,14 +142,6 @@ def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
             or (len(chosen) < 3 and sum(chosen.values()) == sum(SPLIT.lengths[list(chosen)]) < budget)
         )
         assert all(101 <= tokens <= SPLIT.lengths[document] for document, tokens in chosen.items())
-
-
-def test_one_document_is_scored_even_if_the_budget_is_smaller():
-    assert list(scored(1).values()) == [101]
-
-
-def test_the_seed_chooses_whose_beginning_is_scored():
-    assert len({tuple(scored(10_000, seed)) for seed in range(20)}) > 2
 
 
 def test_the_summary_counts_the_documents_that_reach_the_longest_length():

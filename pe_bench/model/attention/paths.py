@@ -13,7 +13,6 @@ from pe_bench.model.attention.flex import can_flex, fused_flex_attention
 from pe_bench.model.attention.fused import (
     can_tabulate,
     fused_attention,
-    fused_column_attention,
     fused_distance_attention,
 )
 from pe_bench.model.attention.native import (
@@ -35,7 +34,6 @@ class AttentionPath(NamedTuple):
 REFERENCE = AttentionPath("reference", reference_attention)
 FUSED = AttentionPath("fused", fused_attention)
 CHUNK = AttentionPath("fused chunk", fused_chunk_attention)
-COLUMN = AttentionPath("fused column", fused_column_attention)
 DISTANCE = AttentionPath("fused distance", fused_distance_attention)
 RELATIVE = AttentionPath("fused relative", fused_relative_attention)
 FLEX = AttentionPath("fused flex", fused_flex_attention)
@@ -65,8 +63,8 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     native = is_native(q)
     if not encoding.overrides("bias", "distance_bias"):
         return NATIVE if native else FUSED
-    if encoding.has_columns() and torch.is_grad_enabled():
-        return NATIVE_COLUMN if native else COLUMN
+    if native and encoding.has_columns():
+        return NATIVE_COLUMN
     if encoding.overrides("bias") or not can_tabulate(position):
         return in_chunks(encoding, q)
     if native:
