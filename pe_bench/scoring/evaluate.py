@@ -41,18 +41,18 @@ SAME = (
 
 
 @dataclass(frozen=True)
-class Known:
-    """The scores of some targets of a plan: `is_known` bool [targets], the others as in `Scores`."""
+class Reused:
+    """The scores of some targets of a plan: `is_scored` bool [targets], the rest as in `Scores`."""
 
-    is_known: np.ndarray
+    is_scored: np.ndarray
     nll: np.ndarray
     correct: np.ndarray | None
 
     def missing(self, plan: Plan) -> Plan:
-        """Return the plan without the windows whose targets are all known."""
+        """Return the plan without the windows whose targets are all scored."""
         first_targets = np.cumsum([0, *(window.targets for window in plan.windows)])[:-1]
-        windows = zip(plan.windows, self.is_known[first_targets], strict=True)
-        return replace(plan, windows=[window for window, is_known in windows if not is_known])
+        windows = zip(plan.windows, self.is_scored[first_targets], strict=True)
+        return replace(plan, windows=[window for window, is_scored in windows if not is_scored])
 
     def joined(self, missing: Scored) -> Scored:
         """Return the scores of all targets, given those that were missing."""
@@ -60,13 +60,13 @@ class Known:
         correct = self._joined(self.correct, missing.correct) if has_both else None
         return replace(missing, nll=self._joined(self.nll, missing.nll), correct=correct)
 
-    def _joined(self, known: np.ndarray | None, missing: np.ndarray | None) -> np.ndarray:
-        joined = np.empty(len(self.is_known), np.float32)
-        joined[self.is_known], joined[~self.is_known] = known, missing
+    def _joined(self, reused: np.ndarray | None, missing: np.ndarray | None) -> np.ndarray:
+        joined = np.empty(len(self.is_scored), np.float32)
+        joined[self.is_scored], joined[~self.is_scored] = reused, missing
         return joined
 
 
-def known_scores(run: Path, plan: Plan, row: Row, kept: Iterable[Row]) -> Known | None:
+def reusable_scores(run: Path, plan: Plan, row: Row, kept: Iterable[Row]) -> Reused | None:
     """Return the scores of the plan of `row` that a run has already; None where it has none."""
     targets = plan.needles if plan.blocks is None else plan.blocks
     if targets is None:
@@ -84,10 +84,10 @@ def known_scores(run: Path, plan: Plan, row: Row, kept: Iterable[Row]) -> Known 
         except RunError:
             continue
         if len(scores.nll) == len(scored) * targets.target_tokens:
-            is_known = np.repeat(targets.turn < len(scored), targets.target_tokens)
+            is_scored = np.repeat(targets.turn < len(scored), targets.target_tokens)
             is_needed = np.repeat(scored.turn < len(targets), targets.target_tokens)
             correct = None if scores.correct is None else scores.correct[is_needed]
-            return Known(is_known, scores.nll[is_needed], correct)
+            return Reused(is_scored, scores.nll[is_needed], correct)
     return None
 
 
@@ -122,13 +122,15 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
         for row, plan in zip(rows, plans, strict=True)
         if not _is_scored(job.folder, kept.get(row.key))
     }
-    todo = [(row, plan, known_scores(job.folder, plan, row, kept.values())) for row, plan in missing.values()]
-    rest = [plan if known is None else known.missing(plan) for _, plan, known in todo]
+    todo = [
+        (row, plan, reusable_scores(job.folder, plan, row, kept.values())) for row, plan in missing.values()
+    ]
+    rest = [plan if reused is None else reused.missing(plan) for _, plan, reused in todo]
     scorer = Scorer(job.model, job.data.validation, job.device, job.config.eval, rest, watch)
     for index, scored in scorer.scores():
-        row, plan, known = todo[index]
-        if known is not None and isinstance(scored, Scored):
-            scored = known.joined(scored)
+        row, plan, reused = todo[index]
+        if reused is not None and isinstance(scored, Scored):
+            scored = reused.joined(scored)
         kept[row.key] = _with_scores(job, plan, row, scored)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
     keep_derived(job.folder, job.data, plans, kept.values(), job.config.train.length)
@@ -202,7 +204,7 @@ def _with_scores(job: Job, plan: Plan, row: Row, scored: Scored | Unscored) -> R
     else:
         documents = answer_documents(plan.answers)
         sizes = np.ones_like(documents)
-        correct = None if correct is None else plan.answers.whole(correct)
+        correct = None if correct is None else plan.answers.all_right(correct)
     scores = Scores(scored.nll, documents, sizes, correct)
     save_scores(score_file(job.folder, row), scores)
     return replace(

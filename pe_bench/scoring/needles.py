@@ -77,7 +77,7 @@ class Probe:
 
     @property
     def resolved_depths(self) -> list[float]:
-        return [round(place / (self.depths - 1), 4) for place in range(self.depths)]
+        return [round(index / (self.depths - 1), 4) for index in range(self.depths)]
 
     def plans(self, config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
         """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
@@ -134,12 +134,12 @@ def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
     center = FIRST + round(depth * (last - FIRST))
     shift = max(SPAN, round(MAX_SHIFT * last))
     near = range(max(FIRST, center - shift), min(last, center + shift) + 1)
-    nearest = sorted(near, key=lambda place: abs(place - center))
-    place = next((place for place in nearest if _is_unique(cues, place)), None)
-    spans = [] if place is None else _other_spans(cues, place, last)
-    if place is None or len(spans) < CHOICES - 1:
+    nearest = sorted(near, key=lambda index: abs(index - center))
+    index = next((index for index in nearest if _is_unique(cues, index)), None)
+    spans = [] if index is None else _other_spans(cues, index, last)
+    if index is None or len(spans) < CHOICES - 1:
         return None
-    return Needle(start + place, start + place + CUE, tuple(start + other for other in spans))
+    return Needle(start + index, start + index + CUE, tuple(start + other for other in spans))
 
 
 def score_needles(
@@ -187,10 +187,10 @@ def _with_choices(split: Split, window: Window) -> np.ndarray:
     assert needle is not None
     body = text[window.start : window.start + window.size + 1 - SPAN].copy()
     if needle.replacement is not None:
-        place = needle.start - window.start
-        body[place : place + SPAN] = text[needle.replacement : needle.replacement + SPAN]
+        index = needle.start - window.start
+        body[index : index + SPAN] = text[needle.replacement : needle.replacement + SPAN]
     cue = text[needle.start : needle.start + CUE]
-    spans = (needle.start, *needle.others)
+    spans = (needle.start, *needle.distractors)
     return np.stack([np.concatenate([body, cue, text[at + CUE : at + SPAN]]) for at in spans])
 
 
@@ -199,21 +199,21 @@ def _replaced(window: Window) -> Needle:
     return replace(window.needle, replacement=window.start + window.size + 1 - SPAN)
 
 
-def _is_unique(cues: np.ndarray, place: int) -> bool:
+def _is_unique(cues: np.ndarray, index: int) -> bool:
     """Return whether neither half of the span at a place occurs elsewhere; cues: all halves, [n, CUE]."""
-    return all((cues == cues[half]).all(1).sum() == 1 for half in (place, place + CUE))
+    return all((cues == cues[half]).all(1).sum() == 1 for half in (index, index + CUE))
 
 
-def _other_spans(cues: np.ndarray, place: int, last: int) -> list[int]:
+def _other_spans(cues: np.ndarray, index: int, last: int) -> list[int]:
     """Return the starts of other spans, spread from `place` on around the body, no two with one end.
 
     There are fewer than `CHOICES` - 1 where the body has no more ends.
     """
     count = last + 1 - FIRST
     spans: list[int] = []
-    endings = {cues[place + CUE].tobytes()}
+    endings = {cues[index + CUE].tobytes()}
     for number in range(1, CHOICES):
-        begin = place + number * count // CHOICES
+        begin = index + number * count // CHOICES
         around = (FIRST + (begin - FIRST + step) % count for step in range(count))
         start = next((start for start in around if cues[start + CUE].tobytes() not in endings), None)
         if start is not None:

@@ -123,22 +123,22 @@ def find_others(
     `trained` is the run's configuration with the lengths to score; its classes are trusted already. Raises
     `UserError` for what cannot be scored, and without `force` for what is not compatible.
     """
-    others: dict[str, OtherEncoding] = {}
-    own = EncodingSpec(trained.encoding, tuple(search))
+    encodings_by_label: dict[str, OtherEncoding] = {}
+    trained_with = EncodingSpec(trained.encoding, tuple(search))
     for text, base, modifiers, options in requested:
         try:
-            encodings = list(_encodings(base, modifiers, options, trained, own))
-            same = [encoding for encoding in encodings if encoding.identity() == own.identity()]
+            encodings = list(_encodings(base, modifiers, options, trained, trained_with))
+            same = [encoding for encoding in encodings if encoding.identity() == trained_with.identity()]
             # A bare name stands for two curves; skip the second if the run already has this encoding.
             for encoding in same if same and not options else encodings:
                 if encoding in same:
                     say(f"--with {text}: {run} was trained with it, so it is scored with it anyway")
                     continue
-                other = _other(encoding, own, trained.model.n_layers, force)
-                others.setdefault(other.label, other)
+                other = _other(encoding, trained_with, trained.model.n_layers, force)
+                encodings_by_label.setdefault(other.label, other)
         except UserError as error:
             raise UserError(f"--with {text}, {run}: {error}") from error
-    return list(others.values())
+    return list(encodings_by_label.values())
 
 
 def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None:
@@ -202,8 +202,8 @@ def _changeable(part: PartSpec) -> str:
 def _works_on(name: str, compatible: frozenset[str]) -> str:
     if not compatible:
         return f"{name} works on no other encoding's weights"
-    *others, last = sorted(compatible)
-    return f"{name} works on weights trained with {', '.join(others)}{' or ' if others else ''}{last}"
+    *names, last = sorted(compatible)
+    return f"{name} works on weights trained with {', '.join(names)}{' or ' if names else ''}{last}"
 
 
 def _alternatives(base: str) -> str:
@@ -246,32 +246,38 @@ def _label(encoding: EncodingSpec) -> str:
 
 
 def _encodings(
-    base: str | None, modifiers: Sequence[str], options: Sequence[str], trained: Config, own: EncodingSpec
+    base: str | None,
+    modifiers: Sequence[str],
+    options: Sequence[str],
+    trained: Config,
+    trained_with: EncodingSpec,
 ) -> Iterator[EncodingSpec]:
     """Yield the encoding that is requested, or two where its factor is not given."""
     overrides = [f"encoding={base or 'nope'}", f"modifier=[{','.join(modifiers)}]", *_overrides_of(trained)]
-    bare = compose(overrides, own.search)["encoding"]
+    bare = compose(overrides, trained_with.search)["encoding"]
     if not base:
         bare = {"modifiers": bare["modifiers"]}
-    option = PartSpec(bare, own.search).encoding_class.window_factor if base else None
+    option = PartSpec(bare, trained_with.search).encoding_class.window_factor if base else None
     values = dict(_full_option(base, modifiers, bare, text) for text in options)
     kind = values.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in values.items() if kind not in (AUTO, FIXED) or value != kind]
-    composed = EncodingSpec(compose([*overrides, *chosen], own.search)["encoding"], own.search)
-    replaced = _replace_trained(composed, own, _given_keys(values), has_base=base is not None)
+    composed = EncodingSpec(
+        compose([*overrides, *chosen], trained_with.search)["encoding"], trained_with.search
+    )
+    replaced = _replace_trained(composed, trained_with, _given_keys(values), has_base=base is not None)
     encoding = replaced.with_code_hashes().values
     if base not in (None, *names_in("encoding", [])):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
     if option is None:
-        yield EncodingSpec(encoding, own.search)
+        yield EncodingSpec(encoding, trained_with.search)
         return
     encoding = {option: encoding[option], **encoding}  # the first that a label says
     if encoding[option] is not None or kind != FIXED:
-        yield EncodingSpec(encoding, own.search)
+        yield EncodingSpec(encoding, trained_with.search)
     if encoding[option] is None and kind in (None, FIXED):
         factor = fixed_factor(trained.eval, trained.train.length)
-        yield EncodingSpec({**encoding, option: factor}, own.search)
+        yield EncodingSpec({**encoding, option: factor}, trained_with.search)
 
 
 def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:

@@ -106,9 +106,9 @@ def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]
 
     The windows begin where documents are cut into windows of `longest` tokens; shorter rests are left out.
     """
-    whole = nonoverlapping_plan(data, text, longest)
-    windows = [window for window in whole.windows if window.size == longest]
-    words = f"{POSITIONS}/{whole.target_hash}/{longest}"
+    windowed = nonoverlapping_plan(data, text, longest)
+    windows = [window for window in windowed.windows if window.size == longest]
+    words = f"{POSITIONS}/{windowed.target_hash}/{longest}"
     target_hash = hashlib.sha256(words.encode()).hexdigest()[:16]
     for first, last in pairwise(range_ends(longest)):
         shorter = [replace(window, size=last, first=first, targets=last - first) for window in windows]

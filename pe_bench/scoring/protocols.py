@@ -30,7 +30,7 @@ class Needle:
 
     start: int
     target: int
-    others: tuple[int, ...]
+    distractors: tuple[int, ...]
     replacement: int | None = None
 
 
@@ -58,7 +58,7 @@ class NeedleSet:
     def first(self, count: int) -> "NeedleSet":
         """Return the set of the first `count` needles, or of all that there are."""
         kept = self.turn < count
-        places = [place for place, is_kept in zip(self.places, kept, strict=True) if is_kept]
+        places = [needle for needle, is_kept in zip(self.places, kept, strict=True) if is_kept]
         return replace(self, places=places, turn=self.turn[kept])
 
 
@@ -95,14 +95,14 @@ class Answers:
     chance: float
     number: np.ndarray
 
-    def whole(self, correct: np.ndarray) -> np.ndarray:
+    def all_right(self, correct: np.ndarray) -> np.ndarray:
         """Return 1 for each scored target of an answer all of whose targets are correct, else 0.
 
         correct: 1 or 0 for each scored target, in the order of the examples.
         """
         document, _ = np.nonzero(self.is_answer)
-        place = np.stack([document, self.number[self.is_answer]])
-        _, answer = np.unique(place, axis=1, return_inverse=True)
+        pairs = np.stack([document, self.number[self.is_answer]])
+        _, answer = np.unique(pairs, axis=1, return_inverse=True)
         wrong = np.bincount(answer, weights=1 - correct)
         return (wrong[answer] == 0).astype(correct.dtype)
 
@@ -154,7 +154,7 @@ class Plan:
         if self.answers is not None:
             return self.answers.chance
         needle = self.windows[0].needle if self.windows else None
-        return None if needle is None else 1 / (1 + len(needle.others))
+        return None if needle is None else 1 / (1 + len(needle.distractors))
 
     @property
     def documents(self) -> int:
@@ -250,8 +250,8 @@ def target_bytes(split: Split, windows: list[Window]) -> np.ndarray:
     assert split.byte_ends is not None, "training documents are not scored"
     counts = []
     for window, first in _first_targets(windows):
-        place = int(split.starts[window.document]) + first
-        counts.append(np.diff(split.byte_ends[place - 1 : place + window.targets].astype(np.int64)))
+        index = int(split.starts[window.document]) + first
+        counts.append(np.diff(split.byte_ends[index - 1 : index + window.targets].astype(np.int64)))
     return np.concatenate(counts)
 
 

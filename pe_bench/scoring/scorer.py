@@ -152,9 +152,9 @@ class Scorer:
         missing = [window for window in plan.windows if len(self._known(window)) < window.size]
         with PeakMemory(self.device) as peak:
             self._run_from_start(replace(plan, windows=missing))
-        known = [self._known(window)[window.first : window.first + window.targets] for window in plan.windows]
+        parts = [self._known(window)[window.first : window.first + window.targets] for window in plan.windows]
         ran_whole = any(window.size == plan.length for window in missing)
-        return Scored(np.concatenate(known), peak.mb if ran_whole else None)
+        return Scored(np.concatenate(parts), peak.mb if ran_whole else None)
 
     def _shares(self, plan: Plan) -> bool:
         return plan.protocol in SHARING and "prefix_consistent" in self.model.encoding.claims

@@ -115,11 +115,11 @@ def _documents(
     """
     assert split.byte_ends is not None, "training documents are not scored"
     size = tokens_in_a_part(blocks.target_tokens, blocks.max_length)
-    place = np.arange(blocks.target_tokens)
+    offset = np.arange(blocks.target_tokens)
     begins = np.flatnonzero(np.diff(blocks.document, prepend=NONE))
     for document, ends in zip(blocks.document[begins], np.split(blocks.end, begins[1:]), strict=True):
-        target = (ends[:, None] - blocks.target_tokens + place).ravel()
-        part_end = (ends[:, None] - blocks.target_tokens + (place // size + 1) * size).ravel()
+        target = (ends[:, None] - blocks.target_tokens + offset).ravel()
+        part_end = (ends[:, None] - blocks.target_tokens + (offset // size + 1) * size).ravel()
         window = part_end - blocks.max_length
         first, last = int(window.min()), int(ends.max())
         start = int(split.starts[document])

@@ -100,20 +100,6 @@ def test_the_hash_follows_the_text_and_the_tokenizer_but_no_names(corpus, root):
     assert changed.hash != first.hash
 
 
-def test_carriage_returns_count_only_where_they_are_kept(corpus, root):
-    def load(**options) -> packed.Data:
-        config = DataConfig(source="files", path=corpus.path, **options)
-        return load_data(config, TokenizerConfig(), str(root))
-
-    plain = load()
-    assert load(newlines="keep").hash == plain.hash, "the text has none"
-    for path in Path(str(corpus.path)).iterdir():
-        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    kept = load(newlines="keep")
-    assert load().hash == plain.hash != kept.hash
-    assert kept.train.byte_count > plain.train.byte_count
-
-
 def test_a_tokenizer_is_what_it_makes_of_a_text_wherever_its_file_lies(corpus, root, tmp_path):
     def load(folder: str, change: Callable[[dict], object] = lambda values: None) -> packed.Data:
         values = json.loads(json.dumps(original))

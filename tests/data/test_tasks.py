@@ -169,20 +169,3 @@ def test_a_batch_counts_the_losses_of_answers_alone_and_its_parts_are_its_rows()
     parts = list(batch.split(2))
     assert [len(part) for part in parts] == [2, 2, 2]
     assert sum(part.losses for part in parts) == batch.losses
-
-
-# Plans
-
-
-@every_task
-def test_a_plan_is_a_function_of_task_seed_and_length_and_scores_answers_alone(name: str) -> None:
-    task = shipped(name)
-    plan, again, other_seed, longer = (
-        task_plan(task, length, 10, seed) for length, seed in ((32, 0), (32, 0), (32, 1), (48, 0))
-    )
-    assert plan.target_hash == again.target_hash
-    assert len({plan.target_hash, other_seed.target_hash, longer.target_hash}) == 3
-    examples = task.examples_at(32, 10, 0)
-    assert plan.targets == sum(int(example.is_answer.sum()) for example in examples)
-    assert plan.documents == 10 and plan.chance == task.chance
-    assert all(window.size <= 32 for window in plan.windows)

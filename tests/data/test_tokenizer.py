@@ -15,7 +15,6 @@ from pe_bench.data.tokenizer import (
     ByteTokenizer,
     SubwordTokenizer,
     load_file,
-    load_hub,
     train_bpe,
     write_byte_tokenizer,
 )
@@ -91,21 +90,6 @@ def test_a_hub_tokenizers_own_end_of_text_is_used_and_else_one_is_added():
     assert (own.end_of_text, own.vocab_size) == (4, 5)
     none = SubwordTokenizer(word_tokenizer(), "hub-words")
     assert (none.end_of_text, none.vocab_size) == (3, 4)
-
-
-def test_a_hub_tokenizer_is_asked_for_by_name_and_revision(monkeypatch):
-    asked, words = [], word_tokenizer()
-
-    class Loader:
-        @staticmethod
-        def from_pretrained(name, revision):
-            asked.append((name, revision))
-            return words
-
-    monkeypatch.setattr(tokenizers, "Tokenizer", Loader)
-    assert load_hub(TokenizerConfig(kind="hub", name="gpt2", revision="v1")).label == "hub-gpt2"
-    load_hub(TokenizerConfig(kind="hub", name="gpt2"))
-    assert asked == [("gpt2", "v1"), ("gpt2", "main")]
 
 
 def test_a_tokenizer_file_has_the_ids_of_its_library_and_is_known_by_its_content(tmp_path: Path) -> None:

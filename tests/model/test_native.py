@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.attending import largest_error, made, output_and_gradients
+from support.attending import D, largest_error, output_and_gradients
 from support.native import here, worst
 from torch import Tensor
 from torch.nn import functional
@@ -167,9 +167,10 @@ def test_what_the_kernel_would_read_wrongly_never_reaches_it() -> None:
 @here
 @pytest.mark.parametrize("tokens", [128, 1_024])
 def test_the_sums_of_fox_lose_no_digits_however_long_the_text(tokens: int) -> None:
-    encoding = made("columns", dtype=torch.float32)
-    assert isinstance(encoding, FoX)
-    torch.nn.init.normal_(encoding.forget.weight, std=0.1)
+    torch.manual_seed(1)
+    encoding = FoX(D, 4)
+    for parameter in encoding.parameters():
+        parameter.detach().add_(0.1 * torch.randn(parameter.shape))
     x, q, k, v = layer_inputs(tokens, torch.float32, batch=1)
     found = native_column_attention(encoding, x, q.requires_grad_(), k, v, torch.arange(tokens))
     doubles = (one.detach().double() for one in (x, q, k, v))

@@ -11,7 +11,6 @@ from pe_bench.scoring.anchors import (
     MAX_MATCH,
     MIN_MATCH,
     NONE,
-    Anchors,
     Trigram,
     copying_weights,
     count_anchors,
@@ -64,16 +63,6 @@ def test_pairs_and_triples_are_counted_inside_windows_alone() -> None:
     apart = Trigram(iter([np.array([[0, 1, 2], [3, 4, 5]])]), 6)
     assert len(apart.counts[2].keys) == 2
     assert 2 * 6 + 3 not in apart.counts[1].keys
-
-
-def test_parts_of_any_size_give_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    windows = np.random.default_rng(0).integers(0, 5, (12, 9))
-    whole = Trigram(iter([windows]), 5)
-    monkeypatch.setattr("pe_bench.scoring.anchors.CHUNK", 20)
-    parts = Trigram(iter(np.split(windows, 6)), 5)
-    for one, other in zip(whole.counts, parts.counts, strict=True):
-        assert np.array_equal(one.keys, other.keys)
-        assert np.array_equal(one.counts, other.counts)
 
 
 @pytest.mark.parametrize("label", [FREQUENCIES, TRIGRAM, COPYING])
@@ -133,13 +122,3 @@ def test_a_copy_weighs_as_much_as_it_was_right_in_training_windows() -> None:
     assert weights[MIN_MATCH] == pytest.approx(51 / 52)
     random = copying_weights(np.random.default_rng(0).integers(0, 9, (300, 60)))
     assert random[MIN_MATCH] == pytest.approx(1 / 9, abs=0.05)
-
-
-def test_copying_reads_no_further_than_the_length() -> None:
-    text = np.random.default_rng(2).integers(0, VOCABULARY, 40)
-    text[30:39] = text[2:11]
-    anchors = Anchors(count_anchors(DATA, TRAIN, 0).trigram, np.full(MAX_MATCH + 1, 0.5))
-    whole = anchors.probabilities(text[None, :39], 38)
-    cut = anchors.probabilities(text[None, 20:39], 18)
-    assert whole[TRIGRAM] == pytest.approx(cut[TRIGRAM])
-    assert whole[COPYING] > 0.5 > cut[COPYING]

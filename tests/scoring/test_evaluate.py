@@ -221,20 +221,6 @@ def test_scores_do_not_depend_on_the_size_of_batches(tmp_path: Path, evaluation:
         assert one.nll == pytest.approx(other.nll, abs=1e-6) and one.target_hash == other.target_hash
 
 
-# What it is told, and what it is given
-
-
-def test_progress_is_reported_for_every_length_from_zero_to_one(trained: Job) -> None:
-    told: list[tuple[str, int, float]] = []
-    scored(trained, EVAL, lambda *what: told.append(what))
-    assert {protocol for protocol, _, _ in told} == {"paired"}
-    assert list(dict.fromkeys(length for _, length, _ in told)) == [8, 12, 24]
-    for length in (8, 12, 24):
-        shares = [share for _, asked, share in told if asked == length]
-        assert shares == sorted(shares)
-        assert (shares[0], shares[-1]) == (0, 1)
-
-
 def test_rows_of_an_encoding_that_reads_the_length_say_so(tmp_path: Path) -> None:
     for encoding, reads in (
         (RopeDynamicNTK(SIZE.d_head, train_length=TRAIN_LENGTH), True),

@@ -9,7 +9,6 @@ from support.needles import Copying, probe_data, scored_probe
 from support.scoring import fed, trained_model
 
 from pe_bench.data.packed import Data
-from pe_bench.encodings.ids.randomized import Randomized
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.needles import (
@@ -163,13 +162,3 @@ def test_default_lengths_are_multiples_of_the_training_length_that_hold_eight_sp
     assert Probe().resolved_lengths(64) == [128, 256, 1024]
     assert Probe().resolved_lengths(4) == [128]
     assert Probe(depths=5).resolved_depths == [0.0, 0.25, 0.5, 0.75, 1.0]
-
-
-def test_random_position_ids_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    found = []
-    for size in (1, 2000):
-        encoding = Randomized(max_position=1000, scored_with="random")
-        trained = trained_model(tmp_path / f"{size}", encoding, DATA)
-        found.append(scored_probe(tmp_path, Probe((128,), 2, 6), None, DATA, trained, batch_tokens=size))
-    for row, other in zip(*found, strict=True):
-        assert row.bits_per_byte == pytest.approx(other.bits_per_byte, abs=1e-5)

@@ -92,24 +92,6 @@ def test_a_fraction_means_what_it_meant_in_training(begin, evaluate, folder, tra
             assert nll[label, 16] == pytest.approx(nll[own, 16], abs=1e-5)
 
 
-def test_repeating_the_command_scores_only_what_is_missing_and_changes_no_other_file(begin, evaluate, folder):
-    begin("encoding=rope")
-    run = only_run(folder)
-    before = hashes(run)
-    assert evaluate("--lengths", "32", "--with", "yarn,nope").code == 0
-    after = hashes(run)
-    changed = {name for name in before if after[name] != before[name]}
-    assert changed <= {"eval.csv", "commands.json", "means.safetensors"} and set(before) <= set(after)
-    new = set(after) - set(before)
-    assert all(name.startswith("scores/") for name in new)
-    assert len([name for name in new if "paired-32-none-" in name]) == 3
-    times = {path: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
-    outcome = evaluate("--lengths", "32,64", "--with", "yarn")
-    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
-    assert "yarn factor=auto: paired, length 64 scored" in outcome.err
-    assert "yarn factor=auto: paired, length 32 scored" not in outcome.err
-
-
 # Modifiers and own options
 
 
@@ -206,26 +188,6 @@ def test_other_encodings_are_composed_over_the_run_s_own_model(begin, folder):
     rerope, window, streaming = (other.encoding.values for other in others[2:5])
     assert (rerope["d_head"], rerope["train_length"], rerope["window"]) == (8, 16, 8)
     assert window["modifiers"]["sliding_window"]["window"] == streaming["cache"] == 16
-
-
-def test_every_encoding_is_checked_before_the_model_moves_to_the_device(begin, folder, monkeypatch):
-    """Otherwise, checking the next encoding would not find the shared weights on the CPU."""
-    from pe_bench import experiment
-
-    begin("encoding=rope")
-    run = only_run(folder)
-    config = read_config(run)
-    monkeypatch.setattr(experiment, "resolve_device", lambda name: torch.device("meta"))
-    moved: list[str] = []
-    monkeypatch.setattr(experiment, "score", lambda job, *_: moved.append(_device_of(job.model)) or [])
-    others = find_others(read_with(["yarn,rope_ntk"]), run.name, config)
-    experiment.score_run(run, config, folder / "results", others)
-    assert moved == ["meta"] * 5
-
-
-def _device_of(model: torch.nn.Module) -> str:
-    [device] = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
-    return device
 
 
 # What cannot be scored is refused before anything is written
@@ -366,24 +328,6 @@ def test_a_run_of_a_custom_encoding_needs_its_file_and_force(begin, evaluate, fo
     outcome = evaluate("--with", "sliding_window", *code, "--force")
     assert outcome.code == 0, outcome.err
     assert any(re.fullmatch(r"mine@\w{4}\+sliding_window \(forced\)", label) for label in labels(folder))
-
-
-def test_an_option_derived_in_a_users_file_is_in_the_label(begin, evaluate, folder, own):
-    """Two versions of one file are two models and never share a row."""
-    begin("encoding=rope")
-    for divisor in (2, 4):
-        (own / "mine.yaml").write_text(
-            "name: mine\nclass: pe_bench.encodings.distance.lm_infinite:LMInfinite\nd_head: ${model.d_head}\n"
-            f"window: ${{quotient:${{train.length}},{divisor}}}\n"
-        )
-        outcome = evaluate("--with", "mine", "--config-dir", str(own.parent))
-        assert outcome.code == 0, outcome.err
-    mine = [label for label in labels(folder) if label.startswith("mine ")]
-    assert len(mine) == 2
-    assert {argument for label in mine for argument in label.split() if argument.startswith("window=")} == {
-        "window=8",
-        "window=4",
-    }
 
 
 def test_another_encoding_with_the_runs_name_is_refused(begin, evaluate, folder, own):

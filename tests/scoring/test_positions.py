@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from support.numbered_text import DATA as TELLING
 from support.numbered_text import TEXT, contexts
-from support.scoring import DATA, EVAL, SIZE, fed, scored, trained_model
+from support.scoring import EVAL, SIZE, fed, scored, trained_model
 
 from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
@@ -72,22 +71,6 @@ def test_one_pass_equals_separate_passes_where_prefixes_are_consistent(
     for row, other in zip(one, each, strict=True):
         assert np.allclose(nll(together, row), nll(apart, other), atol=2e-5)
         assert row.bits_per_byte == pytest.approx(other.bits_per_byte, abs=1e-5)
-
-
-def test_an_encoding_that_reads_the_length_has_a_pass_for_each_range(tmp_path: Path) -> None:
-    encoding = RopeDynamicNTK(SIZE.d_head, train_length=8)
-    trained = trained_model(tmp_path / "run", encoding)
-    shapes = fed(trained)
-    rows = ranges(scored(trained, POSITIONED))
-    assert {columns for _, columns in shapes} >= {1, 2, 3, 4, 6, 16}
-    plans = [plan for plan in make_plans(trained.config, POSITIONED, DATA) if plan.protocol == "positions"]
-    longest = trained_model(tmp_path / "longest", encoding)
-    longest.model.encoding.claims = frozenset({"prefix_consistent"})
-    whole = ranges(scored(longest, POSITIONED))
-    # The windows of 12 tokens have other rotations than those of 24.
-    assert not np.allclose(nll(trained, rows[-3]), nll(longest, whole[-3]), atol=1e-4)
-    assert np.allclose(nll(trained, rows[-1]), nll(longest, whole[-1]), atol=2e-5)
-    assert len(plans) == len(rows)
 
 
 def test_positions_report_progress_as_one_part(tmp_path: Path) -> None:

@@ -88,26 +88,6 @@ def test_sliding_scores_every_token_but_the_first_once(length: int, stride: int)
             assert length - stride < seen <= length, "later windows score their new tokens only"
 
 
-@pytest.mark.parametrize(("length", "stride"), [(8, 3), (13, 13), (39, 10)])
-def test_sliding_windows_end_a_stride_apart(length: int, stride: int) -> None:
-    plan = sliding_plan(DATA, TEXT, length, stride)
-    for document in DOCUMENTS:
-        ends = [w.start + w.size for w in plan.windows if w.document == document]
-        assert ends[0] == length
-        assert ends[-1] == CUTS[int(document)] - 1, "the last token is never fed"
-        assert set(np.diff(ends)[:-1].tolist()) <= {stride}
-        assert 0 < ends[-1] - ends[-2] <= stride
-
-
-def test_sliding_by_the_whole_length_cuts_the_same_windows_as_nonoverlapping() -> None:
-    cut = dict(contexts(nonoverlapping_plan(DATA, TEXT, 8)))
-    slid = dict(contexts(sliding_plan(DATA, TEXT, 8, 8)))
-    whole = [target for target in cut if (target % 1_000 - 1) // 8 < (CUTS[target // 1_000] - 1) // 8]
-    assert len(whole) > 100
-    assert all(cut[target] == slid[target] for target in whole)
-    assert all(cut[target] <= slid[target] for target in cut), "the last window reaches back"
-
-
 # all of them
 
 

@@ -7,13 +7,8 @@ import pytest
 
 from pe_bench.data.packed import Data, Split, reach, summary
 from pe_bench.errors import UserError
-from pe_bench.scoring.protocols import inputs, paired_plan
+from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.targets import TargetBlocks, scored_documents, target_blocks, tokens_needed
-
-
-def context_windows(split: Split, blocks: TargetBlocks, length: int) -> np.ndarray:
-    """Return the tokens that the paired protocol feeds."""
-    return inputs(split, paired_plan(blocks, length).windows).numpy()
 
 
 def split_of(*lengths: int) -> Split:
@@ -101,15 +96,6 @@ def test_the_set_follows_from_data_seed_and_sizes():
     many = split_of(*[110] * 9)
     assert len({tuple(blocks_of(many, count=3, seed=seed).document) for seed in range(10)}) > 5
     assert len({tuple(scored(10_000, seed)) for seed in range(20)}) > 2
-
-
-def test_a_window_is_the_text_that_ends_with_the_block():
-    blocks = blocks_of(count=5)
-    for length in (32, 64, 100):
-        windows = context_windows(SPLIT, blocks, length)
-        assert windows.shape == (5, length) and windows.dtype == np.int64
-        assert np.array_equal(windows[:, -1], 1_000 * blocks.document + blocks.end - 1)
-        assert np.array_equal(windows, windows[:, :1] + np.arange(length))
 
 
 def test_too_short_documents_are_refused_with_both_numbers():
