@@ -183,28 +183,6 @@ def test_a_damaged_entry_is_built_again_and_a_line_says_so(
     assert len(builds) == 2 and capsys.readouterr().err == ""
 
 
-def test_every_block_of_a_large_file_is_compared_and_once_a_process(
-    corpus, root, builds, monkeypatch, capsys
-):
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 1_000)
-    load_data(corpus, TokenizerConfig(), str(root))
-    (entry,) = entries(root)
-    path = entry / "train-tokens.npy"
-    blocks = cache.read_meta(entry)["blocks"][path.name]
-    assert len(blocks) == -(-path.stat().st_size // 1_000) > 5
-    read, checksums = [], cache._checksums
-    monkeypatch.setattr(cache, "_compared", set())
-    monkeypatch.setattr(cache, "_checksums", lambda path: read.append(path.name) or checksums(path))
-    for _ in range(2):
-        load_data(corpus, TokenizerConfig(), str(root))
-    assert sorted(read) == sorted(path.name for path in entry.iterdir() if path.name != "meta.json")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)  # with another time: it is seen in this process too
-    load_data(corpus, TokenizerConfig(), str(root))
-    assert len(builds) == 2
-
-
 def _killed_while_packing(corpus: DataConfig, root: Path, ready) -> None:
     def stop(folder: Path, *rest) -> None:
         np.save(folder / "train-tokens.npy", np.zeros(3, np.uint16))

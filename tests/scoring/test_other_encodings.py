@@ -170,8 +170,6 @@ def test_arguments_are_parsed_as_typed():
         [None, ["logn"], []],
         ["local_global", [], [held]],
     ]
-    with pytest.raises(UserError, match="name encodings with commas between"):
-        read_with(["yarn,"])
 
 
 def test_other_encodings_are_composed_over_the_run_s_own_model(begin, folder):
@@ -193,35 +191,20 @@ def test_other_encodings_are_composed_over_the_run_s_own_model(begin, folder):
 # What cannot be scored is refused before anything is written
 
 
-@pytest.mark.parametrize(
-    ("trained", "spec", "line"),
-    [
-        (
-            "alibi",
-            "yarn",
-            "yarn works on weights trained with p_rope, partial_rope or rope; this run used alibi "
-            "(compatible: sliding_window, temperature)",
-        ),
-        (
-            "rope",
-            "alibi",
-            "alibi works on no other encoding's weights; this run used rope (compatible: dca, leaky_rerope, ",
-        ),
-        ("xpos", "sliding_window", "; this run used xpos (compatible: none)"),
-        ("rope", "rope base=500", "rope base=10000.0, and base cannot change to 500.0 after training"),
-    ],
-)
-def test_an_incompatible_encoding_is_refused_before_anything_is_written(
-    begin, evaluate, folder, trained, spec, line
-):
-    begin(f"encoding={trained}")
+def test_an_incompatible_encoding_is_refused_before_anything_is_written(begin, evaluate, folder):
+    begin("encoding=rope")
+    begin("encoding=alibi")
+    runs = sorted((folder / "results" / "runs").iterdir(), reverse=True)
     before = hashes(folder / "results")
-    outcome = evaluate("--lengths", "64", "--with", spec)
-    assert outcome.code == 2 and outcome.line.startswith(
-        f"pe-bench: --with {spec}, {only_run(folder).name}: "
+    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "yarn")
+    assert outcome.code == 2 and outcome.line == (
+        f"pe-bench: --with yarn, {runs[1].name}: yarn works on weights trained with p_rope, partial_rope or "
+        "rope; this run used alibi (compatible: sliding_window, temperature) (--force scores it anyway and "
+        "labels the rows)"
     )
-    assert line in outcome.line and "--force scores it anyway" in outcome.line
-    assert hashes(folder / "results") == before
+    assert hashes(folder / "results") == before, "the last run is checked before the first is scored"
+    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "sliding_window")
+    assert outcome.code == 0, outcome.err
 
 
 def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
@@ -234,10 +217,16 @@ def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
     assert "yarn factor=2.0" in labels(folder), "a compatible encoding is not labelled"
 
 
-@pytest.mark.parametrize(
-    ("spec", "line"),
-    [
+def test_a_mistake_is_one_line_that_names_what_was_typed(begin, folder):
+    begin("encoding=rope")
+    config = read_config(only_run(folder))
+    for text, line in (
         ("t5 --force", "weights trained with rope do not fit t5: "),
+        (
+            "alibi",
+            "alibi works on no other encoding's weights; this run used rope (compatible: dca, leaky_rerope, ",
+        ),
+        ("rope base=500", "rope base=10000.0, and base cannot change to 500.0 after training"),
         ("yran", "--with: unknown encoding 'yran': did you mean 'yarn'?"),
         ("yarn+lgon", "--with: unknown encoding 'lgon': did you mean 'logn'?"),
         ("yarn facter=4", "unknown key 'encoding.facter': did you mean 'encoding.factor'?"),
@@ -246,31 +235,20 @@ def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
         ("yarn factor=much", "encoding.factor must be a number or null, not 'much'"),
         ("rope_dynamic_ntk factor=auto", "encoding.factor must be a number, not 'auto'"),
         ("longrope", "longrope has no default factors"),
+        ("yarn,", "name encodings with commas between"),
         ("yarn,rope_pi factor=4", "commas are for names without options; repeat --with for each encoding"),
         ("yarn rope_pi", "name encodings with commas between, or one with its options"),
         ("factor=4 yarn", "the name of an encoding comes first, and then factor=4"),
         ("yarn factor=4 fast", "'fast' is no option; say KEY=VALUE"),
         ("logn+yarn", "yarn is no modifier, and only one encoding can be the base"),
-    ],
-)
-def test_a_mistake_is_one_line(begin, evaluate, folder, spec, line):
-    begin("encoding=rope")
-    before = hashes(folder / "results")
-    outcome = evaluate("--with", spec.removesuffix(" --force"), *(["--force"] if "--force" in spec else []))
-    assert outcome.code == 2 and line in outcome.line
-    assert hashes(folder / "results") == before
-
-
-def test_the_last_run_is_checked_before_the_first_is_scored(begin, evaluate, folder):
-    begin("encoding=rope")
-    begin("encoding=alibi")
-    runs = sorted((folder / "results" / "runs").iterdir(), reverse=True)
-    before = hashes(folder / "results")
-    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "yarn")
-    assert outcome.code == 2 and runs[1].name.startswith("alibi") and runs[1].name in outcome.line
-    assert hashes(folder / "results") == before
-    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "sliding_window")
-    assert outcome.code == 0, outcome.err
+    ):
+        force = "--force" in text
+        with pytest.raises(UserError) as error:
+            find_others(read_with([text.removesuffix(" --force")]), "run", config, force=force)
+        assert line in str(error.value) and "\n" not in str(error.value)
+    for options in ({"force": True}, {"search": [folder]}):
+        with pytest.raises(UserError, match="is for the encodings of --with"):
+            read_with([], **options)
 
 
 # Encodings of the user's own
