@@ -1,6 +1,6 @@
 """Folders that are built once: under a lock, beside their place, and renamed into it when whole.
 
-Each has checksums of blocks of its files. A process checks them when it opens the folder for the first time.
+Each has checksums of its files. A process checks them when it opens the folder for the first time.
 """
 
 import errno
@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ from pe_bench.errors import RunError, UserError
 from pe_bench.system.files import TEMPORARY, expand_path, flush_to_disk, write_text
 from pe_bench.system.terminal import say
 
-META, BLOCKS, CHECKSUM = "meta.json", "blocks", "checksum"
-BLOCK_BYTES = 1 << 23  # how much of a file one checksum is of
+META, CHECKSUM = "meta.json", "checksum"
 DIGEST = re.compile("[0-9a-f]{64}")
 _compared: set[tuple[Any, ...]] = set()  # entries and their files that this process has checked
 
@@ -79,12 +77,16 @@ def cached_digest(path: Path, root: Path) -> str:
         text = kept.read_text(encoding="utf-8")
         if DIGEST.fullmatch(text):
             return text
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = _digest(path)
     with suppress(OSError, RunError):  # a cache that is shared may be read-only
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_text(kept, digest)
     return digest
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_meta(entry: Path) -> dict[str, Any]:
@@ -92,27 +94,19 @@ def read_meta(entry: Path) -> dict[str, Any]:
 
 
 def find_damage(entry: Path) -> str:
-    """Return what is damaged in an entry; empty where nothing is.
-
-    A process compares the checksums of a file once. An entry of an earlier version has none: its
-    sizes are compared, and it gets the checksums of what it holds.
-    """
+    """Return what is damaged in an entry; empty where nothing is. A process reads each file once for it."""
     try:
         meta = read_meta(entry)
-        blocks, sizes = meta.get(BLOCKS), meta["files"]
-        if blocks is not None and meta.get(CHECKSUM) != _checksum_of_meta(meta):
+        if meta[CHECKSUM] != _digest_of_meta(meta):
             return f"{META} does not match its checksum"
-        stats = {name: (entry / name).stat() for name in [META, *sizes]}
-        for name, size in sizes.items():
-            if stats[name].st_size != size:
-                return f"{name} has {stats[name].st_size} bytes, not {size}"
-        if blocks is None:
-            _add_checksums(entry, meta)
-            return ""
-        key = (entry, *((name, status.st_ino, status.st_mtime_ns) for name, status in stats.items()))
+        stats = {name: (entry / name).stat() for name in [META, *meta["files"]]}
+        key = (
+            entry,
+            *((name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in stats.items()),
+        )
         if key not in _compared:
-            for name in sizes:
-                if _checksums(entry / name) != blocks[name]:
+            for name, digest in meta["files"].items():
+                if _digest(entry / name) != digest:
                     return f"{name} does not match its checksum"
             _compared.add(key)
         return ""
@@ -122,37 +116,9 @@ def find_damage(entry: Path) -> str:
         return f"{META} cannot be read"
 
 
-def _with_checksums(entry: Path, meta: dict[str, Any]) -> str:
-    """Return the text of an entry's `meta`, with sizes and checksums of all its files and of itself."""
-    files = [path for path in sorted(entry.iterdir()) if path.name != META]
-    content = {
-        **meta,
-        "files": {path.name: path.stat().st_size for path in files},
-        BLOCKS: {path.name: _checksums(path) for path in files},
-    }
-    return json.dumps({**content, CHECKSUM: _checksum_of_meta(content)})
-
-
-def _add_checksums(entry: Path, meta: dict[str, Any]) -> None:
-    with suppress(OSError, RunError):  # a cache that is shared may be read-only
-        write_text(entry / META, _with_checksums(entry, meta))
-
-
-def _checksum_of_meta(meta: dict[str, Any]) -> str:
+def _digest_of_meta(meta: dict[str, Any]) -> str:
     rest = {name: value for name, value in meta.items() if name != CHECKSUM}
     return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
-
-
-def _checksums(path: Path) -> list[str]:
-    """Return the sha256 of each block of a file, of several at a time: hashing lets other threads run."""
-
-    def checksum(start: int) -> str:
-        with path.open("rb") as file:
-            file.seek(start)
-            return hashlib.sha256(file.read(BLOCK_BYTES)).hexdigest()
-
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(checksum, range(0, path.stat().st_size, BLOCK_BYTES)))
 
 
 def _is_full(error: OSError) -> bool:
@@ -168,7 +134,9 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
     try:
         temporary.mkdir()
         meta = build(temporary)
-        (temporary / META).write_text(_with_checksums(temporary, meta), encoding="utf-8")
+        meta["files"] = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+        text = json.dumps({**meta, CHECKSUM: _digest_of_meta(meta)})
+        (temporary / META).write_text(text, encoding="utf-8")
         for path in temporary.iterdir():
             flush_to_disk(path)
         if entry.exists():  # damaged, or it would have been used

@@ -3,20 +3,11 @@
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
-from support.commands import Command, tiny_overrides
 
-from pe_bench import experiment
-from pe_bench.system import machine as memory
+from pe_bench.system import machine
 from pe_bench.system.machine import retain_freed_memory
-from pe_bench.training import trainer
-
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
 
 FAULTS = """
 import ctypes, resource, torch
@@ -36,61 +27,25 @@ print(outside, kept)
 """
 
 
-@glibc
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
 def test_pages_are_handed_out_once_while_allocations_are_kept() -> None:
     command = [sys.executable, "-c", FAULTS]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     outside, kept = map(int, done.stdout.split())
-    if outside == 0:
-        pytest.skip("this system counts no page faults")
-    assert kept < outside / 2
-
-
-def test_without_glibc_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    with retain_freed_memory() as kept:
-        assert not kept
+    assert kept < outside / 2 or outside == 0, "some systems count no page faults"
 
 
 def test_kept_memory_is_returned_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
 
     class Library:
-        def mallopt(self, *arguments: int) -> int:
+        def mallopt(self, *arguments: int) -> None:
             calls.append(arguments)
-            return 1
 
-        def malloc_trim(self, pad: int) -> int:
+        def malloc_trim(self, pad: int) -> None:
             calls.append((pad,))
-            return 1
 
-    monkeypatch.setattr(memory, "_glibc", Library)
-
-    def fail() -> None:
-        with retain_freed_memory():
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert calls == [*memory.KEEPING, *memory.AFTERWARDS, (0,)]
-
-
-def test_allocations_are_kept_while_a_run_trains_but_not_while_it_is_scored(
-    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    story: list[str] = []
-
-    @contextmanager
-    def told() -> Iterator[bool]:
-        story.append("kept")
-        yield True
-        story.append("given back")
-
-    def telling(function: Callable[..., Any], word: str) -> Callable[..., Any]:
-        return lambda *arguments, **named: (story.append(word), function(*arguments, **named))[1]
-
-    monkeypatch.setattr(trainer, "retain_freed_memory", told)
-    monkeypatch.setattr(trainer.Trainer, "step", telling(trainer.Trainer.step, "step"))
-    monkeypatch.setattr(experiment, "score", telling(experiment.score, "scored"))
-    assert command("train", *tiny_overrides(folder)).code == 0
-    assert list(dict.fromkeys(story)) == ["kept", "step", "given back", "scored"]
+    monkeypatch.setattr(machine, "_glibc", Library)
+    with pytest.raises(ZeroDivisionError), retain_freed_memory():
+        assert calls == [*machine.KEEPING] and 1 / 0
+    assert calls == [*machine.KEEPING, *machine.AFTERWARDS, (0,)]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from pe_bench.errors import RunError, UserError
@@ -19,20 +20,37 @@ from pe_bench.training.checkpoint import (
 from pe_bench.training.optimizer import Muon, Optimizers
 
 
-def trained(width: int = 3, steps: int = 2) -> tuple[nn.Module, Optimizers]:
+def trained(optimizer: str = "adamw", steps: int = 2, width: int = 3) -> tuple[nn.Module, Optimizers]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
-    optimizer = Optimizers([torch.optim.AdamW(model.parameters(), fused=True)])
-    for _ in range(steps):
-        model(torch.ones(1, 4)).sum().backward()
+    if optimizer == "shared":  # one parameter in two modules
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+    parameters = list(model.parameters())
+    matrices = [parameter for parameter in parameters if parameter.dim() == 2 and optimizer == "muon"]
+    rest = [parameter for parameter in parameters if parameter.dim() == 1 or optimizer != "muon"]
+    muon = [Muon([{"params": matrices}], lr=0.01)] if matrices else []
+    optimizers = Optimizers([*muon, torch.optim.AdamW(rest, fused=True)])
+    take_steps(model, optimizers, steps)
+    return model, optimizers
+
+
+def take_steps(model: nn.Module, optimizer: Optimizers, steps: int) -> None:
+    for step in range(steps):
+        model(torch.tensor([[1.0, 2.0, -1.0, step]])).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model, optimizer
 
 
 def save(folder: Path, *steps: int) -> None:
     for step in steps:
         save_checkpoint(folder, *trained(), step, 1.0, 2.0)
+
+
+def newest(folder: Path) -> checkpoint.Checkpoint:
+    found = latest_checkpoint(folder)
+    assert found is not None
+    return found
 
 
 def names(folder: Path) -> list[str]:
@@ -51,136 +69,56 @@ def test_others_may_read_tensors_as_they_may_read_any_new_file(tmp_path) -> None
     assert len({file.stat().st_mode for file in files}) == 1
 
 
-def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(tmp_path):
-    model, optimizer = trained()
-    save_checkpoint(tmp_path, model, optimizer, 2, 1.0, 2.0)
-    found = latest_checkpoint(tmp_path)
-    assert found is not None and found.meta.step == 2
-    other, fresh = trained(steps=0)
-    load_weights(found.path, other)
-    load_optimizer(found, other, fresh)
-    for one, its_optimizer in ((model, optimizer), (other, fresh)):
-        one(torch.ones(1, 4)).square().sum().backward()
-        its_optimizer.step()
-    pairs = zip(model.parameters(), other.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
-def with_muon(steps: int) -> tuple[nn.Module, Optimizers]:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    parts = [Muon([{"params": [model.weight]}], lr=0.01), torch.optim.AdamW([model.bias], fused=True)]
-    optimizer = Optimizers(parts)
-    take_steps(model, optimizer, steps)
-    return model, optimizer
-
-
-def take_steps(model: nn.Module, optimizer: Optimizers, steps: int) -> None:
-    for step in range(steps):
-        model(torch.tensor([[1.0, 2.0, -1.0, step]])).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def test_the_momentum_of_muon_comes_back_bit_for_bit_and_training_continues_alike(tmp_path):
-    model, optimizer = with_muon(steps=2)
-    save_checkpoint(tmp_path, model, optimizer, 2, 1.0, 2.0)
-    found = latest_checkpoint(tmp_path)
-    assert found is not None
-    other, fresh = with_muon(steps=0)
-    load_weights(found.path, other)
-    load_optimizer(found, other, fresh)
-    take_steps(model, optimizer, 2)
-    take_steps(other, fresh, 2)
-    assert torch.equal(model.weight, other.weight) and torch.equal(model.bias, other.bias)
-    without, forgetful = with_muon(steps=0)
-    load_weights(found.path, without)
-    take_steps(without, forgetful, 2)
-    assert not torch.equal(model.weight, without.weight)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "shared"])
+def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(tmp_path, optimizer):
+    model, moments = trained(optimizer)
+    save_checkpoint(tmp_path, model, moments, 2, 1.0, 2.0)
+    saved = newest(tmp_path)
+    assert saved.meta.step == 2
+    (other, fresh), (forgetful, without) = (trained(optimizer, steps=0) for _ in range(2))
+    load_weights(saved.path, other)
+    load_weights(saved.path, forgetful)
+    load_optimizer(saved, other, fresh)
+    # Loaded tensors do not change with the file.
+    path = saved.path / "optimizer.safetensors"
+    path.write_bytes(b"\0" * path.stat().st_size)
+    for one, its_optimizer in ((model, moments), (other, fresh), (forgetful, without)):
+        take_steps(one, its_optimizer, 2)
+    expected, loaded, forgot = (list(each.parameters()) for each in (model, other, forgetful))
+    assert all(torch.equal(a, b) for a, b in zip(expected, loaded, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(expected, forgot, strict=True))
 
 
 def test_the_state_of_another_optimizer_is_refused(tmp_path):
-    save_checkpoint(tmp_path, *with_muon(steps=1), 1, 1.0, 2.0)
-    found = latest_checkpoint(tmp_path)
-    assert found is not None
-    model = nn.Linear(4, 4)
-    with pytest.raises(UserError, match="weight/exp_avg is missing there"):
-        load_optimizer(found, model, Optimizers([torch.optim.AdamW(model.parameters())]))
+    save_checkpoint(tmp_path, *trained("muon"), 1, 1.0, 2.0)
+    with pytest.raises(UserError, match="0.weight/exp_avg is missing there"):
+        load_optimizer(newest(tmp_path), *trained())
 
 
-def test_loaded_tensors_do_not_change_with_the_file(tmp_path):
-    save(tmp_path, 1)
-    found = latest_checkpoint(tmp_path)
-    assert found is not None
-    model, optimizer = trained(steps=0)
-    load_weights(found.path, model)
-    load_optimizer(found, model, optimizer)
-    moment = optimizer.state(next(model.parameters()))["exp_avg"]
-    before = moment.clone()
-    path = found.path / "optimizer.safetensors"
-    path.write_bytes(b"\0" * path.stat().st_size)
-    assert torch.equal(moment, before)
-
-
-def test_a_damaged_checkpoint_is_skipped(tmp_path):
-    save(tmp_path, 1, 2)
-    damage(tmp_path, 2)
-    found = latest_checkpoint(tmp_path)
-    assert found is not None and found.meta.step == 1
-    assert final_checkpoint(tmp_path.parent, 1) is None
-
-
-def test_damaged_checkpoints_do_not_replace_complete_ones(tmp_path):
-    save(tmp_path, 5, 6)
-    damage(tmp_path, 5)
-    damage(tmp_path, 6)
-    delete_damaged_checkpoints(tmp_path)
-    save(tmp_path, 2)
-    assert names(tmp_path) == ["step-00000002"]
-
-
-def test_only_the_checkpoint_of_the_last_step_is_the_final_one(tmp_path):
-    save(tmp_path / "checkpoints", 1, 2)
-    found = final_checkpoint(tmp_path, 2)
-    assert found is not None and found.meta.step == 2
-    assert final_checkpoint(tmp_path, 3) is None
-    damage(tmp_path / "checkpoints", 2)
-    assert final_checkpoint(tmp_path, 2) is None
+def test_a_damaged_checkpoint_is_skipped_and_replaces_no_whole_one(tmp_path):
+    folder = tmp_path / "checkpoints"
+    save(folder, 1, 2)
+    trained_to = final_checkpoint(tmp_path, 2)
+    assert trained_to is not None and trained_to.meta.step == 2 and final_checkpoint(tmp_path, 3) is None
+    damage(folder, 2)
+    assert newest(folder).meta.step == 1 and final_checkpoint(tmp_path, 2) is None
+    damage(folder, 1)
+    delete_damaged_checkpoints(folder)
+    save(folder, 1)
+    assert names(folder) == ["step-00000001"]
 
 
 def test_weights_of_another_shape_are_refused_in_one_line_that_names_the_difference(tmp_path):
     save(tmp_path, 1)
-    found = latest_checkpoint(tmp_path)
-    assert found is not None
+    saved = newest(tmp_path)
     with pytest.raises(UserError, match=r"0.bias is \[3\] there and \[5\] here") as caught:
-        load_weights(found.path, trained(width=5)[0])
+        load_weights(saved.path, trained(width=5)[0])
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"1.bias is missing here"):
-        load_weights(found.path, nn.Sequential(nn.Linear(4, 3)))
-
-
-def test_a_parameter_that_two_modules_share_is_saved_and_loaded(tmp_path):
-    def shared() -> nn.Module:
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        model[1].weight = model[0].weight
-        return model
-
-    model = shared()
-    optimizer = Optimizers([torch.optim.AdamW(model.parameters())])
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    save_checkpoint(tmp_path, model, optimizer, 1, 1.0, 2.0)
-    found, other = latest_checkpoint(tmp_path), shared()
-    assert found is not None
-    load_weights(found.path, other)
-    assert torch.equal(other[1].weight, model[0].weight)
+        load_weights(saved.path, nn.Sequential(nn.Linear(4, 3)))
 
 
 def test_a_full_disk_leaves_existing_checkpoints_and_names_the_file(tmp_path, monkeypatch):
-    from safetensors import SafetensorError
-
-    from pe_bench.training import checkpoint
-
     save(tmp_path, 1)
 
     def full(tensors, path):
@@ -199,7 +137,7 @@ def test_a_checkpoint_that_may_not_be_read_is_neither_missing_nor_damaged(tmp_pa
 
     save(tmp_path / "checkpoints", 2)
     monkeypatch.setattr(checkpoint, "open_regular", refuse)  # root could read it all the same
-    with pytest.raises(RunError, match=r"weights\.safetensors cannot be read \(no permission\): `chmod"):
+    with pytest.raises(RunError, match=r"cannot be read \(no permission\): `chmod"):
         final_checkpoint(tmp_path, 2)
     with pytest.raises(RunError, match="no permission"):
         delete_damaged_checkpoints(tmp_path / "checkpoints")

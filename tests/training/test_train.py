@@ -1,7 +1,6 @@
 """Training: schedules, groups, fairness between encodings, and resuming bit for bit."""
 
 import csv
-import dataclasses
 import json
 import math
 import shutil
@@ -48,11 +47,8 @@ def test_the_learning_rate_warms_up_and_ends_at_its_share():
     assert learning_rate(4 + 99 // 2, train) == pytest.approx(0.55, abs=0.02)
     after = [learning_rate(step, train) for step in range(4, 104)]
     assert after == sorted(after, reverse=True)
-
-
-def test_a_run_shorter_than_its_warm_up_has_finite_rates():
-    train = TrainConfig(warmup_steps=25, steps=3)
-    assert all(math.isfinite(learning_rate(step, train)) for step in range(3))
+    shorter = TrainConfig(warmup_steps=25, steps=3)
+    assert all(math.isfinite(learning_rate(step, shorter)) for step in range(3))
 
 
 def rates(trainer: Trainer) -> dict[str, float]:
@@ -95,7 +91,7 @@ def test_muon_trains_the_decoders_matrices_and_adamw_the_rest(folder):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("encoding", ["learned", "t5", "shaw", "fox", "cope"])
+@pytest.mark.parametrize("encoding", ["learned", "shaw", "fox"])
 def test_only_the_decoders_matrices_decay(folder, encoding):
     trainer = trainer_of(folder, f"encoding={encoding}", "model.tie_embeddings=false")
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
@@ -132,15 +128,7 @@ def test_another_seed_changes_weights_encoding_parameters_and_batches(folder):
     assert not torch.equal(one.windows.batch(4, 0, 0).tokens, two.windows.batch(4, 1, 0).tokens)
 
 
-def test_building_an_encoding_leaves_the_global_generator_alone(folder):
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    torch.manual_seed(7)
-    trainer_of(folder, "encoding=shaw")
-    assert torch.equal(torch.rand(3), expected)
-
-
-@pytest.mark.parametrize("encoding", ["nope", "rope", "alibi", "shaw", "cope", "randomized"])
+@pytest.mark.parametrize("encoding", ["rope", "shaw", "randomized"])
 def test_training_lowers_the_loss(folder, encoding):
     trainer = trainer_of(folder, f"encoding={encoding}", "train.steps=40", "train.lr=1e-2")
     losses = [trainer.step(number, 0.0).loss for number in range(40)]
@@ -174,44 +162,33 @@ def test_bfloat16_trains_near_float32_and_keeps_its_weights_in_float32(folder):
     assert {parameter.dtype for parameter in half.model.parameters()} == {torch.float32}
 
 
-def test_the_log_has_a_row_for_each_interval_and_validation(train, folder):
-    train("encoding=rope", "train.log_every=3", "train.validate_every=4")
+def test_the_log_and_checkpoints_are_written_when_they_are_due_and_two_checkpoints_are_kept(train, folder):
+    train("encoding=rope", "train.log_every=3", "train.validate_every=4", "train.checkpoint_every=3")
+    kept = sorted(path.name for path in (only_run(folder) / "checkpoints").iterdir())
+    assert kept == ["step-00000006", "step-00000008"]
     rows = log(folder)
     assert [int(row["step"]) for row in rows] == [3, 4, 6, 8]
     assert [bool(row["validation_loss"]) for row in rows] == [False, True, False, True]
     assert [int(row["tokens"]) for row in rows] == [192, 256, 384, 512]
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "train.length=32",
-        "train.steps=6",
-        "train.batch_tokens=128",
-        "train.micro_batches=2",
-        "train.lr=1e-2",
-        "train.final_lr=0.5",
-        "train.warmup_steps=4",
-        "train.weight_decay=0.5",
-        "train.betas=[0.5,0.9]",
+KEYS = (
+    *("train.length=32", "train.steps=6", "train.batch_tokens=128", "train.micro_batches=2", "train.lr=1e-2"),
+    *("train.final_lr=0.5", "train.warmup_steps=4", "train.weight_decay=0.5", "train.betas=[0.5,0.9]"),
+    *(
         "train.clip=0.01",
         "train.validate_every=2",
         "train.validation_tokens=256",
         "train.log_every=1",
         "seed=1",
-        "precision=bfloat16",
-        "model.d_model=32",
-        "model.n_layers=1",
-        "model.n_heads=4",
-        "model.n_kv_heads=1",
-        "model.d_head=4",
-        "model.d_ff=16",
-        "model.tie_embeddings=false",
-        "data.validation_fraction=0.4",
-        "data.max_tokens=2000",
-        "tokenizer=bpe tokenizer.vocab_size=280",
-    ],
+    ),
+    *("precision=bfloat16", "model.d_model=32", "model.n_layers=1", "model.n_heads=4", "model.n_kv_heads=1"),
+    *("model.d_head=4", "model.d_ff=16", "model.tie_embeddings=false", "data.validation_fraction=0.4"),
+    *("data.max_tokens=2000", "tokenizer=bpe tokenizer.vocab_size=280"),
 )
+
+
+@pytest.mark.parametrize("override", KEYS)
 def test_every_key_of_training_changes_what_training_writes(begin, train, folder, override):
     def written() -> list[list[str]]:
         return [[v for k, v in row.items() if k != "seconds"] for row in log(folder)]
@@ -222,14 +199,6 @@ def test_every_key_of_training_changes_what_training_writes(begin, train, folder
     result = train("encoding=rope", *override.split())
     assert result.code == 0, result.err
     assert written() != before
-
-
-def test_checkpoints_are_written_when_they_are_due_and_two_are_kept(train, folder):
-    train("encoding=rope", "train.checkpoint_every=3")
-    assert sorted(path.name for path in (only_run(folder) / "checkpoints").iterdir()) == [
-        "step-00000006",
-        "step-00000008",
-    ]
 
 
 def test_a_non_finite_loss_stops_with_its_step_and_keeps_the_last_good_checkpoint(train, folder, monkeypatch):
@@ -249,36 +218,6 @@ def test_a_non_finite_loss_stops_with_its_step_and_keeps_the_last_good_checkpoin
     kept = sorted(path.name for path in (only_run(folder) / "checkpoints").iterdir())
     assert kept == ["step-00000002", "step-00000004"]
     assert all(tensor.isfinite().all() for tensor in weights(folder, 4).values())
-
-
-def test_a_learning_rate_that_explodes_is_caught(train):
-    outcome = train("encoding=rope", "train.lr=1e30")
-    assert outcome.code == 1 and "is not finite at step" in outcome.line and "lower train.lr" in outcome.line
-
-
-@pytest.mark.parametrize("encoding", ["rope", "shaw", "randomized"])
-def test_a_stopped_run_ends_in_the_same_weights_bit_for_bit(train, folder, monkeypatch, encoding):
-    train(f"encoding={encoding}")
-    expected, rows = weights(folder), log(folder)
-    run = only_run(folder)
-    run.rename(folder / "unbroken")
-
-    step = Trainer.step
-
-    def stopped(self, number, seconds):
-        if number == 5:
-            raise KeyboardInterrupt
-        return step(self, number, seconds)
-
-    monkeypatch.setattr(Trainer, "step", stopped)
-    assert train(f"encoding={encoding}").code == 130
-    monkeypatch.undo()
-    assert train(f"encoding={encoding}").code == 0
-    found = weights(folder)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    strip = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-    assert [{k: v for k, v in row.items() if k != "seconds"} for row in log(folder)] == strip
 
 
 def test_a_damaged_checkpoint_is_skipped_and_its_steps_are_repeated(train, folder):
@@ -325,10 +264,3 @@ def test_what_a_source_lacks_begins_anew_and_all_else_must_fit(train, folder):
     outcome = train("encoding=rope", f"train.from={source.name}", "model.n_layers=1")
     assert outcome.code == 2 and "do not fit this model" in outcome.line
     assert len(list(source.parent.iterdir())) == 3
-
-
-def test_the_step_record_and_the_log_have_the_same_columns(train, folder):
-    from pe_bench.training.log import Step
-
-    train("encoding=rope")
-    assert list(log(folder)[0]) == [field.name for field in dataclasses.fields(Step)]
