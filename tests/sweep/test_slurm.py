@@ -122,7 +122,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str], code: int) -> str:
-    told = process.communicate(timeout=180)[1]
+    told = process.communicate(timeout=500)[1]
     assert process.returncode == code, told
     return told
 
@@ -150,7 +150,7 @@ def test_a_sweep_has_the_cores_that_slurm_gives_and_no_page_of_warnings(folder):
 
 
 def test_a_preempted_job_goes_on_bit_for_bit(folder):
-    steps = 3000
+    steps = 1500
     process = start(folder, "encoding=nope", *long_run(steps))
     wait_for(process, lambda: has_saved(folder))
     slurm("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap", "sleep 2")
