@@ -6,8 +6,8 @@ All checks come before anything is written. Repeating a run does what is missing
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,24 @@ from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.find import find_run
-from pe_bench.runs.folder import locked, read_config, record_error, write_config, write_error
+from pe_bench.runs.folder import (
+    FirstStage,
+    locked,
+    read_config,
+    record_error,
+    write_config,
+    write_error,
+)
 from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
-from pe_bench.runs.identity import encoding_in, identity, run_name, setting
+from pe_bench.runs.identity import hashed, identity, run_name, setting
 from pe_bench.runs.job import Job
 from pe_bench.runs.means import keep_means, keep_slices
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores
+from pe_bench.runs.source import after_source, find_source
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import kept_rows, score, scored_rows, with_lost_plans
-from pe_bench.scoring.other_encodings import OtherEncoding
+from pe_bench.scoring.other_encodings import OtherEncoding, after_training, stage_label
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, key_slices
@@ -87,17 +95,13 @@ def train(config: Config) -> tuple[Path, list[Row]]:
 def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
     """Return a run that is ready to begin, and its plans. Raise `UserError` for all that can be wrong."""
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
-    source, results_dir = config.train.from_run, Path(config.results_dir)
-    if source is not None:  # the hash in its name says what the run is, wherever it lies
-        with suppress(UserError):  # it may be gone: only a run that has not begun needs it
-            source = find_run(source, results_dir).name
-        config = replace(config, train=replace(config.train, from_run=Path(source).name))
     job, plans = load(_with_started_processes(config), planner)
     check_processes(job.config, job.device)
     check_tracker(config.tracker)
+    source = config.train.from_run
     if source is None or latest_checkpoint(job.folder / "checkpoints") is not None:
         return job, plans
-    run = find_run(source, results_dir)
+    run = find_run(str(job.config.train.from_run), Path(config.results_dir))
     trained = require_trained(run, read_config(run).train.total_steps)
     load_weights(trained.path, _decoder(job), is_start=True)
     return replace(job, source=trained.path), plans
@@ -115,27 +119,54 @@ def _with_started_processes(config: Config) -> Config:
     return config
 
 
-def load(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
-    """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong."""
+def load(config: Config, planner: Planner = make_plans, run: Path | None = None) -> tuple[Job, list[Plan]]:
+    """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong.
+
+    run: the folder of a finished run, which needs its source no more.
+    """
     if config.checkpoint is not None:
         return load_checkpoint(config, planner)
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data_of(config)
-    encoding = EncodingSpec(config.encoding, config.search).with_code_hashes()
+    source = gone = None
+    if run is None:
+        try:
+            source = find_source(config, data.hash)
+        except UserError as error:
+            gone = error
+    config = after_source(config, source)
+    encoding = EncodingSpec(config.encoding, config.search)
+    if source is not None and config.train.from_run:
+        encoding = after_training(encoding, source.config, config.train.length)
+    encoding = encoding.with_code_hashes()
     config = replace(config, encoding=encoding.values)
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
     dry_run_training(model, config.train.length, config.encoding["name"])
+    if config.train.only:
+        message = f"train.only=encoding: {encoding.label} has no parameters to train"
+        require(any(model.encoding.lr_multiples(config.train.encoding_lr).values()), message)
+    dtype = resolve_precision(config.precision, config.device)
+    facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
+    folder = run or runs_folder(Path(config.results_dir)) / run_name(config, facts)
+    label, first, together = encoding.label, None, setting(facts)
+    if source is not None:
+        before = source.config if config.train.from_run else None
+        label, first = source.label_of(stage_label(encoding, before), config), source.first_of(config)
+        together = hashed([*source.facts, together])
+    elif config.train.from_run or config.train.beside:
+        result = read_result(folder)
+        if result is None:
+            raise gone or RunError(f"{folder} is not finished")
+        label, first, together = result["encoding"], FirstStage.read(result), result["setting"]
+        config = config if run else replace(config, eval=read_config(folder).eval)
     plans = planner(config, config.eval, data)
     for side in ("training", "validation"):
         windows_of(data, config.train.length, side=side)  # which refuses data without any
-    dtype = resolve_precision(config.precision, config.device)
-    facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
-    label, source = encoding.label, config.train.from_run
-    # Fine-tuning makes another line in tables.
-    label = f"{label} from={encoding_in(source)}" if source else label
-    folder = runs_folder(Path(config.results_dir)) / run_name(config, facts)
-    return Job(config, folder, setting(facts), label, label, device, dtype, threads, data, model), plans
+    job = Job(
+        *(config, folder, str(together), str(label), str(label), device, dtype, threads, data, model), first
+    )
+    return job, plans
 
 
 def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
@@ -350,6 +381,8 @@ def _write_result(job: Job, trained: Checkpoint | None) -> None:
     about = job.config.checkpoint
     result: dict[str, Any] = {"format": FORMAT, "encoding": job.label, "seed": job.config.seed, "steps": 0}
     result |= {"parameters": job.model.parameter_count, "data_hash": job.data.hash, "setting": job.setting}
+    if job.first is not None:
+        result["first_stage"] = asdict(job.first)
     if about is not None:
         result["checkpoint"] = about.source
     if trained is not None:
@@ -390,7 +423,7 @@ def score_run(
         message = f"{OPTION} chooses targets of text in runs, and {run.name} {what}: leave the option out"
         require(judge is None or section is None, message)
     result = read_result(run) or {}
-    job, plans = load(config, planner)
+    job, plans = load(config, planner, run)
     job = replace(job, folder=run)
     if config.checkpoint is not None:
         return score_trained(job, plans, results_dir, others, waits=waits)
@@ -406,7 +439,8 @@ def score_run(
     _warn_of_changed_code(job)
     if EncodingSpec(config.encoding).identity() != EncodingSpec(job.config.encoding).identity():
         # The weights were trained with one version of its code, and the scores come from another.
-        job = replace(job, label=str(result.get("encoding", job.label)))
+        scored_with = EncodingSpec(job.config.encoding).label
+        job = replace(job, label=str(result.get("encoding", job.label)), scored_with=scored_with)
     return score_trained(job, plans, results_dir, others, judge, trained, waits=waits)
 
 

@@ -38,7 +38,7 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     if _is_finished(folder, about):
         say(f"{run.name} is already written to {folder}")
         return
-    job, _ = load(trusted(config, ()))
+    job, _ = load(trusted(config, ()), run=run)
     model = job.model
     assert isinstance(model, Decoder)
     form = exported_form(config, model)

@@ -175,6 +175,8 @@ class TrainConfig(Section):
     validation_tokens: int = 32_768
     checkpoint_every: int = 200
     from_run: str | None = None
+    beside: str | None = None
+    only: Literal["encoding"] | None = None
 
     @property
     def total_steps(self) -> int:
@@ -188,7 +190,15 @@ class TrainConfig(Section):
 
     def check(self) -> None:
         super().check()
-        length, tokens = self.length, self.batch_tokens
+        length, tokens, source = self.length, self.batch_tokens, self.from_run
+        message = (
+            f"train.from={source}: training goes on from runs alone, and pe-bench eval scores checkpoints"
+        )
+        require(not (source or "").startswith("hf:"), message)
+        message = "train.from and train.beside exclude each other: a run from the start stands beside another"
+        require(source is None or self.beside is None, message)
+        message = "train.only=encoding goes on from a run whose other weights stay: give train.from=RUN"
+        require(source is not None or self.only is None, message)
         require(self.final_lr <= 1, f"train.final_lr is a share of train.lr from 0 to 1, not {self.final_lr}")
         require(
             all(0 <= beta < 1 for beta in self.betas), f"train.betas must lie in [0, 1), not {self.betas}"
@@ -226,23 +236,29 @@ class EvalConfig(Section):
     batch_tokens: int = 4_096
     precision: ScorePrecision = "float32"
     seed: int = 0
+    first_length: int | None = None
 
     def resolved_lengths(self, train_length: int) -> list[int]:
         """The lengths to score, in order; the training length is always among them.
 
         Of the default ones those that are too short to score are left out.
         """
-        shortest = MIN_PAIRED_LENGTH if self.protocol == "paired" else 1
-        usual = [round(times * train_length) for times in DEFAULT_LENGTHS]
+        shortest, first = MIN_PAIRED_LENGTH if self.protocol == "paired" else 1, self.first_length
+        usual = [round(times * (first or train_length)) for times in DEFAULT_LENGTHS]
         chosen = self.lengths or [length for length in usual if length >= shortest]
-        return sorted({*chosen, train_length})
+        # Of a later stage also a quarter of its length, which tells whether a model reads that far.
+        later = [first, max(train_length // 4, shortest)] if first else []
+        return sorted({*chosen, *later, train_length})
 
     def resolved_max_length(self, train_length: int) -> int:
-        return self.max_length or 16 * train_length
+        return self.max_length or 16 * (self.first_length or train_length)
 
     def resolved_target_tokens(self, train_length: int) -> int:
         """The tokens in a target block: by default a power of two, which has parts for every length."""
-        return self.target_tokens or 1 << min(MAX_DEFAULT_BLOCK, train_length).bit_length() - 1
+        return (
+            self.target_tokens
+            or 1 << min(MAX_DEFAULT_BLOCK, self.first_length or train_length).bit_length() - 1
+        )
 
     @property
     def unused(self) -> dict[str, str]:
@@ -320,6 +336,11 @@ class Config:
     tracker: Tracker | None = None
     checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a checkpoint
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, in which an encoding's file may lie
+
+    @property
+    def first_length(self) -> int:
+        """The length of the first training, of which those that are scored are multiples."""
+        return self.eval.first_length or self.train.length
 
     def check(self) -> None:
         """Raise `UserError` for what cannot work; each text says the value and the way out."""

@@ -15,7 +15,7 @@ from pe_bench.report.groups import (
     ordered,
     table_key,
 )
-from pe_bench.report.lines import anchor_lines, make_line, members_of, rank_sets, unlearned
+from pe_bench.report.lines import Member, anchor_lines, make_line, members_of, rank_sets, unlearned
 from pe_bench.report.notes import Note, make_notes
 from pe_bench.report.pairs import ScoreFiles, grouped
 from pe_bench.report.probes import ProbeTable, probe_tables
@@ -119,7 +119,8 @@ def run_tables(
     selection = Selection(where=(Condition("length", "=", shown),), margin=margin)
     rows += _quarters(run, rows)
     folder = RunFolder(run)
-    keys = RunKeys(lambda name: folder)
+    keys = RunKeys(lambda name: folder if name == run.name else RunFolder(run.parent / name))
+    rows += _unchanged(keys, rows)
     groups = group_rows([row for row in rows if row.protocol not in APART], keys, ())
     tables = _tables(groups, rows, read_anchors(anchors_folder(run)), keys, selection)
     return [replace(table, asked=tuple(asked)) for table in tables]
@@ -162,6 +163,18 @@ def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
         f"score one with `pe-bench eval RUN --protocol {protocol}`",
     )
     return [row for row in rows if protocol in (None, row.protocol) or row.protocol == POSITIONS]
+
+
+def _unchanged(keys: RunKeys, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the unchanged model of a later stage's run, on the same targets."""
+    sets = {(row.target_hash, row.score_dtype, row.length) for row in rows}
+    first_runs = {keys.first_stage(row).run for row in rows} - {row.run for row in rows}
+    return [
+        row
+        for first in first_runs
+        for row in keys.folder_of(first).rows
+        if (row.target_hash, row.score_dtype, row.length) in sets and row.scored_with == row.encoding
+    ]
 
 
 def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
@@ -267,20 +280,32 @@ def _table(
     controls = [row for row in rows if row.control != "none"]
     ranks, trained, whole = rank_sets(plain), _as_trained(rows), _as_trained(group.whole)
     members = members_of(plain, controls, positions, lambda row: keys.label(row, selection.by))
-    lines = []
+    lines, own_lines = [], {}
     for member in members:
-        of_runs, whole_of_runs = (
-            [row for run in member.runs for row in rows_of.get(run, [])] for rows_of in (trained, whole)
-        )
-        line = make_line(member, of_runs, whole_of_runs, ranks, margin, files)
-        lines.append(replace(line, unlearned=unlearned(whole_of_runs, stored, files)))
+        first_runs = [first for first in map(files.first_run, member.runs) if first in trained]
+
+        def line_of(runs: Sequence[str], train_length: int, member: Member = member) -> Line:
+            of_runs, whole_of_runs = (
+                [row for run in dict.fromkeys(runs) for row in rows_of.get(run, [])]
+                for rows_of in (trained, whole)
+            )
+            line = make_line(member, of_runs, whole_of_runs, ranks, margin, files, train_length)
+            return replace(line, unlearned=unlearned(whole_of_runs, stored, files))
+
+        lines.append(line_of(first_runs or member.runs, key.train_length))
+        first = keys.folder_of(member.runs[0]).first_stage
+        if first is not None:
+            own = replace(line_of(member.runs, first.longest), longest=first.longest)
+            own_lines[lines[-1].label] = judge(own, first.longest, margin)
     for line, member in anchor_lines(plain, stored, ranks, margin, files, selection.slice):
         lines.append(line)
         members.append(member)
     baseline = _baseline_in(lines, selection.baseline)
     if baseline:
         lines = with_baseline(lines, members, baseline, margin, files)
-    lines = [_shown(judge(line, key.train_length, margin), key, selection) for line in lines]
+    lines = [judge(line, key.train_length, margin) for line in lines]
+    lines = [_of_own_length(line, own_lines.get(line.label)) for line in lines]
+    lines = [_shown(line, key, selection) for line in lines]
     anchors = [line for line in lines if line.is_anchor and line.records]
     taken = [line for line in lines if not line.is_anchor and selection.takes(line.scored_with)]
     order = ordered([line for line in taken if line.records], selection.sort)
@@ -305,6 +330,17 @@ def _table(
         share=group.share,
         lacking=group.lacking,
     )
+
+
+def _of_own_length(line: Line, own: Line | None) -> Line:
+    """Return a line of later stages with what is judged from the longest length that it was trained at."""
+    if own is None:
+        return line
+    records = {
+        length: replace(record, use=own.records[length].use) for length, record in line.records.items()
+    }
+    kept = {name: getattr(own, name) for name in ("break_point", "reads_nothing", "longest")}
+    return replace(line, records=records, **kept)
 
 
 def _as_trained(rows: Sequence[Row]) -> dict[str, list[Row]]:

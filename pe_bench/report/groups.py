@@ -36,6 +36,7 @@ def group_rows(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[Ta
 
 def table_key(row: Row, keys: RunKeys, by: Sequence[str]) -> TableKey:
     """Return the key of a row's table, but for what its runs have in common; `by`: what may differ."""
+    row = keys.first_stage(row)
     differ_in_steps = not {"train.steps", "train.tokens"}.isdisjoint(by)
     return TableKey(
         row.model,

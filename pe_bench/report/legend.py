@@ -59,10 +59,19 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     """
     numbers = ": ".join(filter(None, (numbers_text(table), _marks_text(table))))
     no_room = f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
-    unsure = any(works_to(line, table).mark for line in table.lines)
+    unsure = any("?" in works_to(line, table).mark for line in table.lines)
     works = "a length with ?: unclear from a shorter one on" if unsure else ""
-    words = (works, _context_text(table), _below_text(table))
+    words = (later_text(table), works, _context_text(table), _below_text(table))
     return [note for note in (numbers, slice_text(table), *table.caveats, no_room, *words) if note]
+
+
+def later_text(table: Table) -> str:
+    """Return what lines that were trained at several lengths are judged by; empty where there is none."""
+    lengths = sorted({line.longest for line in table.lines} - {0})
+    if not lengths:
+        return ""
+    at = " or ".join(map(str, lengths))
+    return f"^: from the line's own level at {at}, the longest length that it was trained at"
 
 
 def best_text(table: Table) -> str:
@@ -84,6 +93,7 @@ def numbers_text(table: Table) -> str:
     if not has_trained_level(table):
         return f"levels: without a score at {train_length}, the training length, there are no changes"
     own = " with the trained encoding" if any(map(_is_another, table.lines)) else ""
+    own = " of the unchanged model" if any(line.longest for line in table.lines) else own
     return f"change against {train_length}{own} on the same text" if short_lengths(table) else ""
 
 
@@ -165,7 +175,9 @@ def _below_text(table: Table) -> str:
 def legend(table: Table) -> list[str]:
     """Return what the terms of the detailed form mean, in whole lines."""
     parts = (_of_changes, _of_answers, _of_baseline, _of_context, _of_memory, _of_anchors)
-    return [line for part in parts for line in part(table)]
+    lines = [line for part in parts for line in part(table)]
+    later = later_text(table)
+    return [*lines, f"break point and uses context, {later}"] if later else lines
 
 
 def _of_changes(table: Table) -> Iterator[str]:
@@ -173,6 +185,7 @@ def _of_changes(table: Table) -> Iterator[str]:
     if not any(record.change is not None for record in table.records):
         return
     own = " with the run's own encoding" if any(map(_is_another, table.lines)) else ""
+    own = " of the unchanged model" if any(line.longest for line in table.lines) else own
     yield f"change: in bits/byte against length {train_length}{own}, on the same targets; + is worse"
     judged = [record for record in table.records if record.length >= train_length and record.interval]
     verdicts = {record.verdict for record in judged} - {""}

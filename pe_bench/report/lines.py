@@ -20,6 +20,7 @@ from pe_bench.report.pairs import (
     of_one_set,
     paired,
     pairs_by_run,
+    pairs_with_trained,
 )
 from pe_bench.report.records import (
     AnswerScores,
@@ -104,19 +105,23 @@ def make_line(
     ranks: Mapping[str, Rank],
     margin: float,
     files: ScoreFiles,
+    train_length: int,
 ) -> Line:
     """Return the line without verdicts, which depend on the whole table.
+
+    train_length: the length of `own_rows` that the line's changes are against.
 
     own_rows: of these runs, scored with the encoding that they were trained with. whole_rows: the same on all
     targets, where the others are of a slice.
     """
     rows, first = member.rows, member.rows[0]
-    trained = [row for row in own_rows if row.length == row.train_length]
-    gain = _gain_within_training(whole_rows, files)
+    trained = [row for row in own_rows if row.length == train_length]
+    gain = _gain_within_training(whole_rows, files, train_length)
     records = {}
     for length in sorted({row.length for row in rows}):
         record = make_record(member.at(length), trained, files, ranks)
-        records[length] = replace(record, use=_context_use(member, record, trained, gain, margin, files))
+        use = _context_use(member, record, trained, gain, margin, files, train_length)
+        records[length] = replace(record, use=use)
     speed_of = {row.run: row.tokens_per_second for row in rows}
     return Line(
         encoding=first.encoding,
@@ -174,7 +179,7 @@ def make_record(
     )
     if first.protocol == TASK:
         return _with_answers(record, shown, files)
-    compared = of_one_set(pairs_by_run(scored, trained))
+    compared = of_one_set(pairs_with_trained(scored, trained, files))
     return replace(
         record,
         perplexity=perplexity_of(float(np.mean(nll))) if nll else None,
@@ -254,25 +259,32 @@ def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
 # Does a model use the context beyond its training length?
 
 
-def _gain_within_training(own_rows: Sequence[Row], files: ScoreFiles) -> Paired:
+def _gain_within_training(own_rows: Sequence[Row], files: ScoreFiles, train_length: int) -> Paired:
     """Return what the models gain from a quarter to all of their training length, as they were trained.
 
     What weights can make of context within training is theirs, whatever they are scored with: another
     encoding may do worse at a quarter alone.
     """
-    quarter = [row for row in own_rows if row.length == quarter_of(row.train_length)]
-    trained = [row for row in own_rows if row.length == row.train_length]
+    quarter = [row for row in own_rows if row.length == quarter_of(train_length)]
+    trained = [row for row in own_rows if row.length == train_length]
     return paired(of_one_set(pairs_by_run(quarter, trained)), files)
 
 
 def _context_use(
-    member: Member, record: Record, trained: Sequence[Row], within: Paired, margin: float, files: ScoreFiles
+    member: Member,
+    record: Record,
+    trained: Sequence[Row],
+    within: Paired,
+    margin: float,
+    files: ScoreFiles,
+    train_length: int,
 ) -> ContextUse | None:
     """Return what the controls at one length say; None where there is none, or no number to control.
 
-    within: what the models gain from a quarter to all of their training length.
+    within: what the models gain from a quarter to all of `train_length`, beyond which a control tells.
     """
-    controls = [row for row in member.controls if row.length == record.length]
+    is_beyond = record.length > train_length
+    controls = [row for row in member.controls if row.length == record.length and is_beyond]
     if not controls or not record.levels:
         return None
     controlled = {row.target_hash for row in controls}
@@ -291,7 +303,7 @@ def _context_use(
         for worse in (trained, swaps, windows)
     )
     unscored = [row.reason for row in swaps if not has_number(row)]
-    missing = _why_open(rows[0], within, margin) or gain.missing or next(iter(unscored), swap.missing)
+    missing = _why_open(train_length, within, margin) or gain.missing or next(iter(unscored), swap.missing)
     answer, beats_window = "", "n/a" if any(row.status == "undefined" for row in windows) else ""
     if not missing and gain.interval is not None and swap.interval is not None:
         answer = judge_context_use(gain.interval, swap.interval, margin)
@@ -300,9 +312,9 @@ def _context_use(
     return ContextUse(answer, beats_window, swap.interval, window.interval, missing)
 
 
-def _why_open(row: Row, within: Paired, margin: float) -> str:
+def _why_open(train_length: int, within: Paired, margin: float) -> str:
     """Return why its levels within training leave a model's use of context open; empty where they do not."""
-    quarter = quarter_of(row.train_length)
+    quarter = quarter_of(train_length)
     if within.missing:
         return within.missing
     if within.interval is None:
@@ -313,8 +325,8 @@ def _why_open(row: Row, within: Paired, margin: float) -> str:
         return ""
     improves = "does not improve" if within.interval.high < margin else "does not surely improve"
     return (
-        f"the model {improves} from {quarter} to {row.train_length} tokens, so no gain beyond "
-        f"{row.train_length} proves nothing"
+        f"the model {improves} from {quarter} to {train_length} tokens, so no gain beyond "
+        f"{train_length} proves nothing"
     )
 
 
@@ -336,7 +348,10 @@ def anchor_lines(
     of_anchors = files.of_slice([*stored.of(TRIGRAM, rows), *stored.of(COPYING, rows)], name)
     differ_in_steps = len({row.steps for row in of_anchors}) > 1
     members = members_of(of_anchors, [], [], lambda row: f"of {row.steps} steps" if differ_in_steps else "")
-    lines = [make_line(member, member.rows, member.rows, ranks, margin, files) for member in members]
+    lines = [
+        make_line(member, member.rows, member.rows, ranks, margin, files, member.rows[0].train_length)
+        for member in members
+    ]
     return [(replace(line, is_anchor=True), member) for line, member in zip(lines, members, strict=True)]
 
 

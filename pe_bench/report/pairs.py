@@ -50,6 +50,11 @@ class ScoreFiles:
         self._folder_of = folder_of
         self._means: dict[Row, Means] = {}
 
+    def first_run(self, run: str) -> str:
+        """Return the first stage of a run's family, which may be the run itself."""
+        first = self._folder_of(run).first_stage
+        return run if first is None else first.run
+
     def means(self, row: Row) -> Means:
         """Return the means that the run keeps, or those of the scores themselves. Raises `RunError`."""
         if row not in self._means:
@@ -143,6 +148,12 @@ def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], files: Score
 def pairs_by_run(rows: Sequence[Row], others: Sequence[Row]) -> list[Pair]:
     """Return rows with the other of the same run on the same targets, where there is one."""
     return _pairs(rows, others, lambda row: row.run)
+
+
+def pairs_with_trained(rows: Sequence[Row], trained: Sequence[Row], files: ScoreFiles) -> list[Pair]:
+    """Return rows with those of their run's training length, or with those of their first stage's."""
+    runs = {row.run for row in trained}
+    return _pairs(rows, trained, lambda row: row.run if row.run in runs else files.first_run(row.run))
 
 
 def pairs_by_seed(rows: Sequence[Row], others: Sequence[Row]) -> list[Pair]:

@@ -148,7 +148,8 @@ class Line:
     surely gains nothing from a quarter to all of its training length. positions: by rising context, empty
     where they were not scored. forced: scored with an encoding that is not compatible with the trained one.
     knows_length: it is given the final length of each text. unlearned: what it has not learned to beat.
-    is_anchor: no encoding, but a model that cost no training.
+    is_anchor: no encoding, but a model that cost no training. longest: of a line of later stages the longest
+    length that it was trained at, from which its break point and its use of context are judged; else 0.
     """
 
     encoding: str
@@ -167,6 +168,7 @@ class Line:
     knows_length: bool = False
     unlearned: Unlearned = ""
     is_anchor: bool = False
+    longest: int = 0
 
     @property
     def is_ranked(self) -> bool:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -88,6 +88,14 @@ def check_best(key: str, by: Sequence[str]) -> None:
 
 class RunKeys(RunValues):
     """The values of rows' columns and runs' configurations, and what tables derive from them."""
+
+    def first_stage(self, row: Row) -> Row:
+        """Return the row as one of its family's first stage would be, whose table it stands in."""
+        first = self.folder_of(row.run).first_stage
+        if first is None:
+            return row
+        facts = {"train_length": first.length, "steps": first.steps, "setting": first.setting}
+        return replace(row, run=first.run, **facts)
 
     def unreadable(self, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
         """A line for each run whose configuration cannot be read; `keys` of it are asked for."""

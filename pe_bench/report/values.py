@@ -116,12 +116,12 @@ def works_to(line: Line, table: Table) -> Cell:
 
     It is `not at all` if the first longer one breaks, and `-` if none was judged.
     """
-    length = line.break_point.works_to
+    length, later = line.break_point.works_to, "^" if line.longest else ""
     if length is None:
         return Cell(MISSING)
     if length <= table.key.train_length:
         return Cell("not at all")
-    return Cell(f"{length:,}", "" if line.break_point.is_sure else "?", value=length)
+    return Cell(f"{length:,}", ("" if line.break_point.is_sure else "?") + later, value=length)
 
 
 def context_answer(line: Line) -> Cell:

@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +29,7 @@ from pe_bench.runs.untrusted import (
     unreadable,
 )
 from pe_bench.system.files import write_text
+from pe_bench.values import check_type
 
 # The first line shows that there was a last one, so that a file that was cut short is not one made by hand.
 HEAD = "# made by pe-bench; the last line is a checksum\n"
@@ -124,6 +125,30 @@ def write_error(run: Path, text: str) -> None:
         write_text(run / ERROR, f"{text.rstrip()}\n")
 
 
+@dataclass(frozen=True)
+class FirstStage:
+    """The first stage of a run that is not its own: the run, and what its table has of it.
+
+    longest: the longest length that the family's line was trained at, in any of its stages.
+    """
+
+    run: str
+    length: int
+    steps: int
+    setting: str
+    longest: int
+
+    @staticmethod
+    def read(result: Mapping[str, Any]) -> "FirstStage | None":
+        """Return what a run's result.json says of it; None where the run is its own. Raises `UserError`."""
+        values = result.get("first_stage")
+        if values is None:
+            return None
+        values = check_type(values, dict[str, Any], "first_stage")
+        kinds = {"run": str, "length": int, "steps": int, "setting": str, "longest": int}
+        return FirstStage(**{name: check_type(values.get(name), kind, name) for name, kind in kinds.items()})
+
+
 class RunFolder:
     """A run on disk. What is damaged or missing of it is empty, so that it hides nothing else."""
 
@@ -150,6 +175,14 @@ class RunFolder:
         except (OSError, InvalidYamlError) as error:
             return first_line(error)
         return ""
+
+    @cached_property
+    def first_stage(self) -> FirstStage | None:
+        """Return the first stage of a finished run; None where it is its own, or cannot be read."""
+        try:
+            return FirstStage.read(read_json(self.path / "result.json"))
+        except (OSError, ValueError):
+            return None
 
     @cached_property
     def environment(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def identity(
 
 def run_name(config: Config, identity: dict[str, Any]) -> str:
     parts = [config.encoding["name"], *(config.encoding.get("modifiers") or {})]
-    return f"{'+'.join(parts)}-s{config.seed}-{_hash(identity)}"
+    return f"{'+'.join(parts)}-s{config.seed}-{hashed(identity)}"
 
 
 def encoding_in(run_name: str) -> str:
@@ -57,8 +57,13 @@ def encoding_in(run_name: str) -> str:
 
 
 def setting(identity: dict[str, Any]) -> str:
-    """Return the hash of all but encoding and seed: runs with one setting may be compared."""
-    return _hash({key: value for key, value in identity.items() if key not in ("encoding", "seed")})
+    """Return the hash of all but encoding and seed: runs with one setting may be compared.
+
+    Nor has it the name of a source, which has a seed.
+    """
+    train = {key: value for key, value in identity["train"].items() if key not in ("from_run", "beside")}
+    parts = {key: value for key, value in identity.items() if key not in ("encoding", "seed")}
+    return hashed({**parts, "train": train})
 
 
 def _changed(section: Any, defaults: Any) -> dict[str, Any]:
@@ -66,5 +71,5 @@ def _changed(section: Any, defaults: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value != default[key] and key not in NOT_IDENTITY}
 
 
-def _hash(value: dict[str, Any]) -> str:
+def hashed(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]

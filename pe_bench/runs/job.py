@@ -8,6 +8,7 @@ import torch
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data
 from pe_bench.model.decoder import LanguageModel
+from pe_bench.runs.folder import FirstStage
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Job:
     threads: int
     data: Data
     model: LanguageModel
+    first: FirstStage | None = None  # of its family, where the run is not that itself
     source: Path | None = None  # the checkpoint whose weights its training starts from
     tokens_per_second: float = 0.0  # of its training
     forced: bool = False  # `scored_with` is not compatible with what was trained

@@ -223,7 +223,8 @@ class OwnFrequencies:
 def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) -> None:
     """Score the models that cost no training on the targets of these rows; a run is whole without them."""
     folder, data = anchors_folder(job.folder), job.data
-    if folder is None or data.task is not None or data.prompts is not None:  # answers are not counted
+    # Answers are not counted, nor is a later stage, whose tokens are not all that its model saw.
+    if folder is None or data.task is not None or data.prompts is not None or job.first is not None:
         return
     try:
         score_anchors(folder, job.config, data, plans, rows)

@@ -133,7 +133,7 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
             scored = reused.joined(scored)
         kept[row.key] = _with_scores(job, plan, row, scored)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
-    keep_derived(job.folder, job.data, plans, kept.values(), job.config.train.length)
+    keep_derived(job.folder, job.data, plans, kept.values(), job.config.first_length)
     return [kept[row.key] for row in rows]
 
 
@@ -145,7 +145,7 @@ def kept_rows(job: Job, plans: Sequence[Plan]) -> list[Row] | None:
     rows = scored_rows(job, plans)
     if len(rows) < len(plans):
         return None
-    keep_derived(job.folder, job.data, plans, read_rows(job.folder / "eval.csv"), job.config.train.length)
+    keep_derived(job.folder, job.data, plans, read_rows(job.folder / "eval.csv"), job.config.first_length)
     return rows
 
 

@@ -358,6 +358,43 @@ def _nested_with_shared_options(spec: EncodingSpec, trained: EncodingSpec, keys:
     }
 
 
+def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
+    """Return the encoding of a run that goes on from a trained one, at a length of its own.
+
+    What does not differ from the defaults is as it was trained, the training length too: it is the one that
+    the weights know. A factor that is not given is that of the new length.
+    """
+    before = EncodingSpec(trained.encoding, spec.search)
+
+    def continued(part: PartSpec, earlier: PartSpec | None) -> dict[str, Any]:
+        values, chosen = dict(part.values), part.chosen_options()
+        if "train_length" in values and "train_length" not in chosen:
+            values["train_length"] = trained.train.length
+        if earlier is None:
+            return values
+        part = PartSpec(values, part.search, part.key)
+        return _with_shared_options(part, earlier, {f"{part.key}.{name}" for name in chosen})
+
+    values = continued(spec.base, before.base)
+    option = spec.base.encoding_class.window_factor
+    if option is not None and values.get(option) is None:
+        values[option] = max(1.0, length / values["train_length"])
+    modifiers = {name: continued(part, before.modifiers.get(name)) for name, part in spec.modifiers.items()}
+    return EncodingSpec({**values, "modifiers": modifiers}, spec.search)
+
+
+def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
+    """Return the label of an encoding after another, without what they share: `yarn x4`."""
+    if trained is not None:
+        shared = PartSpec(trained.encoding, spec.search).options
+        alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
+        derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
+        spec = EncodingSpec({**spec.values, "derived": derived}, spec.search)
+    option = spec.base.encoding_class.window_factor
+    factor = spec.values.get(option) if option else None
+    return spec.label if factor is None else spec.label.replace(f"{option}={factor}", f"x{factor:g}")
+
+
 def _require_fit(label: str, encoding: EncodingSpec, trained: EncodingSpec, n_layers: int) -> None:
     """Parameters of the same names and shapes. Raises `UserError` also where options make no encoding."""
     here, there = _shapes(encoding, n_layers), _shapes(trained, n_layers)

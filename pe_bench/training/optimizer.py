@@ -143,7 +143,8 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
 
     Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Those of an encoding
     learn at `encoding_lr` times the rate, by default at the multiple that its class declares. Where
-    that is 0 they get no gradient, which would count where gradients are clipped.
+    that is 0 they get no gradient, which would count where gradients are clipped. Nor does what is not to be
+    trained, with `train.only`.
     """
     matrices, head = _Group(train.weight_decay), _Group(train.weight_decay)
     by_multiple: dict[tuple[float, bool], _Group] = {}
@@ -157,6 +158,8 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
             parameter.requires_grad_(multiple > 0)
             # PyTorch steps no sharded and other tensors together.
             group = by_multiple.setdefault((multiple, is_sharded(parameter)), _Group(0.0, multiple))
+        if train.only and part != train.only:
+            parameter.requires_grad = False
         group.params.append(parameter)
     rest = [vars(group) for group in (head, *by_multiple.values()) if group.params]
     adamw = {"lr": train.lr, "betas": train.betas, "fused": device.type in ("cpu", "cuda")}

@@ -128,7 +128,7 @@ def test_fine_tuning_is_not_restarted_when_its_source_is_gone(train, folder):
     overrides = ["encoding=nope", f"train.from={source.name}", "train.steps=3"]
     outcome = train(*overrides)
     assert outcome.code == 0
-    assert "nope from=rope " in outcome.out, "the table tells it from a model trained without positions"
+    assert "rope, then nope (192) " in outcome.out, "it is not the model trained without positions"
     shutil.rmtree(source)
     outcome = train(*overrides)
     assert outcome.code == 0 and "is already trained" in outcome.err

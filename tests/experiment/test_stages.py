@@ -1,0 +1,131 @@
+"""Runs that go on from others: their names, their lines, and one table for a family."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.commands import Command
+
+from pe_bench.report.build import build_tables
+from pe_bench.runs.rows import Row, read_rows
+
+FROM = "train.from='encoding=rope'"
+LATER = ("encoding=yarn", "train.length=32", "train.steps=3")
+EXACT = (
+    "eval.lengths=null",
+    "eval.max_length=256",
+    "eval.controls=auto",
+)  # of the first stage, whose lengths the others take
+
+
+def runs_of(folder: Path, name: str = "") -> list[Path]:
+    return sorted((folder / "results" / "runs").glob(f"{name}*"))
+
+
+def own_rows(run: Path, scored_with: str) -> dict[tuple[int, str, str], Row]:
+    rows = [row for row in read_rows(run / "eval.csv") if row.scored_with == scored_with]
+    return {(row.length, row.control, row.target_hash): row for row in rows}
+
+
+def test_a_later_stage_is_a_line_of_the_first_one_s_table_whatever_its_seed(
+    train: Command, folder: Path
+) -> None:
+    for seed in (0, 1):
+        assert train("encoding=rope", f"seed={seed}", *EXACT).code == 0
+        outcome = train(*LATER, FROM, f"seed={seed}", *EXACT)
+        assert outcome.code == 0, outcome.err
+    later = runs_of(folder, "yarn")
+    config = (later[0] / "config.yaml").read_text()
+    assert "factor: 2.0" in config and "train_length: 16" in config and "first_length: 16" in config
+    assert f"from: {runs_of(folder, 'rope-s0')[0].name}" in config
+    [table] = build_tables(folder / "results")
+    assert table.key.train_length == 16
+    lines = {line.label: line for line in table.lines}
+    unchanged, tuned = lines["rope"], lines["rope, then yarn x2 at 32 (192)"]
+    assert (unchanged.seeds, tuned.seeds, unchanged.longest, tuned.longest) == (2, 2, 0, 32)
+    for length in (16, 32, 64):
+        change = tuned.records[length].level - unchanged.records[16].level
+        assert tuned.records[length].change == pytest.approx(change, abs=1e-9)
+        assert tuned.records[length].target_hash == unchanged.records[length].target_hash
+    assert {length for length, record in tuned.records.items() if record.use} == {64}
+    assert {length for length, record in unchanged.records.items() if record.use} == {32, 256}
+
+
+def test_no_tuning_is_the_scaling_as_it_is_bit_for_bit(
+    train: Command, command: Command, folder: Path
+) -> None:
+    assert train("encoding=rope", "encoding.base=500", *EXACT).code == 0
+    [source] = runs_of(folder)
+    lengths = "16,24,32,64,256"
+    # A rate that moves no float32 weight.
+    assert train(*LATER[:2], f"train.from={source.name}", "train.steps=1", "train.lr=1e-30", *EXACT).code == 0
+    [tuned] = runs_of(folder, "yarn")
+    options = ("--lengths", lengths, "--results-dir", str(folder / "results"))
+    assert command("eval", source.name, "--with", "yarn factor=2", *options).code == 0
+    assert command("eval", tuned.name, *options).code == 0
+    label = json.loads((tuned / "result.json").read_text())["encoding"]
+    assert label == "rope base=500.0, then yarn x2 at 32 (64)"
+    scored = own_rows(source, "yarn factor=2.0 base=500.0")
+    again = own_rows(tuned, label)
+    shared = [key for key in scored if key in again and key[1] == "none"]
+    assert {key[0] for key in shared} == {16, 24, 32, 64, 256}
+    assert all(scored[key].nll == again[key].nll for key in shared)
+
+
+def test_stages_make_a_chain_and_a_run_may_stand_beside_them(train: Command, folder: Path) -> None:
+    assert train("encoding=rope").code == 0
+    assert train(*LATER, FROM).code == 0
+    [second] = runs_of(folder, "yarn")
+    outcome = train("encoding=nope", f"train.from={second.name}", "train.steps=2", "train.length=64")
+    assert outcome.code == 0, outcome.err
+    assert (
+        train("encoding=rope", "train.beside='encoding=rope'", "train.length=32", "train.steps=9").code == 0
+    )
+    [table] = build_tables(folder / "results")
+    assert {line.label: line.longest for line in table.lines} == {
+        "rope": 0,
+        "rope, then yarn x2 at 32 (192)": 32,
+        "rope, then yarn x2 at 32 (192), then nope at 64 (128)": 64,
+        "rope, trained at 32 (576)": 32,
+    }
+
+
+def test_only_the_encoding_s_parameters_are_trained(train: Command, folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    assert train("encoding=t5").code == 0
+    [source] = runs_of(folder)
+    only = (f"train.from={source.name}", "train.only=encoding", "train.steps=2")
+    outcome = train("encoding=t5", *only)
+    assert outcome.code == 0, outcome.err
+    [tuned] = [run for run in runs_of(folder) if run != source]
+    before, after = (
+        load_file(next((run / "checkpoints").glob(f"step-{step:08}")) / "weights.safetensors")
+        for run, step in ((source, 8), (tuned, 2))
+    )
+    changed = {name for name in before if not before[name].equal(after[name])}
+    assert changed and all(name.startswith("encoding.") for name in changed)
+    outcome = train("encoding=nope", *only)
+    assert outcome.code == 2 and "nope has no parameters to train" in outcome.line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["train.from=hf:gpt2"], "training goes on from runs alone"),
+        ([FROM, "seed=1"], "no finished run with seed=1 on this data with this model meets it"),
+        ([FROM, "model.n_layers=1"], "no finished run with seed=0"),
+        (["train.from='train.steps>0'"], "add a condition"),
+        (["train.from='encoding=alibi'"], "alibi"),
+        ([FROM, "train.beside=x"], "exclude each other"),
+        (["train.only=encoding"], "give train.from=RUN"),
+    ],
+)
+def test_a_source_that_is_not_there_or_is_not_the_only_one_is_refused(
+    begin: Command, train: Command, folder: Path, overrides: list[str], told: str
+) -> None:
+    assert begin("encoding=rope").code == 0
+    assert begin("encoding=t5").code == 0
+    outcome = train("encoding=yarn", *overrides)
+    assert outcome.code == 2 and told in outcome.line, outcome.err
+    assert len(runs_of(folder)) == 2
