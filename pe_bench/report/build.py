@@ -295,8 +295,8 @@ def _table(
         lines.append(line_of(first_runs or member.runs, key.train_length))
         first = keys.folder_of(member.runs[0]).first_stage
         if first is not None:
-            own = replace(line_of(member.runs, first.longest), longest=first.longest)
-            own_lines[lines[-1].label] = judge(own, first.longest, margin)
+            own = replace(line_of(member.runs, first.longest), unlearned=lines[-1].unlearned)
+            own_lines[lines[-1].label] = replace(judge(own, first.longest, margin), longest=first.longest)
     for line, member in anchor_lines(plain, stored, ranks, margin, files, selection.slice):
         lines.append(line)
         members.append(member)

@@ -47,8 +47,8 @@ def test_a_later_stage_is_a_line_of_the_first_one_s_table_whatever_its_seed(
         change = tuned.records[length].level - unchanged.records[16].level
         assert tuned.records[length].change == pytest.approx(change, abs=1e-9)
         assert tuned.records[length].target_hash == unchanged.records[length].target_hash
-    assert {length for length, record in tuned.records.items() if record.use} == {64}
-    assert {length for length, record in unchanged.records.items() if record.use} == {32, 256}
+    for run, controlled in ((later[0], {64}), (runs_of(folder, "rope-s0")[0], {32, 256})):
+        assert {row.length for row in read_rows(run / "eval.csv") if row.control == "swap"} == controlled
 
 
 def test_no_tuning_is_the_scaling_as_it_is_bit_for_bit(
