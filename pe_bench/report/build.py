@@ -119,7 +119,9 @@ def run_tables(
     selection = Selection(where=(Condition("length", "=", shown),), margin=margin)
     rows += _quarters(run, rows)
     folder = RunFolder(run)
-    keys = RunKeys(lambda name: folder if name == run.name else RunFolder(run.parent / name))
+    first = folder.first_stage
+    unchanged = None if first is None else RunFolder(run.parent / first.run)
+    keys = RunKeys(lambda name: unchanged if unchanged and name == unchanged.path.name else folder)
     rows += _unchanged(keys, rows)
     groups = group_rows([row for row in rows if row.protocol not in APART], keys, ())
     tables = _tables(groups, rows, read_anchors(anchors_folder(run)), keys, selection)
