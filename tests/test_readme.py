@@ -52,7 +52,7 @@ def test_a_tutorial_runs_as_it_stands(name, tmp_path, monkeypatch, capsys):
 def test_the_page_on_performance_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert "x nope" in run_all(page, tmp_path, monkeypatch, capsys)
-    assert (tmp_path / "results" / "speed.png").stat().st_size > 5_000
+    assert (tmp_path / "results" / "speed.csv").is_file()
 
 
 def test_every_file_that_the_readme_links_to_exists():

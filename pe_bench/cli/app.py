@@ -241,13 +241,13 @@ def speed(
 ) -> None:
     """Measure time and memory of encodings, relative to nope.
 
-    Prints a table, draws results/speed.png, and adds rows to results/speed.csv.
+    Prints a table, and adds rows to results/speed.csv.
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.  [default: all encodings]
     lengths N,N: Window lengths in tokens.
     train: Time training steps instead of scoring.
     repeats NUMBER: Timed passes per encoding.  [default: 5 to 25, fewer if slow]
-    output FILE: CSV file; the plot is saved next to it.  [default: RESULTS_DIR/speed.csv]
+    output FILE: CSV file to add rows to.  [default: RESULTS_DIR/speed.csv]
     config_dir DIR: A folder with your encoding/NAME.yaml.
 
     Examples:

@@ -6,8 +6,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,7 @@ from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
 from pe_bench.inspection.speed import (
-    Request,
     Row,
-    draw_rows,
     grid_of,
     read_request,
     read_rows,
@@ -34,10 +31,10 @@ from pe_bench.system.progress import progress_bar
 from pe_bench.system.terminal import say, width_of, wrap, write_out
 
 if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
-    from pe_bench.encodings.compose import Composition
     from pe_bench.inspection.check import Property
     from pe_bench.inspection.check.case import Case
     from pe_bench.inspection.check.result import Finding
+    from pe_bench.inspection.passes import Bench
 
     Results = dict[Property, Finding]
 
@@ -232,7 +229,7 @@ def time_encodings(
     *,
     train: bool,
 ) -> None:
-    """Time the encodings among `arguments`, or all, at each length; print, write and draw the results.
+    """Time the encodings among `arguments`, or all, at each length; print and write the results.
 
     Rows are written as they come, so that an interruption leaves those that there are, and those of other
     measurements stay in the file. Raises `UserError` for arguments that cannot be, before anything is timed.
@@ -244,94 +241,51 @@ def time_encodings(
         require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
         require(not output.is_dir(), f"--output {output}: a folder has that name")
     request = read_request(arguments, train, search)
-    first = request.at(sizes[0])
-    for length in sizes[1:] if train else []:
-        request.reference(length)
-    file = output or check_folder(first[0].config.results_dir, "results_dir") / FILE
+    subjects = {size: request.at(size) for size in (sizes if train else sizes[:1])}
+    subjects = {size: list(map(_complete, subjects.get(size, subjects[sizes[0]]))) for size in sizes}
+    config = subjects[sizes[0]][0].config
+    file = output or check_folder(config.results_dir, "results_dir") / FILE
     folder = next(parent for parent in file.absolute().parents if parent.exists())
     require(os.access(folder, os.W_OK), f"{file}: {folder} cannot be written: name another with --output")
     read_rows(file)
-    _try_each(first, min(sizes[0], first[0].config.train.length))
+    count = len(subjects[sizes[0]])
+    for subject in subjects[sizes[0]]:
+        _ = subject.encoding  # which raises where it cannot be built
     if not request.is_choice:
-        say(f"no encoding is named: timing all {len(first)}; Ctrl-C stops and keeps what is done")
-    _measure(request, first, sizes, repeats, file)
-
-
-def _try_each(subjects: Sequence[ResolvedEncoding], length: int) -> None:
-    """Build each, and try it on one window. Raises `UserError` for one that fails there."""
-    from pe_bench.data.tokenizer import ByteTokenizer
-    from pe_bench.encodings import LengthError
-    from pe_bench.model.checks import dry_run
-    from pe_bench.model.decoder import build_decoder
-
-    encodings = [_built(subject) for subject in subjects]
-    model = build_decoder(subjects[0].config, ByteTokenizer().vocabulary, subjects[0].spec)
-    for subject, encoding in zip(subjects, encodings, strict=True):
-        model.encoding = encoding
-        with suppress(LengthError):  # is measured, and says so in its row
-            dry_run(model, length, subject.name)
-
-
-def _built(subject: ResolvedEncoding) -> Composition:
-    """Build the encoding, and print the example options used. Raises `UserError` where that fails."""
-    options = subject.config.encoding
-    complete = with_examples(subject)
-    for option, value in complete.config.encoding.items():
-        if options.get(option, {}) != value:
-            say(f"{subject.name} has no default for {option}: timed with {option}={value}, an example")
-    return complete.encoding
-
-
-def _measure(
-    request: Request,
-    first: Sequence[ResolvedEncoding],
-    lengths: Sequence[int],
-    repeats: int | None,
-    file: Path,
-) -> None:
-    """first: the subjects of the shortest length, which were composed to be checked."""
+        say(f"no encoding is named: timing all {count}; Ctrl-C stops and keeps what is done")
     from pe_bench.inspection.passes import Bench, dtype_of
     from pe_bench.model.attention import is_kernel_here, training_kernel
     from pe_bench.system.machine import resolve_device
-    from pe_bench.system.progress import progress_bar
     from pe_bench.system.threads import set_threads
 
-    config = first[0].config
     threads, device = set_threads(config.threads), resolve_device(config.device)
-    if request.train and device.type == "cpu" and not is_kernel_here():
+    if train and device.type == "cpu" and not is_kernel_here():
         say(f"attention: {training_kernel(device, dtype_of(config, train=True))}")
-    bench = Bench(" ".join(request.shared), request.train, repeats, device, threads)
+    _measure(Bench(" ".join(request.shared), train, repeats, device, threads), subjects, file)
+
+
+def _measure(bench: Bench, subjects: Mapping[int, Sequence[ResolvedEncoding]], file: Path) -> None:
     rows: list[Row] = []
     file.parent.mkdir(parents=True, exist_ok=True)
-
-    def at(length: int) -> list[ResolvedEncoding]:
-        same = length == lengths[0] or not request.train
-        return [with_examples(one) for one in (first if same else request.at(length))]
-
-    # A fault leaves the picture of the last command: one of a few rows would say less.
-    is_drawn = True
     try:
-        with progress_bar("speed", len(first) * len(lengths)) as bar:
-            for row in bench.rows(lengths, at, lambda now: bar.show(len(rows), now)):
+        with progress_bar("speed", sum(map(len, subjects.values()))) as bar:
+            for row in bench.rows(subjects, lambda now: bar.show(len(rows), now)):
                 write_rows(file, [*rows, row])
                 rows.append(row)
                 bar.show(len(rows), row.line, row.line)
-    except Exception:
-        is_drawn = False
-        raise
     finally:
         if rows:
-            _show(rows, file, is_drawn)
+            grid = grid_of(rows)
+            show(lambda width: draw(grid, width))
+            say(f"wrote {file}")
     if not any(row.status == "ok" for row in rows):
         raise RunError("nothing could be timed: the reasons are below the table")
 
 
-def _show(rows: Sequence[Row], file: Path, is_drawn: bool) -> None:
-    grid = grid_of(rows)
-    show(lambda width: draw(grid, width))
-    picture = file.with_suffix(".png")
-    if is_drawn and any(row.relative is not None for row in rows):
-        draw_rows(rows, picture)
-        say(f"wrote {file} and {picture}")
-    else:
-        say(f"wrote {file}")
+def _complete(subject: ResolvedEncoding) -> ResolvedEncoding:
+    """Return the encoding with an example, which is told, for each option that its class requires."""
+    complete = with_examples(subject)
+    for option, value in complete.config.encoding.items():
+        if subject.config.encoding.get(option, {}) != value:
+            say(f"{subject.name} has no default for {option}: timed with {option}={value}, an example")
+    return complete

@@ -7,7 +7,7 @@ import gc
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -201,26 +201,22 @@ class Bench:
         return {name: facts[name] for name in FACTS}
 
     def rows(
-        self,
-        lengths: Sequence[int],
-        choose: Callable[[int], Sequence[ResolvedEncoding]],
-        watch: Callable[[str], None],
+        self, subjects: Mapping[int, Sequence[ResolvedEncoding]], watch: Callable[[str], None]
     ) -> Iterator[Row]:
-        """Time short lengths first, and at each the reference, whose pass is timed with all others."""
+        """Time the subjects of each length; the first of these is the reference, in turns with all others."""
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
-            # The first pass loads libraries, which cost no encoding.
-            self._pass(choose(lengths[0])[0], lengths[0])()
-        for length in lengths:
-            reference: Pass | None = None
-            subjects = choose(length)
-            for number, subject in enumerate(subjects):
-                watch(f"{length:,} tokens, {number + 1} of {len(subjects)}: {subject.label}")
-                row, timed = self.row(subject, length, reference, is_reference=number == 0)
-                reference = timed if number == 0 else reference
-                yield row
+            length, (first, *_) = next(iter(subjects.items()))
+            self._pass(first, length)()  # the first pass loads libraries, which cost no encoding
+        for length, (first, *others) in subjects.items():
+            watch(f"{length:,} tokens: {first.label}")
+            row, reference = self.row(first, length)
+            yield row if reference is None else replace(row, relative=1.0)
+            for number, subject in enumerate(others, start=2):
+                watch(f"{length:,} tokens, {number} of {len(others) + 1}: {subject.label}")
+                yield self.row(subject, length, reference)[0]
 
     def row(
-        self, subject: ResolvedEncoding, length: int, reference: Pass | None, *, is_reference: bool = False
+        self, subject: ResolvedEncoding, length: int, reference: Pass | None = None
     ) -> tuple[Row, Pass | None]:
         """Time one encoding; return its row, and the pass if there is one."""
         kind, model = "train" if self.train else "score", subject.config.model.name
@@ -229,57 +225,43 @@ class Bench:
         try:
             timed = self._pass(subject, length)
             row = replace(row, batch=timed.batch, path=timed.path)
-            timing = time_pass(timed, timed if is_reference else reference, self.repeats)
+            memory = peak_of(timed)
+            milliseconds, ratios = time_pass(timed, reference, self.repeats)
         except INTERRUPTIONS:
             raise
         except BaseException as error:
-            outcome = outcome_of(error)
-            if outcome is None:
-                raise
-            return replace(row, status=outcome[0], reason=outcome[1]), None
-        median, (low, middle, high) = statistics.median(timing.milliseconds), quartiles(timing.ratios)
+            status, reason = outcome_of(error)
+            return replace(row, status=status, reason=reason), None
+        median, (low, middle, high) = statistics.median(milliseconds), quartiles(ratios)
         numbers = {
             "milliseconds": median,
-            "milliseconds_min": min(timing.milliseconds),
-            "milliseconds_max": max(timing.milliseconds),
             "tokens_per_second": timed.batch * length / median * 1e3,
             "relative": middle,
             "relative_low": low,
             "relative_high": high,
-            "peak_memory_mb": timing.peak_memory_mb,
+            "peak_memory_mb": memory,
             "gflops_per_second": timed.flops / median / 1e6,
         }
         rounded = {name: None if value is None else round(value, 4) for name, value in numbers.items()}
-        return replace(row, repeats=len(timing.milliseconds), **rounded), timed
+        return replace(row, repeats=len(milliseconds), **rounded), timed
 
     def _pass(self, subject: ResolvedEncoding, length: int) -> Pass:
         kind = TrainingPass if self.train else ScoringPass
         return kind(subject.config, subject.spec, length, self.device)
 
 
-@dataclass(frozen=True)
-class Timing:
-    """The milliseconds of each timed pass, and the ratios of each to the reference's pass just before it."""
-
-    milliseconds: list[float]
-    ratios: list[float]
-    peak_memory_mb: float | None
-
-
-def time_pass(timed: Pass, reference: Pass | None, repeats: int | None = None) -> Timing:
-    """Time `repeats` passes, or as many as are needed. The reference may be the pass itself, or missing."""
-    timing = Timing([], [], peak_of(timed))
-    other = None if reference is timed else reference
+def time_pass(timed: Pass, reference: Pass | None, repeats: int | None) -> tuple[list[float], list[float]]:
+    """Return the milliseconds of each pass, and their ratios to a pass of the reference just before."""
+    milliseconds, ratios = [], []
     with timed.in_use():
-        if other is not None:
-            other()
+        if reference is not None:
+            reference()
         began = time.perf_counter()
-        while is_due(len(timing.milliseconds), time.perf_counter() - began, repeats):
-            before = None if other is None else _milliseconds(other)
-            timing.milliseconds.append(_milliseconds(timed))
-            if reference is not None:
-                timing.ratios.append(timing.milliseconds[-1] / (before or timing.milliseconds[-1]))
-    return timing
+        while is_due(len(milliseconds), time.perf_counter() - began, repeats):
+            before = None if reference is None else _milliseconds(reference)
+            milliseconds.append(_milliseconds(timed))
+            ratios += [] if before is None else [milliseconds[-1] / before]
+    return milliseconds, ratios
 
 
 def _milliseconds(timed: Pass) -> float:
@@ -305,17 +287,17 @@ def quartiles(ratios: Sequence[float]) -> tuple[float | None, float | None, floa
     return low, middle, high
 
 
-def outcome_of(error: BaseException) -> tuple[str, str] | None:
-    """Return the status and reason of a row without numbers; None if the error is our fault."""
+def outcome_of(error: BaseException) -> tuple[str, str]:
+    """Return the status and reason of a row without numbers. Raises the error again if it is our fault."""
     reason = " ".join(text_of(error).split())
-    if isinstance(error, LengthError):
-        return "undefined", reason
-    if isinstance(error, NonFiniteError):
-        return "not_finite", reason
     if is_out_of_memory(error):
         return "out_of_memory", reason
-    description = describe_user_code_error(error)
-    return None if description is None else ("failed", description)
+    statuses = {LengthError: "undefined", NonFiniteError: "not_finite"}
+    status = next((status for kind, status in statuses.items() if isinstance(error, kind)), "failed")
+    description = describe_user_code_error(error) if status == "failed" else reason
+    if description is None:
+        raise error
+    return status, description
 
 
 def peak_of(first: Pass) -> float | None:

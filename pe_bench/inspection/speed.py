@@ -1,4 +1,4 @@
-"""What `pe-bench speed` is asked to time, the rows of speed.csv that it writes, their table and picture."""
+"""What `pe-bench speed` is asked to time, the rows of speed.csv that it writes, and their table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
@@ -17,13 +17,9 @@ from pe_bench.config.groups import encoding_names
 from pe_bench.config.overrides import parse_override
 from pe_bench.errors import UserError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
-from pe_bench.plot.style import DASHES, GREY, RULE, styles_of
 from pe_bench.system.files import name_write_errors, write_text
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid
 from pe_bench.values import check_type
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 REFERENCE = "nope"
 SCORE_PRECISION = "eval.precision"
@@ -52,19 +48,14 @@ class Request:
 
     def at(self, length: int) -> list[ResolvedEncoding]:
         """Resolve the reference, then the others, each once. Raises `UserError`."""
-        others = resolve([*self.names, *self.overrides, *self._train_overrides(length)], self.search)
-        return list({subject.label: subject for subject in (self.reference(length), *others)}.values())
-
-    def reference(self, length: int) -> ResolvedEncoding:
-        return resolve([REFERENCE, *self.shared, *self._train_overrides(length)], self.search)[0]
-
-    def _train_overrides(self, length: int) -> list[str]:
-        """Return, with --train, the keys of a step of as many windows as `train.batch_tokens` holds."""
-        if not self.train:
-            return []
-        train = compose([f"encoding={REFERENCE}", *self.shared], self.search)["train"]
-        windows = max(1, check_type(train["batch_tokens"], int, "train.batch_tokens") // length)
-        return [f"train.length={length}", f"train.batch_tokens={windows * length}"]
+        step: list[str] = []
+        if self.train:  # a step of as many windows as `train.batch_tokens` holds
+            train = compose([f"encoding={REFERENCE}", *self.shared], self.search)["train"]
+            windows = max(1, check_type(train["batch_tokens"], int, "train.batch_tokens") // length)
+            step = [f"train.length={length}", f"train.batch_tokens={windows * length}"]
+        reference = resolve([REFERENCE, *self.shared, *step], self.search)
+        others = resolve([*self.names, *self.overrides, *step], self.search)
+        return list({subject.label: subject for subject in (*reference, *others)}.values())
 
 
 def read_request(arguments: Sequence[str], train: bool, search: Sequence[Path]) -> Request:
@@ -105,8 +96,6 @@ class Row:
     status: str = "ok"  # undefined, out_of_memory, not_finite, failed
     reason: str = ""
     milliseconds: float | None = None  # the median
-    milliseconds_min: float | None = None
-    milliseconds_max: float | None = None
     tokens_per_second: float | None = None
     relative: float | None = None  # to the reference: the median of ratios of neighbours in time
     relative_low: float | None = None  # half of the ratios lie between these two
@@ -121,10 +110,6 @@ class Row:
     torch: str = ""
     pe_bench: str = ""
     date: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.encoding} at {self.length:,}"
 
     @property
     def line(self) -> str:
@@ -172,8 +157,6 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 TABLE = ("encoding", "tokens", "attention", "ms", "tokens/s", "x {}", "spread", "MB")
 WORDS = ("encoding", "attention")  # columns of words
-# Passes of one encoding that differ by this factor were not alone on the machine.
-NOISE = 4.0
 OF_PASS = {"score": "scoring one window", "train": "a training step"}
 
 
@@ -246,56 +229,11 @@ def _notes(rows: Sequence[Row]) -> list[str]:
         passes = "pass" if counts[-1] == 1 else "passes"
         of_reference = f"the median of {several} {passes} after a warm-up pass"
         notes.append(f"ms: of {REFERENCE}, {of_reference}; of the others, that times their ratio")
-    notes += _noise(rows)
     for row in [row for row in rows if row.encoding == REFERENCE and row.gflops_per_second][-1:]:
         notes.append(f"{row.encoding}: {number(row.gflops_per_second or 0)} GFLOP/s at {row.length:,} tokens")
     if any(row.peak_memory_mb is not None for row in rows):
         notes.append("MB: peak memory above what was in use before the first pass")
-    return [*notes, *sorted({f"{row.name}: {row.reason}" for row in rows if row.reason})]
-
-
-def _noise(rows: Sequence[Row]) -> list[str]:
-    """Return a line if the passes of one row differ by more than encodings do."""
-    ends = [(row.milliseconds_min, row.milliseconds_max, row) for row in rows]
-    spreads = [(high / low, low, high, row) for low, high, row in ends if low and high is not None]
-    worst, low, high, row = max(spreads, key=lambda spread: spread[0], default=(0.0, 0.0, 0.0, rows[0]))
-    if worst < NOISE:
-        return []
-    took = f"passes of {row.name} took {number(low)} to {number(high)} ms, as happens on a busy machine"
-    return [f"noisy: {took}{'; try threads=1' if row.threads > 1 else ''}"]
-
-
-def draw_rows(rows: Sequence[Row], path: Path) -> None:
-    """Draw rows into the file `path`, whose suffix is the format."""
-    from pe_bench.plot.paper import save_picture
-
-    save_picture(lambda: draw(rows), path)
-
-
-def draw(rows: Sequence[Row]) -> Figure:
-    """Return a figure with a curve for each encoding, where it has a number."""
-    from matplotlib.figure import Figure
-
-    numbered = [row for row in ordered(rows) if row.relative is not None]
-    figure = Figure(
-        figsize=(9.0, max(4.2, 0.2 * len({row.encoding for row in numbered}))), layout="constrained"
-    )
-    axes = figure.add_subplot()
-    for label, style in styles_of(row.encoding for row in numbered).items():
-        points = [(row.length, row.relative) for row in numbered if row.encoding == label]
-        look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
-        axes.plot(*zip(*points, strict=True), **look, markersize=4, label=f"{label} {points[-1][1]:.3g}")
-    lengths = sorted({row.length for row in numbered})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
-    axes.set_yscale("log")
-    for axis in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        axis(lambda value, _: f"{value:.3g}")
-    axes.axhline(1.0, color=GREY, linewidth=0.9, linestyle=DASHES, zorder=1)
-    axes.grid(axis="y", color=RULE)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("length (tokens)")
-    axes.set_ylabel(f"time, relative to {REFERENCE}, log scale")
-    axes.set_title(title(rows), loc="left", fontsize="medium")
-    figure.legend(loc="outside right center", frameon=False, labelcolor="linecolor", reverse=True)
-    return figure
+    return [
+        *notes,
+        *sorted({f"{row.encoding} at {row.length:,}: {row.reason}" for row in rows if row.reason}),
+    ]
