@@ -210,11 +210,12 @@ def _names_task(argument: str) -> bool:
 
 
 def _draw(subjects: Sequence[ResolvedEncoding], plot: Path) -> None:
-    from pe_bench.inspection.picture import draw_subjects
+    from pe_bench.inspection import picture
     from pe_bench.model.checks import user_code_errors
+    from pe_bench.plot.paper import save_picture
 
     with user_code_errors(*(subject.encoding for subject in subjects)):
-        draw_subjects(subjects, plot)
+        save_picture(lambda: picture.draw(picture.rows_of(subjects)), plot)
 
 
 FILE = "speed.csv"

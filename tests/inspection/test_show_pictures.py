@@ -120,7 +120,7 @@ def test_several_encodings_have_a_row_each_and_one_panel_of_all():
     rows = rows_of(resolve(["rope", "alibi", "sinusoidal"]))
     assert [row.title for row in rows] == ["rope", "alibi", "sinusoidal: the input"]
     styles = styles_of(["rope", "alibi", "sinusoidal"])
-    assert [row.colour for row in rows] == [styles[row.subject.label].colour for row in rows]
+    assert [row.colour for row in rows] == [styles[row.label].colour for row in rows]
     legend = draw(rows).axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == [
         "alibi: half within 19",
@@ -133,9 +133,8 @@ def test_only_a_mask_that_hides_keys_before_the_query_is_drawn():
     """All others would be the same triangle."""
     causal, window = rows_of([one("rope")]), rows_of([one("sliding_window", "window=20")])
     assert [row.mask is None for row in (*causal, *window)] == [True, False]
-    for rows, is_said in ((causal, True), (window, False)):
-        note = " ".join(draw(rows).get_supxlabel().split())
-        assert ("A query sees all keys before it" in note) == is_said
+    axes = draw([*causal, *window]).axes
+    assert len([one for one in axes if one.get_images()]) == 1
 
 
 def test_pairs_that_turn_fully_are_counted_and_no_text_is_a_formula():
