@@ -16,19 +16,16 @@ from typing import Any, NoReturn
 import yaml
 
 from pe_bench.config.groups import SEARCH_PATH, config_dir, find_name
-from pe_bench.config.hydra_errors import (
+from pe_bench.config.overrides import (
     CONFIG,
     NOT_OPTIONS,
     cause,
-    explain_hydra_errors,
-    search_override,
-    unknown_key,
-)
-from pe_bench.config.overrides import (
     check_overrides,
+    explain_hydra_errors,
     for_hydra,
     parse_override,
-    parse_overrides,
+    search_override,
+    unknown_key,
     values_of,
 )
 from pe_bench.config.parse import parse_config
@@ -256,7 +253,7 @@ def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) ->
 def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Config:
     """Return the configuration of the one job that a command's overrides ask for. Raises `UserError`."""
     overrides = complete_overrides(overrides, search)
-    named = [override for override in parse_overrides(overrides) if override.key == SEARCH_PATH]
+    named = [each for text in overrides if (each := parse_override(text)).key == SEARCH_PATH]
     folders = [Path(str(name).removeprefix("file://")) for text in named for name in values_of(text)[0]]
     return parse_config(compose(overrides, search), [*search, *folders])
 

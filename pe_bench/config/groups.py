@@ -1,6 +1,5 @@
 """The groups of the configuration: where their YAML files are and the names they offer; a run's keys."""
 
-import glob
 import re
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
@@ -53,21 +52,13 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
         raise UserError(f"unknown encoding '{typed}': it is a task, so say task={typed}", key=group)
     offered = by_name if close_to(typed, by_name, 0.8) else names
     message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
-    own_file = "" if search else _own_file(group, typed, is_close=bool(close_to(typed, offered)))
-    raise UserError(message + own_file, key=group)
+    if not search and not close_to(typed, offered):
+        message += f"; FOLDER/{group}/{typed}.yaml of your own is found with --config-dir FOLDER"
+    raise UserError(message, key=group)
 
 
 def _fold(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _own_file(group: str, name: str, is_close: bool) -> str:
-    """Say how a custom file is found: the one that is here, or any, where no name is close."""
-    file = f"{glob.escape(group)}/{glob.escape(name)}.yaml"
-    here = [*Path().glob(file), *sorted(Path().glob(f"*/{file}"))]
-    if here:
-        return f"; {here[0]} is found with --config-dir {here[0].parent.parent}"
-    return "" if is_close else f"; FOLDER/{group}/{name}.yaml of your own is found with --config-dir FOLDER"
 
 
 def config_dir() -> Path:

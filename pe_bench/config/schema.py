@@ -29,7 +29,6 @@ MAX_DEFAULT_BLOCK = 128
 MAX_THREADS = 1_024
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1 + 1 / 32, 1.125, 1.25, 1.5, 2, 4, 8, 16)  # times the training length
 NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
-FILES, HUB = "data=files", "a data set of the Hub"
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Section:
 
     section: ClassVar[str]
     may_be_zero: ClassVar[tuple[str, ...]] = ()
+    read_by: ClassVar[dict[str, tuple[str, ...]]] = {}  # the kinds of the section that read a key, if not all
 
     def check(self) -> None:
         """Raise `UserError` for a value that cannot work."""
@@ -50,13 +50,14 @@ class Section:
             else:
                 require(value > 0, f"{name} must be positive, not {value}")
 
-    def refuse_unused(self, chosen: str, used: dict[str, tuple[bool, str]]) -> None:
-        """Raise `UserError` for a key without effect; used: whether each has one, and what gives it."""
-        for name, (is_used, by) in used.items():
-            value = getattr(self, name)
-            if not is_used and value != getattr(type(self), name):
-                key = f"{self.section}.{name}"
-                raise UserError(f"{key}={value} has no effect with {chosen}: remove it, or choose {by}", key)
+    def refuse_unused(self, kind_key: str, name: str) -> None:
+        """Raise `UserError` for a key without effect in this kind of section, which is called `name`."""
+        for key, kinds in self.read_by.items():
+            value = getattr(self, key)
+            if getattr(self, kind_key) not in kinds and value != getattr(type(self), key):
+                key, kind_key = f"{self.section}.{key}", f"{self.section}.{kind_key}"
+                way_out = f"remove it, or choose what has {kind_key}={' or '.join(kinds)}"
+                raise UserError(f"{key}={value} has no effect with {self.section}={name}: {way_out}", key)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,12 @@ class ModelConfig(Section):
 @dataclass(frozen=True)
 class DataConfig(Section):
     section = "data"
+    read_by = {
+        **dict.fromkeys(("path", "text_column"), ("files", "hub")),
+        **dict.fromkeys(("validation_path", "encoding"), ("files",)),
+        **dict.fromkeys(("subset", "revision"), ("hub",)),
+        **dict.fromkeys(("newlines", "max_tokens", "validation_fraction"), ("stdlib", "files", "hub")),
+    }
     name: str = "stdlib"
     source: Literal["stdlib", "files", "hub", "task"] = "stdlib"
     path: str | None = None
@@ -112,26 +119,13 @@ class DataConfig(Section):
         except LookupError as error:
             raise UserError(f"data.encoding={self.encoding} is no encoding of text: utf-8 is one") from error
         super().check()
-        is_text, of_any = self.source != "task", f"{FILES} or {HUB}"
-        self.refuse_unused(
-            f"data={self.name}",
-            {
-                "path": (files or hub, of_any),
-                "validation_path": (files, FILES),
-                "subset": (hub, HUB),
-                "revision": (hub, HUB),
-                "text_column": (files or hub, of_any),
-                "newlines": (is_text, FILES),
-                "encoding": (files, FILES),
-                "max_tokens": (is_text, FILES),
-                "validation_fraction": (is_text, FILES),
-            },
-        )
+        self.refuse_unused("source", self.name)
 
 
 @dataclass(frozen=True)
 class TokenizerConfig(Section):
     section = "tokenizer"
+    read_by = {"name": ("hub", "file"), "revision": ("hub",), "vocab_size": ("bpe",)}
     kind: Literal["bytes", "bpe", "hub", "file"] = "bytes"
     name: str | None = None
     revision: str | None = None
@@ -142,12 +136,7 @@ class TokenizerConfig(Section):
         named = self.name is not None
         require(not hub or named, "tokenizer=hub needs a name: say tokenizer.name=gpt2")
         require(not file or named, "tokenizer=file needs a file: say tokenizer.name=FOLDER/tokenizer.json")
-        used = {
-            "name": (hub or file, "tokenizer=hub or tokenizer=file"),
-            "revision": (hub, "tokenizer=hub"),
-            "vocab_size": (self.kind == "bpe", "tokenizer=bpe"),
-        }
-        self.refuse_unused(f"tokenizer={self.kind}", used)
+        self.refuse_unused("kind", self.kind)
         super().check()
 
 

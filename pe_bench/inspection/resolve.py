@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import GROUPS, find_name
-from pe_bench.config.hydra_errors import options_of, unknown_key
-from pe_bench.config.overrides import Override, check_overrides, in_full, parse_override
+from pe_bench.config.overrides import (
+    Override,
+    check_overrides,
+    in_full,
+    options_of,
+    parse_override,
+    unknown_key,
+)
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
 from pe_bench.errors import UserError, require

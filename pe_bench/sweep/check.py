@@ -9,12 +9,12 @@ from typing import Any
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import OPTIONS_OF_GROUP, names_in
-from pe_bench.config.hydra_errors import (
+from pe_bench.config.overrides import (
     explain_hydra_errors,
     name_job_in_error,
+    parse_override,
     takes_list,
 )
-from pe_bench.config.overrides import parse_override
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config, warn_unused
 from pe_bench.errors import UserError, require

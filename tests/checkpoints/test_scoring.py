@@ -212,9 +212,9 @@ def test_every_protocol_scores_a_checkpoint(tmp_path: Path, score: Command) -> N
         (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
         (["--with", "randomized", "--force"], "needs ids"),
         (["train.length=x"], "train.length=x is not a whole number"),
-        (["--where", "seed<3"], "--where has no effect on a checkpoint"),
-        (["--all", "--key-tokens-of", "rope"], "--all, --key-tokens-of has no effect on a checkpoint"),
-        (["--code", "mine.py"], "--code has no effect on a checkpoint"),
+        (["--where", "seed<3"], "--where and --all choose runs"),
+        (["--key-tokens-of", "rope"], "key_tokens_of is for a run: leave it out"),
+        (["--code", "mine.py"], "code is for a run: leave it out"),
     ],
 )
 def test_what_a_checkpoint_cannot_take_is_refused(
@@ -235,7 +235,7 @@ def test_a_checkpoint_without_a_training_length_asks_for_it(tmp_path: Path, scor
 
 
 def test_plain_is_for_checkpoints(tmp_path: Path, command: Command, score: Command) -> None:
-    assert "--plain is for a checkpoint" in command("eval", "--plain").line
+    assert "plain is for a checkpoint" in command("eval", "--plain").line
     write_checkpoint(tmp_path / "llama", "llama")
     assert score("llama", "--lengths", "64", "--plain").code == 0
     assert {row.encoding for row in rows_in(tmp_path)} == {"as_is"}
@@ -262,9 +262,9 @@ def test_evaluate_scores_a_checkpoint_as_the_command_does(tmp_path: Path, score:
     [
         ({"overrides": "encoding=alibi"}, "encoding=alibi has no effect on a checkpoint"),
         ({"overrides": ["data=files", "data.path=nowhere"]}, "nowhere"),
-        ({"key_tokens_of": "rope"}, "key_tokens_of has no effect on a checkpoint"),
-        ({"code": "mine.py"}, "code has no effect on a checkpoint"),
-        ({"run": "rope", "overrides": "data=files"}, "overrides are for a checkpoint"),
+        ({"key_tokens_of": "rope"}, "key_tokens_of is for a run"),
+        ({"code": "mine.py"}, "code is for a run"),
+        ({"run": "rope", "overrides": "data=files"}, "overrides is for a checkpoint"),
         ({"run": "rope", "plain": True}, "plain is for a checkpoint"),
     ],
 )

@@ -32,7 +32,7 @@ from support.commands import files_in, only_run
         (["train", "encoding=null"], "unknown encoding 'null': there are: alibi"),
         (["train", "-m", "encoding=rope,3"], "unknown encoding '3': there are: alibi"),
         (["train", "modifier=null"], "modifier=[] for none"),
-        (["train", "data={a:b}"], "data={a:b} is not a name: say data=NAME"),
+        (["train", "data={a:b}"], "data={a:b}: a run has one data; say data=NAME"),
         (
             ["train", "encoding.name=null"],
             "encoding.name must be letters, digits and the signs . + - _, not null",
@@ -75,11 +75,13 @@ from support.commands import files_in, only_run
         (["train", "data=files", "data.path=x", "data.validation_path="], "data.validation_path is empty"),
         (["train", "train.lr=1" + "0" * 400], "train.lr must be a number, not 1000"),
         (["train", "threads=100000000000"], "up to 1024, not 100000000000"),
-        (["train", "encoding"], "'encoding' has no value: say encoding=NAME, such as encoding=rope"),
-        (["train", "encoding="], "'encoding=' has no value: say encoding=NAME"),
+        (["train", "encoding"], "'encoding' cannot be read: say encoding=NAME"),
+        (
+            ["train", "encoding="],
+            "'encoding=' cannot be read: say encoding=NAME, one of `pe-bench list encodings`",
+        ),
         (["train", "rope"], "'rope' cannot be read: say encoding=rope"),
         (["train", "small"], "say model=small"),
-        (["train", "train.dtype=fp16"], "unknown key 'train.dtype': did you mean 'precision'?"),
         (
             ["train", "encoding=alibi", "encoding.base=500"],
             "unknown key 'encoding.base': alibi has encoding.slope_scale",
@@ -91,14 +93,6 @@ from support.commands import files_in, only_run
         (["train", "--multirun=3"], "'--multirun' does not take a value"),
         (["train", "-m", "encoding=glob(z*)"], "encoding=glob(z*) gives no values: name at least one"),
         (["train", "-m", "seed=0,1", "encoding.foo=3"], "unknown key 'encoding.foo'"),
-        (
-            ["train", "-m", "encoding=rope,", "alibi"],
-            "'encoding=rope, alibi': no space is allowed after the comma",
-        ),
-        (
-            ["train", "-m", "seed=0,1", "hydra.launcher.n_jobs=2"],
-            "hydra.launcher.n_jobs is not an option of the basic launcher: name the launcher it belongs to",
-        ),
         (
             ["train", "-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_job=2"],
             "unknown key 'hydra.launcher.n_job': did you mean 'hydra.launcher.n_jobs'?",
@@ -183,7 +177,6 @@ def test_an_argument_in_the_spelling_of_another_command_is_told_in_that_of_this_
     [
         ("speed --length 512", "No such option: --length (Possible options: --lengths)"),
         ("train lenght=64", "unknown key 'lenght': did you mean 'train.length'?"),
-        ("train lerning_rate=0.1", "unknown key 'lerning_rate': did you mean 'train.lr'?"),
         ("train encoding=my.py", "the encoding's file my.py was not found in: ."),
         ("report --margin abc", "Invalid value for '--margin'"),
         ("show rope threads=1 factor=2", "unknown key 'encoding.factor': did you mean"),

@@ -4,7 +4,7 @@ import pytest
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import GROUPS, aliases, config_dir, find_name, names_in
-from pe_bench.config.overrides import with_file_names
+from pe_bench.config.overrides import for_hydra
 
 
 def test_no_alias_hides_an_encoding_or_another_alias() -> None:
@@ -22,11 +22,11 @@ def test_an_alias_is_the_encoding_itself(alias: str) -> None:
 
 
 def test_overrides_of_a_sweep_and_of_other_keys() -> None:
-    assert with_file_names(["encoding=rotary,alibi,ape", "seed=0"]) == [
+    assert for_hydra(["encoding=rotary,alibi,ape", "seed=0"]) == [
         "encoding=rope,alibi,learned",
         "seed=0",
     ]
-    assert with_file_names(["encoding.base=3", "data.name=rotary"]) == ["encoding.base=3", "data.name=rotary"]
+    assert for_hydra(["encoding.base=3", "data.name=rotary"]) == ["encoding.base=3", "data.name=rotary"]
 
 
 def test_a_persons_own_file_comes_before_an_alias(tmp_path) -> None:
@@ -58,11 +58,11 @@ def test_no_two_names_of_a_group_are_one_in_other_letters(group: str) -> None:
 
 
 def test_names_in_lists_are_found_too() -> None:
-    assert with_file_names(["modifier=[LogN,sliding-window]"]) == ["modifier=[logn,sliding_window]"]
+    assert for_hydra(["modifier=[LogN,sliding-window]"]) == ["modifier=[logn,sliding_window]"]
 
 
 def test_names_that_hydra_alone_can_find_are_left_to_it() -> None:
     elsewhere = ["hydra.searchpath=[file:///elsewhere]", "encoding=mine"]
-    assert with_file_names(elsewhere) == elsewhere
+    assert for_hydra(elsewhere) == elsewhere
     for pattern in ("encoding=glob(r*)", "encoding='rope'", "encoding=sub/mine", "experiment=null"):
-        assert with_file_names([pattern]) == [pattern]
+        assert for_hydra([pattern]) == [pattern]

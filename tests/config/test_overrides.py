@@ -33,7 +33,7 @@ from pe_bench.sweep.check import check_sweep, with_swept_options
             ["--config-dir", ".", "--cfg=job", "a=1", "--resolve"],
             [*["a=1", "--config-dir", ".", "--cfg", "job", "--resolve"]],
         ),
-        (["~a", "--info", "searchpath", "+b=1"], ["~a", "+b=1", "--info", "searchpath"]),
+        (["~a", "--cfg", "all", "+b=1"], ["~a", "+b=1", "--cfg", "all"]),
     ],
 )
 def test_overrides_may_be_on_both_sides_of_an_option(monkeypatch, arguments, ordered):

@@ -12,41 +12,27 @@ from pe_bench.errors import UserError
 from pe_bench.scoring.plans import make_plans
 
 
-@pytest.mark.parametrize(
-    ("overrides", "used_by"),
-    [
-        (["data.path=x"], "data=files or a data set of the Hub"),
-        (["data.text_column=x"], "data=files or a data set of the Hub"),
-        (["data.validation_path=x"], "data=files"),
-        (["data.subset=x"], "a data set of the Hub"),
-        (["data.subset=x", "data=files", "data.path=y"], "a data set of the Hub"),
-        (["data.validation_path=x", "data=pg19"], "data=files"),
-        (["data.max_tokens=9", "task=copy"], "data=files"),
-        (["tokenizer.vocab_size=300"], "tokenizer=bpe"),
-        (["tokenizer.name=x"], "tokenizer=hub or tokenizer=file"),
-        (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer=hub"),
-    ],
-)
-def test_a_key_of_the_text_that_nothing_would_use_is_refused_with_what_uses_it(overrides, used_by):
-    with pytest.raises(UserError) as error:
-        parse_config(compose(overrides))
-    assert f"{overrides[0]} has no effect with " in str(error.value)
-    assert str(error.value).endswith(f": remove it, or choose {used_by}")
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
+def test_a_key_of_the_text_that_nothing_would_use_is_refused_and_elsewhere_taken():
+    for overrides, kinds in [
+        (["data.path=x"], "data.source=files or hub"),
+        (["data.subset=x", "data=files", "data.path=y"], "data.source=hub"),
+        (["data.validation_path=x", "data=pg19"], "data.source=files"),
+        (["data.max_tokens=9", "task=copy"], "data.source=stdlib or files or hub"),
+        (["tokenizer.vocab_size=300"], "tokenizer.kind=bpe"),
+        (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer.kind=hub"),
+    ]:
+        with pytest.raises(UserError) as error:
+            parse_config(compose(overrides))
+        assert f"{overrides[0]} has no effect with " in str(error.value)
+        assert str(error.value).endswith(f": remove it, or choose what has {kinds}")
+    for overrides in [
         ["data=files", "data.path=x", "data.validation_path=y", "data.text_column=z"],
         ["data=pg19", "data.revision=v1", "data.subset=x", "data.text_column=z"],
         ["data.validation_fraction=0.5", "data.max_tokens=9"],
         ["tokenizer=bpe", "tokenizer.vocab_size=300"],
         ["tokenizer=hub", "tokenizer.name=gpt2", "tokenizer.revision=v1"],
-        ["tokenizer=file", "tokenizer.name=folder"],
-    ],
-)
-def test_a_key_is_taken_where_it_is_used(overrides):
-    parse_config(compose(overrides))
+    ]:
+        parse_config(compose(overrides))
 
 
 @pytest.mark.parametrize("protocol", ["paired", "sliding", "nonoverlapping"])

@@ -375,7 +375,7 @@ def test_a_time_is_that_of_the_reference_times_the_ratio():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mine"], "; my/encoding/mine.yaml is found with --config-dir my"),
+        (["mine"], "unknown encoding 'mine'"),
         (["rope", "--lengths", "5x"], "positive whole numbers, and '5x' is not one"),
         (["rope", "--lengths", "1,16"], "--lengths takes lengths of at least 2 tokens, and 1 is shorter"),
         (["rope", "--repeats", "0"], "--repeats"),
