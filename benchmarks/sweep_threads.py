@@ -1,9 +1,9 @@
 """Measure what too many threads cost parallel jobs: `sweep_threads.py [--repeats 3] [OVERRIDES]`.
 
-`hydra/launcher=joblib` trains as many runs in parallel as there are cores, once with threads=auto, which
-gives each job its share of the cores, and once with all cores for each job. The two alternate, in temporary
-folders. They are compared by the seconds that all jobs spent in training steps. The jobs are seeds of one
-run, so the work is the same.
+`hydra/launcher=joblib` trains as many runs in parallel as there are cores, once with threads=auto, with which
+jobs leave each other their share of the cores, and once with all cores for each job. The two alternate, in
+temporary folders. They are compared by the seconds that all jobs spent in training steps. The jobs are seeds
+of one run, so the work is the same.
 """
 
 import argparse

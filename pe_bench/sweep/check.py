@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,51 +18,14 @@ from pe_bench.config.overrides import (
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config, warn_unused
 from pe_bench.errors import UserError, require
-from pe_bench.system.machine import available_cores
 from pe_bench.system.progress import progress_bar
-from pe_bench.system.threads import auto_threads
 
 # How often a scheduler starts a job: a run's processes are started by the job itself, on one machine.
-STARTS = {"nodes": "1 machine", "tasks_per_node": "1 task, which starts train.processes itself"}
-LAUNCHER_KEYS = "hydra.launcher."
+STARTS = {
+    "hydra.launcher.nodes": "1 machine",
+    "hydra.launcher.tasks_per_node": "1 task, which starts train.processes itself",
+}
 MAX_CHECKED = 20  # jobs, before the first of them runs
-
-
-def cores_each(hydra: Any, jobs: int) -> int:
-    """Return the cores of one job: all, shared by those that run at the same time."""
-    return auto_threads(available_cores() // side_by_side(hydra, jobs))
-
-
-def side_by_side(hydra: Any, jobs: int) -> int:
-    """Return how many of a sweep's `jobs` run at a time.
-
-    `hydra` is Hydra's own part of the configuration of one of them. Slurm gives each job cores of its own,
-    which are all that the job sees.
-    """
-    launcher, cores = hydra.launcher, available_cores()
-    name = str(launcher["_target_"]).rpartition(".")[2]
-    batch = min(jobs, hydra.sweeper.get("max_batch_size") or jobs)
-    count = 1
-    if name == "JoblibLauncher":  # -1 means as many as there are cores, -2 one less
-        count = int(launcher.get("n_jobs") or 1)
-        count = count if count > 0 else cores + 1 + count
-    elif name == "LocalLauncher":  # submitit's, which starts all jobs of a batch
-        count = batch
-    elif name == "RayLauncher":
-        ray = launcher.get("ray") or {}
-        cores = (ray.get("init") or {}).get("num_cpus") or cores
-        count = int(cores // ((ray.get("remote") or {}).get("num_cpus") or 1))
-    return max(1, min(count, batch))
-
-
-def require_one_start(launcher: Mapping[str, Any]) -> None:
-    """Raise `UserError` for a launcher that would start one job several times."""
-    for key, number in STARTS.items():
-        value = launcher.get(key)
-        require(
-            value in (None, 1),
-            f"hydra.launcher.{key}={value}: a run takes {number}; say hydra.launcher.{key}=1",
-        )
 
 
 @dataclass(frozen=True)
@@ -83,8 +46,10 @@ def check_sweep(overrides: Sequence[str], search: Sequence[Path], check: Callabl
 
     with explain_hydra_errors(overrides, search, is_sweep=True):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        launcher = [override for override in parsed if override.key_or_group.startswith(LAUNCHER_KEYS)]
-        require_one_start({each.key_or_group.removeprefix(LAUNCHER_KEYS): each.value() for each in launcher})
+        for override in parsed:
+            key, value = override.key_or_group, override.value()
+            message = f"{key}={value}: a run takes {STARTS.get(key)}; say {key}=1"
+            require(key not in STARTS or value == 1, message)
         swept = [override for override in parsed if override.is_sweep_override()]
         discrete = [override for override in swept if override.is_discrete_sweep()]
         _refuse_parts_of_lists([override.input_line or "" for override in discrete])

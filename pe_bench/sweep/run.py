@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +20,7 @@ from pe_bench.config.compose import call_hydra, config_flags, parse_composed
 from pe_bench.config.groups import SEARCH_PATH
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.errors import UserError, first_line
-from pe_bench.sweep.check import LAUNCHER_KEYS, Swept, cores_each, require_one_start, with_swept_options
+from pe_bench.sweep.check import Swept, with_swept_options
 from pe_bench.sweep.jobs import JobState, SweepFolder, fail, launch_context, run_in_child
 from pe_bench.sweep.summary import Summary
 from pe_bench.sweep.view import View
@@ -96,7 +95,7 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
     plain = [
         text
         for text in overrides
-        if not parse_override(text).key.startswith(("hydra/launcher", LAUNCHER_KEYS))
+        if not parse_override(text).key.startswith(("hydra/launcher", "hydra.launcher."))
     ]
     with tempfile.TemporaryDirectory() as folder:
         call_hydra(_launched(plain, Path(folder)), search, ["--multirun"], note)
@@ -110,18 +109,14 @@ def _job_runner(folder: SweepFolder, swept: Swept, flags: Sequence[str]) -> Call
     def run(composed: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
-        hydra, overrides = HydraConfig.get(), _overrides_of_job()
-        number = int(hydra.job.num)
+        number, overrides = int(HydraConfig.get().job.num), _overrides_of_job()
         words = [text for text in overrides if parse_override(text).key in swept.keys]
         state = JobState(number, " ".join(words) or f"job {number}", _command(overrides, flags))
         try:
-            require_one_start(hydra.launcher)
             config = parse_composed(composed)
         except Exception as error:
             fail(SweepFolder(context.sweep), state, error)
             return
-        if config.threads == "auto":
-            config = replace(config, threads=cores_each(hydra, swept.jobs))
         run_in_child(state, context, config)
 
     return run
