@@ -180,20 +180,14 @@ def _shapes_of_parts(paths: Iterable[Path]) -> dict[str, torch.Size]:
 
 
 def _require_fit(what: str, saved: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
-    misfit = _misfit(saved, expected)
-    if misfit is not None:
-        raise UserError(f"{what} do not fit this model: {misfit}")
-
-
-def _misfit(saved: dict[str, torch.Size], expected: dict[str, torch.Size]) -> str | None:
     for name in sorted(saved.keys() | expected.keys()):
-        if name not in saved:
-            return f"{name} is missing there"
-        if name not in expected:
-            return f"{name} is missing here"
-        if saved[name] != expected[name]:
-            return f"{name} is {list(saved[name])} there and {list(expected[name])} here"
-    return None
+        there, here = saved.get(name), expected.get(name)
+        if there == here:
+            continue
+        misfit = f"{name} is {list(there or ())} there and {list(here or ())} here"
+        if there is None or here is None:
+            misfit = f"{name} is missing {'there' if there is None else 'here'}"
+        raise UserError(f"{what} do not fit this model: {misfit}")
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizers) -> None:
@@ -284,7 +278,9 @@ def _read_meta(path: Path, files: Sequence[str] = ()) -> Meta | None:
     try:
         meta = Meta(**{name: check_type(content[name], kind, name) for name, kind in _KINDS.items()})
         names = files or (WEIGHTS, *meta.checksums)
-        is_whole = all(_checksum(path / Path(name).name) == meta.checksums[name] for name in names)
+        is_whole = all(Path(name).name == name for name in names) and all(
+            _checksum(path / name) == meta.checksums[name] for name in names
+        )
     except PermissionError as error:
         raise RunError(unreadable(error)) from error
     except (OSError, KeyError, UserError):
