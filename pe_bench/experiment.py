@@ -234,7 +234,7 @@ def finish(
     one and the same run: each waits for the other, and calls `waits` with the reason first.
     """
     processes = job.config.train.processes
-    if processes > world_size() and read_result(job.folder) is None:
+    if processes > world_size() and not _is_trained(job, plans):
         return _finish_in_processes(job, processes, bars, waits)
     with joined(job.device, job.config.train.timeout) as group:
         if group.is_first:
@@ -271,21 +271,26 @@ def _finish_as_first(
     run = job.folder
     with _at_work(job, waits, scores_only=False):
         with tracking(run, job.config) as tracked:
-            rows = _rows_if_finished(job, plans, bars)
+            rows = _rows_if_finished(job, plans, bars, group)
             if rows is None:
                 trained = _train(job, bars, tracked, group)
                 job = _with_weights(job, trained)
                 rows = score_encodings(job, plans, bars=bars)
                 _write_result(job, trained)
-            else:
-                group.broadcast(NOTHING_TO_DO)
             tracked.scores(read_rows(run / "eval.csv"))
         score_missing_anchors(job, plans, rows)
     gather_and_warn(Path(job.config.results_dir))
     return rows
 
 
-def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row] | None:
+def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:
+    """Return whether a run needs no more training steps: it is finished, with the weights or all scores."""
+    steps = job.config.train.total_steps
+    is_finished = read_result(job.folder) is not None
+    return is_finished and (kept_rows(job, plans) or final_checkpoint(job.folder, steps)) is not None
+
+
+def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars, group: Group) -> list[Row] | None:
     """Return the rows of a finished run, and score those that were missing; None for a run to train."""
     run = job.folder
     if read_result(run) is None:
@@ -300,6 +305,7 @@ def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row] 
             say(f"warning: scores at {lost} are discarded (`pe-bench eval` restores them)")
         (run / "result.json").unlink()
         return None
+    group.broadcast(NOTHING_TO_DO)
     say(f"{run} is already trained")
     try:
         read_config(run)

@@ -11,6 +11,7 @@ from pe_bench.errors import RunError, require
 from pe_bench.runs.gather import results_file
 from pe_bench.sweep.check import check_sweep
 from pe_bench.system.files import check_folder, write_text
+from pe_bench.system.ranks import world_size
 from pe_bench.system.signals import Stopped
 from pe_bench.system.terminal import say
 
@@ -39,6 +40,9 @@ def run_train(
     elif plan is not None:
         _write_plan(complete_overrides(overrides, search), search, plan)
     elif multirun or is_sweep(overrides):
+        require(
+            world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N"
+        )
         _train_many(overrides, search)
     else:
         run = api.train(*overrides, config_dir=config_dir)

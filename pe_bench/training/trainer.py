@@ -67,7 +67,7 @@ def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
         load_weights(checkpoint.path, model)
     if train.sharding:
         model = copy.deepcopy(model)  # the run's own is scored as a whole
-    losses = Losses(model, device)
+    losses = Losses(model, device, is_sharded=train.sharding is not None)
     if train.sharding:
         shard(losses, model, device, dtype)
     optimizer = make_optimizer(model, train, device)
@@ -160,11 +160,12 @@ class NonFiniteError(ArithmeticError):
 class Losses(nn.Module):
     """The losses of windows as a module of its own, which PyTorch can split among processes."""
 
-    def __init__(self, model: Decoder, device: torch.device):
+    def __init__(self, model: Decoder, device: torch.device, *, is_sharded: bool = False):
         super().__init__()
         self.model = model
         # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
-        self.layers = torch.compile(model.layers) if device.type == "cuda" else model.layers
+        is_compiled = device.type == "cuda" and not is_sharded
+        self.layers = torch.compile(model.layers) if is_compiled else model.layers
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, ids: Tensor, has_loss: Tensor | None) -> Tensor:
         """Return the negative log-likelihood of each target that has a loss, in nats."""
