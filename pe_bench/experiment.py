@@ -285,9 +285,10 @@ def _finish_as_first(
 
 def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:
     """Return whether a run needs no more training steps: it is finished, with the weights or all scores."""
-    steps = job.config.train.total_steps
-    is_finished = read_result(job.folder) is not None
-    return is_finished and (kept_rows(job, plans) or final_checkpoint(job.folder, steps)) is not None
+    if read_result(job.folder) is None:
+        return False
+    is_scored = len(scored_rows(job, plans)) == len(plans)
+    return is_scored or final_checkpoint(job.folder, job.config.train.total_steps) is not None
 
 
 def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars, group: Group) -> list[Row] | None:
