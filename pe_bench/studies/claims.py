@@ -9,9 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Literal, NamedTuple
 
 from pe_bench.report.lines import make_record, unlearned
 from pe_bench.report.measures import TaskVerdict, judge_answers
@@ -19,7 +17,6 @@ from pe_bench.report.pairs import (
     Paired,
     ScoreFiles,
     has_number,
-    level_of,
     paired,
     paired_changes,
     pairs_by_run,
@@ -28,19 +25,17 @@ from pe_bench.report.pairs import (
 from pe_bench.report.records import Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
-    Bounds,
     Interval,
     Verdict,
     breaks_at,
     holds_up_to,
     judge_change,
     judge_gain_over_control,
-    student_interval,
 )
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import read_anchors, runs_folder
 from pe_bench.runs.rows import TASK, Row
-from pe_bench.studies.study import KINDS, WINDOWS, Claim, Measure, Ranking, Step
+from pe_bench.studies.study import KINDS, WINDOWS, Claim, Measure, Step
 
 Outcome = Literal["contradicted", "holds", "unclear"]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
@@ -55,7 +50,6 @@ NOT_SCORED = Paired(None, None, "not scored")
 UNDECIDED = "no length where one surely breaks and the other surely holds"
 UNSOLVED = "no encoding solves it at the training length: the training may be too short"
 CODE_VERSION = re.compile("@[0-9a-f]{4}")  # in labels
-MIN_RANKED = 4  # of three encodings no order proves anything: one in six agrees by chance
 
 
 class Series(NamedTuple):
@@ -160,13 +154,6 @@ class Measurements:
         rows = self.at(series, length, TASK)
         answers = make_record(rows, [], self._files).answers if rows else None
         return answers and (answers.intervals.exact, judge_answers(answers.intervals, answers.chance))
-
-    def by_seed(self, series: Series, length: int, of: Measure) -> dict[int, float]:
-        """Return the level, or the change, of each seed."""
-        if of == "level":
-            return {row.seed: level_of(row) for row in self.at(series, length, "paired")}
-        changes = self.changes(series, length, "paired")
-        return {row.seed: level_of(row) - level_of(trained) for row, trained in changes}
 
     def paired(self, pairs: Sequence[tuple[Row, Row]]) -> Paired:
         return paired(pairs, self._files) if pairs else NOT_SCORED
@@ -309,40 +296,3 @@ def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judged:
 
 def count_of(count: int, name: str) -> str:
     return f"1 {name}" if count == 1 else f"{count} {name}s"
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Kendall's tau-b between our order and the paper's: 1 the same, -1 the reverse. bounds: over seeds."""
-
-    ranking: Ranking
-    length: int
-    encodings: tuple[str, ...]
-    seeds: int
-    tau: float
-    bounds: Bounds
-
-
-def agreement(ranking: Ranking, scores: Measurements) -> Agreement | None:
-    """Return the mean over seeds with its interval; None where it is undefined.
-
-    It is undefined for fewer than four encodings. Encodings that have not learned are not ranked, because
-    they have nothing to lose.
-    """
-    from scipy.stats import kendalltau  # imported here: it takes longer than a report
-
-    length = round(ranking.at * scores.length)
-    ours = {name: scores.by_seed(Series(name), length, ranking.measure) for name in ranking.numbers}
-    ours = {name: numbers for name, numbers in ours.items() if numbers and not scores.unlearned(Series(name))}
-    if len(ours) < MIN_RANKED:
-        return None
-    paper = [ranking.numbers[name] for name in ours]
-    taus: list[float] = []
-    for seed in sorted(set.intersection(*(set(numbers) for numbers in ours.values()))):
-        result: Any = kendalltau(paper, [numbers[seed] for numbers in ours.values()])  # scipy has no types
-        taus.append(float(result.statistic))
-    if not taus or any(map(math.isnan, taus)):  # all of them equal
-        return None
-    low, high = student_interval(np.array(taus))
-    bounds = max(-1.0, low), min(1.0, high)
-    return Agreement(ranking, length, tuple(ours), len(taus), float(np.mean(taus)), bounds)

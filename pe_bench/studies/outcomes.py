@@ -15,13 +15,10 @@ from pe_bench.report.pairs import grouped, has_number, level_of
 from pe_bench.report.records import label_of
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.studies.claims import (
-    MIN_RANKED,
-    Agreement,
     Judged,
     Measurements,
     Outcome,
     Series,
-    agreement,
     count_of,
     judge_claim,
 )
@@ -105,11 +102,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The outcomes of a study. agreement: None without a ranking, or with too few encodings to rank."""
+    """The claims of a study with what our runs say of them, and our levels with those of its table."""
 
     variant: Variant
     judged: Sequence[Judged]
-    agreement: Agreement | None
     comparison: Comparison
     ours: Sequence[Level]
 
@@ -127,11 +123,10 @@ class Outcomes:
 
 
 def judge_study(variant: Variant, scores: Measurements) -> Outcomes:
-    ours, ranking = levels_of(scores.rows, variant.name), variant.study.ranking
+    ours = levels_of(scores.rows, variant.name)
     return Outcomes(
         variant,
         [judge_claim(claim, scores) for claim in variant.study.claims],
-        agreement(ranking, scores) if ranking is not None else None,
         compare(ours, read_table(variant.study.table)),
         ours,
     )
@@ -224,7 +219,7 @@ def render(outcomes: Outcomes, width: int) -> str:
     if outcomes.variant.is_quick:
         lines = [*heading, *compared, "", _counts(outcomes.judged)]
     else:
-        claims = [*_claims(outcomes.judged), "", _counts(outcomes.judged), "", *_agreement(outcomes)]
+        claims = [*_claims(outcomes.judged), "", _counts(outcomes.judged), ""]
         lines = [*heading, *claims, *compared]
     return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(one_line(line), width))
 
@@ -257,27 +252,6 @@ def _counts(judged: Sequence[Judged]) -> str:
     is_task = any(claim.claim.protocol == TASK for claim in judged)
     unit = "of the share of examples that are right" if is_task else "in bits per byte"
     return f"{count_of(len(judged), 'claim')}: {', '.join(counts)} (each by a 95 % interval, {unit})"
-
-
-def _agreement(outcomes: Outcomes) -> Iterator[str]:
-    ranking, order = outcomes.variant.study.ranking, outcomes.agreement
-    if ranking is None:
-        return
-    if order is None:
-        yield f"no Kendall's tau-b: fewer than {MIN_RANKED} ranked encodings have learned and have scores"
-    else:
-        low, high = order.bounds
-        bounds = f"[{low:.2f}, {high:.2f}], {count_of(order.seeds, 'seed')}"
-        if order.seeds < 2:
-            bounds = "(no interval: one seed)"
-        elif low == high:
-            bounds = f"with each of {order.seeds} seeds"
-        measure = "changes from the training length" if ranking.measure == "change" else "levels"
-        yield (
-            f"Kendall's tau-b with the paper's order of {len(order.encodings)} encodings by their {measure} "
-            f"at {order.length:,}: {order.tau:.2f} {bounds}; paper: {ranking.source}"
-        )
-    yield ""
 
 
 def _comparison(outcomes: Outcomes) -> Iterator[str]:

@@ -108,16 +108,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Ranking:
-    """The paper's numbers of four encodings or more at one length, of which the order counts; low is good."""
-
-    at: float
-    numbers: dict[str, float]
-    source: str
-    measure: Measure = "change"
-
-
-@dataclass(frozen=True)
 class Study:
     """A study as its file gives it.
 
@@ -138,7 +128,6 @@ class Study:
     overrides: list[str] = field(default_factory=list)
     quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
-    ranking: Ranking | None = None
     needs_gpu: bool = False
     name: str = ""  # its file's
     path: Path = Path()
@@ -158,7 +147,7 @@ class Study:
         return self.path.with_suffix(".csv")
 
 
-PARTS: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim, "ranking": Ranking}
+PARTS: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim}
 
 
 def study_names(search: Sequence[Path] = ()) -> list[str]:
@@ -191,8 +180,6 @@ def _part(kind: type[Any], values: Any, key: str) -> Any:
         require(name in types, unknown(str(name), f"key of {key}", types))
         if name not in PARTS:
             parts[name] = check_type(value, types[name], f"{key}.{name}")
-        elif name == "ranking":
-            parts[name] = _part(Ranking, value, name)
         else:
             parts[name] = tuple(_part(PARTS[name], one, name) for one in check_type(value, list[Any], name))
     return kind(**parts)
@@ -200,7 +187,7 @@ def _part(kind: type[Any], values: Any, key: str) -> Any:
 
 def _check(study: Study) -> None:
     """Raise `UserError` for claims that the study's runs cannot answer."""
-    times, ranking = study.times, study.ranking
+    times = study.times
     is_positive = bool(times) and min(times) > 0
     require(is_positive, f"times must be lengths over the training length, such as [1, 2], not {times}")
     steps = [(step.protocol, time) for step in study.scorings for time in step.times]
@@ -213,10 +200,6 @@ def _check(study: Study) -> None:
         for protocol in WINDOWS if claim.kind == "early_tokens" else (claim.protocol,):
             is_scored = (protocol, claim.at) in [*steps, *(("paired", time) for time in times)]
             require(is_scored, f"{what}: {claim.at:g} is not among the times that are scored ({protocol})")
-    if ranking is not None:
-        for name, number in ranking.numbers.items():
-            check_type(number, float, f"ranking.numbers.{name}")
-        require(ranking.at in times, f"ranking.at={ranking.at:g} is not among the times that are scored")
 
 
 def _check_encodings(study: Study, claim: Claim, what: str) -> None:

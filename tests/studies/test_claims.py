@@ -9,8 +9,8 @@ from support.results import ROW, add_run
 
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, save_scores, score_file
-from pe_bench.studies.claims import Judged, Measurements, agreement, judge_claim
-from pe_bench.studies.study import Claim, Ranking, Step
+from pe_bench.studies.claims import Judged, Measurements, judge_claim
+from pe_bench.studies.study import Claim, Step
 
 LEVELS = {
     "flat": {128: 2.0, 256: 2.0, 512: 2.0},
@@ -204,33 +204,3 @@ def test_a_task_that_nobody_solves_says_nothing_of_who_solves_it(tmp_path: Path)
     for kind in ("misses", "solves"):
         claim = judged(task, kind, "rope", 1, protocol="task")
         assert claim.outcome == "unclear" and "the training may be too short" in claim.evidence
-
-
-# Kendall's tau
-
-
-def ranking(names: str, at: float = 2) -> Ranking:
-    return Ranking(at, {name: float(number) for number, name in enumerate(names)}, "a test", "change")
-
-
-def test_tau_is_the_mean_over_seeds_of_the_agreement_with_the_papers_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Two seeds that lose most from a to d, and a third with the reverse at 256.
-    levels = {"a": (2.1, 2.1, 2.4), "b": (2.2, 2.2, 2.3), "c": (2.3, 2.3, 2.2), "d": (2.4, 2.4, 2.1)}
-    runs = [
-        add_run(tmp_path, name, {128: 2.0, 256: level, 512: of_seeds[0]}, seed=seed)
-        for name, of_seeds in levels.items()
-        for seed, level in enumerate(of_seeds)
-    ]
-    ordered = measurements(tmp_path, runs)
-    for names, tau in (("abcd", 1.0), ("dcba", -1.0), ("abdc", 2 / 3)):
-        agreed = agreement(ranking(names, at=4), ordered)
-        assert agreed is not None and agreed.seeds == 3
-        assert [agreed.tau, *agreed.bounds] == [pytest.approx(tau)] * 3
-    agreed = agreement(ranking("abcd"), ordered)
-    assert agreed is not None and agreed.tau == pytest.approx(1 / 3)  # 1, 1 and -1
-    assert agreed.bounds == (-1.0, 1.0)
-    assert agreement(ranking("abcx"), ordered) is None, "three prove no order"
-    monkeypatch.setattr(ordered, "unlearned", lambda series: "trigram" if series.label == "a" else "")
-    assert agreement(ranking("abcd"), ordered) is None

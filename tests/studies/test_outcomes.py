@@ -16,7 +16,7 @@ from pe_bench.report import draw
 from pe_bench.report.pairs import Paired
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows
-from pe_bench.studies.claims import Agreement, Judged, Measurements, Outcome
+from pe_bench.studies.claims import Judged, Measurements, Outcome
 from pe_bench.studies.outcomes import (
     MAX_SHOWN,
     Comparison,
@@ -28,7 +28,7 @@ from pe_bench.studies.outcomes import (
     render,
     write_table,
 )
-from pe_bench.studies.study import KINDS, Claim, Progress, Ranking, Step, Study, Sweep, Variant
+from pe_bench.studies.study import KINDS, Claim, Progress, Step, Study, Sweep, Variant
 
 STUDY = Study("A toy", "why?", "nobody", 1, (Sweep(["rope"]),), [1.0], (), name="toy", path=Path("toy.yaml"))
 CHANGE = Paired(0.12, Interval(0.12, 0.05, 0.2, seeds=3, documents=70), "")
@@ -40,7 +40,7 @@ def judged(outcome: Outcome, kind: str = "holds", **more: str) -> Judged:
 
 
 def printed(*claims: Judged, study: Study = STUDY, **options: Any) -> list[str]:
-    options = {"agreement": None, "comparison": Comparison(), "ours": []} | options
+    options = {"comparison": Comparison(), "ours": []} | options
     lines = render(Outcomes(Variant(study), claims, **options), 80).splitlines()
     assert max(map(len, lines)) <= 80
     return lines
@@ -59,7 +59,7 @@ def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_bel
 def test_a_toy_says_first_whether_its_levels_agree_and_counts_its_claims() -> None:
     compared = compare(levels(1.8, 2.5), levels(1.8, 2.5))
     toy = Variant(STUDY, is_quick=True)
-    lines = render(Outcomes(toy, [judged("unclear"), judged("holds")], None, compared, []), 100).splitlines()
+    lines = render(Outcomes(toy, [judged("unclear"), judged("holds")], compared, []), 100).splitlines()
     assert lines[5].startswith("toy.csv: 2 of 2 levels agree")
     assert lines[7].startswith("2 claims: 0 contradicted, 1 holds, 1 unclear") and len(lines) == 8
 
@@ -70,20 +70,6 @@ def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
         assert text.startswith("rope ") and ("256" in text or "before alibi" in text)
     claim = judged("holds", "order", sweep="256k tokens", than_sweep="2M tokens", measure="change")
     assert str(claim) == "rope (256k tokens) loses less than rope (2M tokens) from its training length to 256"
-
-
-def test_tau_has_its_interval_or_the_reason_why_there_is_none() -> None:
-    ranking = Ranking(2, {}, "table 2")
-    tau = Agreement(ranking, 256, ("a", "b", "c", "d"), 3, 0.5, (-0.25, 1.0))
-    for agreement, said in (
-        (tau, "0.50 [-0.25, 1.00], 3 seeds"),
-        (replace(tau, bounds=(0.5, 0.5)), "0.50 with each of 3 seeds"),
-        (replace(tau, seeds=1, bounds=(-1.0, 1.0)), "0.50 (no interval: one seed)"),
-        (None, "no Kendall's tau-b: fewer than 4 ranked encodings have learned"),
-    ):
-        text = printed(study=replace(STUDY, ranking=ranking), agreement=agreement)
-        assert said in " ".join(" ".join(text).split())
-    assert "tau" not in " ".join(printed())
 
 
 # The table
@@ -149,7 +135,7 @@ def test_a_table_keeps_levels_of_other_texts_and_gets_none_that_lack_seeds(tmp_p
     study = replace(STUDY, path=tmp_path / "toy.yaml", seeds=2)
     both = levels_of({"": [replace(ROW, seed=seed) for seed in range(2)]}, "full")
     [alone] = levels(1.8, score_dtype="bfloat16")
-    outcomes = Outcomes(Variant(study), [], None, Comparison(), [*both, alone])
+    outcomes = Outcomes(Variant(study), [], Comparison(), [*both, alone])
     with pytest.raises(RunError, match=r"toy\.csv is not written: .* rope at 128 .* 1 seeds instead of 2"):
         outcomes.write_table()
     assert read_table(study.table) == []

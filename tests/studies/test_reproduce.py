@@ -230,7 +230,6 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         ("at: 4", "at: 3", "3 is not among the times"),
         ("times: [2], scored", "times: [8], scored", "scorings.times has 8, and times ends at 4"),
         ("holds, of: rope, at: 4", "early_tokens, of: rope, at: 2", "times that are scored (sliding)"),
-        ("sweeps:", "ranking: {at: 3, numbers: {a: 1}, source: x}\nsweeps:", "ranking.at=3 is not among"),
         ("seeds: 1", "sedes: 1", "did you mean 'seeds'?"),
         ("title: A toy", "", "missing 1 required positional argument: 'title'"),
         ("title: A toy", "title: [", "while parsing"),
@@ -296,7 +295,6 @@ def test_a_shipped_study_names_encodings_that_there_are_and_takes_an_hour_at_mos
         scored_with = [text for step in study.scorings for text in step.scored_with or []]
         labels = trained | {f"{encoding} -> {text}" for encoding in trained for text in scored_with}
         named = {label for claim in study.claims for label in (claim.of, claim.than) if label}
-        named |= set(study.ranking.numbers if study.ranking else ())
         assert {label for label in named if "->" in label} <= labels
         assert {re.split("[ +]", label)[0] for label in named} <= trained
         assert all(claim.source for claim in study.claims)
