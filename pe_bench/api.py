@@ -92,7 +92,7 @@ def evaluate(
     with_ NAME,NAME: Score the weights under other encodings too; 'NAME KEY=VALUE' sets options; repeatable.
     protocol NAME: paired, nonoverlapping or sliding.
     max_length NUMBER: Score the same targets at every length up to this.  [default: 16 x training length]
-    targets NUMBER: Target blocks at each length (paired). Only new blocks are scored.
+    targets NUMBER: Target blocks at each length (paired).
     stride NUMBER: Tokens between windows (sliding).
     controls NAME: auto (2 and 16 x training length), offset (auto, and moved positions), all or none
         (paired).

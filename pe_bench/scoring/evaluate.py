@@ -1,19 +1,15 @@
-"""Scoring: a trained model and plans in; eval.csv and the NLL of every target out.
+"""Scoring: a trained model and plans in; eval.csv and the NLL of every target out."""
 
-Target blocks and needles that a run has scored in another set are not scored again: sets are nested.
-"""
-
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from pe_bench.errors import RunError
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import ALL, KEY, Row, read_rows, write_rows
-from pe_bench.runs.scores import Scores, has_whole_scores, load_scores, save_scores, score_file, with_level
+from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.controls import remark
 from pe_bench.scoring.plans import count_parts, make_plans
 from pe_bench.scoring.protocols import (
@@ -33,62 +29,6 @@ OF_PLAN = (
     *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),
     *("documents", "target_hash", "chance", "depth"),
 )
-# A row says what computed all of its scores, so those of other code or of another device are not reused.
-SAME = (
-    *("run", "scored_with", "forced", "protocol", "control", "length", "target_tokens", "depth"),
-    *("score_dtype", "device", "torch", "pe_bench"),
-)
-
-
-@dataclass(frozen=True)
-class Reused:
-    """The scores of some targets of a plan: `is_scored` bool [targets], the rest as in `Scores`."""
-
-    is_scored: np.ndarray
-    nll: np.ndarray
-    correct: np.ndarray | None
-
-    def missing(self, plan: Plan) -> Plan:
-        """Return the plan without the windows whose targets are all scored."""
-        first_targets = np.cumsum([0, *(window.targets for window in plan.windows)])[:-1]
-        windows = zip(plan.windows, self.is_scored[first_targets], strict=True)
-        return replace(plan, windows=[window for window, is_scored in windows if not is_scored])
-
-    def joined(self, missing: Scored) -> Scored:
-        """Return the scores of all targets, given those that were missing."""
-        has_both = self.correct is not None and missing.correct is not None
-        correct = self._joined(self.correct, missing.correct) if has_both else None
-        return replace(missing, nll=self._joined(self.nll, missing.nll), correct=correct)
-
-    def _joined(self, reused: np.ndarray | None, missing: np.ndarray | None) -> np.ndarray:
-        joined = np.empty(len(self.is_scored), np.float32)
-        joined[self.is_scored], joined[~self.is_scored] = reused, missing
-        return joined
-
-
-def reusable_scores(run: Path, plan: Plan, row: Row, kept: Iterable[Row]) -> Reused | None:
-    """Return the scores of the plan of `row` that a run has already; None where it has none."""
-    targets = plan.needles if plan.blocks is None else plan.blocks
-    if targets is None:
-        return None
-    same = [getattr(row, name) for name in SAME]
-    rows = [
-        other for other in kept if other.status == "ok" and [getattr(other, name) for name in SAME] == same
-    ]
-    for other in sorted(rows, key=lambda other: -other.targets):
-        scored = targets.first(other.targets // targets.target_tokens)
-        if scored.hash != other.target_hash:  # of another text
-            continue
-        try:
-            scores = load_scores(score_file(run, other))
-        except RunError:
-            continue
-        if len(scores.nll) == len(scored) * targets.target_tokens:
-            is_scored = np.repeat(targets.turn < len(scored), targets.target_tokens)
-            is_needed = np.repeat(scored.turn < len(targets), targets.target_tokens)
-            correct = None if scores.correct is None else scores.correct[is_needed]
-            return Reused(is_scored, scores.nll[is_needed], correct)
-    return None
 
 
 def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
@@ -109,9 +49,8 @@ def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
 def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
-    Target blocks and needles that the run has scored in another set are not scored again. After each
-    length its scores and its row are on the disk. A length that the encoding cannot reach, or at which a
-    user's own code fails, is a row with its status and reason, and the others go on.
+    After each length its scores and its row are on the disk. A length that the encoding cannot reach, or at
+    which a user's own code fails, is a row with its status and reason, and the others go on.
     """
     path = job.folder / "eval.csv"
     kept = {row.key: row for row in read_rows(path)}
@@ -122,15 +61,11 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
         for row, plan in zip(rows, plans, strict=True)
         if not _is_scored(job.folder, kept.get(row.key))
     }
-    todo = [
-        (row, plan, reusable_scores(job.folder, plan, row, kept.values())) for row, plan in missing.values()
-    ]
-    rest = [plan if reused is None else reused.missing(plan) for _, plan, reused in todo]
-    scorer = Scorer(job.model, job.data.validation, job.device, job.config.eval, rest, watch)
+    todo = list(missing.values())
+    plans_to_score = [plan for _, plan in todo]
+    scorer = Scorer(job.model, job.data.validation, job.device, job.config.eval, plans_to_score, watch)
     for index, scored in scorer.scores():
-        row, plan, reused = todo[index]
-        if reused is not None and isinstance(scored, Scored):
-            scored = reused.joined(scored)
+        row, plan = todo[index]
         kept[row.key] = _with_scores(job, plan, row, scored)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
     keep_derived(job.folder, job.data, plans, kept.values(), job.config.first_length)

@@ -18,6 +18,7 @@ Windows follow from the text, the seed, the length and the depth. A smaller set 
 one.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ from pe_bench.errors import UserError, require
 from pe_bench.model.decoder import LanguageModel, derive_seed
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
-from pe_bench.scoring.protocols import Needle, NeedleSet, Plan, Window, batches
+from pe_bench.scoring.protocols import Needle, Plan, Window, batches
 from pe_bench.scoring.targets import target_blocks, tokens_needed
 from pe_bench.system.threads import share_cores
 
@@ -103,23 +104,20 @@ def needle_plans(data: Data, length: int, depth: float, count: int, seed: int) -
             f"needs: the longest has {longest}; probe shorter --lengths, or use data with longer documents"
         )
     blocks = target_blocks(split, room, SPAN, count, seed, data.hash)
-    windows, turns = [], []
-    places = zip(blocks.document.tolist(), blocks.end.tolist(), blocks.turn.tolist(), strict=True)
-    for document, end, turn in places:
+    windows = []
+    for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
         start = end - room
         needle = find_needle(split.document(document)[start:end], start, depth)
         if needle is not None:
             windows.append(Window(document, start, length, length - ANSWER, ANSWER, needle=needle))
-            turns.append(turn)
     if not windows:
         raise UserError(
             f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once: "
             "use other data"
         )
     spans = [(window.document, window.start, window.needle) for window in windows]
-    ranks = np.argsort(np.argsort(turns))
-    needles = NeedleSet(spans, ranks, (PROBE, data.hash, length, depth), ANSWER)
-    plan = Plan(PROBE, length, windows, needles.hash, depth=depth, needles=needles)
+    words = repr((PROBE, data.hash, length, depth, spans)).encode()
+    plan = Plan(PROBE, length, windows, hashlib.sha256(words).hexdigest()[:16], depth=depth)
     control = [replace(window, needle=_replaced(window)) for window in windows]
     return [plan, replace(plan, windows=control, control=REPLACED)]
 
@@ -190,7 +188,7 @@ def _with_choices(split: Split, window: Window) -> np.ndarray:
         index = needle.start - window.start
         body[index : index + SPAN] = text[needle.replacement : needle.replacement + SPAN]
     cue = text[needle.start : needle.start + CUE]
-    spans = (needle.start, *needle.distractors)
+    spans = (needle.start, *needle.others)
     return np.stack([np.concatenate([body, cue, text[at + CUE : at + SPAN]]) for at in spans])
 
 

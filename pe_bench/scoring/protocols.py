@@ -9,8 +9,8 @@
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -30,36 +30,8 @@ class Needle:
 
     start: int
     target: int
-    distractors: tuple[int, ...]
+    others: tuple[int, ...]
     replacement: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class NeedleSet:
-    """The needles of a length and a depth, by document, start of the window, and needle.
-
-    turn: the rank of each window, int64 [windows]: the set of n windows has ranks 0 to n - 1. about: what
-    else enters the hash. target_tokens: of each needle.
-    """
-
-    places: Sequence[tuple[int, int, Needle | None]]
-    turn: np.ndarray
-    about: tuple[object, ...]
-    target_tokens: int
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    @property
-    def hash(self) -> str:
-        words = repr((*self.about, [*self.places]))
-        return hashlib.sha256(words.encode()).hexdigest()[:16]
-
-    def first(self, count: int) -> "NeedleSet":
-        """Return the set of the first `count` needles, or of all that there are."""
-        kept = self.turn < count
-        places = [needle for needle, is_kept in zip(self.places, kept, strict=True) if is_kept]
-        return replace(self, places=places, turn=self.turn[kept])
 
 
 @dataclass(frozen=True)
@@ -113,7 +85,7 @@ class Plan:
 
     limit: every layer's attention is limited to so many tokens, for the control `window`. offset: how much
     later than in the text all positions are, for the control `offset`. blocks: the set of the paired
-    protocol. depth, needles: of a probe. answers: of a task.
+    protocol. depth: of a probe. answers: of a task.
     """
 
     protocol: str
@@ -127,7 +99,6 @@ class Plan:
     offset: int = 0
     depth: float | None = None
     blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)  # `target_hash` is theirs
-    needles: NeedleSet | None = field(default=None, compare=False, repr=False)
     answers: Answers | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -154,7 +125,7 @@ class Plan:
         if self.answers is not None:
             return self.answers.chance
         needle = self.windows[0].needle if self.windows else None
-        return None if needle is None else 1 / (1 + len(needle.distractors))
+        return None if needle is None else 1 / (1 + len(needle.others))
 
     @property
     def documents(self) -> int:

@@ -163,6 +163,27 @@ def test_another_stride_is_scored_separately(trained: Job) -> None:
     assert set(read_rows(trained.folder / "eval.csv")) == {*half, *other}
 
 
+def test_finished_scores_are_kept_when_the_rest_is_interrupted(trained: Job) -> None:
+    def stop(protocol: str, length: int, share: float) -> None:
+        if length == 24 and share > 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scored(trained, replace(EVAL, batch_tokens=24), stop)
+    assert [row.length for row in read_rows(trained.folder / "eval.csv")] == [8, 12]
+    shapes = fed(trained)
+    assert [row.status for row in scored(trained)] == ["ok"] * 3
+    assert {columns for _, columns in shapes} == {24}
+
+
+def test_another_number_of_targets_is_another_set_and_both_stay(trained: Job) -> None:
+    more = scored(trained, replace(EVAL, targets=9))
+    rows = [*scored(trained, replace(EVAL, targets=5)), *more]
+    assert sorted({row.targets for row in rows}) == [5 * BLOCK, 9 * BLOCK]
+    kept = read_rows(trained.folder / "eval.csv")
+    assert sorted(row.key for row in kept) == sorted(row.key for row in rows)
+
+
 # Rows
 
 

@@ -130,33 +130,6 @@ def test_scores_are_kept_and_not_made_again(tmp_path: Path) -> None:
     assert not shapes
 
 
-def test_more_windows_score_the_new_ones_alone_and_give_what_all_at_once_gives(tmp_path: Path) -> None:
-    text = DATA.validation
-    repeated = text.tokens.copy()
-    for document in range(0, 24, 3):  # no span of these is unique
-        repeated[document * 500 : (document + 1) * 500] = np.tile(np.arange(20), 25)
-    data = replace(DATA, validation=replace(text, tokens=repeated))
-    small, large = Probe((128,), 2, 20), Probe((128,), 2, 50)
-    (tmp_path / "at_once").mkdir()
-    at_once = trained_model(tmp_path / "at_once" / "run", data=data)
-    expected = scored_probe(tmp_path, large, None, data, at_once)
-    trained = trained_model(tmp_path / "run", data=data)
-    known = scored_probe(tmp_path, small, None, data, trained)
-    shapes = fed(trained)
-    found = scored_probe(tmp_path, large, None, data, trained)
-    assert 0 < known[0].documents < 20 and expected[0].targets < 50 * ANSWER, "some windows are left out"
-    new = sum(row.targets - before.targets for row, before in zip(found, known, strict=True)) // ANSWER
-    assert sum(windows for windows, _ in shapes) == new * CHOICES > 0
-    for row, other in zip(found, expected, strict=True):
-        scores, whole = (load_scores(score_file(at.folder, row)) for at in (trained, at_once))
-        assert row.target_hash == other.target_hash and row.accuracy == other.accuracy
-        assert np.allclose(scores.nll, whole.nll, atol=2e-6) and np.array_equal(
-            scores.document, whole.document
-        )
-        assert scores.correct is not None and whole.correct is not None
-        assert np.array_equal(scores.correct, whole.correct)
-
-
 def test_default_lengths_are_multiples_of_the_training_length_that_hold_eight_spans() -> None:
     assert Probe().resolved_lengths(128) == [128, 256, 512, 2048]
     assert Probe().resolved_lengths(64) == [128, 256, 1024]

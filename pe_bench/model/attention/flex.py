@@ -246,23 +246,10 @@ def _visible_rows(
 def _blocked(some: Tensor, full: Tensor, seen: Seen, tokens: int) -> BlockMask:
     """Return the mask `seen`: some blocks [.., n, n] have visible pairs, and some of these no others."""
     mixed = some & ~full
-    kv_num_blocks, kv_indices = _listed(mixed)
-    full_kv_num_blocks, full_kv_indices = _listed(full)
-    q_num_blocks, q_indices = _listed(mixed.mT)
-    full_q_num_blocks, full_q_indices = _listed(full.mT)
-    return BlockMask(
-        seq_lengths=(tokens, tokens),
-        kv_num_blocks=kv_num_blocks,
-        kv_indices=kv_indices,
-        full_kv_num_blocks=full_kv_num_blocks,
-        full_kv_indices=full_kv_indices,
-        q_num_blocks=q_num_blocks,
-        q_indices=q_indices,
-        full_q_num_blocks=full_q_num_blocks,
-        full_q_indices=full_q_indices,
-        BLOCK_SIZE=(BLOCK, BLOCK),
-        mask_mod=seen,
-    )
+    lists: dict[str, Any] = {}
+    for name, blocks in {"kv": mixed, "full_kv": full, "q": mixed.mT, "full_q": full.mT}.items():
+        lists[f"{name}_num_blocks"], lists[f"{name}_indices"] = _listed(blocks)
+    return BlockMask(seq_lengths=(tokens, tokens), BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=seen, **lists)
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
