@@ -272,28 +272,35 @@ class LanguageModel(Protocol):
 
         `ids` are the encoding's position ids, and `window` limits the attention of every layer from outside.
         """
+        ...
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Return what `hidden` does of B x C windows, [B C, T - first, D].
 
         The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
         """
+        ...
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Return the negative log-likelihood of each target in nats, float32 [N]."""
+        ...
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         """Return the likeliest next token of each, int64 [N]."""
+        ...
 
     def control_refusal(self, control: str, length: int) -> str:
         """Return why a control cannot be scored with this model; empty where it can."""
+        ...
 
     @property
     def fixed_encoding(self) -> str:
         """Return why no other encoding can take the place of the model's; empty where one can."""
+        ...
 
     def with_encoding(self, encoding: Composition) -> "LanguageModel":
         """Return the same weights under another encoding. Raise `UserError` where it does not fit."""
+        ...
 
     def to(self, device: torch.device) -> Self: ...
 
