@@ -14,6 +14,7 @@ from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data.tokenizer import (
     ByteTokenizer,
     SubwordTokenizer,
+    byte_ends,
     load_file,
     train_bpe,
     write_byte_tokenizer,
@@ -65,6 +66,7 @@ def test_byte_ends_rise_to_the_length_of_the_text_and_an_end_of_text_in_it_is_te
         assert np.all(np.diff(encoded.byte_ends) >= 0) and encoded.byte_ends[-1] == len(text)
         assert bpe.end_of_text not in encoded.ids
     assert bpe.end_of_text < bpe.vocab_size and bpe.label == "bpe-300"
+    assert byte_ends(b"ab  ", np.array([1, 2])).tolist() == [1, 4], "what no token has is the last one's"
 
 
 def test_byte_ends_are_those_of_the_tokens_where_no_character_is_cut(bpe):

@@ -25,6 +25,7 @@ from pe_bench.encodings.content.stick_breaking import StickBreaking
 from pe_bench.encodings.distance.streaming import Streaming
 from pe_bench.encodings.layers.local_global import Chunks
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import as_type, layer_inputs
 from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import flex, project, reference_attention
@@ -104,6 +105,7 @@ def test_masks_hold_what_is_visible_and_nothing_else(tokens: int) -> None:
         Chunks(BLOCK),
         Streaming(K, cache=40),
         StickBreaking(),
+        NoPE(),
         Strided(),
         WindowOfEachHead(),
         made("a window within chunks"),
