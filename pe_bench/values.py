@@ -5,13 +5,29 @@ import math
 import types
 import typing
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pe_bench.errors import UserError
 
 MAX_INTEGER = 2**63 - 1  # what PyTorch and numpy take for a whole number
 MIN_LAST_PART = 0.75  # likeness of a word to the last part of a name
 SHOWN = 60  # characters of a wrong value
+
+
+class Range(NamedTuple):
+    """The numbers that `Annotated[int, Range(1)]` takes."""
+
+    least: float
+    most: float = math.inf
+    is_open: bool = False  # `least` is too small
+
+    def __contains__(self, number: object) -> bool:
+        assert isinstance(number, (int, float))
+        return (self.least < number if self.is_open else self.least <= number) and number <= self.most
+
+    def __str__(self) -> str:
+        least = f"above {self.least}" if self.is_open else f"of at least {self.least}"
+        return least if self.most == math.inf else f"{least} and at most {self.most}"
 
 
 def unknown(word: str, kind: str, names: Iterable[str], cutoff: float = 0.6) -> str:
@@ -76,6 +92,9 @@ def _convert(value: Any, kind: Any) -> Any:
         return _convert_sequence(value, origin, arguments)
     if origin is dict or kind is dict:
         return dict(value) if isinstance(value, dict) else _WRONG
+    if origin is Annotated:
+        converted = _convert(value, arguments[0])
+        return converted if converted is _WRONG or converted in arguments[1] else _WRONG
     if kind is Any:
         return value
     if kind is type(None):
@@ -130,6 +149,8 @@ def _describe(kind: Any) -> str:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple:
         return "a list of " + " and ".join(_describe(one) for one in arguments)
+    if origin is Annotated:
+        return f"{_describe(arguments[0])} {arguments[1]}"
     if origin is list:
         return f"a list, each {_describe(arguments[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -10,11 +10,16 @@ scores, K head width, D model width. A *position* is what an encoding reads, an 
 token's place in the sequence, which masks read; they differ where positions are redefined.
 """
 
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
+
+from pe_bench.values import Range
 
 PastTraining = Literal["undefined", "clamps", "defined"]  # the most adverse to longer texts first
 Claim = Literal[
@@ -23,6 +28,32 @@ Claim = Literal[
     "norm_preserving",  # transform keeps the norm of every query and key
     "decaying",  # the bias falls as distance grows
 ]
+
+# Types of options that are numbers; `check_type` refuses others.
+Natural = Annotated[int, Range(0)]
+AtLeast1 = Annotated[int, Range(1)]
+AtLeast2 = Annotated[int, Range(2)]
+NotNegative = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(0, is_open=True)]
+Base = Annotated[float, Range(1, is_open=True)]  # of frequencies, which fall
+Factor = Annotated[float, Range(1)]
+Share = Annotated[float, Range(0, 1)]
+Fraction = Annotated[float, Range(0, 1, is_open=True)]  # a share that is not 0
+
+# Weights load into any other encoding where neither has parameters. Without `compatible_with` their scores
+# mean nothing, because the model never saw such logits in training.
+ROTARY = frozenset({"rope", "partial_rope", "p_rope"})
+# A bias or terms of the distance or of the content, added to the logits: fewer keys or sharper logits leave
+# what they mean as it is.
+RELATIVE = frozenset(
+    {"alibi", "kerple_log", "kerple_power", "sandwich", "t5", "fire", "fox", "cope", "shaw"}
+    | {"transformer_xl", "deberta"}
+)
+# Families of folders that have another name.
+FAMILIES = {"inputs": "input", "logits": "scale", "masks": "mask", "layers": "schedule"}
+FAMILIES["scalings"] = "rotary"
+CITATION = re.compile(r"arXiv:\d{4}\.\d{5}|https?://[^\s,;]*[^\s,;.:]|modded-nanogpt#\d+")
+NO_VOCABULARY = "it was built without a vocabulary: call read_vocabulary with the text of every token id"
 
 
 class LengthError(ValueError):
@@ -50,6 +81,7 @@ class ScoreTerm(NamedTuple):
 class Declared:
     """What other code needs to know of an encoding: it stands on the class."""
 
+    # Those of pe-bench's own classes follow from their folders and from what their modules cite first.
     family: ClassVar[str] = "none"
     paper: ClassVar[str] = ""
     past_training: PastTraining = "defined"  # this and `claims` are an instance's, for options decide
@@ -62,6 +94,15 @@ class Declared:
     lr_multiple: ClassVar[float] = 1.0
     inert: ClassVar[frozenset[str]] = frozenset()  # parameters that cancel in the softmax, for `check`
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        package, _, folder = cls.__module__.rpartition(".")[0].rpartition(".")
+        if package == "pe_bench.encodings":
+            cls.family = FAMILIES.get(folder, folder)
+        cited = CITATION.search(sys.modules[cls.__module__].__doc__ or "")
+        if package.startswith("pe_bench") and cited and "paper" not in vars(cls):
+            cls.paper = cited[0]
 
     @classmethod
     def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -237,3 +278,14 @@ class Layers(PositionalEncoding):
 
 
 _NEUTRAL = LayerEncoding()
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[object]:
+    """Turn autocast off where `x` is: not every device has it."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def bounded(parameter: Tensor, smallest: float, largest: float | None = None) -> Tensor:
+    """Return the value within the bounds: a plain clamp would stop its gradient and hold it for good."""
+    return parameter + (parameter.clamp(smallest, largest) - parameter).detach()

@@ -57,21 +57,11 @@ class Composition(PositionalEncoding):
 
     def lr_multiples(self, chosen: float | None) -> dict[str, float]:
         """Return each parameter's rate over the model's, by its name: `chosen`, or its class's own."""
-        return {
-            name: chosen
-            or next(
-                module.lr_multiple
-                for module in reversed(_modules_to(self, name))
-                if isinstance(module, LayerEncoding | PositionalEncoding)
-            )
-            for name, _ in self.named_parameters()
-        }
-
-
-def _modules_to(module: nn.Module, name: str) -> list[nn.Module]:
-    """Return the modules that hold a parameter of this name, from the outermost in."""
-    path = name.split(".")[:-1]
-    return [module.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
+        multiples = {}
+        for prefix, module in self.named_modules():  # the innermost last
+            if isinstance(module, LayerEncoding | PositionalEncoding):
+                multiples |= {name: module.lr_multiple for name, _ in module.named_parameters(prefix)}
+        return {name: chosen or multiples[name] for name, _ in self.named_parameters()}
 
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:

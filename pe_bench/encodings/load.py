@@ -1,4 +1,4 @@
-"""Find an encoding's class: `class: module:Class`, a file, or an entry point."""
+"""Find an encoding's class: `module:Class` or `file.py:Class`."""
 
 import importlib
 import inspect
@@ -7,14 +7,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
 from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
 from pe_bench.encodings.source import digest, find_file, is_file, sources
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import same_working_folder
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.values import shown, unknown
@@ -22,7 +21,6 @@ from pe_bench.values import shown, unknown
 # Nothing else is imported because a run's directory names it: no path, no other package.
 BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
-ENTRY_POINTS = "pe_bench.encodings"
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 
 
@@ -30,31 +28,23 @@ class Code(NamedTuple):
     """The class of an encoding, and the source that it was loaded from."""
 
     encoding_class: EncodingClass
-    specification: str  # `module:Class` or `file.py:Class`, also for an entry point
     path: Path
     sha256: str | None  # 16 characters; none for pe-bench's own
 
 
 def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
-    """Load the class that `module:Class`, `file.py:Class` or an entry point's name refers to.
+    """Load the class that `module:Class` or `file.py:Class` refers to.
 
     `search` are folders in which the file may lie. Raises `UserError`, also for a class that does nothing.
     """
     location, _, name = specification.rpartition(":")
-    if location and is_file(location) and not is_built_in(specification):
+    if is_built_in(specification) or not is_file(location):
+        encoding_class = _checked(getattr(_load_module(location), name, None), specification)
+        path = Path(inspect.getfile(encoding_class))
+    else:
         path = find_file(location, search)
         encoding_class = _checked(getattr(_load_file(path), name, None), specification)
-        return Code(encoding_class, specification, path, digest(path))
-    found = _checked(
-        getattr(_load_module(location), name, None) if location else _entry_point(specification),
-        specification,
-    )
-    path = Path(inspect.getfile(found))
-    if is_built_in(specification):
-        return Code(found, specification, path, None)
-    if not location:
-        specification = f"{found.__module__}:{found.__qualname__}"
-    return Code(found, specification, path, digest(path))
+    return Code(encoding_class, path, None if is_built_in(specification) else digest(path))
 
 
 def find_class(specification: str, search: Sequence[Path] = ()) -> EncodingClass:
@@ -80,7 +70,7 @@ def _load_file(path: Path) -> ModuleType:
         raise
     except BaseException as error:
         del sys.modules[name]
-        raise UserError(f"{_line_of(error, path)}: {type(error).__name__}: {_text_of(error)}") from error
+        raise UserError(f"{_line_of(error, path)}: {_describe(error)}") from error
     return module
 
 
@@ -108,42 +98,34 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 
-def _text_of(error: BaseException) -> str:
-    return error.msg if isinstance(error, SyntaxError) else first_line(error)
+def _describe(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else first_line(error)
+    return f"{type(error).__name__}: {text}"
 
 
 def _load_module(name: str) -> ModuleType:
+    require(name != "", "the class of an encoding is module:Class or file.py:Class")
     try:
         with same_working_folder():
             return importlib.import_module(name)
     except INTERRUPTIONS:
         raise
     except BaseException as error:
-        reason = error if isinstance(error, ImportError) else f"{type(error).__name__}: {_text_of(error)}"
+        reason = error if isinstance(error, ImportError) else _describe(error)
         raise UserError(f"the encoding's module {name} could not be imported: {reason}") from error
 
 
-def _entry_point(name: str) -> Any:
-    found = entry_points(group=ENTRY_POINTS)
-    if name not in found.names:
-        raise UserError(
-            f"class: {name} is no installed encoding; say module:Class, file.py:Class, or a name of: "
-            f"{', '.join(sorted(found.names)) or '(none is installed)'}"
-        )
-    return found[name].load()
-
-
-def _checked(found: Any, specification: str) -> EncodingClass:
-    """Return `found` as an encoding's class. Raises `UserError` where it is none, or does nothing."""
-    if not (isinstance(found, type) and issubclass(found, (LayerEncoding, PositionalEncoding))):
+def _checked(named: Any, specification: str) -> EncodingClass:
+    """Return what a specification names. Raises `UserError` where it is no encoding, or does nothing."""
+    if not (isinstance(named, type) and issubclass(named, (LayerEncoding, PositionalEncoding))):
         raise UserError(
             f"'{specification}' names no encoding: {specification.rpartition(':')[2]} must be a class there "
             "that derives from LayerEncoding or PositionalEncoding"
         )
     if not is_built_in(specification):
-        _refuse_no_hook(found)
-        refuse_wrong_declarations(found)
-    return found
+        _refuse_no_hook(named)
+        refuse_wrong_declarations(named)
+    return named
 
 
 def _refuse_no_hook(encoding: EncodingClass) -> None:
@@ -151,20 +133,20 @@ def _refuse_no_hook(encoding: EncodingClass) -> None:
     base = LayerEncoding if issubclass(encoding, LayerEncoding) else PositionalEncoding
     hooks = [name for name, value in vars(base).items() if inspect.isfunction(value) and name[0] != "_"]
     hooks.remove("overrides")
-    if not any(getattr(encoding, hook) is not getattr(base, hook) for hook in hooks):
-        raise UserError(
-            f"{encoding.__name__} overrides no hook, and would do nothing: define one of {', '.join(hooks)}"
-        )
+    require(
+        any(getattr(encoding, hook) is not getattr(base, hook) for hook in hooks),
+        f"{encoding.__name__} overrides no hook, and would do nothing: define one of {', '.join(hooks)}",
+    )
 
 
 def refuse_wrong_declarations(encoding: EncodingClass | LayerEncoding | PositionalEncoding) -> None:
     """Raise `UserError` where a class, or an instance of it, declares what has no meaning."""
     name = encoding.__name__ if isinstance(encoding, type) else type(encoding).__name__
-    if not isinstance(encoding.claims, (frozenset, set)):
-        raise UserError(f"{name}.claims must be a set of texts, not {shown(encoding.claims)}")
-    for claim in sorted(map(str, encoding.claims - set(get_args(Claim)))):
+    claims, past_training = encoding.claims, str(encoding.past_training)
+    require(
+        isinstance(claims, (frozenset, set)), f"{name}.claims must be a set of texts, not {shown(claims)}"
+    )
+    for claim in sorted(map(str, claims - set(get_args(Claim)))):
         raise UserError(f"{name}: {unknown(claim, 'claim', get_args(Claim))}")
-    if encoding.past_training not in get_args(PastTraining):
-        raise UserError(
-            f"{name}: {unknown(str(encoding.past_training), 'past_training', get_args(PastTraining))}"
-        )
+    if past_training not in get_args(PastTraining):
+        raise UserError(f"{name}: {unknown(past_training, 'past_training', get_args(PastTraining))}")

@@ -7,7 +7,6 @@ import ast
 import keyword
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,51 +30,51 @@ class Option(NamedTuple):
 
     name: str
     default: Any  # `MISSING` where it has none
-    meaning: str  # in the docstring of its class or of the one that it derives from, or above its type
+    meaning: str = ""  # in the docstring of its class or of the one that it derives from
+    is_last: bool = False  # it comes after those of classes that derive from its own
 
 
 class UnreadableError(Exception):
     """A class whose options its source does not show."""
 
 
+UNREADABLE = (UnreadableError, OSError, SyntaxError, ValueError)
+
+
 def require_class(name: str, search: Sequence[Path] = ()) -> None:
     """Raise `UserError` for a file without a class, with the classes that it has: it is read and not run."""
     if not name.endswith(".py"):
         return
-    text, classes = find_file(name, search).read_bytes(), []
-    with suppress(SyntaxError, ValueError):  # with its class it is run, and says what is wrong
-        tree = ast.parse(text)
-        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    text = find_file(name, search).read_text(encoding="utf-8", errors="replace")
+    classes = re.findall(r"^class (\w+)", text, re.MULTILINE)
     way = f"{name}:{classes[0] if len(classes) == 1 else 'CLASS'}"
     raise UserError(
         f"'{name}' is a file: say {way}" + (f" with one of {', '.join(classes)}" if classes[1:] else "")
     )
 
 
-def options_of(specification: str, search: Sequence[Path] = ()) -> list[Option]:
-    """Return the options of `module:Class`, `file.py:Class` or an entry point. Raises `UserError`."""
+def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool = True) -> list[Option]:
+    """Return the options of `module:Class` or `file.py:Class`.
+
+    Where the source does not show them they are those of the class, or none where no code may run. Raises
+    `UserError`.
+    """
     location, _, name = specification.rpartition(":")
     try:
-        return list(_options(_source(location, search), name))
-    except (UnreadableError, OSError, SyntaxError, ValueError):
-        return list(_inspected(specification, search))
+        file = find_file(location, search) if is_file(location) else _module_file(location, Path())
+        return _options(file, name)
+    except UNREADABLE:
+        if not may_run:
+            return []
+        from pe_bench.encodings.load import find_class
 
-
-def meanings(specification: str, search: Sequence[Path] = ()) -> dict[str, str]:
-    """Return what each option of a class means, where that is said."""
-    return {option.name: option.meaning for option in options_of(specification, search)}
+        return [Option(*pair) for pair in defaults_of(find_class(specification, search)).items()]
 
 
 def typed_options(specification: str) -> list[str]:
     """Return the options that a command may give, without those of the model; none where code would run."""
-    location, _, name = specification.rpartition(":")
-    with suppress(UnreadableError, OSError, SyntaxError, ValueError, UserError):
-        return [option.name for option in _options(_source(location, ()), name) if not _is_size(option)]
-    return []
-
-
-def _is_size(option: Option) -> bool:
-    return option.default is MISSING and option.name in SIZES
+    options = options_of(specification, may_run=False)
+    return [option.name for option in options if option.default is not MISSING or option.name not in SIZES]
 
 
 def read_part(file: Path) -> dict[str, Any]:
@@ -119,10 +118,6 @@ def _complete_nested(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**part, **values, **({"modifiers": modifiers} if modifiers else {})}
 
 
-def _source(location: str, search: Sequence[Path]) -> Path:
-    return find_file(location, search) if is_file(location) else _module_file(location, Path())
-
-
 def _module_file(module: str, folder: Path) -> Path:
     """Return the file of a module of pe-bench, or of one that lies in `folder`."""
     first, *rest = module.split(".")
@@ -134,90 +129,87 @@ def _module_file(module: str, folder: Path) -> Path:
 
 
 @lru_cache(maxsize=256)
-def _parse(file: Path, changed: int) -> tuple[ast.Module, list[str]]:
-    text = file.read_text(encoding="utf-8")
-    return ast.parse(text), text.splitlines()
+def _parse(file: Path, changed: int) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def _find(name: str, file: Path) -> tuple[ast.stmt, Path]:
-    """Return the statement that defines a name, also in a module that it is imported from."""
-    tree, _ = _parse(file, file.stat().st_mtime_ns)
-    for node in ast.walk(tree):  # what stands outermost comes first
+def _find_class(name: str, file: Path) -> tuple[ast.ClassDef, Path]:
+    """Return the definition of a class, also in a module that it is imported from."""
+    for node in ast.walk(_parse(file, file.stat().st_mtime_ns)):  # what stands outermost comes first
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return node, file
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
             return node, file
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if name == (alias.asname or alias.name):
-                    return _find(alias.name, _module_file(node.module or "", file.parent))
+                    return _find_class(alias.name, _module_file(node.module or "", file.parent))
     raise UnreadableError(name)
 
 
-def _options(file: Path, name: str) -> Iterator[Option]:
-    node, file = _find(name, file)
-    if not isinstance(node, ast.ClassDef):
-        raise UnreadableError(name)
+def _options(file: Path, name: str) -> list[Option]:
+    """Return the parameters of a class's constructor, or the fields of a data class, with their meanings."""
+    node, file = _find_class(name, file)
     constructor = next((each for each in node.body if getattr(each, "name", "") == "__init__"), None)
-    meanings = dict(MEANING.findall(ast.get_docstring(node) or ""))
-    first = node.bases[0] if node.bases else None  # those after it are mixins
+    base = node.bases[0] if node.bases else None  # those after it are mixins
+    inherited: dict[str, Option] = {}
+    try:
+        if base is not None and ast.unparse(base) != "nn.Module":
+            inherited = {option.name: option for option in _options(file, ast.unparse(base))}
+    except UnreadableError:
+        if constructor is None:
+            raise
     if isinstance(constructor, ast.FunctionDef):
-        of_base = _meanings_of(first, file)
-        for option, default, annotation in _parameters(constructor.args):
-            meaning = meanings.get(option) or of_base.get(option) or _comment_above(annotation, file)
-            yield Option(option, default, " ".join(meaning.split()))
-    elif isinstance(first, ast.Name):
-        for option in _options(file, first.id):
-            yield option._replace(meaning=meanings.get(option.name) or option.meaning)
-    elif first is None or ast.unparse(first) != "nn.Module":
-        raise UnreadableError(name)
+        options = {option.name: option for option in _parameters(constructor.args)}
+    else:
+        is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+        options = inherited | {option.name: option for option in _fields(node) if is_dataclass}
+    of_base = {option.name: option.meaning for option in inherited.values()}
+    meanings = of_base | dict(MEANING.findall(ast.get_docstring(node) or ""))
+    for name, option in options.items():
+        options[name] = option._replace(meaning=" ".join(meanings.get(name, "").split()))
+    return sorted(options.values(), key=lambda option: option.is_last)
 
 
-def _meanings_of(base: ast.expr | None, file: Path) -> dict[str, str]:
-    if not isinstance(base, ast.Name):
-        return {}
-    with suppress(UnreadableError):
-        return {option.name: option.meaning for option in _options(file, base.id)}
-    return {}
-
-
-def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, Any, ast.expr | None]]:
-    """Yield the name, the default and the type of each parameter but `self`."""
+def _parameters(arguments: ast.arguments) -> Iterator[Option]:
+    """Yield each parameter of a constructor but `self`."""
     if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
         raise UnreadableError
     named = [*arguments.args, *arguments.kwonlyargs][1:]
     without = len(arguments.args) - len(arguments.defaults) - 1
     defaults = [*[None] * without, *arguments.defaults, *arguments.kw_defaults]
     for argument, default in zip(named, defaults, strict=True):
-        value = MISSING if default is None else ast.literal_eval(default)
-        yield _option_of(argument.arg), value, argument.annotation
+        yield Option(option_of(argument.arg), _value(default))
 
 
-def _comment_above(annotation: ast.expr | None, file: Path) -> str:
-    """Return the comment above the definition of a type."""
-    if not isinstance(annotation, ast.Name):
-        return ""
-    try:
-        node, home = _find(annotation.id, file)
-    except UnreadableError:
-        return ""
-    _, lines = _parse(home, home.stat().st_mtime_ns)
-    above = lines[node.lineno - 2]
-    return above.removeprefix("# ") if above.startswith("# ") else ""
+def _fields(node: ast.ClassDef) -> Iterator[Option]:
+    """Yield each field of a data class that its constructor takes; those after `_: KW_ONLY` come last."""
+    is_last = False
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and not isinstance(each.value, ast.Call):  # `field(init=False)`
+            name = ast.unparse(each.target)
+            is_last |= name == "_"
+            if name != "_":
+                yield Option(option_of(name), _value(each.value), is_last=is_last)
 
 
-def _option_of(argument: str) -> str:
+def _value(default: ast.expr | None) -> Any:
+    return MISSING if default is None else ast.literal_eval(default)
+
+
+def argument_of(option: str) -> str:
+    """Return the constructor's name of an option: one that is a word of Python's has an underscore."""
+    return f"{option}_" if keyword.iskeyword(option) else option
+
+
+def option_of(argument: str) -> str:
     return argument[:-1] if keyword.iskeyword(argument.removesuffix("_")) else argument
 
 
-def _inspected(specification: str, search: Sequence[Path]) -> Iterator[Option]:
+def defaults_of(encoding_class: type) -> dict[str, Any]:
+    """Return the options of a class that is loaded, and their defaults."""
     import inspect
 
-    from pe_bench.encodings.load import find_class
-
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    for name, parameter in inspect.signature(find_class(specification, search)).parameters.items():
-        if parameter.kind in named:
-            yield Option(
-                _option_of(name), MISSING if parameter.default is parameter.empty else parameter.default, ""
-            )
+    return {
+        option_of(name): MISSING if parameter.default is parameter.empty else parameter.default
+        for name, parameter in inspect.signature(encoding_class).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }

@@ -1,30 +1,29 @@
 """The encoding that a configuration specifies: its label, its identity, its options, and how it is built."""
 
-import inspect
-import keyword
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
-from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, PositionalEncoding
+from pe_bench.encodings.base import Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import (
-    Code,
-    EncodingClass,
-    find_code,
-    is_built_in,
-    refuse_wrong_declarations,
-)
-from pe_bench.encodings.signatures import MISSING, SIZES
+from pe_bench.encodings.load import Code, EncodingClass, find_code, is_built_in, refuse_wrong_declarations
+from pe_bench.encodings.signatures import MISSING, SIZES, argument_of, defaults_of
 from pe_bench.encodings.source import describe_sources, digest
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, shown, unknown
 
 # `derived` names the options that followed from the rest of the configuration or from a preset, `chosen` the
 # options that differ from the preset.
 NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "chosen", "modifiers")
+
+
+class Parameter(NamedTuple):
+    """A parameter of a class's constructor."""
+
+    default: Any  # `MISSING` where it has none
+    kind: Any  # its type
 
 
 @dataclass(frozen=True)
@@ -57,34 +56,36 @@ class PartSpec:
         return str(self.values.get("name", specification))
 
     @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """Return the parameters of the constructor by the names of options."""
+        hints = get_type_hints(self.encoding_class.__init__, include_extras=True)
+        return {
+            option: Parameter(default, hints.get(argument_of(option), Any))
+            for option, default in defaults_of(self.encoding_class).items()
+        }
+
+    @cached_property
     def options(self) -> dict[str, Any]:
         """Return the options as the constructor gets them, so that 500000 and 500000.0 are one base."""
         options = {
             name: value for name, value in self.values.items() if name not in NOT_OPTIONS and value != MISSING
         }
-        parameters = _parameters(self.encoding_class)
-        for name in options:
-            if name not in parameters:
-                known = [f"{self.key}.{parameter}" for parameter in parameters]
-                raise UserError(unknown(f"{self.key}.{name}", "option", known))
-        needed = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+        for name in options.keys() - self.parameters.keys():
+            options_of_class = [f"{self.key}.{parameter}" for parameter in self.parameters]
+            raise UserError(unknown(f"{self.key}.{name}", "option", options_of_class))
+        needed = [name for name, parameter in self.parameters.items() if parameter.default == MISSING]
         missing = [name for name in needed if name not in options]
-        if missing:
-            raise UserError(
-                f"{self.key} needs a value for {', '.join(missing)}: give {self.key}.{missing[0]}=..."
-            )
-        hints = get_type_hints(self.encoding_class.__init__) if parameters else {}
-        return {
-            name: self._checked(name, value, hints.get(argument_of(name), Any))
-            for name, value in options.items()
-        }
+        require(
+            not missing,
+            f"{self.key} needs a value for {', '.join(missing)}: give {self.key}.{''.join(missing[:1])}=...",
+        )
+        return {name: self._checked(name, value) for name, value in options.items()}
 
-    def _checked(self, option: str, value: Any, wanted: Any) -> Any:
-        key = f"{self.key}.{option}"
-        if wanted != NestedEncoding:
-            return check_type(value, wanted, key)
-        if not is_part(value):
-            raise UserError(f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
+    def _checked(self, option: str, value: Any) -> Any:
+        key, kind = f"{self.key}.{option}", self.parameters[option].kind
+        if kind != NestedEncoding:
+            return check_type(value, kind, key)
+        require(is_part(value), f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
         return value
 
     @property
@@ -98,26 +99,17 @@ class PartSpec:
 
     def changed_options(self) -> dict[str, Any]:
         """Return the options that differ from the constructor's defaults, or have none."""
-        parameters = _parameters(self.encoding_class)
-        return {name: value for name, value in self.options.items() if value != parameters[name].default}
+        return {name: value for name, value in self.options.items() if value != self.parameters[name].default}
 
     def chosen_options(self) -> dict[str, Any]:
         """Return the changed options that do not follow from the rest of the configuration, or a preset."""
         derived, chosen = (self.values.get(key) or [] for key in ("derived", "chosen"))
-        changed = self.changed_options()
-        return {
-            name: value
-            for name, value in self.options.items()
-            if name in chosen or (name in changed and name not in derived)
-        }
-
-    def example(self) -> Mapping[str, Any]:
-        """Return values for options that have no default, for `check` and `list`."""
-        return self.encoding_class.example(self.values)
+        changed = self.changed_options().keys() - set(derived)
+        return {name: value for name, value in self.options.items() if name in {*chosen, *changed}}
 
     def build(self, n_layers: int) -> PositionalEncoding:
         encoding = self.encoding_class
-        values = {**self.options, **{option: spec.build for option, spec in self.nested.items()}}
+        values = self.options | {option: spec.build for option, spec in self.nested.items()}
         options = {argument_of(option): value for option, value in values.items()}
         if issubclass(encoding, PositionalEncoding):
             built = encoding(**options)
@@ -133,18 +125,17 @@ class PartSpec:
         Where a class lies is no part of it, so that files can move, nor are the sizes of the model, which
         identify a run by themselves, so that a class can begin to read one.
         """
-        derived = set(SIZES) & set(self.values.get("derived") or [])
-        name = self.name if self.is_built_in else self.values["class"].rpartition(":")[2]
-        code, multiple = self.values.get("code_sha256"), self.encoding_class.lr_multiple
-        return {
-            "name": name,
-            **({"code": code} if code else {}),
-            "options": {
-                **{name: value for name, value in self.changed_options().items() if name not in derived},
-                **{option: spec.identity() for option, spec in self.nested.items()},
-            },
-            **({"lr_multiple": multiple} if multiple != 1 else {}),
+        derived = SIZES.keys() & set(self.values.get("derived") or [])
+        options = {name: value for name, value in self.changed_options().items() if name not in derived}
+        identity = {
+            "name": self.name if self.is_built_in else self.values["class"].rpartition(":")[2],
+            "options": options | {option: spec.identity() for option, spec in self.nested.items()},
         }
+        if self.values.get("code_sha256"):
+            identity["code"] = self.values["code_sha256"]
+        if self.encoding_class.lr_multiple != 1:
+            identity["lr_multiple"] = self.encoding_class.lr_multiple
+        return identity
 
 
 @dataclass(frozen=True)
@@ -191,9 +182,7 @@ class EncodingSpec:
         """Return the name in tables: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
         names = [(str(self.values["name"]), self.base), *self.modifiers.items()]
         derived = self.values.get("derived") or []
-        nested = {
-            option: spec.short_label for option, spec in self.base.nested.items() if option not in derived
-        }
+        nested = {name: spec.short_label for name, spec in self.base.nested.items() if name not in derived}
         chosen = {**self.base.chosen_options(), **nested}
         options = [f"{option}={value}" for option, value in chosen.items()]
         for name, part in self.modifiers.items():
@@ -213,21 +202,15 @@ class EncodingSpec:
     def with_examples(self) -> "EncodingSpec":
         """Return the same with a value for each option that its class refuses to do without."""
 
-        def completed(part: PartSpec) -> dict[str, Any]:
-            missing = {name: value for name, value in part.example().items() if part.values.get(name) is None}
-            return {**part.values, **missing}
+        def examples(part: PartSpec) -> dict[str, Any]:
+            values = part.encoding_class.example(part.values)
+            return {name: value for name, value in values.items() if part.values.get(name) is None}
 
-        return self._changed(completed)
+        return self._changed(examples)
 
     def with_code_hashes(self) -> "EncodingSpec":
         """Return the same with the hash of every class's source that is not pe-bench's own."""
-
-        def hashed(part: PartSpec) -> dict[str, Any]:
-            if part.is_built_in:
-                return dict(part.values)
-            return {**part.values, "class": part.code.specification, "code_sha256": part.code.sha256}
-
-        return self._changed(hashed)
+        return self._changed(lambda part: {} if part.is_built_in else {"code_sha256": part.code.sha256})
 
     def with_trusted_code(self, files: Sequence[Path], *, may_differ: bool = False) -> "EncodingSpec":
         """Return the same with its outside classes taken from `files`, which the user named.
@@ -238,30 +221,32 @@ class EncodingSpec:
         hashes = {digest(path): path for path in files}
 
         def trusted(part: PartSpec) -> dict[str, Any]:
-            specification, wanted = str(part.values["class"]), part.values.get("code_sha256")
             if part.is_built_in:
-                return dict(part.values)
+                return {}
+            specification, code_hash = str(part.values["class"]), str(part.values.get("code_sha256"))
             location, _, name = specification.rpartition(":")
-            changed = [path for path in files if may_differ and path.name == Path(location).name]
-            if wanted not in hashes and not changed:
-                given = ", ".join(f"{describe_sources(path)} has {found}" for found, path in hashes.items())
-                as_it_was = (
+            file_name = Path(location).name
+            same_name = [path for path in files if may_differ and path.name == file_name]
+            if code_hash not in hashes and not same_name:
+                way = (
                     "give the file as it was when the run was trained, which its folder has in code/ "
-                    f"(--force scores the weights under a changed {Path(location).name} and labels the rows)"
+                    f"(--force scores the weights under a changed {file_name} and labels the rows)"
                 )
-                way = as_it_was if given else "name its file with --code FILE.py"
+                named = "".join(f"; {describe_sources(path)} has {value}" for value, path in hashes.items())
                 raise UserError(
-                    f"this run's encoding is code from outside pe-bench, {specification} with hash {wanted}"
-                    f"{'; ' if given else ''}{given}: {way}, if you trust it"
+                    f"this run's encoding is code from outside pe-bench, {specification} with hash "
+                    f"{code_hash}{named}: {way if named else 'name its file with --code FILE.py'}, "
+                    "if you trust it"
                 )
-            return {**part.values, "class": f"{hashes[wanted] if wanted in hashes else changed[0]}:{name}"}
+            return {"class": f"{hashes[code_hash] if code_hash in hashes else same_name[0]}:{name}"}
 
         return self._changed(trusted)
 
-    def _changed(self, change: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
-        values = change(self.base)
-        values |= {option: spec._changed(change).values for option, spec in self.base.nested.items()}
-        modifiers = {name: change(part) for name, part in self.modifiers.items()}
+    def _changed(self, changes: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
+        """Return the same with the changed values of each part."""
+        values = {**self.values, **changes(self.base)}
+        values |= {option: spec._changed(changes).values for option, spec in self.base.nested.items()}
+        modifiers = {name: {**part.values, **changes(part)} for name, part in self.modifiers.items()}
         if modifiers or self.key == "encoding":
             values["modifiers"] = modifiers
         return EncodingSpec(values, self.search, self.key)
@@ -273,22 +258,6 @@ def _with_version(name: str, part: PartSpec) -> str:
     return f"{name}@{code[:4]}" if code else name
 
 
-def _parameters(encoding: EncodingClass) -> dict[str, inspect.Parameter]:
-    if encoding.__init__ is LayerEncoding.__init__ or encoding.__init__ is PositionalEncoding.__init__:
-        return {}
-    parameters = dict(inspect.signature(encoding.__init__).parameters)
-    return {_option_of(name): parameter for name, parameter in parameters.items() if name != "self"}
-
-
 def is_part(value: Any) -> bool:
     """Return whether a value of the configuration is an encoding."""
     return isinstance(value, Mapping) and "class" in value
-
-
-def argument_of(option: str) -> str:
-    """Return the constructor's name of an option: one that is a word of Python's has an underscore."""
-    return f"{option}_" if keyword.iskeyword(option) else option
-
-
-def _option_of(argument: str) -> str:
-    return argument[:-1] if keyword.iskeyword(argument.removesuffix("_")) else argument

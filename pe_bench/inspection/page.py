@@ -18,7 +18,8 @@ from pe_bench.config.groups import config_dir, head_comment
 from pe_bench.config.overrides import check_overrides
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tasks import build_task
-from pe_bench.encodings.signatures import complete, meanings, read_part
+from pe_bench.encodings.signatures import complete, read_part
+from pe_bench.encodings.signatures import options_of as options_of_class
 from pe_bench.encodings.spec import NOT_OPTIONS, PartSpec
 from pe_bench.errors import UserError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
@@ -104,7 +105,9 @@ def _hanging(line: str) -> int:
 
 def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, ...]]:
     """Yield each option's key, its value, where that is from, and what it means."""
-    written, comments = _as_written(subject, part), meanings(str(part.values["class"]), subject.config.search)
+    written = _as_written(subject, part)
+    options = options_of_class(str(part.values["class"]), subject.config.search)
+    comments = {option.name: option.meaning for option in options}
     for option, value in part.values.items():
         if option in NOT_OPTIONS or option in part.nested:
             continue

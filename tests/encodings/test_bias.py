@@ -1,76 +1,45 @@
-"""Biases of the scores against numbers from their papers or the authors' code, and against other forms.
-
-Inputs are those of `reference_inputs`, unless a test says otherwise.
-"""
+"""Biases of the scores against numbers from their papers or the authors' code, and against other forms."""
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 import torch
-from support.biases import with_steps
 from support.cases import find_case
-from support.reference_inputs import K4, Q4, V4, X4, H, K, T, fill, near, output
+from support.reference_inputs import (
+    K4,
+    Q4,
+    X4,
+    H,
+    K,
+    T,
+    fill,
+    near,
+    output,
+)
 from torch import Tensor
-from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.bias.alibi import ALiBi, alibi_slopes
+from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.bam import BAM
 from pe_bench.encodings.bias.fire import FIRE
 from pe_bench.encodings.bias.kerple_log import KerpleLog
 from pe_bench.encodings.bias.kerple_power import KerplePower
-from pe_bench.encodings.bias.sandwich import Sandwich
-from pe_bench.encodings.content.dape import DAPE
+from pe_bench.encodings.bias.t5 import T5, t5_buckets
+from pe_bench.encodings.content.dape import DAPE, Inner
 from pe_bench.encodings.nope import NoPE
-from pe_bench.errors import UserError
+from pe_bench.inspection.check import PROPERTIES, check
 from pe_bench.inspection.check.case import layers_of
-from pe_bench.model.attention import attention, project
+from pe_bench.model.attention import project
 
 FALLING = torch.tensor([4, 3, 2, 1, 0])
-
-
-def bias_of(encoding: LayerEncoding, length: int, shift: int = 0) -> Tensor:
-    """The bias [H, T, T] of tokens at positions from `shift` on."""
-    x = torch.zeros(1, H, length, K, dtype=torch.float64)
-    queries, keys = project(encoding, x, x, x, torch.arange(length) + shift)
-    bias = encoding.bias(queries, keys)
-    assert bias is not None
-    return bias
-
-
-# alibi
-
-
-def test_alibi_is_equal_as_a_bias_as_columns_and_as_a_term_of_the_key_alone() -> None:
-    slopes = torch.tensor(alibi_slopes(H), dtype=torch.float64)[:, None, None]
-    position = torch.arange(T, dtype=torch.float64)[:, None]
-    ones, scale = torch.ones(1, H, T, 1, dtype=torch.float64), 1 / math.sqrt(K)
-    # Query columns [1, i] and key columns [m j, -m]: the softmax takes the original scale.
-    wide_q = torch.cat([Q4, ones, ones * position], -1)
-    wide_k = torch.cat([K4, ones * slopes * position / scale, -ones * slopes / scale], -1)
-    as_columns = functional.scaled_dot_product_attention(wide_q, wide_k, V4, is_causal=True, scale=scale)
-    by_key = (scale * Q4 @ K4.mT + slopes * position.T).masked_fill(
-        ~torch.ones(T, T).tril().bool(), -torch.inf
-    )
-    assert near(output(ALiBi(H)), as_columns, 1e-12)
-    assert near(output(ALiBi(H)), by_key.softmax(-1) @ V4, 1e-12)
-    assert near(output(ALiBi(H)), attention(ALiBi(H).double(), X4, Q4, K4, V4, torch.arange(T)), 1e-12)
 
 
 def test_alibi_with_slope_scale_0_is_no_encoding_and_claims_no_decay() -> None:
     flat = ALiBi(H, slope_scale=0.0)
     assert torch.equal(output(flat), output(NoPE()))
     assert ALiBi(H).claims - flat.claims == {"decaying"}
-
-
-@pytest.mark.parametrize("slope_scale", [-1.0, math.inf, math.nan])
-def test_alibi_refuses_a_slope_scale_that_is_no_penalty(slope_scale: float) -> None:
-    with pytest.raises(UserError, match=rf"slope_scale must be 0 or more, not {slope_scale}"):
-        ALiBi(H, slope_scale)
-
-
-# kerple
 
 
 Kerple = KerpleLog | KerplePower
@@ -107,33 +76,6 @@ def test_kerple_bounds_hold_the_values_but_not_the_gradients(
         assert near(parameter.grad, expected, 1e-12)
 
 
-# sandwich
-
-
-@pytest.mark.parametrize("width", [0, -2, 15])
-def test_sandwich_refuses_a_width_that_has_no_pairs(width: int) -> None:
-    with pytest.raises(UserError, match=f"width must be even and positive, not {width}"):
-        Sandwich(H, width)
-
-
-# fire
-
-
-def test_fire_is_its_formula_query_by_query() -> None:
-    encoding, length = with_steps(FIRE(H, threshold=20)), 9
-    weights = {name: parameter.detach() for name, parameter in encoding.named_parameters()}
-    c, m = (abs(weights[name].item()) for name in "cm")
-    w1, b1 = weights["hidden.weight"][:, 0], weights["hidden.bias"]
-    w2, b2 = weights["output.weight"], weights["output.bias"]
-    expected = torch.zeros(H, length, length, dtype=torch.float64)
-    for i in range(length):
-        for j in range(i + 1):
-            fraction = math.log(c * (i - j) + 1) / (math.log(c * max(20 * m, i) + 1) + 1e-6)
-            expected[:, i, j] = w2 @ (w1 * fraction + b1).clamp(min=0) + b2
-    lower = torch.ones(length, length).tril()
-    assert near(bias_of(encoding, length).detach() * lower, expected, 1e-12)
-
-
 def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
     encoding = FIRE(H, threshold=512)
     assert encoding.c.item() == pytest.approx(0.1)
@@ -145,9 +87,6 @@ def test_fire_starts_with_the_documented_values_in_every_layer() -> None:
     model = find_case("fire").as_built()
     heads, layers = 4, 4
     assert sum(map(Tensor.numel, model.parameters())) == layers * (66 + 33 * heads)
-
-
-# bam
 
 
 def test_bam_is_its_formula() -> None:
@@ -162,9 +101,6 @@ def test_bam_is_its_formula() -> None:
             -((abs(-r - centre) + 1e-5) ** shape[head]) * math.exp(scale[head]) for r in FALLING.tolist()
         ]
         assert near(encoding.distance_bias(FALLING)[head].detach(), expected)
-
-
-# all of them
 
 
 @pytest.mark.parametrize(
@@ -192,3 +128,41 @@ def test_one_set_of_parameters_serves_all_layers(name: str) -> None:
     model = find_case(name).as_built()
     assert len(layers_of(model)) == 1
     assert model.layer(0) is model.layer(3)
+
+
+@pytest.mark.parametrize(("buckets", "largest"), [(32, 128), (64, 512), (32, 2048), (8, 64), (20, 1000)])
+def test_t5_buckets_are_exact_at_every_edge(buckets: int, largest: int) -> None:
+    exact = buckets // 2
+    for distance, bucket in enumerate(t5_buckets(torch.arange(2 * largest), buckets, largest).tolist()):
+        # floor(ln(r/e) / ln(M/e) * (n - e)) >= s exactly when (r/e)^(n - e) >= (M/e)^s.
+        power = Fraction(distance, exact) ** (buckets - exact)
+        steps = [s for s in range(buckets - exact) if power >= Fraction(largest, exact) ** s]
+        assert bucket == (distance if distance < exact else exact + max(steps)), distance
+
+
+def test_t5_bias_reads_the_row_of_the_head_and_is_not_scaled() -> None:
+    encoding = T5(d_model=8, n_heads=2)
+    fill(encoding.table, torch.arange(64.0).view(2, 32))
+    assert encoding.distance_bias(torch.tensor([0, 18, 500])).tolist() == [[0, 16, 31], [32, 48, 63]]
+    queries, keys = project(encoding, X4, Q4, K4, torch.arange(T))
+    bias = encoding.bias(queries, keys)
+    assert bias is not None
+    assert bias[1, 3].tolist() == [35, 34, 33, 32]
+
+
+@pytest.mark.parametrize("inner", ["alibi", "kerple_log", "fire"])
+def test_dape_with_a_network_of_zeros_is_its_inner_encoding(inner: Inner) -> None:
+    encoding = DAPE(H, 4096, inner).double()
+    assert not near(output(encoding).detach(), output(encoding.inner).detach(), 1e-3)
+    for parameter in (*encoding.hidden.parameters(), *encoding.output.parameters()):
+        fill(parameter, torch.zeros_like(parameter))
+    assert near(output(encoding).detach(), output(encoding.inner).detach(), 1e-12)
+
+
+# The contracts hold the default to all properties. At 65,536 tokens ALiBi's bias is -16,384, and float32
+# rounds what a network makes of it by 0.001.
+@pytest.mark.parametrize("inner", ["alibi", "fire"])
+def test_dape_has_the_checked_properties_with_other_inner_encodings(inner: Inner) -> None:
+    one = find_case("dape", (f"encoding.inner={inner}",))
+    found = {wanted.name: check(one, wanted) for wanted in PROPERTIES if wanted.name != "long_context"}
+    assert {name: finding for name, finding in found.items() if finding.state == "fails"} == {}

@@ -7,7 +7,7 @@ import torch
 from support.encodings import turned_sides
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Layers, PositionalEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import Composition, Stack
 from pe_bench.encodings.ids.randomized import Randomized
@@ -168,12 +168,6 @@ def test_a_part_that_is_per_layer_has_parameters_of_its_own_in_each() -> None:
     t5 = {"name": "t5", "class": f"{MODULE}bias.t5:T5", "d_model": 8, "n_heads": HEADS}
     shared = EncodingSpec(t5).build(n_layers=3)
     assert shared.layer(0) is shared.layer(2)
-
-
-def test_neutral_parts_cost_nothing() -> None:
-    composition = Composition(Layers([RoPE(WIDTH)]), {"randomized": Randomized(9)}, n_layers=2)
-    assert type(composition.layer(1)) is RoPE
-    assert type(Composition(Embedding(1, 0), {}, n_layers=2).layer(0)) is LayerEncoding
 
 
 def test_ids_are_the_owners() -> None:

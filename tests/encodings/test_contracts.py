@@ -1,7 +1,8 @@
 """What every encoding under configs/encoding promises, whatever it is: nothing here knows a name."""
 
-import inspect
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -11,11 +12,11 @@ import yaml
 from support.cases import find_case
 from support.encodings import one_of_a_kind
 
-from pe_bench.config.groups import config_dir
+from pe_bench.config.groups import config_dir, paper
 from pe_bench.encodings.compose import Stack
+from pe_bench.encodings.load import find_class
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
-from pe_bench.encodings.signatures import _inspected as inspected
-from pe_bench.encodings.signatures import options_of
+from pe_bench.encodings.signatures import defaults_of, options_of
 from pe_bench.errors import UserError
 from pe_bench.inspection.check import PROPERTIES, Property, check
 from pe_bench.inspection.check.case import (
@@ -34,28 +35,92 @@ from pe_bench.model.decoder import Decoder
 
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yaml"))
+QUICK = [one for one in PROPERTIES if one.name != "long_context"]
+SLOW = [one for one in PROPERTIES if one not in QUICK]
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
-
-# Of the scope of the module, so that all tests of one encoding follow each other and share its case.
-every_encoding = pytest.mark.parametrize("name", NAMES, scope="module")
 case_of = cache(find_case)
-QUICK = [wanted for wanted in PROPERTIES if wanted.name != "long_context"]
-SLOW = [wanted for wanted in PROPERTIES if wanted not in QUICK]
 
 
 def failing(name: str, properties: list[Property]) -> list[str]:
-    findings = [(wanted, check(case_of(name), wanted)) for wanted in properties]
+    findings = [(one, check(case_of(name), one)) for one in properties]
     return [
-        f"{wanted.name}: {finding.measured}; look at {wanted.look}"
-        for wanted, finding in findings
+        f"{one.name}: {finding.measured}; look at {one.look}"
+        for one, finding in findings
         if finding.state == "fails"
     ]
 
 
-@every_encoding
-def test_all_that_is_checked_of_every_encoding_holds(name: str) -> None:
-    assert failing(name, QUICK) == []
+def has_the_label_of_its_file_or_of_base_and_modifiers(case: Case) -> bool:
+    modifiers = list(case.config.get("modifiers", {}))
+    is_named = modifiers == [case.name] if modifiers else case.config["name"] == case.name
+    label = "+".join([case.config["name"], *modifiers])
+    return is_named and (case.name == "local_global" or bool(case.examples) or case.spec.label == label)
+
+
+def says_what_happens_past_the_training_length_and_what_it_cites(case: Case) -> bool:
+    pages = [
+        (sys.modules[part.encoding_class.__module__].__doc__ or "", part.encoding_class.paper)
+        for part in case.spec.parts
+    ]
+    if paper(case.name):
+        text = (config_dir() / "encoding" / f"{case.name}.yaml").read_text().replace("# ", "")
+        pages.append((text.replace("#\n", "\n").partition("paper: ")[2].partition("\n")[2], paper(case.name)))
+    return all("\n\nPast the training length: " in page and cited and cited in page for page, cited in pages)
+
+
+def takes_positions_that_are_floats_and_differ_between_sequences(case: Case) -> bool:
+    half = TRAIN_LENGTH // 2
+    position = torch.stack([torch.arange(half), 2 * torch.arange(half)])
+    errors = []
+    for layer in layers_of(case.encoding):
+        x, q, k, v = layer_inputs(half)
+        both = attention(layer, x, q, k, v, position)
+        for row in (slice(0, 1), slice(1, 2)):
+            alone = attention(layer, x[row], q[row], k[row], v[row], position[row][0].float())
+            errors.append(worst(alone, both[row]))
+    return max(errors) < 1e-5
+
+
+def takes_a_window_from_outside_whatever_keys_are_left_out(case: Case) -> bool:
+    arguments, errors = (*layer_inputs(TRAIN_LENGTH), torch.arange(TRAIN_LENGTH)), []
+    for layer in layers_of(case.encoding):
+        masked = reference_attention(Stack([layer, SlidingWindow(4)]), *arguments)
+        errors.append(worst(reference_attention(layer, *arguments, window=4, block=3), masked))
+    return max(errors) < 1e-10
+
+
+def treats_shared_key_heads_as_key_heads_repeated(case: Case) -> bool:
+    grouped, every_head = case.model, replace(MODEL, n_kv_heads=MODEL.n_heads)
+    full = Decoder(every_head, len(VOCABULARY), case.with_random_parameters()).double()
+    weights = grouped.state_dict()
+    for key, weight in weights.items():
+        if "attention.key" in key or "attention.value" in key:
+            weights[key] = weight.unflatten(0, (2, MODEL.d_head)).repeat_interleave(2, 0).flatten(0, 1)
+    full.load_state_dict(weights)
+    text = tokens(2, TRAIN_LENGTH)
+    return worst(hidden(grouped, text), hidden(full, text)) < 1e-10
+
+
+def draws_parameters_from_the_seed(case: Case) -> bool:
+    first, again = case.as_built().state_dict(), case.as_built().state_dict()
+    return all(torch.equal(first[key], again[key]) for key in first)
+
+
+PROMISES: list[Callable[[Case], bool]] = [
+    has_the_label_of_its_file_or_of_base_and_modifiers,
+    says_what_happens_past_the_training_length_and_what_it_cites,
+    takes_positions_that_are_floats_and_differ_between_sequences,
+    takes_a_window_from_outside_whatever_keys_are_left_out,
+    treats_shared_key_heads_as_key_heads_repeated,
+    draws_parameters_from_the_seed,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_encoding_keeps_all_promises(name: str) -> None:
+    broken = [promise.__name__ for promise in PROMISES if not promise(case_of(name))]
+    assert failing(name, QUICK) + broken == []
 
 
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
@@ -64,99 +129,36 @@ def test_what_is_checked_far_out_holds(name: str) -> None:
 
 
 def test_options_stand_in_the_signature_alone_and_are_read_from_the_source() -> None:
-    for group, names in (("encoding", NAMES), ("modifier", MODIFIERS)):
-        for path in (config_dir() / group / f"{name}.yaml" for name in names):
-            part = yaml.safe_load(path.read_text(encoding="utf-8"))
-            if "class" in part:
-                options = {option.name: option for option in options_of(part["class"])}
-                assert list(options) == [option.name for option in inspected(part["class"], ())]
-                repeated = [
-                    name for name in part.keys() & options.keys() if part[name] == options[name].default
-                ]
-                assert repeated == [] or "local" in part, path  # a preset shows the numbers of its model
+    for path in (
+        path for group in ("encoding", "modifier") for path in (config_dir() / group).glob("*.yaml")
+    ):
+        part = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if "class" in part:
+            options = options_of(part["class"])
+            read = [(option.name, option.default) for option in options]
+            assert read == list(defaults_of(find_class(part["class"])).items()), path
+            repeated = [name for name, default in read if name in part and part[name] == default]
+            assert repeated == [] or "local" in part, path  # a preset shows the numbers of its model
 
 
-@every_encoding
-def test_label_is_the_files_name_or_the_bases_and_the_modifiers(name: str) -> None:
-    one = case_of(name)
-    modifiers = one.config.get("modifiers", {})
-    assert list(modifiers) == [name] if modifiers else one.config["name"] == name
-    if not any(part.example() or part.nested for part in one.spec.parts):
-        assert one.spec.label == "+".join([one.config["name"], *modifiers])
-
-
-@every_encoding
-def test_docstring_says_what_happens_past_the_training_length_and_what_is_cited(name: str) -> None:
-    for part in case_of(name).spec.parts:
-        encoding = part.encoding_class
-        page = inspect.getmodule(encoding).__doc__ or ""
-        assert "\n\nPast the training length: " in page
-        cited = encoding.paper.split(" ")[0]
-        assert cited and cited in page, "the paper of the class is the one that the page cites"
-
-
-@every_encoding
-def test_positions_may_be_floats_and_differ_between_sequences(name: str) -> None:
-    half = TRAIN_LENGTH // 2
-    for layer in layers_of(case_of(name).encoding):
-        x, q, k, v = layer_inputs(half)
-        position = torch.stack([torch.arange(half), 2 * torch.arange(half)])
-        both = attention(layer, x, q, k, v, position)
-        for row in (0, 1):
-            one = slice(row, row + 1)
-            alone = attention(layer, x[one], q[one], k[one], v[one], position[row].float())
-            assert worst(alone, both[one]) < 1e-5
-
-
-@every_encoding
-def test_a_window_from_outside_is_that_mask_whatever_keys_are_left_out(name: str) -> None:
-    length, window = TRAIN_LENGTH, 4
-    for layer in layers_of(case_of(name).encoding):
-        arguments = (*layer_inputs(length), torch.arange(length))
-        masked = reference_attention(Stack([layer, SlidingWindow(window)]), *arguments)
-        in_blocks = reference_attention(layer, *arguments, window=window, block=3)
-        assert worst(in_blocks, masked) < 1e-10
-
-
-@every_encoding
-def test_shared_key_heads_are_key_heads_repeated(name: str) -> None:
-    one = case_of(name)
-    grouped, every_head = one.model, replace(MODEL, n_kv_heads=MODEL.n_heads)
-    full = Decoder(every_head, len(VOCABULARY), one.with_random_parameters()).double()
-    weights = grouped.state_dict()
-    for key, weight in weights.items():
-        if "attention.key" in key or "attention.value" in key:
-            weights[key] = weight.unflatten(0, (2, MODEL.d_head)).repeat_interleave(2, 0).flatten(0, 1)
-    full.load_state_dict(weights)
-    text = tokens(2, TRAIN_LENGTH)
-    assert worst(hidden(grouped, text), hidden(full, text)) < 1e-10
-
-
-@every_encoding
-def test_parameters_follow_the_seed(name: str) -> None:
-    first, again = case_of(name).as_built().state_dict(), case_of(name).as_built().state_dict()
-    assert all(torch.equal(first[key], again[key]) for key in first)
-
-
-@pytest.mark.parametrize("modifier", MODIFIERS)
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
-def test_every_modifier_acts_on_every_encoding(name: str, modifier: str) -> None:
-    try:
-        one = with_enough_rows(find_case(name, (f"modifier=[{modifier}]",)))
-    except UserError as refusal:
-        if not re.search("both replace ids|which the encoding replaces", str(refusal)):
-            raise
-        return
-    assert modifier in one.config["modifiers"]
-    output = hidden(one.model, tokens(2, TRAIN_LENGTH))
-    assert output.isfinite().all()
-    (gradient,) = torch.autograd.grad(output[:, 4].sum(), one.model.embedding.weight)
-    assert gradient.isfinite().all()
+def test_every_modifier_acts_on_every_encoding(name: str) -> None:
+    for modifier in MODIFIERS:
+        try:
+            case = with_enough_rows(find_case(name, (f"modifier=[{modifier}]",)))
+        except UserError as refusal:
+            if not re.search("both replace ids|which the encoding replaces", str(refusal)):
+                raise
+            continue
+        assert modifier in case.config["modifiers"]
+        output = hidden(case.model, tokens(2, TRAIN_LENGTH))
+        (gradient,) = torch.autograd.grad(output[:, 4].sum(), case.model.embedding.weight)
+        assert output.isfinite().all() and gradient.isfinite().all(), modifier
 
 
-def with_enough_rows(one: Case) -> Case:
+def with_enough_rows(case: Case) -> Case:
     """A table of positions must hold the ids of modifiers that spread them."""
-    spread = [part["max_position"] for part in one.config["modifiers"].values() if "max_position" in part]
-    if not spread or one.past_training != "undefined" or "max_position" not in one.config:
-        return one
-    return replace(one, spec=replace(one.spec, values=one.config | {"max_position": max(spread)}))
+    spread = [part["max_position"] for part in case.config["modifiers"].values() if "max_position" in part]
+    if not spread or case.past_training != "undefined" or "max_position" not in case.config:
+        return case
+    return replace(case, spec=replace(case.spec, values=case.config | {"max_position": max(spread)}))

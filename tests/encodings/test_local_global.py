@@ -113,7 +113,7 @@ def test_a_nested_encoding_has_all_options_of_its_name_modifiers_and_the_paramet
             "'encoding.global.modifiers.sink.initial'?",
         ),
         ("global=nope", "encoding.global must be another encoding, such as {name: nope}, not 'nope'"),
-        ("global={name: p_rope, base: high}", "encoding.global.base must be a number, not 'high'"),
+        ("global={name: p_rope, base: high}", "encoding.global.base must be a number above 1, not 'high'"),
         ("global={name: sinusoidal}", "encoding.global changes embeddings, which all layers share"),
         ("local={name: randomized}", "encoding.local changes position ids, which all layers share"),
     ],

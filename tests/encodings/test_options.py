@@ -1,6 +1,5 @@
-"""Every option of every encoding is obeyed: another value is another output, or another error."""
+"""Every option of every encoding is obeyed, and one that cannot work is refused in one line."""
 
-import inspect
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -10,8 +9,10 @@ from support.cases import find_case
 from support.encodings import ONE_OF_A_KIND
 
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings.base import LayerEncoding, LengthError, NestedEncoding, PositionalEncoding
+from pe_bench.encodings.base import LengthError, NestedEncoding
 from pe_bench.encodings.load import find_class
+from pe_bench.encodings.signatures import argument_of
+from pe_bench.encodings.spec import PartSpec
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, tokens
 from pe_bench.inspection.check.result import worst
@@ -19,11 +20,9 @@ from pe_bench.inspection.check.result import worst
 torch.set_num_threads(1)
 
 SIZES = {"d_model", "n_heads", "d_head", "n_layers"}  # the model's, not the encoding's
-# Other ways to calculate the same thing.
-EQUAL = {"rope.form"}
+EQUAL = {"rope.form"}  # other ways to calculate the same thing
 # Without these an option has nothing to act on: in so small a model one pair of features, or a frequency that
-# lies where every bound leaves it; in so short a text one group; or it is of another choice, and then
-# test_option_that_nothing_would_read_is_refused holds.
+# lies where every bound leaves it; in so short a text one group; or it is of another choice, and is refused.
 GIVEN = {
     "partial_rope": ["encoding.fraction=0.5"],
     "dape": ["encoding.inner=fire"],
@@ -32,42 +31,17 @@ GIVEN = {
     "rope_ntk_by_parts": ["encoding.base=10"],
 }
 GIVEN_FOR = {"fraction_of": ["encoding.fraction=0.5"], "last": ["encoding.every=3"]}
-
+NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 case_of = cache(find_case)
 
 
-def options() -> list[tuple[str, str, str]]:
-    """Encoding, where its part stands in the configuration, and option."""
-    found = []
-    for path in sorted((config_dir() / "encoding").glob("*.yaml")):
-        config = case_of(path.stem).config
-        if "local" in config and path.stem != "local_global":  # a preset of it
-            continue
-        modifiers = config.get("modifiers", {})
-        # What stands under a modifier is the modifier's test; its base has its own.
-        parts = {f"modifiers.{name}.": part for name, part in modifiers.items()} or {"": config}
-        for place, part in parts.items():
-            encoding = find_class(part["class"])
-            has_options = encoding.__init__ not in (LayerEncoding.__init__, PositionalEncoding.__init__)
-            wanted = inspect.signature(encoding.__init__).parameters if has_options else {}
-            names = [name.removesuffix("_") for name in wanted if name not in SIZES | {"self"}]
-            found += [(path.stem, place, name) for name in names]
-    return found
-
-
-def hint_of(one: Case, place: str, option: str) -> Any:
-    hints = get_type_hints(find_class(part_class(one, place)).__init__)
-    return hints[option] if option in hints else hints[f"{option}_"]
-
-
-def other_values(one: Case, place: str, option: str) -> list[Any]:
-    part = one.config["modifiers"][place.split(".")[1]] if place else one.config
-    value = part[option]
-    wanted = hint_of(one, place, option)
-    if wanted == NestedEncoding:
+def other_values(part: PartSpec, option: str) -> list[Any]:
+    value = part.values[option]
+    kind = get_type_hints(part.encoding_class.__init__)[argument_of(option)]
+    if kind == NestedEncoding:
         return ["{name: alibi}"]
-    if get_origin(wanted) is Literal:
-        return [choice for choice in get_args(wanted) if choice != value]
+    if get_origin(kind) is Literal:
+        return [choice for choice in get_args(kind) if choice != value]
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, (int, float)):
@@ -77,22 +51,20 @@ def other_values(one: Case, place: str, option: str) -> list[Any]:
     return [8, 2, 2.0, [1.5] * 4]  # null stands for a number, or for one of each pair or head
 
 
-def outcome(one: Case) -> list[torch.Tensor | str]:
+def outcome(case: Case) -> list[torch.Tensor | str]:
     """The initial parameters, and hidden states of others, or the error where there is one.
 
     The states have the ids of training and of scoring.
     """
-    found: list[torch.Tensor | str] = [
-        torch.cat([torch.zeros(1), *map(torch.flatten, one.as_built().parameters())]).detach()
-    ]
+    initial = torch.cat([torch.zeros(1), *map(torch.flatten, case.as_built().parameters())]).detach()
+    results: list[torch.Tensor | str] = [initial]
     for length, train in ((TRAIN_LENGTH, True), (3 * TRAIN_LENGTH, False)):
         text = tokens(2, length)
         try:
-            ids = ids_of(one.model.encoding, text, train)
-            found.append(one.model.hidden(text, ids).detach())
+            results.append(case.model.hidden(text, ids_of(case.model.encoding, text, train)).detach())
         except LengthError as error:
-            found.append(str(error))
-    return found
+            results.append(str(error))
+    return results
 
 
 def differs(some: list[torch.Tensor | str], others: list[torch.Tensor | str]) -> bool:
@@ -102,47 +74,107 @@ def differs(some: list[torch.Tensor | str], others: list[torch.Tensor | str]) ->
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "option"),
-    [
-        case if case[0] in (*ONE_OF_A_KIND, "local_global") else pytest.param(*case, marks=pytest.mark.full)
-        for case in options()
-    ],
-)
-def test_another_value_of_an_option_is_another_output(name: str, place: str, option: str) -> None:
+def is_obeyed(name: str, key: str, option: str) -> bool:
+    """Return whether another value is another output; of a choice, each of the other values."""
     given = (*GIVEN.get(name, ()), *GIVEN_FOR.get(option, ()))
     plain, changes = case_of(name, given), []
+    part = next(part for part in plain.spec.parts if part.key == key)
     usual = outcome(plain)
-    for value in other_values(plain, place, option):
-        override = f"encoding.{place}{option}={str(value).lower() if isinstance(value, bool) else value}"
+    for value in other_values(part, option):
+        text = str(value).lower() if isinstance(value, bool) else str(value).replace("'", "")
         try:
-            changed = outcome(find_case(name, (*given, override.replace("'", ""))))
+            changes.append(differs(outcome(find_case(name, (*given, f"{key}.{option}={text}"))), usual))
         except UserError as error:
             if option not in str(error).replace("train.length", "train_length"):
                 raise
-        else:
-            changes.append(differs(changed, usual))
-    assert changes, "no other value could be had"
+    assert changes, f"no other value of {option} could be had"
+    kind = get_type_hints(part.encoding_class.__init__)[argument_of(option)]
     expected = f"{name}.{option}" not in EQUAL
-    is_choice = get_origin(hint_of(plain, place, option)) is Literal
     # Every choice is a way of its own; of numbers, one may lie where nothing depends on it.
-    assert all(changes) == expected if is_choice else any(changes) == expected
+    return (all(changes) if get_origin(kind) is Literal else any(changes)) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides"),
+    "name",
     [
-        ("dape", ["encoding.threshold=8"]),
-        ("dape", ["encoding.threshold=8", "encoding.inner=alibi"]),
-        ("yarn", ["encoding.fraction_of=frequencies"]),
-        ("tupe", ["encoding.overflow=clamp", "encoding.positions=sinusoidal"]),
-        ("multiplicative", ["encoding.overflow=interpolate", "encoding.positions=sinusoidal"]),
+        name if name in (*ONE_OF_A_KIND, "local_global") else pytest.param(name, marks=pytest.mark.full)
+        for name in NAMES
     ],
 )
-def test_option_that_nothing_would_read_is_refused(name: str, overrides: list[str]) -> None:
-    with pytest.raises(UserError, match=f"{overrides[0]} .*: leave it out"):
-        find_case(name, tuple(overrides))
+def test_another_value_of_an_option_is_another_output(name: str) -> None:
+    case = case_of(name)
+    if case.spec.base.nested and name != "local_global":
+        return  # a preset of it
+    # What stands under a modifier is the modifier's test; its base has its own.
+    parts = list(case.spec.modifiers.values()) or [case.spec.base]
+    options = [(part.key, option) for part in parts for option in part.parameters if option not in SIZES]
+    assert [option for key, option in options if not is_obeyed(name, key, option)] == []
 
 
-def part_class(one: Case, place: str) -> str:
-    return one.config["modifiers"][place.split(".")[1]]["class"] if place else one.config["class"]
+AT_LEAST_1 = "must be a whole number of at least 1"
+ABOVE_1 = "must be a number above 1"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("rope base=1", f"encoding.base {ABOVE_1}, not 1"),
+        ("rope model.d_head=7", "model.d_head=7 is odd"),
+        ("partial_rope fraction=1.5", "fraction must be a number of at least 0 and at most 1, not 1.5"),
+        ("partial_rope fraction=0.2", "fraction=0.2 of the 4 pairs of a head of width 8 holds none"),
+        ("p_rope model.d_head=7", "model.d_head=7 is odd"),
+        ("hope train_length=6", "encoding.train_length=6 is shorter"),
+        ("xpos scale_base=0", "encoding.scale_base must be a number above 0, not 0"),
+        ("fope train_length=6", "no pair makes a full turn within 6 tokens"),
+        ("rope_pi factor=0.5", "encoding.factor must be a number of at least 1 or null, not 0.5"),
+        ("rope_pi train_length=1", "encoding.train_length must be a whole number of at least 2, not 1"),
+        ("rope_pi fraction=0", "encoding.fraction must be a number above 0 and at most 1, not 0"),
+        ("rope_ntk model.d_head=2", "at least 4, not model.d_head=2"),
+        ("rope_ntk fraction=0.25", "at least 4, not model.d_head=8 of which 2 are turned"),
+        ("rope_dynamic_ntk factor=0", "encoding.factor must be a number above 0 or null, not 0"),
+        ("yarn beta_fast=1", "beta_fast=1.0 must exceed encoding.beta_slow=1.0"),
+        ("yarn attention_factor=0", "encoding.attention_factor must be a number above 0 or null, not 0"),
+        ("yarn fraction_of=frequencies", "fraction_of=frequencies is for an encoding.fraction below 1"),
+        ("llama3 low_frequency_factor=4", "high_frequency_factor=4.0 must exceed encoding.low_freq"),
+        ("longrope long_factors=[1,1,1]", "encoding.long_factors must have 4 numbers, one for each"),
+        ("longrope long_factors=[0.9,1,1,1]", "encoding.long_factors must be a list, each a number of"),
+        ("rope_clipped clipped=9", "encoding.clipped must be a number of pairs from 0 to 4"),
+        ("rerope window=0", f"encoding.window {AT_LEAST_1}, not 0"),
+        (
+            "self_extend window=10 group_size=4",
+            "group_size=4 must divide encoding.window=10: try encoding.win",
+        ),
+        ("dca chunk_size=4 local_window=4", "encoding.local_window=4 must leave room"),
+        ("streaming cache=4", "encoding.sinks=4 must leave room in encoding.cache=4"),
+        ("sliding_window window=0", f"encoding.modifiers.sliding_window.window {AT_LEAST_1}, not 0"),
+        ("local_global every=0", f"encoding.every {AT_LEAST_1}, not 0"),
+        ("temperature factor=0", "factor must be positive, not 0"),
+        ("temperature factor=[1,2]", "one for each of model.n_heads=4 heads: 2 were given"),
+        ("alibi slope_scale=-1", "encoding.slope_scale must be a number of at least 0, not -1"),
+        ("sandwich width=15", "width must be even and positive, not 15"),
+        ("t5 buckets=1", "encoding.buckets must be a whole number of at least 2, not 1"),
+        ("t5 max_distance=16", "encoding.max_distance=16 must exceed 16"),
+        ("deberta buckets=7", "encoding.buckets must be even and at least 4"),
+        ("deberta max_distance=16 buckets=32", "max_distance=16 must exceed 17"),
+        ("transformer_xl model.d_model=33 model.n_heads=1 model.n_kv_heads=1", "model.d_model=33 is odd"),
+        ("tupe overflow=clamp positions=sinusoidal", "overflow=clamp .*: leave it out"),
+        ("multiplicative overflow=clamp positions=sinusoidal", "overflow=clamp .*: leave it out"),
+        ("dape threshold=8", "encoding.threshold=8 is for encoding.inner=fire"),
+        ("learned max_position=0", f"encoding.max_position {AT_LEAST_1}, not 0"),
+        ("recursive time_step=1.5", "time_step must be a number above 0 and at most 1, not 1.5"),
+        ("cape max_local_shift=0.6", "max_local_shift must be a number of at least 0 and at most 0.5"),
+        ("bipe separators=['']", "a separator has at least 1 character"),
+    ],
+)
+def test_option_that_cannot_work_is_told_to_the_user(typed: str, message: str) -> None:
+    name, *options = typed.split()
+    with pytest.raises(UserError, match=message):
+        find_case(name, tuple(options))
+
+
+def test_classes_are_of_the_families_of_their_folders() -> None:
+    modules = {"nope": "none", "rotary.rope:RoPE": "rotary", "scalings.yarn:YaRN": "rotary"}
+    modules |= {"inputs.conv:Convolution": "input", "logits.sink:Sink": "scale", "bias.t5:T5": "bias"}
+    for name, family in modules.items():
+        specification = name if ":" in name else f"{name}:NoPE"
+        assert find_class(f"pe_bench.encodings.{specification}").family == family

@@ -9,6 +9,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.encodings.content.selective_rope import ANGLES, SelectiveRoPE
 from pe_bench.encodings.rotary.fope import FoPE
 from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import layer_inputs
 from pe_bench.inspection.check.result import worst
@@ -54,7 +55,7 @@ def test_series_learn_only_at_a_rate_that_is_given(override: tuple[str, ...], le
     sizes = ("model.d_model=32", "model.n_layers=2", "model.n_heads=2", "model.d_ff=48")
     short = ("train.length=32", "train.batch_tokens=256", "train.warmup_steps=2")
     config = parse_config(compose(["encoding=fope", *sizes, *short, *override]))
-    training = TrainingPass(config, [], config.train.length, torch.device("cpu"))
+    training = TrainingPass(config, EncodingSpec(config.encoding), config.train.length, torch.device("cpu"))
     series = dict(training.trainer.model.encoding.named_parameters())
     before = {name: values.clone() for name, values in series.items()}
     training.trainer.step(5, 0.0)

@@ -1,40 +1,33 @@
-"""transformer_xl and shaw against the authors' formulations, and limits and options of relative encodings.
-
-Inputs are those of `reference_inputs`, unless a test says otherwise.
-"""
+"""Relative encodings against the authors' formulations, their buckets, and the memory that they take."""
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
-from support.reference_inputs import K4, Q4, X4, D, H, K, T, fill, near, output, row_of_scores, series
+from support.reference_encodings import shaw_of_the_reference
+from support.reference_inputs import K4, Q4, D, H, K, T, fill, near, row_of_scores, series
 from support.relative_encodings import (
     CONTENT,
     LAYERS,
-    TRAIN,
-    E,
-    layer_of,
+    deberta,
+    final_logits,
+    tupe,
     with_parameters,
 )
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pe_bench.config.compose import compose
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
-from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.relative.deberta import DeBERTa
+from pe_bench.encodings.relative.deberta import DeBERTa, log_buckets
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.encodings.relative.transformer_xl import TransformerXL
 from pe_bench.encodings.relative.tupe import TUPE
-from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import UserError
-from pe_bench.model.attention import attention, choose, project, reference_attention
+from pe_bench.model.attention import attention, choose, reference_attention
 from pe_bench.model.attention.fused import fused_attention
-
-# transformer_xl
 
 
 def xl(layers: int = LAYERS) -> TransformerXL:
@@ -67,39 +60,6 @@ def test_transformer_xl_is_the_official_formulation_at_any_length_on_the_fused_p
     assert near(attention(layer, q, q, k, v, torch.arange(tokens)).detach(), weights @ v, 1e-12)
 
 
-# shaw
-
-
-def shaw(max_distance: int = 2) -> Shaw:
-    return with_parameters(Shaw(d_head=K, max_distance=max_distance))
-
-
-def test_shaw_scales_the_relative_term_as_the_content() -> None:
-    encoding = shaw()
-    queries, keys = project(encoding, X4, Q4, K4, torch.arange(T))
-    assert near(
-        encoding.scores(queries, keys, 3.0).detach(), 3 * encoding.scores(queries, keys, 1.0).detach(), 1e-12
-    )
-    fill(encoding.keys, series(torch.sin, 0.15, 5, K)[:3])
-    unscaled = [3.119334, 1.942516, 2.24906, 2.021169]  # of the relative term alone
-    assert not near(row_of_scores(encoding).detach(), unscaled, 0.5)
-    relative = 2 * (row_of_scores(encoding).detach() - CONTENT[0, 0, 3] / 2)
-    assert near(CONTENT[0, 0, 3] / 2 + relative, unscaled)
-
-
-def test_shaw_adds_the_vectors_of_values_by_weight() -> None:
-    encoding = shaw()
-    fill(encoding.values, torch.zeros(3, K))
-    without = output(encoding).detach()
-    vector = torch.tensor([1.0, -2.0, 0.5, 3.0])
-    fill(encoding.values, vector.expand(3, K))
-    # One vector for every distance arrives whole, for weights sum to one.
-    assert near(output(encoding).detach(), without + vector, 1e-12)
-
-
-# No tensor for each pair
-
-
 class LargestTensor(TorchDispatchMode):
     """Watches the elements of the largest tensor that any operation makes."""
 
@@ -125,63 +85,110 @@ def test_no_tensor_has_a_vector_for_each_pair(make: Callable[[], LayerEncoding])
     assert watch.elements == tokens * tokens * width
 
 
-# Limits and options
+def official_deberta(encoding: DeBERTa, number: int, papers_direction: bool) -> Tensor:
+    """Pair by pair with the whole table of 2 max_distance rows, whose first half a decoder does not read."""
+    k = encoding.max_distance
+    earlier = series(torch.cos, 0.41, k, D)
+    table = torch.cat([earlier, encoding.positions])
+    keys, queries = (table @ encoding.projections[term][number] for term in ("c2p", "p2c"))
+    scores = torch.zeros_like(CONTENT)
+    for i in range(T):
+        for j in range(i + 1):
+            forth, back = (min(max(step + k, 0), 2 * k - 1) for step in (i - j, j - i))
+            to_position = (Q4[:, :, i] * keys[:, forth]).sum(-1)
+            to_content = (K4[:, :, j] * queries[:, back if papers_direction else forth]).sum(-1)
+            scores[:, :, i, j] = CONTENT[:, :, i, j] + to_position + to_content
+    return scores.detach() / math.sqrt(3 * K)
 
 
-def without_parameters(encoding: E) -> E:
-    for parameter in encoding.parameters():
-        fill(parameter, torch.zeros_like(parameter))
-    return encoding
+@pytest.mark.parametrize("number", range(LAYERS))
+def test_deberta_is_the_released_code_and_not_the_papers_direction(number: int) -> None:
+    encoding = deberta()
+    found = final_logits(encoding.layer(number))
+    assert near(found, official_deberta(encoding, number, papers_direction=False), 1e-12)
+    paper = official_deberta(encoding, number, papers_direction=True)
+    # The diagonal is the one row that both directions have in common.
+    assert near(found.diagonal(dim1=-2, dim2=-1), paper.diagonal(dim1=-2, dim2=-1), 1e-12)
+    assert ((found - paper).abs() > 1e-4)[..., torch.ones(T, T).tril(-1).bool()].all()
 
 
-@pytest.mark.parametrize("make", [xl, lambda: Shaw(K, 2)])
-def test_without_its_parameters_it_is_nope(make: Callable[[], PositionalEncoding | LayerEncoding]) -> None:
-    found = output(layer_of(without_parameters(make()).double())).detach()
-    assert near(found, output(NoPE()).detach(), 1e-12)
+def test_deberta_distances_from_the_last_row_on_share_it() -> None:
+    short, long = deberta(max_distance=2), deberta(max_distance=5)
+    before = final_logits(short.layer(0))
+    fill(short.positions[1], torch.zeros(D))
+    assert ((final_logits(short.layer(0)) - before).abs() > 1e-3)[0, 0].tolist() == [
+        [distance >= 1 for distance in range(i, -1, -1)] + [False] * (T - 1 - i) for i in range(T)
+    ]
+    before = final_logits(long.layer(0))
+    fill(long.positions[4], torch.zeros(D))
+    assert torch.equal(final_logits(long.layer(0)), before)
 
 
-def composed(name: str, *overrides: str) -> dict[str, Any]:
-    shape = [f"model.d_model={D}", f"model.n_heads={H}", f"model.n_layers={LAYERS}", f"train.length={TRAIN}"]
-    return compose([f"encoding={name}", *shape, *overrides])["encoding"]
+@pytest.mark.parametrize(("buckets", "largest"), [(256, 512), (32, 128), (20, 81), (6, 10)])
+def test_deberta_buckets_are_exact_at_every_edge(buckets: int, largest: int) -> None:
+    exact = buckets // 2
+    found = log_buckets(torch.arange(2 * largest), buckets, largest).tolist()
+    for distance, bucket in enumerate(found):
+        # ceil(ln(r/e) / ln((M-1)/e) * (e-1)) is the least s for which (r/e)^(e-1) <= ((M-1)/e)^s.
+        power, base = Fraction(distance, exact) ** (exact - 1), Fraction(largest - 1, exact)
+        far = min((exact + s for s in range(exact) if power <= base**s), default=buckets - 1)
+        assert bucket == (distance if distance <= exact else far), distance
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("transformer_xl", "base=100.0"),
-        ("deberta", "max_distance=3"),
-        ("deberta", "buckets=6"),
-        ("deberta", "terms=c2p"),
-        ("deberta", "terms=p2c"),
-        ("tupe", "positions=sinusoidal"),
-    ],
-)
-def test_option_changes_the_output(name: str, option: str) -> None:
-    q, k, v = (series(torch.sin, step, 1, H, TRAIN, K) for step in (0.3, 0.5, 0.7))
-    outputs = []
-    for overrides in ([], [f"encoding.{option}"]):
-        layer = with_parameters(EncodingSpec(composed(name, *overrides)).build(LAYERS)).layer(1)
-        outputs.append(attention(layer, q, q, k, v, torch.arange(TRAIN)).detach())
-    assert not near(outputs[0], outputs[1], 1e-3)
+def products_of_positions(encoding: TUPE, rows: Tensor) -> Tensor:
+    """U_Q p_i . U_K p_j, [H, T, T], of rows [T, D] before the norm."""
+    centred = rows - rows.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    p = normed * encoding.norm.weight + encoding.norm.bias
+    return ((p @ encoding.query) @ (p @ encoding.key).mT).detach()
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: TransformerXL(7, H, K, LAYERS), "model.d_model=7 is odd"),
-        (lambda: TransformerXL(D, H, K, LAYERS, base=0.0), "encoding.base must exceed 1, .* not 0.0"),
-        (lambda: DeBERTa(D, H, K, LAYERS, 0), "encoding.max_distance must be positive, not 0"),
-        (lambda: DeBERTa(D, H, K, LAYERS, 16, buckets=7), "encoding.buckets must be even.*not 7"),
-        (lambda: DeBERTa(D, H, K, LAYERS, 16, buckets=2), "encoding.buckets must be.*at least 4.*not 2"),
-        (
-            lambda: DeBERTa(D, H, K, LAYERS, 16, buckets=32),
-            "encoding.max_distance=16 must exceed 17.*encoding.buckets=32",
-        ),
-        (lambda: TUPE(D, H, K, 4, "clamp", "sinusoidal"), "overflow=clamp .*positions=sinusoidal"),
-        (lambda: TUPE(D, H, K, 0), "encoding.max_position must be positive, not 0"),
-        (lambda: Shaw(K, 0), "encoding.max_distance must be positive, not 0"),
-    ],
-)
-def test_what_cannot_work_is_refused_in_one_line(make: Callable[[], Any], text: str) -> None:
-    with pytest.raises(UserError, match=text):
-        make()
+def table_of(encoding: TUPE) -> Tensor:
+    (table,) = encoding.positions.parameters()
+    return table
+
+
+def test_tupe_adds_products_of_normed_positions_under_one_root() -> None:
+    encoding = tupe()
+    expected = (CONTENT + products_of_positions(encoding, table_of(encoding))).tril() / math.sqrt(2 * K)
+    assert near(final_logits(encoding), expected, 1e-12)
+    assert not near(final_logits(encoding), CONTENT.tril() / math.sqrt(2 * K), 0.1)
+
+
+def test_tupe_with_sinusoids_reads_positions_beyond_every_table() -> None:
+    encoding, far = tupe(positions="sinusoidal"), torch.arange(T) + 5_000
+    rows = sinusoids(far, D, 10_000.0, "interleaved")
+    expected = (CONTENT + products_of_positions(encoding, rows)).tril() / math.sqrt(2 * K)
+    assert near(final_logits(encoding, far), expected, 1e-12)
+    assert encoding.past_training == "defined"
+
+
+def test_tupe_clamps_or_stretches_its_table_where_told() -> None:
+    for overflow, position in (("clamp", [0, 1, 1, 1]), ("interpolate", [0, 1 / 3, 2 / 3, 1])):
+        encoding = tupe(max_position=2, overflow=overflow)
+        share = torch.tensor(position, dtype=torch.float64).unsqueeze(-1)
+        rows = torch.lerp(table_of(encoding)[0], table_of(encoding)[1], share)
+        expected = (CONTENT + products_of_positions(encoding, rows)).tril() / math.sqrt(2 * K)
+        assert near(final_logits(encoding), expected, 1e-12)
+        assert ("prefix_consistent" in encoding.claims) == (overflow == "clamp")
+
+
+def test_shaw_gathered_is_shaw_pair_by_pair() -> None:
+    encoding, tokens = Shaw(d_head=K, max_distance=3).double(), 9
+    fill(encoding.keys, series(torch.sin, 0.9, 4, K))
+    fill(encoding.values, series(torch.cos, 0.8, 4, K))
+    q, k, v = (series(torch.sin, step, 2, H, tokens, K) for step in (0.3, 0.5, 0.7))
+    result = reference_attention(encoding, k, q, k, v, torch.arange(tokens), block=2)
+    for i in range(tokens):
+        rows = [max(j - i, -3) + 3 for j in range(i + 1)]
+        scores = (q[:, :, i : i + 1] * (k[:, :, : i + 1] + encoding.keys[rows])).sum(-1) / math.sqrt(K)
+        mixed = (scores.softmax(-1).unsqueeze(-1) * (v[:, :, : i + 1] + encoding.values[rows])).sum(-2)
+        assert near(result[:, :, i], mixed.detach(), 1e-12)
+
+
+def test_shaw_row_0_serves_distant_keys_only() -> None:
+    encoding, changed = shaw_of_the_reference(), shaw_of_the_reference()
+    fill(changed.keys[0], torch.full((K,), 5.0))
+    difference = row_of_scores(changed) - row_of_scores(encoding)
+    assert (difference[:2].abs() > 0.1).all()
+    assert (difference[2:] == 0).all()

@@ -1,7 +1,4 @@
-"""Scalings of RoPE against the numbers of public code, the cases of their formulas, and plain RoPE.
-
-Heads are 16 wide and the training length is 512, unless a test says otherwise.
-"""
+"""Scalings of RoPE against the numbers of public code, the cases of their formulas, and plain RoPE."""
 
 import math
 from typing import Any
@@ -11,49 +8,20 @@ import torch
 from support.encodings import turned_sides
 from support.reference_inputs import near, series
 from support.scalings import BASE, LONG, SCALINGS, TRAIN, WIDTH, every_scaling, same, scaling, turned
+from torch import Tensor
 
-from pe_bench.encodings.rotary.rope import Layout, RoPE, rope_frequencies
+from pe_bench.encodings.rotary.rope import RoPE, rope_frequencies
 from pe_bench.encodings.scalings.llama3 import Llama3
 from pe_bench.encodings.scalings.longrope import LongRoPE
-from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK, dynamic_ntk_frequencies
-from pe_bench.encodings.scalings.rope_ntk import RopeNTK
-from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.scalings.rope_ntk_by_parts import Ramp, RopeNTKByParts, ramp_ends
 from pe_bench.encodings.scalings.rope_pi import RopePI
-from pe_bench.encodings.scalings.rope_scaling import (
-    RopeScaling,
-    ntk_frequencies,
-    ramp_ends,
-)
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ntk_frequencies
 from pe_bench.encodings.scalings.yarn import YaRN
 
 every_scaling_with_a_factor = pytest.mark.parametrize(
     "name", [name for name in SCALINGS if name != "rope_dynamic_ntk"]
 )
-
-
-# numbers
-
-
-@pytest.mark.parametrize(
-    ("encoding", "attention_factor"),
-    [
-        (RopePI(WIDTH, TRAIN), 1.0),
-        (RopeNTK(WIDTH, TRAIN), 1.0),
-        (RopeDynamicNTK(WIDTH, TRAIN), 1.0),
-        (RopeDynamicNTK(WIDTH, TRAIN, factor=2.0), 1.0),
-        (RopeNTKByParts(WIDTH, TRAIN), 1.0),
-        (YaRN(WIDTH, TRAIN), 1.13862944),
-        (YaRN(WIDTH, TRAIN, ramp="turns"), 1.13862944),
-        (Llama3(WIDTH, TRAIN, factor=8.0), 1.0),
-        (LongRoPE(WIDTH, TRAIN, long_factors=LONG), 1.1055416),
-    ],
-)
-def test_scaling_has_the_attention_factor_of_public_code_at_four_times_the_training_length(
-    encoding: RopeScaling, attention_factor: float
-) -> None:
-    scaled = encoding.scaled(4 * TRAIN)
-    assert scaled.frequencies.dtype == torch.float64
-    assert scaled.attention_factor == pytest.approx(attention_factor, abs=2e-8)
 
 
 def test_yarn_of_a_wide_head_has_the_ratios_of_the_released_code() -> None:
@@ -64,36 +32,11 @@ def test_yarn_of_a_wide_head_has_the_ratios_of_the_released_code() -> None:
     assert near(ratio[[0, 20, 21, 32, 45, 46, 63]], expected, 1e-5)
 
 
-# at a factor of 1 they are rope
-
-
-@every_scaling
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_within_the_training_length_it_is_rope(name: str, layout: Layout, dtype: torch.dtype) -> None:
-    rope = RoPE(WIDTH, layout=layout)
-    for tokens in (1, 31, 32):
-        ours = turned(scaling(name, train_length=32, layout=layout), tokens, dtype)
-        assert same(ours, turned(rope, tokens, dtype))
-    assert not same(turned(scaling(name, train_length=32), 33), turned(RoPE(WIDTH), 33))
-
-
 @every_scaling_with_a_factor
 def test_factor_of_one_is_rope_at_any_length(name: str) -> None:
     options: dict[str, Any] = {"long_factors": [1.0] * 8} if name == "longrope" else {}
     encoding = scaling(name, train_length=8, factor=1.0, **options)
     assert same(turned(encoding, 40), turned(RoPE(WIDTH), 40))
-
-
-def test_dynamic_ntk_factor_is_the_published_formula() -> None:
-    for f in (0.5, 1.0, 2.0, 8.0):
-        for window in (TRAIN // 2, TRAIN, 700, 4 * TRAIN):
-            s = max(1.0, f * window / TRAIN - (f - 1))
-            ours = dynamic_ntk_frequencies(WIDTH, BASE, TRAIN, window, f)
-            assert near(ours, ntk_frequencies(WIDTH, BASE, s), 1e-12)
-
-
-# attention factors
 
 
 @pytest.mark.parametrize(
@@ -117,9 +60,6 @@ def test_queries_of_half_precision_are_rounded_once() -> None:
     half, _ = turned_sides(encoding, rounded, rounded, position, position)
     assert half.dtype == torch.bfloat16
     assert torch.equal(half, single.bfloat16())
-
-
-# factors and windows
 
 
 @every_scaling
@@ -178,3 +118,89 @@ def test_tensors_are_made_where_the_queries_are(name: str) -> None:
 )
 def test_claims_follow_from_the_options(encoding: RopeScaling, claims: set[str]) -> None:
     assert encoding.claims == claims | {"shift_invariant"}
+
+
+SHORT = [1.0, 1.0, 1.2, 1.2, 1.2, 1.3, 1.3, 1.3]
+
+
+def test_longrope_takes_the_long_factors_beyond_the_training_length_and_the_short_ones_up_to_it() -> None:
+    encoding, plain = LongRoPE(WIDTH, TRAIN, long_factors=LONG), rope_frequencies(WIDTH, BASE)
+    assert torch.equal(encoding.scaled(TRAIN).frequencies, plain)
+    assert near(
+        encoding.scaled(TRAIN + 1).frequencies, plain / torch.tensor(LONG, dtype=torch.float64), 1e-15
+    )
+    both = LongRoPE(WIDTH, TRAIN, long_factors=LONG, short_factors=SHORT)
+    assert near(both.scaled(TRAIN).frequencies, plain / torch.tensor(SHORT, dtype=torch.float64), 1e-15)
+    assert torch.equal(both.scaled(TRAIN + 1).frequencies, encoding.scaled(TRAIN + 1).frequencies)
+
+
+@every_scaling
+def test_within_the_training_length_it_is_rope(name: str) -> None:
+    for layout in ("half", "interleaved"):
+        rope = RoPE(WIDTH, layout=layout)
+        for tokens, dtype in ((1, torch.float64), (31, torch.float32), (32, torch.bfloat16)):
+            ours = turned(scaling(name, train_length=32, layout=layout), tokens, dtype)
+            assert same(ours, turned(rope, tokens, dtype))
+    assert not same(turned(scaling(name, train_length=32), 33), turned(RoPE(WIDTH), 33))
+
+
+def test_dynamic_ntk_factor_is_the_published_formula() -> None:
+    for f in (0.5, 1.0, 2.0, 8.0):
+        for window in (TRAIN // 2, TRAIN, 700, 4 * TRAIN):
+            ours = RopeDynamicNTK(WIDTH, TRAIN, f).scaled(window).frequencies
+            s = max(1.0, f * window / TRAIN - (f - 1))
+            assert near(ours, ntk_frequencies(WIDTH, BASE, s), 1e-12)
+
+
+def by_parts(
+    width: int, base: float, train: int, ramp: Ramp = "index", fast: float = 32.0, slow: float = 1.0
+) -> Tensor:
+    return RopeNTKByParts(width, train, 4.0, ramp, fast, slow, base=base).scaled(1).frequencies
+
+
+def released_yarn(
+    width: int, base: float, train: int, s: float, fast: float = 32, slow: float = 1
+) -> list[float]:
+    """Pair by pair: interpolated, and as much of it kept as the ramp in the index says."""
+    low, high = (
+        width * math.log(train / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (fast, slow)
+    )
+    low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
+    frequencies = []
+    for c in range(width // 2):
+        theta, ramp = base ** (-2 * c / width), min(max((c - low) / (high - low), 0), 1)
+        frequencies.append(ramp * theta / s + (1 - ramp) * theta)
+    return frequencies
+
+
+@pytest.mark.parametrize(
+    ("width", "base", "train"),
+    [(16, 1e4, 512), (64, 1e4, 2_048), (128, 5e5, 8_192), (32, 1e4, 128), (8, 1e4, 32), (16, 10.0, 512)],
+)
+def test_ramp_in_the_index_is_the_released_one(width: int, base: float, train: int) -> None:
+    assert near(by_parts(width, base, train), released_yarn(width, base, train, 4.0), 1e-14)
+    other = by_parts(width, base, train, fast=8.0, slow=0.25)
+    assert near(other, released_yarn(width, base, train, 4.0, 8, 0.25), 1e-14)
+
+
+def test_ramp_in_the_turns_is_the_papers_and_llama_3_has_it_between_its_wavelengths() -> None:
+    for train in (128, 512, 4_096):
+        for theta, ours in zip(rope_frequencies(64, BASE), by_parts(64, BASE, train, "turns"), strict=True):
+            gamma = min(max((train * theta.item() / (2 * math.pi) - 1) / 31, 0), 1)
+            expected = (1 - gamma) * theta.item() / 4 + gamma * theta.item()
+            assert ours.item() == pytest.approx(expected, rel=1e-12)
+    width, base, train, s = 128, 500_000.0, 8_192, 8.0
+    for low, high in ((1.0, 4.0), (0.5, 9.0)):
+        llama3 = Llama3(width, train, s, low, high, base=base).scaled(1).frequencies
+        for theta, ours in zip(rope_frequencies(width, base).tolist(), llama3.tolist(), strict=True):
+            wavelength = 2 * math.pi / theta
+            smooth = min(max((train / wavelength - low) / (high - low), 0), 1)
+            assert ours == pytest.approx((1 - smooth) * theta / s + smooth * theta, rel=1e-12)
+
+
+def test_ramp_is_a_step_where_its_ends_meet_or_have_changed_places() -> None:
+    plain = rope_frequencies(WIDTH, BASE)
+    too_short = by_parts(WIDTH, BASE, 4)  # the fastest pair makes no full turn
+    assert torch.equal(too_short, torch.cat([plain[:1], plain[1:] / 4]))
+    never_slow = by_parts(WIDTH, 10.0, 65_536)  # the slowest makes more than 32
+    assert torch.equal(never_slow, rope_frequencies(WIDTH, 10.0))

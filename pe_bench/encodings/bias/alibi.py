@@ -16,10 +16,9 @@ arXiv:2401.16421, take 96 for numbers of segments.
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding
-from pe_bench.errors import require
+from pe_bench.encodings.base import LayerEncoding, NotNegative
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -36,24 +35,15 @@ class ALiBi(LayerEncoding):
     slope_scale: multiplies every slope; 96 for positions that count segments
     """
 
-    family = "bias"
-    paper = "arXiv:2108.12409"
     claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
     changeable_after_training = frozenset({"slope_scale"})
 
-    slopes: Tensor
-
-    def __init__(self, n_heads: int, slope_scale: float = 1.0):
+    def __init__(self, n_heads: int, slope_scale: NotNegative = 1.0):
         super().__init__()
-        require(
-            0 <= slope_scale < math.inf,
-            f"encoding.slope_scale must be 0 or more, not {slope_scale}: far tokens are to be seen less, "
-            "not more",
-        )
         if slope_scale == 0:
             self.claims = self.claims - {"decaying"}
         slopes = slope_scale * torch.tensor(alibi_slopes(n_heads))
-        self.register_buffer("slopes", slopes, persistent=False)
+        self.slopes = nn.Buffer(slopes, persistent=False)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
         return -self.slopes[:, None] * distance

@@ -26,9 +26,6 @@ SMALL = 1e-5
 
 
 class BAM(LayerEncoding):
-    family = "bias"
-    paper = "arXiv:2505.22842"
-
     def __init__(self, n_heads: int):
         super().__init__()
         self.shape = nn.Parameter(torch.ones(n_heads))

@@ -17,9 +17,7 @@ as in the released code of DAPE.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.precision import full_precision
-from pe_bench.errors import require
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, full_precision
 
 # Keeps a fraction of 0 from being 0 / 0.
 SMALL = 1e-6
@@ -34,16 +32,12 @@ class FIRE(LayerEncoding):
     d_hidden: width of the hidden layer of f
     """
 
-    family = "bias"
-    paper = "arXiv:2310.04418"
     claims = frozenset({"prefix_consistent"})
     per_layer = True
     inert = frozenset({"output.bias"})  # one number more for all keys of a query
 
-    def __init__(self, n_heads: int, threshold: int, d_hidden: int = 32):
+    def __init__(self, n_heads: int, threshold: AtLeast1, d_hidden: AtLeast1 = 32):
         super().__init__()
-        require(threshold > 0, f"encoding.threshold must be positive, not {threshold}")
-        require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")
         self.threshold = threshold
         self.hidden = nn.Linear(1, d_hidden)
         self.output = nn.Linear(d_hidden, n_heads)

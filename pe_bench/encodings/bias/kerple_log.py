@@ -15,15 +15,12 @@ it has to come all the way back.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.bounded import bounded
+from pe_bench.encodings.base import LayerEncoding, bounded
 
 SMALLEST = 0.01
 
 
 class KerpleLog(LayerEncoding):
-    family = "bias"
-    paper = "arXiv:2205.09921"
     claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
 
     def __init__(self, n_heads: int):

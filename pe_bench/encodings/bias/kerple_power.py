@@ -15,16 +15,13 @@ the formula, as in `kerple_log`.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, bounded
 from pe_bench.encodings.bias.kerple_log import SMALLEST
-from pe_bench.encodings.bounded import bounded
 
 MAX_POWER = 2.0
 
 
 class KerplePower(LayerEncoding):
-    family = "bias"
-    paper = "arXiv:2205.09921"
     claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
 
     def __init__(self, n_heads: int):

@@ -18,10 +18,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.errors import require
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side
 
 MIXED = "relative_bank_mixed"
 
@@ -33,15 +31,11 @@ class RelativeBank(LayerEncoding):
     rank: profiles in the bank
     """
 
-    family = "bias"
-    paper = "https://github.com/huggingface/transformers"
     past_training = "clamps"
     per_layer = True
 
-    def __init__(self, d_model: int, n_heads: int, max_distance: int, rank: int = 16):
+    def __init__(self, d_model: int, n_heads: int, max_distance: AtLeast1, rank: AtLeast1 = 16):
         super().__init__()
-        require(rank > 0, f"encoding.rank must be positive, not {rank}")
-        require(max_distance > 0, f"encoding.max_distance must be positive, not {max_distance}")
         self.weight = nn.Parameter(torch.randn(n_heads, rank, d_model) / math.sqrt(d_model))
         self.bank = nn.Parameter(0.02 * torch.randn(rank, max_distance))
 
@@ -51,7 +45,7 @@ class RelativeBank(LayerEncoding):
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
         # With a last column of zeros, which serves all distances beyond.
-        by_distance = functional.pad(queries.values[MIXED].mT @ self.bank, (0, 1))  # [B, H, Q, n + 1]
+        by_distance = nn.functional.pad(queries.values[MIXED].mT @ self.bank, (0, 1))  # [B, H, Q, n + 1]
         distance = (queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)).long()
         column = distance.clamp(0, self.bank.shape[-1]).expand(*by_distance.shape[:-1], -1)
         return by_distance.gather(-1, column)

@@ -14,7 +14,7 @@ constant, which the softmax does not see.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
@@ -28,16 +28,11 @@ class Sandwich(LayerEncoding):
     width: of the sinusoids, whatever that of the model
     """
 
-    family = "bias"
-    paper = "arXiv:2212.10356"
-
-    ratios: Tensor
-
     def __init__(self, n_heads: int, width: int = 128):
         super().__init__()
         require(width > 0 and width % 2 == 0, f"encoding.width must be even and positive, not {width}")
         self.width = width
-        self.register_buffer("ratios", 8 * torch.arange(1, n_heads + 1) / n_heads, persistent=False)
+        self.ratios = nn.Buffer(8 * torch.arange(1, n_heads + 1) / n_heads, persistent=False)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
         # A block of scores has few distances, each of them many times.

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import AtLeast2, LayerEncoding
 from pe_bench.errors import require
 
 
@@ -35,14 +35,11 @@ class T5(LayerEncoding):
     max_distance: from here on all distances share the last bucket
     """
 
-    family = "bias"
-    paper = "arXiv:1910.10683"
     past_training = "clamps"
     lr_multiple = 10.0
 
-    def __init__(self, d_model: int, n_heads: int, buckets: int = 32, max_distance: int = 128):
+    def __init__(self, d_model: int, n_heads: int, buckets: AtLeast2 = 32, max_distance: int = 128):
         super().__init__()
-        require(buckets >= 2, f"encoding.buckets must be at least 2, not {buckets}")
         require(
             max_distance > buckets // 2,
             f"encoding.max_distance={max_distance} must exceed {buckets // 2}, the half of "

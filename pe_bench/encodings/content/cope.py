@@ -18,9 +18,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side
 from pe_bench.encodings.content.running_sums import sums_from_the_end
-from pe_bench.errors import require
 
 
 class CoPE(LayerEncoding):
@@ -29,14 +28,11 @@ class CoPE(LayerEncoding):
     max_position: rows of the table; what is counted beyond is clamped
     """
 
-    family = "content"
-    paper = "arXiv:2405.18719"
     past_training = "clamps"
     per_layer = True
 
-    def __init__(self, d_head: int, max_position: int = 64):
+    def __init__(self, d_head: int, max_position: AtLeast1 = 64):
         super().__init__()
-        require(max_position > 0, f"encoding.max_position must be positive, not {max_position}")
         self.table = nn.Parameter(torch.zeros(max_position, d_head))
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:

@@ -18,13 +18,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, full_precision
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.fire import FIRE
 from pe_bench.encodings.bias.kerple_log import KerpleLog
-from pe_bench.encodings.precision import full_precision
 from pe_bench.errors import require
 
 Inner = Literal["alibi", "kerple_log", "fire"]
@@ -41,8 +39,6 @@ class DAPE(LayerEncoding):
     d_hidden: width of the hidden layer of f
     """
 
-    family = "content"
-    paper = "arXiv:2405.14722"
     per_layer = True
     inert = frozenset({"output.bias"})  # one number more for all keys of a query
 
@@ -51,15 +47,14 @@ class DAPE(LayerEncoding):
         n_heads: int,
         train_length: int,
         inner: Inner = "kerple_log",
-        threshold: int | None = None,
-        d_hidden: int = 32,
+        threshold: AtLeast1 | None = None,
+        d_hidden: AtLeast1 = 32,
     ):
         super().__init__()
         require(
             threshold is None or inner == "fire",
             f"encoding.threshold={threshold} is for encoding.inner=fire, and {inner} has none: leave it out",
         )
-        require(d_hidden > 0, f"encoding.d_hidden must be positive, not {d_hidden}")
         inner_encodings: dict[Inner, Callable[[], LayerEncoding]] = {
             "alibi": lambda: ALiBi(n_heads),
             "kerple_log": lambda: KerpleLog(n_heads),
@@ -82,7 +77,7 @@ class DAPE(LayerEncoding):
 
     def _network(self, both: Tensor) -> Tensor:
         """Return f of some pairs [B, 2 H, n], [B, H, n]; each neuron and each head has a row of memory."""
-        hidden = functional.leaky_relu(_applied(self.hidden, both))
+        hidden = nn.functional.leaky_relu(_applied(self.hidden, both))
         return _applied(self.output, hidden)
 
 

@@ -16,17 +16,13 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.precision import full_precision
+from pe_bench.encodings.base import LayerEncoding, Side, full_precision
 
 FORGOTTEN = "fox_log_forget"
 
 
 class FoX(LayerEncoding):
-    family = "content"
-    paper = "arXiv:2503.02130"
     per_layer = True
 
     def __init__(self, d_model: int, n_heads: int):
@@ -37,8 +33,8 @@ class FoX(LayerEncoding):
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # A sum over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
-            gate = functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
-            return {FORGOTTEN: functional.logsigmoid(gate).mT.double().cumsum(-1)}
+            gate = nn.functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
+            return {FORGOTTEN: nn.functional.logsigmoid(gate).mT.double().cumsum(-1)}
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
         dtype = torch.promote_types(queries.x.dtype, torch.float32)

@@ -16,7 +16,7 @@ There only layers with a long window have it. Here all have, and it acts on what
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Share, Side
 from pe_bench.encodings.rotary.rope import pairs_within
 from pe_bench.errors import require
 
@@ -27,10 +27,7 @@ class KeyOffset(LayerEncoding):
     fraction: of the features, the first, which a key keeps: those that the encoding turns
     """
 
-    family = "content"
-    paper = "modded-nanogpt#169"
-
-    def __init__(self, d_head: int, fraction: float = 0.25):
+    def __init__(self, d_head: int, fraction: Share = 0.25):
         super().__init__()
         require(fraction < 1, f"fraction={fraction} leaves no feature to take from the token before")
         self.kept = 2 * pairs_within(d_head, fraction)

@@ -19,11 +19,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.precision import full_precision
-from pe_bench.errors import require
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side, full_precision
 
 DIRECTION, STRENGTH = "path_direction", "path_strength"
 TAPS = 3
@@ -37,13 +34,10 @@ class Path(LayerEncoding):
     rank: of the map from the layer's input to what reflects
     """
 
-    family = "content"
-    paper = "arXiv:2505.16381"
     per_layer = True
 
-    def __init__(self, d_model: int, n_heads: int, d_head: int, rank: int = 32):
+    def __init__(self, d_model: int, n_heads: int, d_head: int, rank: AtLeast1 = 32):
         super().__init__()
-        require(rank > 0, f"encoding.rank must be positive, not {rank}")
         self.n_heads = n_heads
         self.down = nn.Parameter(torch.randn(rank, d_model) / math.sqrt(d_model))
         self.up = nn.Parameter(torch.randn(n_heads * d_head, rank) / math.sqrt(rank))
@@ -55,12 +49,12 @@ class Path(LayerEncoding):
         # Products over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
             x = x.to(self.weight.dtype)
-            mapped = functional.linear(functional.linear(x, self.down), self.up).mT
-            before = functional.pad(mapped, (TAPS - 1, 0))
-            mixed = functional.conv1d(before, self.conv.unsqueeze(1), groups=len(self.conv))
-            direction = functional.silu(mixed).unflatten(1, (self.n_heads, -1))  # [B, H, K, T]
+            mapped = nn.functional.linear(nn.functional.linear(x, self.down), self.up).mT
+            before = nn.functional.pad(mapped, (TAPS - 1, 0))
+            mixed = nn.functional.conv1d(before, self.conv.unsqueeze(1), groups=len(self.conv))
+            direction = nn.functional.silu(mixed).unflatten(1, (self.n_heads, -1))  # [B, H, K, T]
             norm = (direction.square().sum(-2, keepdim=True) + EPSILON).sqrt()
-            strength = 2 * functional.linear(x, self.weight, self.intercept).sigmoid().mT
+            strength = 2 * nn.functional.linear(x, self.weight, self.intercept).sigmoid().mT
             return {DIRECTION: direction / norm, STRENGTH: strength}
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:

@@ -10,7 +10,7 @@ Each head has its gate, which `fox` describes.
 
 from torch import Tensor
 
-from pe_bench.encodings.base import Side
+from pe_bench.encodings.base import AtLeast1, Side
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.content.path_attention import Path
 
@@ -21,7 +21,7 @@ class PathFoX(Path):
     rank: of the map from the layer's input to what reflects
     """
 
-    def __init__(self, d_model: int, n_heads: int, d_head: int, rank: int = 32):
+    def __init__(self, d_model: int, n_heads: int, d_head: int, rank: AtLeast1 = 32):
         super().__init__(d_model, n_heads, d_head, rank)
         self.fox = FoX(d_model, n_heads)
 

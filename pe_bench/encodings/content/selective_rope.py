@@ -19,11 +19,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.precision import full_precision
-from pe_bench.encodings.rotary.rope import rope_frequencies, turn
+from pe_bench.encodings.base import AtLeast1, Base, LayerEncoding, Side, full_precision
+from pe_bench.encodings.rotary.rope import rope_frequencies, turn_both
 from pe_bench.errors import require
 
 ANGLES = "selective_rope_angles"
@@ -38,21 +36,16 @@ class SelectiveRoPE(LayerEncoding):
     base: of the geometric frequencies
     """
 
-    family = "content"
-    paper = "arXiv:2511.17388"
     claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
     per_layer = True
 
-    frequencies: Tensor
-
-    def __init__(self, d_model: int, n_heads: int, d_head: int, rank: int = 32, base: float = 500_000.0):
+    def __init__(self, d_model: int, n_heads: int, d_head: int, rank: AtLeast1 = 32, base: Base = 500_000.0):
         super().__init__()
-        require(rank > 0, f"encoding.rank must be positive, not {rank}")
         require(
             d_model % n_heads == 0, f"model.n_heads={n_heads} must divide model.d_model={d_model} into shares"
         )
         self.n_heads = n_heads
-        self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
+        self.frequencies = nn.Buffer(rope_frequencies(d_head, base), persistent=False)
         pairs = n_heads * d_head // 2
         self.down = nn.Parameter(torch.randn(rank, d_model) / math.sqrt(d_model))
         self.up = nn.Parameter(torch.randn(pairs, rank) / math.sqrt(rank))
@@ -64,9 +57,9 @@ class SelectiveRoPE(LayerEncoding):
             shares = x.double().unflatten(-1, (self.n_heads, -1))
             norms = (shares.square().sum(-1, keepdim=True) + EPSILON).sqrt()
             down, up, conv = (weight.double() for weight in (self.down, self.up, self.conv))
-            mapped = functional.linear(functional.linear((shares / norms).flatten(-2), down), up)
-            before = functional.pad(mapped.mT, (TAPS - 1, 0))
-            phi = functional.conv1d(before, conv.unsqueeze(1), groups=len(conv))
+            mapped = nn.functional.linear(nn.functional.linear((shares / norms).flatten(-2), down), up)
+            before = nn.functional.pad(mapped.mT, (TAPS - 1, 0))
+            phi = nn.functional.conv1d(before, conv.unsqueeze(1), groups=len(conv))
             angles = phi.cumsum(-1).unflatten(1, (self.n_heads, -1))
             return {ANGLES: angles * self.frequencies.double().unsqueeze(-1)}  # [B, H, K/2, T]
 
@@ -74,6 +67,4 @@ class SelectiveRoPE(LayerEncoding):
         dtype = torch.promote_types(keys.x.dtype, torch.float32)
         angles = keys.values[ANGLES].mT
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        last = slice(keys.x.shape[-2] - queries.x.shape[-2], None)
-        turned_q = turn(queries.x.to(dtype), cos[..., last, :], sin[..., last, :], "half")
-        return turned_q.to(queries.x.dtype), turn(keys.x.to(dtype), cos, sin, "half").to(keys.x.dtype)
+        return turn_both(queries, keys, cos, sin)

@@ -15,9 +15,8 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.running_sums import sums_from_the_end
@@ -28,9 +27,6 @@ class StickBreaking(LayerEncoding):
 
     remainder: give what is left of the stick to the token's own value
     """
-
-    family = "content"
-    paper = "arXiv:2410.17980"
 
     def __init__(self, remainder: bool = True):
         super().__init__()
@@ -61,16 +57,16 @@ class _Breaking(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, visible: Tensor) -> Tensor:
         def passed(keys: slice) -> Tensor:
-            return functional.logsigmoid(-scores[..., keys]).masked_fill_(~visible[..., keys], 0)
+            return nn.functional.logsigmoid(-scores[..., keys]).masked_fill_(~visible[..., keys], 0)
 
         count, least = scores.shape[-1], least_exponent(scores.dtype)
         left = sums_from_the_end(count, passed, lambda left: left < least)
         near = slice(count - left.shape[-1], count)
         # The sum of the keys after j only: one place further.
-        weights = functional.pad(left[..., 1:], (0, 1)).exp_()
+        weights = nn.functional.pad(left[..., 1:], (0, 1)).exp_()
         weights *= scores[..., near].sigmoid()
         weights.masked_fill_(~visible[..., near], 0)
-        weights = functional.pad(weights, (near.start, 0)) if near.start else weights
+        weights = nn.functional.pad(weights, (near.start, 0)) if near.start else weights
         ctx.save_for_backward(scores, visible, weights)
         return weights
 

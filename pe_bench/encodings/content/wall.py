@@ -17,18 +17,14 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.precision import full_precision
+from pe_bench.encodings.base import LayerEncoding, Side, full_precision
 
 FORGOTTEN = "wall_log_forget"
 INITIAL_BIAS = 8.0
 
 
 class Wall(LayerEncoding):
-    family = "content"
-    paper = "https://github.com/fla-org/flash-linear-attention"
     per_layer = True
 
     def __init__(self, d_model: int, n_heads: int, d_head: int):
@@ -40,8 +36,8 @@ class Wall(LayerEncoding):
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         # A sum over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
-            gate = functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
-            passed = functional.logsigmoid(gate).mT.double().cumsum(-1)
+            gate = nn.functional.linear(x.to(self.weight.dtype), self.weight, self.intercept)
+            passed = nn.functional.logsigmoid(gate).mT.double().cumsum(-1)
             return {FORGOTTEN: passed.unflatten(1, (self.n_heads, -1))}  # [B, H, K, T]
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
@@ -69,7 +65,7 @@ def _within(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
     count, width = q.shape[-2:]
     size = 1 << (count - 1).bit_length()
     padded = (0, 0, 0, size - count)
-    q, k = functional.pad(q, padded), functional.pad(k, padded)
+    q, k = nn.functional.pad(q, padded), nn.functional.pad(k, padded)
     passed = torch.cat([passed, passed[..., -1:, :].expand(*passed.shape[:-2], size - count, width)], -2)
     scores, half = (q * k).sum(-1)[..., None, None], 1
     while half < size:

@@ -17,67 +17,57 @@ paper's results do not have, as its comment says; `modifier=[temperature]` does 
 those here: three quarters and an eighth of the training length.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import ScoreTerm, Side
+from pe_bench.encodings.base import AtLeast1, Natural, ScoreTerm, Side
 from pe_bench.encodings.distance.effective_distance import EffectiveDistance
-from pe_bench.encodings.rotary.rope import FractionOf, Layout, rotate
 from pe_bench.errors import require
 
 
+@dataclass(eq=False)
 class DualChunk(EffectiveDistance):
     """Options:
 
+    train_length: texts up to it have all their distances
     chunk_size: the largest distance; null: three quarters of train_length
     local_window: tokens of the chunk before at true distances; null: an eighth of train_length
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
     """
 
-    paper = "arXiv:2402.17463"
     claims = frozenset({"prefix_consistent"})
 
-    def __init__(
-        self,
-        d_head: int,
-        train_length: int,
-        chunk_size: int | None = None,
-        local_window: int | None = None,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
-        self.chunk_size = max(1, 3 * train_length // 4) if chunk_size is None else chunk_size
-        local = train_length // 8 if local_window is None else local_window
+    train_length: int
+    chunk_size: AtLeast1 | None = None
+    local_window: Natural | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.largest = max(1, 3 * self.train_length // 4) if self.chunk_size is None else self.chunk_size
+        local = self.train_length // 8 if self.local_window is None else self.local_window
         require(
-            0 <= local < self.chunk_size,
-            f"encoding.local_window={local} must leave room in encoding.chunk_size={self.chunk_size}",
+            local < self.largest,
+            f"encoding.local_window={local} must leave room in encoding.chunk_size={self.largest}",
         )
-        super().__init__(d_head, self.chunk_size - local, base, layout, fraction, fraction_of)
-        self.leave_training(train_length)
+        self.keep_near(self.largest - local, self.train_length)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         """Turn the keys once, and the queries for keys of their chunk, of the one before and of others."""
-        if keys.x.shape[-2] <= self.train_length:
+        if keys.x.shape[-2] <= self.plain_length:
             return super().transform(queries, keys)
-        own = queries.position % self.window
-        following = (own + self.window).clamp(max=self.chunk_size)
-        further = torch.full_like(own, min(2 * self.window - 1, self.chunk_size))
-        places = (own, following, further)
-        turned = [rotate(queries.x, place, self.frequencies, self.layout) for place in places]
-        return torch.cat(turned, -1), rotate(
-            keys.x, keys.position % self.window, self.frequencies, self.layout
-        )
+        in_chunk = queries.position % self.near
+        following = (in_chunk + self.near).clamp(max=self.largest)
+        further = torch.full_like(in_chunk, min(2 * self.near - 1, self.largest))
+        turned_keys = self.turned(keys, keys.position % self.near)
+        return self.turned(queries, in_chunk, following, further), turned_keys
 
     def terms(self, queries: Side, keys: Side) -> list[ScoreTerm]:
         chunk_of_query, chunk_of_key = (
-            side.position.div(self.window, rounding_mode="floor") for side in (queries, keys)
+            side.position.div(self.near, rounding_mode="floor") for side in (queries, keys)
         )
         between = chunk_of_query.unsqueeze(-1) - chunk_of_key.unsqueeze(-2)
         if queries.x.shape[-1] == keys.x.shape[-1]:
             return [ScoreTerm(queries.x, keys.x, torch.ones_like(between, dtype=torch.bool))]
         masks = (between <= 0, between == 1, between >= 2)
-        turned = queries.x.chunk(3, -1)
-        return [ScoreTerm(q, keys.x, mask) for q, mask in zip(turned, masks, strict=True)]
+        return [ScoreTerm(q, keys.x, mask) for q, mask in zip(queries.x.chunk(3, -1), masks, strict=True)]

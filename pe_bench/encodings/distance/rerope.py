@@ -14,42 +14,34 @@ the position id, which is the number of keys where ids count tokens; we count th
 is about their number and must not grow where ids jump.
 """
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from pe_bench.encodings.base import Side
+from pe_bench.encodings.base import AtLeast1, AtLeast2, Side
 from pe_bench.encodings.distance.effective_distance import EffectiveDistance
 from pe_bench.encodings.logits.logn import LogN
-from pe_bench.encodings.rotary.rope import FractionOf, Layout
 
 
+@dataclass(eq=False)
 class ReRoPE(EffectiveDistance):
     """Options:
 
     train_length: up to here the factor of log_n is 1; not read without it
     window: distances are cut off here
     log_n: sharpen attention over more keys than in training
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
     """
 
-    paper = "https://kexue.fm/archives/9708"
+    train_length: AtLeast2
+    window: AtLeast1
+    log_n: bool = True
 
-    def __init__(
-        self,
-        d_head: int,
-        train_length: int,
-        window: int,
-        log_n: bool = True,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
-        super().__init__(d_head, window, base, layout, fraction, fraction_of)
-        self.leave_training(train_length)
-        self.log_n = LogN(train_length) if log_n else None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.keep_near(self.window, self.train_length)
+        self.sharpening = LogN(self.train_length) if self.log_n else None
 
     def logit_scale(self, queries: Side) -> Tensor | None:
-        if self.log_n is None:
+        if self.sharpening is None:
             return None
-        return self.log_n.logit_scale(queries._replace(position=queries.index))
+        return self.sharpening.logit_scale(queries._replace(position=queries.index))

@@ -16,48 +16,42 @@ half the training length in whole groups, at least one, which reach 16 training 
 log-n scaling, off by default, is the modifier `logn` here.
 """
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
+from pe_bench.encodings.base import AtLeast1
 from pe_bench.encodings.distance.effective_distance import EffectiveDistance
-from pe_bench.encodings.rotary.rope import FractionOf, Layout
 from pe_bench.errors import require
 
 
+@dataclass(eq=False)
 class SelfExtend(EffectiveDistance):
     """Options:
 
+    train_length: texts up to it have all their distances
     window: up to here distances are true; null: half of train_length in whole groups, at least one
     group_size: tokens that share a position beyond it; must divide window
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
     """
 
-    paper = "arXiv:2401.01325"
     claims = frozenset({"prefix_consistent"})
 
-    def __init__(
-        self,
-        d_head: int,
-        train_length: int,
-        window: int | None = None,
-        group_size: int = 32,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
-        require(group_size > 0, f"encoding.group_size must be positive, not {group_size}")
-        wanted = train_length // 2 if window is None else window
-        in_groups = max(1, wanted // group_size) * group_size
-        super().__init__(d_head, in_groups if window is None else window, base, layout, fraction, fraction_of)
+    train_length: int
+    window: AtLeast1 | None = None
+    group_size: AtLeast1 = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size = self.group_size
+        window = self.train_length // 2 if self.window is None else self.window
+        in_groups = max(1, window // size) * size
         require(
-            self.window == in_groups,
-            f"encoding.group_size={group_size} must divide encoding.window={window}: "
+            self.window in (None, in_groups),
+            f"encoding.group_size={size} must divide encoding.window={window}: "
             f"try encoding.window={in_groups} or another encoding.group_size",
         )
-        self.leave_training(train_length)
-        self.group_size = group_size
+        self.keep_near(in_groups, self.train_length)
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
         groups_q, groups_k = (p.div(self.group_size, rounding_mode="floor") for p in (q_position, k_position))
-        return groups_q + self.window - self.window // self.group_size, groups_k
+        return groups_q + self.near - self.near // self.group_size, groups_k

@@ -14,43 +14,34 @@ computation. Where ids jump, which tokens are kept is a matter of indices, the l
 of their ids, and a sink's place is its id less the first one.
 """
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from pe_bench.encodings.base import Side
+from pe_bench.encodings.base import Natural, Side
 from pe_bench.encodings.distance.effective_distance import EffectiveDistance
 from pe_bench.encodings.masks.ranges import first_and_latest
-from pe_bench.encodings.rotary.rope import FractionOf, Layout
 from pe_bench.errors import require
 
 
+@dataclass(eq=False)
 class Streaming(EffectiveDistance):
     """Options:
 
     cache: tokens that a query sees, the sinks and itself among them
     sinks: first tokens, which every query sees
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
     """
 
-    paper = "arXiv:2309.17453"
+    cache: int
+    sinks: Natural = 4
 
-    def __init__(
-        self,
-        d_head: int,
-        cache: int,
-        sinks: int = 4,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
+    def __post_init__(self) -> None:
+        super().__post_init__()
         require(
-            0 <= sinks < cache,
-            f"encoding.sinks={sinks} must leave room in encoding.cache={cache} for the query's own token",
+            self.sinks < self.cache,
+            f"encoding.sinks={self.sinks} must leave room in encoding.cache={self.cache} for the query",
         )
-        super().__init__(d_head, cache - sinks, base, layout, fraction, fraction_of)
-        self.cache = cache
-        self.sinks = sinks
+        self.keep_near(self.cache - self.sinks)
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:
         return q_position.new_full(q_position.shape, self.cache - 1), k_position - k_position[..., :1]
@@ -63,7 +54,7 @@ class Streaming(EffectiveDistance):
         return kept & (keys.index <= queries.index.unsqueeze(-1))
 
     def ranges(self, start: int, stop: int) -> list[range]:
-        return first_and_latest(self.sinks, self.window, start, stop)
+        return first_and_latest(self.sinks, self.near, start, stop)
 
     def _is_latest(self, queries: Side, keys: Side) -> Tensor:
-        return queries.index.unsqueeze(-1) - keys.index < self.window
+        return queries.index.unsqueeze(-1) - keys.index < self.near

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.errors import UserError, require
+from pe_bench.encodings.base import NO_VOCABULARY, AtLeast1, PositionalEncoding
+from pe_bench.errors import require
 
 SEPARATORS = [".", "\n"]
 
@@ -36,15 +36,12 @@ class BiPE(PositionalEncoding):
     separators: a token whose text ends with one of them ends a segment
     """
 
-    family = "ids"
-    paper = "arXiv:2401.16421"
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
     is_separator: Tensor | None
 
-    def __init__(self, d_model: int, max_position: int, separators: list[str] = SEPARATORS):
+    def __init__(self, d_model: int, max_position: AtLeast1, separators: list[str] = SEPARATORS):
         super().__init__()
-        require(max_position > 0, f"max_position must be positive, not {max_position}")
         require("" not in separators, f"a separator has at least 1 character, not 0 as in {separators}")
         self.separators = tuple(separators)
         self.register_buffer("is_separator", None, persistent=False)
@@ -71,9 +68,6 @@ class BiPE(PositionalEncoding):
 
     def _starts(self, tokens: Tensor) -> Tensor:
         """Return whether a token [B, T] follows a separator, which belongs to the segment that it ends."""
-        if self.is_separator is None:
-            raise UserError(
-                "bipe looks for its separators in the vocabulary and was built without one: call "
-                "read_vocabulary with the text of every token id, or choose another encoding"
-            )
+        require(self.is_separator is not None, NO_VOCABULARY)
+        assert self.is_separator is not None
         return torch.cat([torch.zeros_like(tokens[:, :1]), self.is_separator[tokens[:, :-1]]], -1)

@@ -16,12 +16,15 @@ as for images; a decoder does not know the mean beforehand, and we do not. Posit
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.errors import require
+from pe_bench.encodings.base import Factor, NotNegative, PositionalEncoding
+from pe_bench.values import Range
+
+Half = Annotated[float, Range(0, 0.5)]  # with more tokens change their order
 
 
 class CAPE(PositionalEncoding):
@@ -32,18 +35,12 @@ class CAPE(PositionalEncoding):
     max_scale: of a sequence; its inverse is the smallest
     """
 
-    family = "ids"
-    paper = "arXiv:2106.03143"
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
-    def __init__(self, max_global_shift: float = 5.0, max_local_shift: float = 0.5, max_scale: float = 1.03):
+    def __init__(
+        self, max_global_shift: NotNegative = 5.0, max_local_shift: Half = 0.5, max_scale: Factor = 1.03
+    ):
         super().__init__()
-        require(max_global_shift >= 0, f"max_global_shift must not be negative, as {max_global_shift} is")
-        require(
-            0 <= max_local_shift <= 0.5,
-            f"max_local_shift={max_local_shift} must lie between 0 and 0.5, else tokens change their order",
-        )
-        require(max_scale >= 1, f"max_scale must be at least 1, which changes nothing, not {max_scale}")
         self.max_global_shift = max_global_shift
         self.max_local_shift = max_local_shift
         self.max_scale = max_scale

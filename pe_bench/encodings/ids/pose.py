@@ -18,8 +18,7 @@ fine-tuning; here the text is as it stands, and a scaling of rotary positions is
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LengthError, PositionalEncoding
-from pe_bench.errors import require
+from pe_bench.encodings.base import AtLeast1, LengthError, PositionalEncoding
 
 
 class PoSE(PositionalEncoding):
@@ -28,13 +27,10 @@ class PoSE(PositionalEncoding):
     max_position: ids of training lie below this
     """
 
-    family = "ids"
-    paper = "arXiv:2309.10400"
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
-    def __init__(self, max_position: int):
+    def __init__(self, max_position: AtLeast1):
         super().__init__()
-        require(max_position > 0, f"max_position must be positive, not {max_position}")
         self.max_position = max_position
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:

@@ -19,8 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LengthError, PositionalEncoding
-from pe_bench.errors import require
+from pe_bench.encodings.base import AtLeast1, LengthError, PositionalEncoding
 
 ScoredWith = Literal["random", "arange", "even"]
 
@@ -32,14 +31,11 @@ class Randomized(PositionalEncoding):
     scored_with: ids outside training: random, arange or even
     """
 
-    family = "ids"
-    paper = "arXiv:2305.16843"
     claims = frozenset({"shift_invariant"})
     changeable_after_training = frozenset({"scored_with"})
 
-    def __init__(self, max_position: int, scored_with: ScoredWith = "random"):
+    def __init__(self, max_position: AtLeast1, scored_with: ScoredWith = "random"):
         super().__init__()
-        require(max_position > 0, f"max_position must be positive, not {max_position}")
         self.max_position = max_position
         self.scored_with: ScoredWith = scored_with
         if scored_with == "arange":

@@ -17,8 +17,7 @@ from 0. Windows here have any training length, and 499 means little beside most,
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.errors import require
+from pe_bench.encodings.base import Natural, PositionalEncoding
 
 
 class SHAPE(PositionalEncoding):
@@ -27,13 +26,10 @@ class SHAPE(PositionalEncoding):
     max_offset: the largest first id in training
     """
 
-    family = "ids"
-    paper = "arXiv:2109.05644"
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
-    def __init__(self, max_offset: int):
+    def __init__(self, max_offset: Natural):
         super().__init__()
-        require(max_offset >= 0, f"max_offset must not be negative, as {max_offset} is")
         self.max_offset = max_offset
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:

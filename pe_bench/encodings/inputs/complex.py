@@ -25,9 +25,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.encodings.base import NO_VOCABULARY, Base, PositionalEncoding
 from pe_bench.encodings.rotary.rope import require_pairs, rope_frequencies, rotate
-from pe_bench.errors import UserError
+from pe_bench.errors import require
 
 
 class Complex(PositionalEncoding):
@@ -36,15 +36,10 @@ class Complex(PositionalEncoding):
     base: of the frequencies at first
     """
 
-    family = "input"
-    paper = "arXiv:1912.12333"
-
-    base_frequencies: Tensor
-
-    def __init__(self, d_model: int, base: float = 10_000.0):
+    def __init__(self, d_model: int, base: Base = 10_000.0):
         super().__init__()
         require_pairs(d_model, "model.d_model")
-        self.register_buffer("base_frequencies", rope_frequencies(d_model, base), persistent=False)
+        self.base_frequencies = nn.Buffer(rope_frequencies(d_model, base), persistent=False)
         self.multiples: nn.Parameter | None = None  # [V, D/2]
 
     def read_vocabulary(self, texts: Sequence[str]) -> None:
@@ -52,10 +47,7 @@ class Complex(PositionalEncoding):
             self.multiples = nn.Parameter(torch.ones(len(texts), len(self.base_frequencies)))
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        if self.multiples is None:
-            raise UserError(
-                "complex has frequencies for each token and was built without a vocabulary: call "
-                "read_vocabulary with the text of every token id, or choose another encoding"
-            )
+        require(self.multiples is not None, NO_VOCABULARY)
+        assert self.multiples is not None
         frequencies = self.multiples[tokens].double() * self.base_frequencies
         return rotate(x, ids, frequencies, "half")

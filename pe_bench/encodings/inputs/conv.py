@@ -17,16 +17,14 @@ the left. No intercept, which says nothing of order.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.errors import require
+from pe_bench.encodings.base import AtLeast2, PositionalEncoding
 
 
 def causal_convolution(x: Tensor, weight: Tensor) -> Tensor:
     """Convolve each feature of x [B, T, D] with its weights [D, kernel], the last for the token itself."""
     kernel = weight.shape[-1]
-    padded = functional.pad(x, (0, 0, kernel - 1, 0))
+    padded = nn.functional.pad(x, (0, 0, kernel - 1, 0))
     products = [weight[:, m] * padded[:, m : m + x.shape[1]] for m in range(kernel)]
     return torch.stack(products).sum(0)
 
@@ -37,16 +35,10 @@ class Convolution(PositionalEncoding):
     kernel: tokens that are summed, the present one among them
     """
 
-    family = "input"
-    paper = "arXiv:2001.08248"
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
-    def __init__(self, d_model: int, kernel: int = 3):
+    def __init__(self, d_model: int, kernel: AtLeast2 = 3):
         super().__init__()
-        require(
-            kernel > 1,
-            f"encoding.kernel must be at least 2, not {kernel}: a token would not see its neighbours",
-        )
         self.weight = nn.Parameter(0.02 * torch.randn(d_model, kernel))
 
     def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LengthError, PastTraining, PositionalEncoding
+from pe_bench.encodings.base import AtLeast1, LengthError, PastTraining, PositionalEncoding
 from pe_bench.errors import require
 
 Overflow = Literal["error", "clamp", "interpolate"]
@@ -37,14 +37,11 @@ class Learned(PositionalEncoding):
     overflow: past the last row: error, clamp or interpolate
     """
 
-    family = "input"
-    paper = "arXiv:1705.03122"
     past_training = "undefined"
     changeable_after_training = frozenset({"overflow"})
 
-    def __init__(self, d_model: int, max_position: int, overflow: Overflow = "error"):
+    def __init__(self, d_model: int, max_position: AtLeast1, overflow: Overflow = "error"):
         super().__init__()
-        require(max_position > 0, f"encoding.max_position must be positive, not {max_position}")
         self.overflow: Overflow = overflow
         self.past_training = PAST_TRAINING[overflow]
         if overflow == "interpolate":

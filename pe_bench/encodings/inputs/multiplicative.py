@@ -19,10 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.encodings.base import AtLeast1, PositionalEncoding, Positive
 from pe_bench.encodings.inputs.learned import PAST_TRAINING, Overflow, require_table, table_rows
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
-from pe_bench.errors import require
 
 Positions = Literal["learned", "sinusoidal"]
 BASE = 10_000.0
@@ -37,22 +36,18 @@ class Multiplicative(PositionalEncoding):
     overflow: past the table's last row: error, clamp or interpolate
     """
 
-    family = "input"
-    paper = "https://kexue.fm/archives/8130"
     past_training = "undefined"
 
     def __init__(
         self,
         d_model: int,
-        max_position: int,
+        max_position: AtLeast1,
         positions: Positions = "learned",
-        alpha: float = 0.25,
+        alpha: Positive = 0.25,
         overflow: Overflow = "error",
     ):
         super().__init__()
         require_table(overflow, positions)
-        require(max_position > 0, f"encoding.max_position must be positive, not {max_position}")
-        require(alpha > 0, f"encoding.alpha must be positive, not {alpha}: without it nothing has a position")
         self.d_model = d_model
         self.alpha = alpha
         self.overflow: Overflow = overflow

@@ -34,12 +34,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import PositionalEncoding
+from pe_bench.encodings.base import Fraction, PositionalEncoding, full_precision
 from pe_bench.encodings.inputs.learned import rows_between
-from pe_bench.encodings.precision import full_precision
-from pe_bench.errors import require
 
 Cell = Literal["gru", "mlp", "ode_rk4", "ode_euler"]
 Field = Callable[[Tensor, Tensor], Tensor]  # dp/dt from p and t
@@ -66,14 +63,8 @@ class Recursive(PositionalEncoding):
     time_step: by which t grows from one position to the next, at most 1
     """
 
-    family = "input"
-    paper = "arXiv:2003.09229"
-
-    def __init__(self, d_model: int, cell: Cell = "gru", time_step: float = 0.01):
+    def __init__(self, d_model: int, cell: Cell = "gru", time_step: Fraction = 0.01):
         super().__init__()
-        require(
-            0 < time_step <= 1, f"encoding.time_step must lie above 0 and not above 1, not be {time_step}"
-        )
         self.time_step = time_step
         self.start = nn.Parameter(0.02 * torch.randn(d_model))
         cells: dict[Cell, Callable[[], nn.Module]] = {
@@ -115,7 +106,7 @@ class NetworkCell(nn.Module):
         states = [start]
         for t in times[1:].split(1):
             moved = states[-1] + self.layers(torch.cat([states[-1], t]))
-            states.append(functional.rms_norm(moved, moved.shape) * 0.5**0.5)
+            states.append(nn.functional.rms_norm(moved, moved.shape) * 0.5**0.5)
         return torch.stack(states)
 
 

@@ -18,8 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import PositionalEncoding
-from pe_bench.encodings.rotary.rope import require_base
+from pe_bench.encodings.base import Base, PositionalEncoding, Positive
 from pe_bench.errors import require
 
 Layout = Literal["interleaved", "concatenated", "neox"]
@@ -44,20 +43,12 @@ class Sinusoidal(PositionalEncoding):
     factor: positions are divided by it
     """
 
-    family = "input"
-    paper = "arXiv:1706.03762"
     changeable_after_training = frozenset({"factor"})
 
     def __init__(
-        self,
-        d_model: int,
-        base: float = 10_000.0,
-        layout: Layout = "interleaved",
-        factor: float = 1.0,
+        self, d_model: int, base: Base = 10_000.0, layout: Layout = "interleaved", factor: Positive = 1.0
     ):
         super().__init__()
-        require(factor > 0, f"encoding.factor must be positive, not {factor}: 1 leaves positions as they are")
-        require_base(base)
         require(
             d_model % 2 == 0 or layout == "interleaved",
             f"layout={layout} needs an even model.d_model, not {d_model}: say encoding.layout=interleaved",

@@ -19,10 +19,17 @@ are shared by all layers, and so neither can have them. After training each part
 
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, NestedEncoding, PositionalEncoding, Side, most_adverse
+from pe_bench.encodings.base import (
+    AtLeast1,
+    LayerEncoding,
+    NestedEncoding,
+    PositionalEncoding,
+    Side,
+    most_adverse,
+)
 from pe_bench.encodings.compose import stack
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
-from pe_bench.errors import UserError, require
+from pe_bench.errors import require
 
 SHARED = {"ids": "position ids", "embed": "embeddings"}
 
@@ -32,7 +39,6 @@ class Chunks(LayerEncoding):
 
     def __init__(self, chunk: int):
         super().__init__()
-        require(chunk > 0, f"encoding.chunk must hold at least 1 token, not {chunk}")
         self.chunk = chunk
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
@@ -46,6 +52,8 @@ class Chunks(LayerEncoding):
 class LocalGlobal(PositionalEncoding):
     """Options:
 
+    local: the encoding of local layers, a mapping with a name and options
+    global: the encoding of global layers
     window: tokens that layers with `local` see; null: all
     every: the last layer of each group of this size has `global`, and sees everything
     first: true: the first layer of each group has it, not the last
@@ -53,22 +61,18 @@ class LocalGlobal(PositionalEncoding):
     chunk: tokens that layers with `local` see together; null: all
     """
 
-    family = "schedule"
-    paper = "arXiv:2501.18795"
-
     def __init__(
         self,
         n_layers: int,
         local: NestedEncoding,
         global_: NestedEncoding,
-        window: int | None,
-        every: int = 4,
+        window: AtLeast1 | None,
+        every: AtLeast1 = 4,
         first: bool = False,
         last: bool = False,
-        chunk: int | None = None,
+        chunk: AtLeast1 | None = None,
     ):
         super().__init__()
-        require(every > 0, f"encoding.every must be at least 1 layer, not {every}")
         if first:
             are_global = [number % every == 0 for number in range(n_layers)]
         else:
@@ -84,7 +88,10 @@ class LocalGlobal(PositionalEncoding):
             if is_global in are_global
         }
         for is_global, part in parts.items():
-            _refuse_shared("global" if is_global else "local", part)
+            for hook, what in SHARED.items():
+                message = f"changes {what}, which all layers share: choose one that acts in attention"
+                option = "global" if is_global else "local"
+                require(not part.overrides(hook), f"encoding.{option} {message}")
         self.holders = nn.ModuleList(parts.values())  # of the parameters
         self._layers = [
             stack(
@@ -98,11 +105,3 @@ class LocalGlobal(PositionalEncoding):
 
     def layer(self, number: int) -> LayerEncoding:
         return self._layers[number]
-
-
-def _refuse_shared(option: str, encoding: PositionalEncoding) -> None:
-    for hook, what in SHARED.items():
-        if encoding.overrides(hook):
-            raise UserError(
-                f"encoding.{option} changes {what}, which all layers share: choose one that acts in attention"
-            )

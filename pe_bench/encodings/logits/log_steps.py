@@ -17,9 +17,7 @@ Steps of the training length are ours.
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.families import ROTARY
-from pe_bench.errors import require
+from pe_bench.encodings.base import ROTARY, AtLeast1, LayerEncoding, NotNegative, Side
 
 
 class LogSteps(LayerEncoding):
@@ -31,15 +29,13 @@ class LogSteps(LayerEncoding):
     smooth: true: position / step is not rounded down to whole steps
     """
 
-    family = "scale"
-    paper = "https://ai.meta.com/blog/llama-4-multimodal-intelligence/"
     claims = frozenset({"prefix_consistent"})
     compatible_with = ROTARY | {"nope", "sinusoidal"}
 
-    def __init__(self, step: int, beta: float = 0.1, counts_itself: bool = False, smooth: bool = False):
+    def __init__(
+        self, step: AtLeast1, beta: NotNegative = 0.1, counts_itself: bool = False, smooth: bool = False
+    ):
         super().__init__()
-        require(beta >= 0, f"beta must not be negative, as {beta} is")
-        require(step > 0, f"step must be at least 1 token, not {step}")
         self.step = step
         self.beta = beta
         self.first = int(counts_itself)

@@ -17,9 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.families import ROTARY
-from pe_bench.errors import require
+from pe_bench.encodings.base import ROTARY, AtLeast2, Base, LayerEncoding, Side
 
 
 class LogN(LayerEncoding):
@@ -29,17 +27,11 @@ class LogN(LayerEncoding):
     scale_base: null; or a, for the factor log_a(a + p) at every position p
     """
 
-    family = "scale"
-    paper = "https://kexue.fm/archives/8823"
     claims = frozenset({"prefix_consistent"})
     compatible_with = ROTARY | {"nope", "sinusoidal"}
 
-    def __init__(self, train_length: int, scale_base: float | None = None):
+    def __init__(self, train_length: AtLeast2, scale_base: Base | None = None):
         super().__init__()
-        require(
-            train_length > 1, f"log-n scaling needs a train_length of at least 2 tokens, not {train_length}"
-        )
-        require(scale_base is None or scale_base > 1, f"scale_base must be more than 1, not {scale_base}")
         self.train_length = train_length
         self.scale_base = scale_base
 

@@ -25,8 +25,6 @@ class Sink(LayerEncoding):
     learned: false: the logit stays at `initial`; 0 gives a softmax with 1 added to its sum
     """
 
-    family = "scale"
-    paper = "arXiv:2508.10925"
     per_layer = True
 
     logit: Tensor

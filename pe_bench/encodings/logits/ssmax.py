@@ -18,8 +18,7 @@ transformers; b is 0 at first, and there 1 with s at 0.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.errors import require
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side
 
 INITIAL = 0.168
 
@@ -32,13 +31,10 @@ class SSMax(LayerEncoding):
     bias: add a learned number to the factor
     """
 
-    family = "scale"
-    paper = "arXiv:2501.19399"
     per_layer = True
 
-    def __init__(self, n_heads: int, window: int | None = None, bias: bool = False):
+    def __init__(self, n_heads: int, window: AtLeast1 | None = None, bias: bool = False):
         super().__init__()
-        require(window is None or window > 0, f"window must hold at least 1 key, not {window}")
         self.window = window
         self.strength = nn.Parameter(torch.full((n_heads,), INITIAL))
         self.offset = nn.Parameter(torch.zeros(n_heads)) if bias else None

@@ -14,10 +14,9 @@ them.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.families import RELATIVE, ROTARY
+from pe_bench.encodings.base import RELATIVE, ROTARY, LayerEncoding, Side
 from pe_bench.errors import require
 
 
@@ -27,11 +26,7 @@ class Temperature(LayerEncoding):
     factor: of all logits, or a list with one for each head
     """
 
-    family = "scale"
-    paper = "arXiv:2404.12224"
     compatible_with = ROTARY | RELATIVE | {"nope"}
-
-    factors: Tensor
 
     def __init__(self, n_heads: int, factor: float | list[float] = 1.2):
         super().__init__()
@@ -43,7 +38,7 @@ class Temperature(LayerEncoding):
         )
         require(min(factors) > 0, f"factor must be positive, not {min(factors)}")
         factors = torch.tensor(factors, dtype=torch.float64)[:, None, None]
-        self.register_buffer("factors", factors, persistent=False)
+        self.factors = nn.Buffer(factors, persistent=False)
 
     def logit_scale(self, queries: Side) -> Tensor:
         return self.factors.to(torch.promote_types(queries.raw.dtype, torch.float32))

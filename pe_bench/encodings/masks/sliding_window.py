@@ -9,10 +9,8 @@ Peters, Cohan 2020, "Longformer", arXiv:2004.05150, section 3.1.
 
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.families import RELATIVE, ROTARY
+from pe_bench.encodings.base import RELATIVE, ROTARY, AtLeast1, LayerEncoding, Side
 from pe_bench.encodings.masks.ranges import latest
-from pe_bench.errors import require
 
 
 class SlidingWindow(LayerEncoding):
@@ -21,13 +19,11 @@ class SlidingWindow(LayerEncoding):
     window: tokens that a query sees, itself among them
     """
 
-    family = "mask"
     paper = "arXiv:2004.05150"
     compatible_with = ROTARY | RELATIVE | {"nope", "sinusoidal", "learned"}
 
-    def __init__(self, window: int):
+    def __init__(self, window: AtLeast1):
         super().__init__()
-        require(window > 0, f"a window must hold at least 1 token, not {window}")
         self.window = window
 
     def visible(self, queries: Side, keys: Side) -> Tensor:

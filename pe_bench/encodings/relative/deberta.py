@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.relative.tables import Relative, Tables
 from pe_bench.errors import require
 
@@ -48,8 +48,6 @@ class DeBERTa(PositionalEncoding):
     terms: content to position, position to content: both, or c2p, or p2c
     """
 
-    family = "relative"
-    paper = "arXiv:2006.03654"
     past_training = "clamps"
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
@@ -59,12 +57,11 @@ class DeBERTa(PositionalEncoding):
         n_heads: int,
         d_head: int,
         n_layers: int,
-        max_distance: int,
+        max_distance: AtLeast1,
         buckets: int | None = None,
         terms: Terms = "c2p+p2c",
     ):
         super().__init__()
-        require(max_distance > 0, f"encoding.max_distance must be positive, not {max_distance}")
         if buckets is not None:
             require(
                 buckets >= 4 and buckets % 2 == 0,

@@ -18,9 +18,8 @@ summed, by row; long texts are scored from `tables`.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Side
+from pe_bench.encodings.base import AtLeast1, Side
 from pe_bench.encodings.relative.tables import Relative, Tables
-from pe_bench.errors import require
 
 
 class Shaw(Relative):
@@ -29,14 +28,11 @@ class Shaw(Relative):
     max_distance: keys farther back share one vector
     """
 
-    family = "relative"
-    paper = "arXiv:1803.02155"
     past_training = "clamps"
     per_layer = True
 
-    def __init__(self, d_head: int, max_distance: int = 16):
+    def __init__(self, d_head: int, max_distance: AtLeast1 = 16):
         super().__init__()
-        require(max_distance > 0, f"encoding.max_distance must be positive, not {max_distance}")
         self.max_distance = max_distance
         self.keys = nn.Parameter(0.02 * torch.randn(max_distance + 1, d_head))
         self.values = nn.Parameter(0.02 * torch.randn(max_distance + 1, d_head))

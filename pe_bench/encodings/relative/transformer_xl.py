@@ -22,7 +22,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.base import Base, LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.rotary.rope import require_pairs, rope_frequencies
 
 
@@ -32,16 +32,12 @@ class TransformerXL(PositionalEncoding):
     base: of the geometric frequencies
     """
 
-    family = "relative"
-    paper = "arXiv:1901.02860"
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
-    frequencies: Tensor
-
-    def __init__(self, d_model: int, n_heads: int, d_head: int, n_layers: int, base: float = 10_000.0):
+    def __init__(self, d_model: int, n_heads: int, d_head: int, n_layers: int, base: Base = 10_000.0):
         super().__init__()
         require_pairs(d_model, "model.d_model")
-        self.register_buffer("frequencies", rope_frequencies(d_model, base), persistent=False)
+        self.frequencies = nn.Buffer(rope_frequencies(d_model, base), persistent=False)
         self.content_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
         self.position_bias = nn.Parameter(0.02 * torch.randn(n_heads, d_head))
         self.projections = nn.Parameter(torch.randn(n_layers, n_heads, d_head, d_model) / math.sqrt(d_model))

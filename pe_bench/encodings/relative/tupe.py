@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import AtLeast1, LayerEncoding, Side
 from pe_bench.encodings.inputs.learned import Learned, Overflow, require_table
 from pe_bench.encodings.inputs.sinusoidal import Sinusoidal
 
@@ -38,8 +38,6 @@ class TUPE(LayerEncoding):
     positions: learned, or sinusoidal: no table
     """
 
-    family = "relative"
-    paper = "arXiv:2006.15595"
     past_training = "undefined"
     claims = frozenset({"prefix_consistent"})
 
@@ -48,7 +46,7 @@ class TUPE(LayerEncoding):
         d_model: int,
         n_heads: int,
         d_head: int,
-        max_position: int,
+        max_position: AtLeast1,
         overflow: Overflow = "error",
         positions: Positions = "learned",
     ):

@@ -22,11 +22,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.precision import full_precision
-from pe_bench.encodings.rotary.rope import rope_frequencies, turn
+from pe_bench.encodings.base import Base, LayerEncoding, Side, full_precision
+from pe_bench.encodings.rotary.rope import rope_frequencies, turn_both
 from pe_bench.errors import require
 
 
@@ -39,20 +37,16 @@ class FoPE(LayerEncoding):
     padded_sine: of the pairs without a position; 1 as in the authors' code
     """
 
-    family = "rotary"
-    paper = "arXiv:2412.17739"
     claims = frozenset({"prefix_consistent"})
     per_layer = True
     lr_multiple = 0.0
-
-    frequencies: Tensor
 
     def __init__(
         self,
         n_heads: int,
         d_head: int,
         train_length: int,
-        base: float = 10_000.0,
+        base: Base = 10_000.0,
         gain: float = 0.3,
         padded_sine: float = 0.0,
     ):
@@ -64,7 +58,7 @@ class FoPE(LayerEncoding):
             count > 0, f"no pair makes a full turn within {train_length} tokens: give a larger train.length"
         )
         self.padded_sine = padded_sine
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.frequencies = nn.Buffer(frequencies, persistent=False)
         spread = gain * math.sqrt(2 / (count * (count + n_heads)))
         self.of_cosines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
         self.of_sines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
@@ -76,8 +70,6 @@ class FoPE(LayerEncoding):
         with full_precision(keys.x):
             cos = angles.cos().to(self.of_cosines.dtype) @ self.of_cosines
             sin = angles.sin().to(self.of_sines.dtype) @ self.of_sines
-        cos = functional.pad(cos, (0, others), value=1.0).to(dtype)
-        sin = functional.pad(sin, (0, others), value=self.padded_sine).to(dtype)
-        last = slice(keys.x.shape[-2] - queries.x.shape[-2], None)
-        turned_q = turn(queries.x.to(dtype), cos[..., last, :], sin[..., last, :], "half")
-        return turned_q.to(queries.x.dtype), turn(keys.x.to(dtype), cos, sin, "half").to(keys.x.dtype)
+        cos = nn.functional.pad(cos, (0, others), value=1.0).to(dtype)
+        sin = nn.functional.pad(sin, (0, others), value=self.padded_sine).to(dtype)
+        return turn_both(queries, keys, cos, sin)

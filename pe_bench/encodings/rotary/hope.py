@@ -15,6 +15,7 @@ https://github.com/0-5788719150923125/praxis.
 
 import math
 
+from pe_bench.encodings.base import Base
 from pe_bench.encodings.rotary.rope import Layout, RoPE
 from pe_bench.errors import require
 
@@ -26,9 +27,7 @@ class HoPE(RoPE):
     base: of the geometric frequencies
     """
 
-    paper = "arXiv:2410.21216"
-
-    def __init__(self, d_head: int, train_length: int, base: float = 10_000.0, layout: Layout = "half"):
+    def __init__(self, d_head: int, train_length: int, base: Base = 10_000.0, layout: Layout = "half"):
         super().__init__(d_head, base, layout)
         require(
             train_length >= 2 * math.pi,

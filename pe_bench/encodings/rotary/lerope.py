@@ -13,8 +13,8 @@ those of `rope` in all. How alpha was trained is not in that code, which only lo
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import Side
-from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
+from pe_bench.encodings.base import Base, Side
+from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate_both
 
 
 class LeRoPE(RoPE):
@@ -23,15 +23,10 @@ class LeRoPE(RoPE):
     base: of the geometric frequencies at first
     """
 
-    paper = "https://github.com/huggingface/transformers"
-
-    def __init__(self, d_head: int, base: float = 10_000.0, layout: Layout = "half"):
+    def __init__(self, d_head: int, base: Base = 10_000.0, layout: Layout = "half"):
         super().__init__(d_head, base, layout)
         self.alpha = nn.Parameter(torch.zeros(d_head // 2))
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies.double() * self.alpha.double().exp()
-        return (
-            rotate(queries.x, queries.position, frequencies, self.layout),
-            rotate(keys.x, keys.position, frequencies, self.layout),
-        )
+        return rotate_both(queries, keys, frequencies, self.layout)

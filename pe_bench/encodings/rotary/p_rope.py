@@ -15,6 +15,7 @@ fraction spreads its frequencies anew.
 from collections.abc import Mapping
 from typing import Any
 
+from pe_bench.encodings.base import Base, Share
 from pe_bench.encodings.rotary.rope import Layout, RoPE, pairs_within
 
 
@@ -25,9 +26,7 @@ class PRoPE(RoPE):
     base: of the geometric frequencies
     """
 
-    paper = "arXiv:2410.06205"
-
-    def __init__(self, d_head: int, fraction: float = 0.75, base: float = 10_000.0, layout: Layout = "half"):
+    def __init__(self, d_head: int, fraction: Share = 0.75, base: Base = 10_000.0, layout: Layout = "half"):
         super().__init__(d_head, base, layout)
         self.frequencies[pairs_within(d_head, fraction) :] = 0
 

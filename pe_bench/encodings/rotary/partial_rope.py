@@ -12,6 +12,7 @@ is that of the authors' code (`rotary_pct`).
 Their code takes int(fraction K) features, which must be even; here the fraction is rounded down to pairs.
 """
 
+from pe_bench.encodings.base import Base, Share
 from pe_bench.encodings.rotary.rope import Layout, RoPE, pairs_within
 
 
@@ -22,7 +23,5 @@ class PartialRoPE(RoPE):
     base: of the geometric frequencies, spread over the features that are turned
     """
 
-    paper = "arXiv:2204.06745"
-
-    def __init__(self, d_head: int, fraction: float = 0.25, base: float = 10_000.0, layout: Layout = "half"):
+    def __init__(self, d_head: int, fraction: Share = 0.25, base: Base = 10_000.0, layout: Layout = "half"):
         super().__init__(2 * pairs_within(d_head, fraction), base, layout)

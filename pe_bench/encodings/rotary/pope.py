@@ -19,10 +19,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.bounded import bounded
+from pe_bench.encodings.base import Base, LayerEncoding, Side, bounded
 from pe_bench.encodings.rotary.rope import rope_frequencies, rotate
 
 
@@ -32,17 +30,13 @@ class PoPE(LayerEncoding):
     base: of the geometric frequencies
     """
 
-    family = "rotary"
-    paper = "arXiv:2509.10534"
     per_layer = True
 
-    frequencies: Tensor
-
-    def __init__(self, n_heads: int, d_head: int, base: float = 10_000.0):
+    def __init__(self, n_heads: int, d_head: int, base: Base = 10_000.0):
         super().__init__()
         self.phase = nn.Parameter(torch.zeros(n_heads, d_head))
         # base^(-c/K) for c = 0..K-1 is RoPE's spectrum at the width of the result.
-        self.register_buffer("frequencies", rope_frequencies(2 * d_head, base), persistent=False)
+        self.frequencies = nn.Buffer(rope_frequencies(2 * d_head, base), persistent=False)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         phase = bounded(self.phase, -2 * math.pi, 0).unsqueeze(-2)
@@ -53,6 +47,6 @@ class PoPE(LayerEncoding):
 
     def _polar(self, x: Tensor, phase: Tensor, position: Tensor) -> Tensor:
         """Return [B, H, n, 2K]: real, then imaginary parts of softplus(x) e^(i (phase + position theta))."""
-        magnitude = functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
+        magnitude = nn.functional.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
         at_position_0 = torch.cat([magnitude * phase.cos(), magnitude * phase.sin()], -1)
         return rotate(at_position_0, position, self.frequencies, "half").to(x.dtype)

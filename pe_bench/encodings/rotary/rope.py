@@ -16,20 +16,18 @@ layout of GPT-NeoX and Llama, and the default here).
 """
 
 import math
-from typing import Literal, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import ROTARY, Base, Fraction, LayerEncoding, Side
 from pe_bench.errors import require
 from pe_bench.native.layers import is_rotated_natively, rotated
 
-# which two features form a pair: half (c, c + K/2) or interleaved (2c, 2c + 1)
 Layout = Literal["half", "interleaved"]
 Form = Literal["pairs", "complex", "dense"]
-# features, the first (partial_rope), or frequencies, the highest (p_rope)
 FractionOf = Literal["features", "frequencies"]
 
 
@@ -37,21 +35,15 @@ def require_pairs(width: int, option: str = "model.d_head") -> None:
     require(width % 2 == 0, f"this encoding acts on pairs of features, and {option}={width} is odd")
 
 
-def require_base(base: float) -> None:
-    require(base > 1, f"encoding.base must exceed 1, for frequencies to fall, not {base}")
-
-
 def rope_frequencies(width: int, base: float) -> Tensor:
     """Return theta [width / 2] in float64."""
     require_pairs(width)
-    require_base(base)
     return base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
 
 
 def pairs_within(d_head: int, fraction: float) -> int:
     """Return how many of the K/2 pairs a fraction of the head's width holds, rounded down."""
     require_pairs(d_head)
-    require(0 <= fraction <= 1, f"encoding.fraction must lie between 0 and 1, not be {fraction}")
     # 0.29 * 100 is 28.999.. in floating point.
     pairs = math.floor(fraction * (d_head // 2) + 1e-9)
     require(
@@ -60,34 +52,6 @@ def pairs_within(d_head: int, fraction: float) -> int:
         f"give at least {2 / d_head:g}",
     )
     return pairs
-
-
-def turned_frequencies(
-    d_head: int, base: float, fraction: float = 1.0, fraction_of: FractionOf = "features"
-) -> Tensor:
-    """Return theta in float64 of a head of which a fraction is turned.
-
-    A fraction of the features means the first ones, with frequencies [pairs] spread over them as in
-    partial RoPE; one of the frequencies means the highest, the others of all [K/2] being 0, as in p-RoPE.
-    """
-    pairs = turned_pairs(d_head, fraction, fraction_of)
-    if fraction_of == "features":
-        return rope_frequencies(2 * pairs, base)
-    return slow_ones_zeroed(rope_frequencies(d_head, base), pairs)
-
-
-def turned_pairs(d_head: int, fraction: float, fraction_of: FractionOf) -> int:
-    require(
-        fraction < 1 or fraction_of == "features",
-        f"encoding.fraction_of={fraction_of} is for an encoding.fraction below 1, not {fraction}: "
-        "leave it out",
-    )
-    require(fraction > 0, f"encoding.fraction={fraction} leaves nothing to turn: say encoding=nope")
-    return pairs_within(d_head, fraction)
-
-
-def slow_ones_zeroed(frequencies: Tensor, kept: int) -> Tensor:
-    return functional.pad(frequencies[:kept], (0, len(frequencies) - kept))
 
 
 def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, form: Form = "pairs") -> Tensor:
@@ -114,6 +78,21 @@ def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, for
     return turn(precise, cos, sin, layout).to(x.dtype)
 
 
+def rotate_both(
+    queries: Side, keys: Side, frequencies: Tensor, layout: Layout, form: Form = "pairs"
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys turned by their positions."""
+    turned = [rotate(side.x, side.position, frequencies, layout, form) for side in (queries, keys)]
+    return turned[0], turned[1]
+
+
+def turn_both(queries: Side, keys: Side, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries and keys turned in half layout by cosines and sines [.., N, K/2] of the keys."""
+    last = slice(keys.x.shape[-2] - queries.x.shape[-2], None)
+    turned_q = turn(queries.x.to(cos.dtype), cos[..., last, :], sin[..., last, :], "half")
+    return turned_q.to(queries.x.dtype), turn(keys.x.to(cos.dtype), cos, sin, "half").to(keys.x.dtype)
+
+
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """Return x [.., n, K] with its pairs turned, by cosines and sines [.., n, K/2]."""
     # Whole rows at a time, which takes half as long as pair by pair.
@@ -121,32 +100,24 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return torch.addcmul(x * cosines, swapped(x, layout), sines)
 
 
-class _Tables(NamedTuple):
-    """Cosines and sines [.., n, K/2] of all angles, and what they were made from."""
-
-    position: Tensor
-    frequencies: Tensor
-    cosines: Tensor
-    sines: Tensor
-
-    def serves(self, position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> bool:
-        types = (self.position.dtype, self.cosines.dtype) == (position.dtype, dtype)
-        return types and torch.equal(self.position, position) and torch.equal(self.frequencies, frequencies)
-
-
-_made_last: _Tables | None = None  # on the CPU, for the next layer and the next step
+# Position, frequencies, cosines and sines on the CPU, for the next layer and the next step.
+_made_last: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
 
 def _cosines_and_sines(position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines [.., n, K/2] of all angles."""
     global _made_last
     on_cpu = position.device.type == frequencies.device.type == "cpu"
     keeps = on_cpu and not (frequencies.requires_grad or position.requires_grad)
-    if keeps and _made_last is not None and _made_last.serves(position, frequencies, dtype):
-        return _made_last.cosines, _made_last.sines
+    if keeps and _made_last is not None:
+        old_position, old_frequencies, cosines, sines = _made_last
+        same_types = (old_position.dtype, cosines.dtype) == (position.dtype, dtype)
+        if same_types and torch.equal(old_position, position) and torch.equal(old_frequencies, frequencies):
+            return cosines, sines
     angle = position.double().unsqueeze(-1) * frequencies.double()
     cosines, sines = angle.cos().to(dtype), angle.sin().to(dtype)
     if keeps and not torch.is_inference_mode_enabled():  # whose tensors no training step can save
-        _made_last = _Tables(position.clone(), frequencies.clone(), cosines, sines)
+        _made_last = position.clone(), frequencies.clone(), cosines, sines
     return cosines, sines
 
 
@@ -184,23 +155,62 @@ class RoPE(LayerEncoding):
     Options:
 
     base: of the geometric frequencies
+    layout: which two features form a pair: half (c, c + K/2) or interleaved (2c, 2c + 1)
     form: how they are turned, to the same result: pairs, complex or dense (a matrix)
     """
 
-    family = "rotary"
-    paper = "arXiv:2104.09864"
     claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
 
-    frequencies: Tensor
-
-    def __init__(self, d_head: int, base: float = 10_000.0, layout: Layout = "half", form: Form = "pairs"):
+    def __init__(self, d_head: int, base: Base = 10_000.0, layout: Layout = "half", form: Form = "pairs"):
         super().__init__()
         self.layout: Layout = layout
         self.form: Form = form
-        self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
+        self.frequencies = nn.Buffer(rope_frequencies(d_head, base), persistent=False)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        return (
-            rotate(queries.x, queries.position, self.frequencies, self.layout, self.form),
-            rotate(keys.x, keys.position, self.frequencies, self.layout, self.form),
+        return rotate_both(queries, keys, self.frequencies, self.layout, self.form)
+
+
+@dataclass(eq=False)
+class Rotary(LayerEncoding):
+    """What changes `rope`, `partial_rope` or `p_rope`, and so works on weights trained with them.
+
+    Its fields are options. Those of a class that derives from it come before the last four, which have names.
+
+    Options:
+
+    base: of the geometric frequencies
+    layout: which two features form a pair: half (c, c + K/2) or interleaved (2c, 2c + 1)
+    fraction: of the head, which is turned: less after partial_rope or p_rope
+    fraction_of: features, the first (partial_rope), or frequencies, the highest (p_rope)
+    """
+
+    compatible_with = ROTARY
+
+    d_head: int
+    _: KW_ONLY
+    base: Base = 10_000.0
+    layout: Layout = "half"
+    fraction: Fraction = 1.0
+    fraction_of: FractionOf = "features"
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        fraction, fraction_of = self.fraction, self.fraction_of
+        require(
+            fraction < 1 or fraction_of == "features",
+            f"encoding.fraction_of={fraction_of} is for an encoding.fraction below 1, not {fraction}: "
+            "leave it out",
         )
+        self.pairs = pairs_within(self.d_head, fraction)
+        # Over a fraction of the features the frequencies are spread, as in partial RoPE; of the frequencies
+        # the highest are kept, as in p-RoPE.
+        self.width = 2 * self.pairs if fraction_of == "features" else self.d_head
+
+    def usual_frequencies(self) -> Tensor:
+        """Return the frequencies of training [width / 2] in float64."""
+        return self.kept(rope_frequencies(self.width, self.base))
+
+    def kept(self, frequencies: Tensor) -> Tensor:
+        """Return frequencies with those that p-RoPE leaves out at 0."""
+        return nn.functional.pad(frequencies[: self.pairs], (0, len(frequencies) - self.pairs))

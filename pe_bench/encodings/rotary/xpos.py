@@ -18,11 +18,10 @@ The paper scores long texts with blockwise attention; that is left to a modifier
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, LengthError, Side
+from pe_bench.encodings.base import Base, LayerEncoding, LengthError, Positive, Side
 from pe_bench.encodings.rotary.rope import Layout, join_pairs, rope_frequencies, rotate
-from pe_bench.errors import require
 
 GAMMA = 0.4
 MAX_FEATURE = 1_000.0  # of a query or key, left as room below the largest number of its type
@@ -32,30 +31,21 @@ class XPos(LayerEncoding):
     """Options:
 
     base: of the geometric frequencies
+    layout: which two features form a pair: half (c, c + K/2) or interleaved (2c, 2c + 1)
     scale_base: distance over which pair c decays by (2c/K + 0.4) / 1.4
     """
 
-    family = "rotary"
-    paper = "arXiv:2212.10554"
     claims = frozenset({"shift_invariant", "prefix_consistent"})
 
-    frequencies: Tensor
-    log_decay: Tensor
-
     def __init__(
-        self,
-        d_head: int,
-        base: float = 10_000.0,
-        scale_base: float = 512.0,
-        layout: Layout = "interleaved",
+        self, d_head: int, base: Base = 10_000.0, scale_base: Positive = 512.0, layout: Layout = "interleaved"
     ):
         super().__init__()
-        require(scale_base > 0, f"encoding.scale_base must be positive, not {scale_base}")
         self.layout: Layout = layout
         self.scale_base = scale_base
         zeta = (torch.arange(0, d_head, 2, dtype=torch.float64) / d_head + GAMMA) / (1 + GAMMA)
-        self.register_buffer("frequencies", rope_frequencies(d_head, base), persistent=False)
-        self.register_buffer("log_decay", zeta.log() / scale_base, persistent=False)
+        self.frequencies = nn.Buffer(rope_frequencies(d_head, base), persistent=False)
+        self.log_decay = nn.Buffer(zeta.log() / scale_base, persistent=False)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         first, last = keys.position.double().aminmax(dim=-1, keepdim=True)

@@ -15,59 +15,34 @@ There s = 8 at a training length of 8,192. Here s is the window's where it is no
 scaling, and the training length is that of the run.
 """
 
-from torch import Tensor
+from dataclasses import dataclass
 
-from pe_bench.encodings.rotary.rope import FractionOf, Layout
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled, by_parts_frequencies
+from pe_bench.encodings.base import Positive
+from pe_bench.encodings.scalings.rope_ntk_by_parts import by_parts_frequencies
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
 from pe_bench.errors import require
 
 
-def llama3_frequencies(
-    width: int, base: float, train_length: int, factor: float, low: float = 1.0, high: float = 4.0
-) -> Tensor:
-    """Return theta' [width / 2] in float64."""
-    return by_parts_frequencies(
-        width, base, train_length, factor, ramp="turns", beta_fast=high, beta_slow=low
-    )
-
-
+@dataclass(eq=False)
 class Llama3(RopeScaling):
     """Options:
 
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
-    train_length: up to here the factor of the window is 1
     factor: null: of the window, max(1, window / train_length); or a number, such as 8 in Llama 3.1
     low_frequency_factor: pairs with fewer turns within train_length are interpolated
     high_frequency_factor: pairs with more are kept
     """
 
-    paper = "arXiv:2407.21783"
+    low_frequency_factor: Positive = 1.0
+    high_frequency_factor: float = 4.0
 
-    def __init__(
-        self,
-        d_head: int,
-        train_length: int,
-        factor: float | None = None,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        low_frequency_factor: float = 1.0,
-        high_frequency_factor: float = 4.0,
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
-        super().__init__(d_head, train_length, factor, base, layout, fraction, fraction_of)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.low_frequency_factor, self.high_frequency_factor
         require(
-            high_frequency_factor > low_frequency_factor > 0,
-            f"encoding.high_frequency_factor={high_frequency_factor} must exceed "
-            f"encoding.low_frequency_factor={low_frequency_factor}, and that 0: they are turns within the "
-            "training length",
+            high > low,
+            f"encoding.high_frequency_factor={high} must exceed encoding.low_frequency_factor={low}",
         )
-        self.low = low_frequency_factor
-        self.high = high_frequency_factor
 
     def scaled(self, window: int) -> Scaled:
-        factor = self.factor_at(window)
-        return Scaled(
-            llama3_frequencies(self.width, self.base, self.train_length, factor, self.low, self.high)
-        )
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        return Scaled(by_parts_frequencies(self, self.factor_at(window), "turns", high, low))

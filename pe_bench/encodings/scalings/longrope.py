@@ -17,70 +17,60 @@ for windows of all lengths, as here where `factor` is given.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pe_bench.encodings.rotary.rope import FractionOf, Layout, pairs_within, rope_frequencies
+from pe_bench.encodings.base import Factor
+from pe_bench.encodings.rotary.rope import pairs_within, rope_frequencies
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
 from pe_bench.errors import require
-
-
-def longrope_frequencies(width: int, base: float, factors: Tensor) -> Tensor:
-    """Return theta' [width / 2] in float64, from a factor for each pair."""
-    return rope_frequencies(width, base) / factors.double()
 
 
 def longrope_attention_factor(factor: float, train_length: int) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(train_length))
 
 
+@dataclass(eq=False)
 class LongRoPE(RopeScaling):
     """Options:
 
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
     train_length: longer windows take long_factors
     factor: for the attention factor alone; null: max(1, window / train_length); or a number
     long_factors: must be given: d_head / 2 numbers from 1 on, for windows beyond train_length
     short_factors: the same for windows up to it; null: ones
     """
 
-    paper = "arXiv:2402.13753"
+    long_factors: list[Factor] | None = None
+    short_factors: list[Factor] | None = None
 
-    long_factors: Tensor
-    short_factors: Tensor
-
-    def __init__(
-        self,
-        d_head: int,
-        train_length: int,
-        factor: float | None = None,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        long_factors: list[float] | None = None,
-        short_factors: list[float] | None = None,
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
-        super().__init__(d_head, train_length, factor, base, layout, fraction, fraction_of)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         pairs = self.width // 2
         require(
-            long_factors is not None,
+            self.long_factors is not None,
             "longrope has no default factors, because they are searched for each model: give "
             f"encoding.long_factors=[...] with d_head/2 = {pairs} numbers of at least 1, and "
-            f"encoding.short_factors=[...] if windows of up to {train_length} tokens have others than ones",
+            f"encoding.short_factors if windows of up to {self.train_length} tokens have others than ones",
         )
-        assert long_factors is not None
-        short_factors = [1.0] * pairs if short_factors is None else short_factors
-        for name, factors in (("long_factors", long_factors), ("short_factors", short_factors)):
-            require_factors(f"encoding.{name}", factors, pairs)
-            self.register_buffer(name, torch.tensor(factors, dtype=torch.float64), persistent=False)
-        if factor != 1:
+        self.long = nn.Buffer(self._divisors("long_factors"), persistent=False)
+        self.short = nn.Buffer(self._divisors("short_factors"), persistent=False)
+        if self.factor != 1:
             self.claims = self.claims - {"norm_preserving"}
-        if long_factors != short_factors:
+        if self.long_factors != (self.short_factors or [1.0] * pairs):
             self.claims = self.claims - {"prefix_consistent"}
+
+    def _divisors(self, option: str) -> Tensor:
+        pairs = self.width // 2
+        factors = getattr(self, option) or [1.0] * pairs
+        require(
+            len(factors) == pairs,
+            f"encoding.{option} must have {pairs} numbers, one for each pair of features of a head, not "
+            f"{len(factors)}",
+        )
+        return torch.tensor(factors, dtype=torch.float64)
 
     @classmethod
     def example(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -90,19 +80,8 @@ class LongRoPE(RopeScaling):
         return {"long_factors": torch.linspace(1, 4, pairs).tolist()}
 
     def scaled(self, window: int) -> Scaled:
-        factors = self.long_factors if window > self.train_length else self.short_factors
+        factors = (self.long if window > self.train_length else self.short).double()
         return Scaled(
-            longrope_frequencies(self.width, self.base, factors),
+            rope_frequencies(self.width, self.base) / factors,
             longrope_attention_factor(self.factor_at(window), self.train_length),
         )
-
-
-def require_factors(name: str, factors: list[float], pairs: int) -> None:
-    require(
-        len(factors) == pairs,
-        f"{name} must have {pairs} numbers, one for each pair of features of a head, not {len(factors)}",
-    )
-    wrong = [number for number in factors if not (math.isfinite(number) and number >= 1)]
-    require(
-        not wrong, f"{name} must be finite and at least 1, and {wrong[:3]} {'are' if wrong[1:] else 'is'} not"
-    )

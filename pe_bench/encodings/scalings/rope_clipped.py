@@ -14,45 +14,42 @@ rule of others, in pull request 1387 of ml-explore/mlx-lm. `cope` is another enc
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
-from pe_bench.encodings.families import ROTARY
-from pe_bench.encodings.rotary.rope import FractionOf, Layout, RoPE, turned_frequencies
+from pe_bench.encodings.base import Natural, Side
+from pe_bench.encodings.rotary.rope import Rotary, rotate_both
 from pe_bench.errors import require
 
 
-class RopeClipped(RoPE):
+@dataclass(eq=False)
+class RopeClipped(Rotary):
     """Options:
 
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
     train_length: pairs that make no full turn within it are clipped
     clipped: how many of the slowest pairs are clipped; null: those with no full turn
     """
 
-    paper = "arXiv:2602.05258"
-    compatible_with = ROTARY
+    claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
 
-    def __init__(
-        self,
-        d_head: int,
-        train_length: int,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        clipped: int | None = None,
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
-        super().__init__(d_head, base, layout)
-        frequencies = turned_frequencies(d_head, base, fraction, fraction_of)
+    train_length: int
+    clipped: Natural | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        frequencies = self.usual_frequencies()
         turned = int((frequencies > 0).sum())
-        slow = (frequencies > 0) & (frequencies < 2 * math.pi / train_length)
-        count = int(slow.sum()) if clipped is None else clipped
+        slow = (frequencies > 0) & (frequencies < 2 * math.pi / self.train_length)
+        count = int(slow.sum()) if self.clipped is None else self.clipped
         require(
-            0 <= count <= turned,
-            f"encoding.clipped must be a number of pairs from 0 to {turned}, or null, not {clipped}",
+            count <= turned,
+            f"encoding.clipped must be a number of pairs from 0 to {turned}, or null, not {self.clipped}",
         )
         fading = (1 + torch.linspace(0, math.pi, count, dtype=torch.float64).cos()) / 2
         frequencies[turned - count : turned] *= fading
-        self.frequencies = frequencies
+        self.frequencies = nn.Buffer(frequencies, persistent=False)
+
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return rotate_both(queries, keys, self.frequencies, self.layout)

@@ -12,9 +12,12 @@ Peng et al. 2023, "YaRN", arXiv:2309.00071, section 3.1.
 No differences are known.
 """
 
+from dataclasses import dataclass
+
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
 
 
+@dataclass(eq=False)
 class RopeNTK(RopeScaling):
     paper = "arXiv:2309.00071"
     smallest_width = 4  # the only pair of width 2 turns at the same speed whatever the base

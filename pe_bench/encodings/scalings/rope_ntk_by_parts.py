@@ -18,57 +18,74 @@ another method: it goes from base over NTK-aware scaling to interpolation, with 
 very long training lengths, it is a step here.
 """
 
-from pe_bench.encodings.rotary.rope import FractionOf, Layout
-from pe_bench.encodings.scalings.rope_scaling import (
-    Ramp,
-    RopeScaling,
-    Scaled,
-    by_parts_frequencies,
-    require_ramp,
-)
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pe_bench.encodings.base import Positive
+from pe_bench.encodings.rotary.rope import rope_frequencies
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
+from pe_bench.errors import require
+
+Ramp = Literal["index", "exact", "turns"]
 
 
+@dataclass(eq=False)
 class RopeNTKByParts(RopeScaling):
     """Options:
 
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
-    train_length: up to here the factor of the window is 1
-    factor: null: of the window, max(1, window / train_length); or a number, at every length
     ramp: from kept to interpolated pairs, linear in: index, exact (index, not rounded) or turns
     beta_fast: pairs with more turns within train_length are kept
     beta_slow: pairs with fewer are interpolated
     """
 
-    paper = "arXiv:2309.00071"
+    ramp: Ramp = "index"
+    beta_fast: float = 32.0
+    beta_slow: Positive = 1.0
 
-    def __init__(
-        self,
-        d_head: int,
-        train_length: int,
-        factor: float | None = None,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        ramp: Ramp = "index",
-        beta_fast: float = 32.0,
-        beta_slow: float = 1.0,
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
-        super().__init__(d_head, train_length, factor, base, layout, fraction, fraction_of)
-        require_ramp(beta_fast, beta_slow)
-        self.ramp: Ramp = ramp
-        self.beta_fast = beta_fast
-        self.beta_slow = beta_slow
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.beta_fast > self.beta_slow,
+            f"encoding.beta_fast={self.beta_fast} must exceed encoding.beta_slow={self.beta_slow}",
+        )
 
     def scaled(self, window: int) -> Scaled:
-        frequencies = by_parts_frequencies(
-            self.width,
-            self.base,
-            self.train_length,
-            self.factor_at(window),
-            self.ramp,
-            self.beta_fast,
-            self.beta_slow,
+        factor = self.factor_at(window)
+        return Scaled(by_parts_frequencies(self, factor, self.ramp, self.beta_fast, self.beta_slow))
+
+
+def by_parts_frequencies(
+    scaling: RopeScaling, factor: float, ramp: Ramp, beta_fast: float, beta_slow: float
+) -> Tensor:
+    """Return theta' [width / 2] in float64."""
+    frequencies = rope_frequencies(scaling.width, scaling.base)
+    if ramp == "turns":
+        turns = scaling.train_length * frequencies / (2 * math.pi)
+        kept = (turns - beta_slow) / (beta_fast - beta_slow)
+    else:
+        first, last = ramp_ends(
+            scaling.width, scaling.base, scaling.train_length, beta_fast, beta_slow, is_exact=ramp == "exact"
         )
-        return Scaled(frequencies)
+        kept = 1 - (torch.arange(len(frequencies), dtype=torch.float64) - first) / max(last - first, 0.001)
+    return torch.lerp(frequencies / factor, frequencies, kept.clamp(0, 1))
+
+
+def ramp_ends(
+    width: int, base: float, train_length: int, beta_fast: float, beta_slow: float, is_exact: bool = False
+) -> tuple[float, float]:
+    """Return the indices of the last pair that is kept whole and of the first that is interpolated whole.
+
+    They are whole numbers, unless it is to be exact.
+    """
+
+    def index_of(turns: float) -> float:
+        return width * math.log(train_length / (2 * math.pi * turns)) / (2 * math.log(base))
+
+    first, last = index_of(beta_fast), index_of(beta_slow)
+    if not is_exact:
+        first, last = math.floor(first), math.ceil(last)
+    return max(first, 0), min(last, width - 1)

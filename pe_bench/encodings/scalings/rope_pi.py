@@ -11,19 +11,13 @@ arXiv:2306.15595, section 2.3; kaiokendev 2023, "SuperHOT", independently.
 Both fine-tune the model with it; here it may also be used without.
 """
 
-from torch import Tensor
+from dataclasses import dataclass
 
 from pe_bench.encodings.rotary.rope import rope_frequencies
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
 
 
-def pi_frequencies(width: int, base: float, factor: float) -> Tensor:
-    """Return theta' [width / 2] in float64."""
-    return rope_frequencies(width, base) / factor
-
-
+@dataclass(eq=False)
 class RopePI(RopeScaling):
-    paper = "arXiv:2306.15595"
-
     def scaled(self, window: int) -> Scaled:
-        return Scaled(pi_frequencies(self.width, self.base, self.factor_at(window)))
+        return Scaled(rope_frequencies(self.width, self.base) / self.factor_at(window))

@@ -16,68 +16,29 @@ other rules for it, as in later models, are not offered.
 """
 
 import math
+from dataclasses import dataclass
 
-from pe_bench.encodings.rotary.rope import FractionOf, Layout
-from pe_bench.encodings.scalings.rope_scaling import (
-    Ramp,
-    RopeScaling,
-    Scaled,
-    by_parts_frequencies,
-    require_ramp,
-)
-from pe_bench.errors import require
+from pe_bench.encodings.base import Positive
+from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
+from pe_bench.encodings.scalings.rope_scaling import Scaled
 
 
-def yarn_attention_factor(factor: float) -> float:
-    return 0.1 * math.log(factor) + 1
-
-
-class YaRN(RopeScaling):
+@dataclass(eq=False)
+class YaRN(RopeNTKByParts):
     """Options:
 
-    base: of the geometric frequencies
-    fraction: of the head, which is turned: less after partial_rope or p_rope
-    train_length: up to here the factor of the window is 1
-    factor: null: of the window, max(1, window / train_length); or a number, at every length
-    ramp: from kept to interpolated pairs, linear in: index, exact (index, not rounded) or turns
-    beta_fast: pairs with more turns within train_length are kept
-    beta_slow: pairs with fewer are interpolated
     attention_factor: of queries and keys; null: 0.1 ln(factor) + 1; or a number, at every length
     """
 
-    paper = "arXiv:2309.00071"
+    attention_factor: Positive | None = None
 
-    def __init__(
-        self,
-        d_head: int,
-        train_length: int,
-        factor: float | None = None,
-        base: float = 10_000.0,
-        layout: Layout = "half",
-        ramp: Ramp = "index",
-        beta_fast: float = 32.0,
-        beta_slow: float = 1.0,
-        attention_factor: float | None = None,
-        fraction: float = 1.0,
-        fraction_of: FractionOf = "features",
-    ):
-        super().__init__(d_head, train_length, factor, base, layout, fraction, fraction_of)
-        require_ramp(beta_fast, beta_slow)
-        require(
-            attention_factor is None or attention_factor > 0,
-            f"encoding.attention_factor must be positive, or null for 0.1 ln s + 1, not {attention_factor}",
-        )
-        self.ramp: Ramp = ramp
-        self.beta_fast = beta_fast
-        self.beta_slow = beta_slow
-        self.attention_factor = attention_factor
-        if attention_factor != 1 and (attention_factor is not None or factor != 1):
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.attention_factor
+        if given != 1 and (given is not None or self.factor != 1):
             self.claims = self.claims - {"norm_preserving"}
 
     def scaled(self, window: int) -> Scaled:
-        factor = self.factor_at(window)
-        frequencies = by_parts_frequencies(
-            self.width, self.base, self.train_length, factor, self.ramp, self.beta_fast, self.beta_slow
-        )
-        given = self.attention_factor
-        return Scaled(frequencies, yarn_attention_factor(factor) if given is None else given)
+        by_formula = 0.1 * math.log(self.factor_at(window)) + 1
+        factor = by_formula if self.attention_factor is None else self.attention_factor
+        return Scaled(super().scaled(window).frequencies, factor)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.spec import argument_of
+from pe_bench.encodings.signatures import argument_of
 from pe_bench.errors import first_line
 from pe_bench.inspection.check.case import (
     MODEL,

@@ -1,37 +1,42 @@
-"""What encodings become at the ends of their ranges, their initial values, and options that cannot work."""
+"""Content encodings against their double loops, and what encodings become at the ends of their ranges."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
-from support.reference_encodings import shaw_of_the_reference
 from support.reference_inputs import (
     D,
     H,
     K,
-    T,
     fill,
     near,
     output,
+    series,
 )
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi, alibi_slopes
 from pe_bench.encodings.bias.kerple_log import KerpleLog
 from pe_bench.encodings.bias.t5 import T5
-from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.fox import FoX
-from pe_bench.encodings.ids.randomized import Randomized
+from pe_bench.encodings.content.stick_breaking import StickBreaking
 from pe_bench.encodings.inputs.learned import Learned
-from pe_bench.encodings.logits.logn import LogN
-from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
-from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.errors import UserError
 
-# what an encoding becomes at the end of its range
+
+def test_stick_breaking_in_logarithms_is_the_product_and_stays_finite() -> None:
+    scores, visible = series(torch.sin, 0.8, 7, 7) * 4, torch.ones(7, 7).tril(-1).bool()
+    weights, broken = StickBreaking().weights(scores, visible), scores.sigmoid()
+    for i in range(7):
+        for j in range(7):
+            left = math.prod(1 - float(broken[i, between]) for between in range(j + 1, i))
+            assert abs(float(weights[i, j]) - (float(broken[i, j]) * left if j < i else 0)) < 1e-12
+    extreme = StickBreaking().weights(200 * scores.float(), visible)
+    assert extreme.isfinite().all()
+    assert (extreme.sum(-1) <= 1 + 1e-5).all()
 
 
 def fox_without_forgetting() -> FoX:
@@ -67,15 +72,6 @@ def test_fox_with_a_constant_gate_is_alibi() -> None:
     assert near(output(encoding).detach(), output(ALiBi(H)), 1e-12)
 
 
-@pytest.mark.parametrize("inner", [NoPE(), RoPE(d_head=K), ALiBi(H), shaw_of_the_reference()])
-def test_window_that_holds_everything_is_the_inner_encoding(inner: LayerEncoding) -> None:
-    assert near(output(Stack([inner, SlidingWindow(T)])).detach(), output(inner).detach(), 1e-12)
-    assert not near(output(Stack([inner, SlidingWindow(2)])).detach(), output(inner).detach(), 1e-3)
-
-
-# initial values and mistakes
-
-
 def test_initial_values_are_the_documented_ones() -> None:
     torch.manual_seed(0)
     assert abs(Learned(64, 512).table.std().item() - 0.02) < 1e-3
@@ -90,23 +86,3 @@ def test_initial_values_are_the_documented_ones() -> None:
     assert 0.99 < kerple.a.max().item() <= 1
     assert not CoPE(d_head=64).table.any()
     assert not FoX(8, 2).intercept.any()
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Learned(8, 0),
-        lambda: RoPE(d_head=7),
-        lambda: RoPE(d_head=8, base=-1.0),
-        lambda: T5(8, 2, buckets=32, max_distance=16),
-        lambda: T5(8, 2, buckets=1),
-        lambda: Shaw(8, max_distance=0),
-        lambda: CoPE(8, max_position=0),
-        lambda: SlidingWindow(0),
-        lambda: Randomized(0),
-        lambda: LogN(1),
-    ],
-)
-def test_option_that_cannot_work_is_told_to_the_user(make: Callable[[], object]) -> None:
-    with pytest.raises(UserError, match=r"\d"):
-        make()

@@ -1,0 +1,244 @@
+"""Encodings at the input: tables, sinusoids, cells and waves against their formulas, and their limits."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from support.embeddings import CELLS, VOCABULARY, embedded
+from support.reference_encodings import ids
+from support.reference_inputs import (
+    fill,
+    near,
+    series,
+)
+from torch import Tensor
+
+from pe_bench.encodings.base import LengthError, PositionalEncoding
+from pe_bench.encodings.ids.bipe import BiPE
+from pe_bench.encodings.ids.randomized import Randomized
+from pe_bench.encodings.inputs.complex import Complex
+from pe_bench.encodings.inputs.conv import Convolution
+from pe_bench.encodings.inputs.learned import Learned, Overflow
+from pe_bench.encodings.inputs.multiplicative import Multiplicative
+from pe_bench.encodings.inputs.recursive import Cell, FlowCell, Recursive, euler_step, rk4_step
+from pe_bench.encodings.inputs.sinusoidal import Sinusoidal, sinusoids
+from pe_bench.errors import UserError
+
+
+def test_learned_past_its_table_is_an_error_that_names_both_lengths_and_the_way_out() -> None:
+    x = torch.zeros(1, 7, 8)
+    with pytest.raises(LengthError, match=r"max_position=6 .* position 6.*overflow=clamp"):
+        Learned(d_model=8, max_position=6).embed(x, torch.arange(7), x)
+
+
+def test_learned_clamp_repeats_the_last_row() -> None:
+    encoding, x = Learned(d_model=8, max_position=6, overflow="clamp"), torch.zeros(1, 9, 8)
+    assert torch.equal(encoding.embed(x, torch.arange(9), x)[0, 5:], encoding.table[5].expand(4, 8))
+
+
+def test_learned_interpolate_stretches_first_to_first_and_last_to_last() -> None:
+    encoding, x = Learned(d_model=8, max_position=3, overflow="interpolate"), torch.zeros(1, 5, 8)
+    table = encoding.table
+    expected = torch.stack(
+        [table[0], (table[0] + table[1]) / 2, table[1], (table[1] + table[2]) / 2, table[2]]
+    )
+    assert near(encoding.embed(x, torch.arange(5), x)[0], expected.double(), 1e-7)
+    assert torch.equal(encoding.embed(x[:, :3], torch.arange(3), x)[0], table)
+    assert "prefix_consistent" not in encoding.claims
+
+
+def test_learned_takes_ids_of_each_sequence_and_ids_between_rows() -> None:
+    encoding, x = Learned(d_model=8, max_position=6), torch.zeros(2, 3, 8)
+    ids = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    assert torch.equal(encoding.embed(x, ids, x), encoding.table[ids])
+    assert near(
+        encoding.embed(x[:1, :1], torch.tensor([1.5]), x)[0, 0], encoding.table[1:3].mean(0).double(), 1e-7
+    )
+
+
+def test_randomized_ids_have_the_means_of_order_statistics() -> None:
+    generator, tokens = torch.Generator().manual_seed(0), torch.zeros(1, 8)
+    draws = [Randomized(64).ids(tokens, train=True, generator=generator) for _ in range(4_000)]
+    expected = [(k + 1) * 65 / 9 - 1 for k in range(8)]
+    assert abs(expected[0] - 6.2222) < 1e-4
+    assert abs(expected[-1] - 56.7778) < 1e-4
+    assert near(torch.stack(draws).double().mean(0), expected, 0.6)
+
+
+def test_randomized_scored_with_says_which_ids_are_used_outside_training() -> None:
+    assert torch.equal(ids(Randomized(64, "arange"), 8, train=False), torch.arange(8))
+    assert ids(Randomized(64, "even"), 8, train=False).tolist() == [0, 9, 18, 27, 36, 45, 54, 63]
+    assert torch.equal(ids(Randomized(64), 8, 3, train=False), ids(Randomized(64), 8, 3))
+    for mode in ("arange", "even"):
+        assert torch.equal(ids(Randomized(64, mode), 8, 3), ids(Randomized(64), 8, 3))
+
+
+def test_randomized_with_more_tokens_than_positions_is_an_error_that_names_both() -> None:
+    with pytest.raises(LengthError, match=r"max_position=8 .* 9 tokens"):
+        ids(Randomized(8), 9)
+
+
+def test_sinusoid_positions_are_exact_however_large() -> None:
+    table = sinusoids(torch.tensor([257, 65_535]), 4, 10_000.0, "interleaved")
+    expected = [[f(p * w) for w in (1, 0.01) for f in (math.sin, math.cos)] for p in (257, 65_535)]
+    assert near(table, torch.tensor(expected, dtype=torch.float64), 1e-9)
+
+
+@pytest.mark.parametrize("make", [Learned, Multiplicative])
+def test_a_table_has_no_row_before_its_first(make: Callable[..., PositionalEncoding]) -> None:
+    """A negative index would read the last row and say nothing."""
+    x, ids = torch.ones(1, 3, 8), torch.tensor([-2.5, 0, 1])
+    with pytest.raises(LengthError, match=r"max_position=6 .* position -2.5"):
+        embedded(make(8, 6), x, ids)
+    for overflow in ("clamp", "interpolate"):
+        encoding = make(8, 6, overflow=overflow)
+        assert torch.equal(embedded(encoding, x, ids)[0, 0], embedded(encoding, x, ids.clamp(min=0))[0, 0])
+
+
+@pytest.mark.parametrize("make", [Learned, Multiplicative])
+@pytest.mark.parametrize(
+    ("overflow", "past_training", "consistent"),
+    [("error", "undefined", True), ("clamp", "clamps", True), ("interpolate", "defined", False)],
+)
+def test_overflow_decides_what_a_table_says_of_itself(
+    make: Callable[..., PositionalEncoding], overflow: Overflow, past_training: str, consistent: bool
+) -> None:
+    encoding = make(8, 6, overflow=overflow)
+    assert encoding.past_training == past_training
+    assert ("prefix_consistent" in encoding.claims) == consistent
+
+
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        *((partial(Recursive, 8, cell), 513) for cell in CELLS),  # which goes through all positions before
+        (lambda: Multiplicative(8, 4_200), 4_097),
+        (lambda: Multiplicative(8, 1, "sinusoidal"), 4_097),
+        (lambda: Complex(8), 4_097),
+        (lambda: Convolution(8), 4_097),
+        (lambda: Learned(8, 4_200), 4_097),
+        (lambda: Sinusoidal(8), 4_097),
+        (lambda: BiPE(8, 4_200), 4_097),
+    ],
+)
+def test_half_precision_at_the_input_loses_no_positions(
+    make: Callable[[], PositionalEncoding], first: int
+) -> None:
+    """In bfloat16 the integer 257 is none, and neither autocast nor a narrow x may bring that in."""
+    torch.manual_seed(0)
+    encoding = make()
+    encoding.read_vocabulary(VOCABULARY)
+    x, ids = series(torch.sin, 0.3, 1, 9, 8).float(), torch.arange(9) + first
+    exact = embedded(encoding, x, ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(embedded(encoding, x, ids), exact)
+    narrow = embedded(encoding, x.bfloat16(), ids)
+    assert narrow.dtype == torch.bfloat16
+    assert near(narrow, exact.double(), 0.02)
+
+
+def test_initial_values_are_the_documented_ones() -> None:
+    torch.manual_seed(0)
+    tables = [Recursive(4_000).start, Convolution(2_000).weight, BiPE(64, 200).table]
+    assert all(abs(table.std().item() - 0.02) < 1e-3 for table in tables)
+    for alpha in (0.25, 1.0):
+        factors = embedded(Multiplicative(64, 200, alpha=alpha), torch.ones(1, 200, 64))
+        assert abs(factors.mean().item() - 1) < 1e-3
+        assert abs(factors.std().item() - 0.02) < 1e-3
+    flow = Recursive(64, "ode_rk4").cell
+    assert isinstance(flow, FlowCell)
+    assert abs(flow.hidden.weight.std().item() - math.sqrt(2 / (64 + 65))) < 5e-3
+    assert not flow.hidden.bias.any() and not flow.output.bias.any()
+
+
+def with_vocabulary(encoding: PositionalEncoding, texts: list[str] = VOCABULARY) -> PositionalEncoding:
+    encoding.read_vocabulary(texts)
+    return encoding.double()
+
+
+def test_multiplicative_is_a_product_with_each_feature() -> None:
+    encoding, x = Multiplicative(4, 6, alpha=0.5).double(), series(torch.sin, 0.3, 1, 2, 4)
+    assert encoding.table is not None
+    fill(encoding.table, series(torch.cos, 0.7, 6, 4))
+    rows = series(torch.cos, 0.7, 6, 4)[[3, 1]]
+    assert near(embedded(encoding, x, torch.tensor([3, 1])), x * (1 + 0.5 * rows), 1e-12)
+    waves = Multiplicative(4, 6, "sinusoidal", alpha=0.5)
+    pe = torch.tensor([[0, 1, 0, 1], [0.841471, 0.540302, 0.01, 0.99995]])
+    assert near(embedded(waves, x), x * (1 + 0.5 * pe), 2e-6)
+
+
+def test_complex_shift_is_a_turn_and_norms_do_not_depend_on_position() -> None:
+    encoding = with_vocabulary(Complex(6))
+    assert isinstance(encoding, Complex) and encoding.multiples is not None
+    fill(encoding.multiples, series(torch.sin, 0.7, len(VOCABULARY), 3))
+    x, ids = series(torch.cos, 0.9, 1, 5, 6), torch.arange(5)
+    here, there = (torch.complex(*embedded(encoding, x, p).chunk(2, -1)) for p in (ids, ids + 7))
+    omega = encoding.multiples[:5].detach() * 10_000.0 ** -(torch.arange(3) / 3).double()
+    turned = here * torch.polar(torch.ones_like(omega), 7 * omega)
+    assert near(there.real, turned.real, 1e-7)
+    assert near(there.imag, turned.imag, 1e-7)
+    assert near(there.abs(), torch.complex(*x.chunk(2, -1)).abs(), 1e-12)
+
+
+@pytest.mark.parametrize("make", [Complex, lambda d_model: BiPE(d_model, 4)])
+def test_an_unknown_vocabulary_is_told_when_it_is_needed(make: Callable[[int], PositionalEncoding]) -> None:
+    encoding = make(8)
+    encoding.read_vocabulary(())
+    with pytest.raises(UserError, match="without a*.* vocabulary|vocabulary and was built without"):
+        embedded(encoding, torch.zeros(1, 3, 8))
+
+
+@pytest.mark.parametrize(("step", "tolerance"), [(rk4_step, 2e-6), (euler_step, 0.02)])
+def test_a_turning_field_is_a_sinusoid(step: Callable[..., Tensor], tolerance: float) -> None:
+    """dp/dt = (p_1, -p_0) from (0, 1): sine and cosine are a special case."""
+    p = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    for k in range(300):
+        p = step(lambda p, t: torch.stack([p[1], -p[0]]), p, torch.tensor([0.01 * k]), 0.01)
+    assert near(p, [0.141120008, -0.989992497], tolerance)
+    assert not near(p, [0.141120008, -0.989992497], 1e-12)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_state_of_the_id_is_added(cell: Cell) -> None:
+    encoding, x = Recursive(8, cell).double(), series(torch.sin, 0.3, 2, 3, 8)
+    states = encoding.states(10).detach()
+    ids = torch.tensor([[0, 9, 4], [2, 2, 1]])
+    assert near(embedded(encoding, x, ids), x + states[ids], 1e-12)
+    assert near(embedded(encoding, x[:, :1], torch.tensor([0])), x[:, :1] + states[0], 1e-12)
+    between = embedded(encoding, x[:1], torch.tensor([-3.0, 0.25, 8.5]))[0]
+    expected = torch.stack([states[0], 0.75 * states[0] + 0.25 * states[1], (states[8] + states[9]) / 2])
+    assert near(between, x[0] + expected, 1e-12)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("time_step", [0.01, 1.0])
+def test_states_stay_bounded_however_large_the_weights(cell: Cell, time_step: float) -> None:
+    encoding = Recursive(8, cell, time_step)
+    with torch.no_grad():
+        for parameter in encoding.cell.parameters():
+            parameter.mul_(30)
+    states = encoding.states(2_000).detach()
+    assert states.isfinite().all()
+    # A row of 8 numbers of rms 1 / sqrt(2) holds none above 2.
+    assert states.abs().max() <= (2 if cell == "mlp" else 1 + 1e-5)
+    assert states[-100:].abs().max() > 0.1, "nor does it die out"
+
+
+def test_a_flow_follows_its_equation() -> None:
+    torch.manual_seed(0)
+    encoding = Recursive(3, "ode_euler", 0.1).double()
+    cell, p = encoding.cell, encoding.start
+    assert isinstance(cell, FlowCell)
+    for k in range(5):
+        t = torch.tensor([0.1 * k], dtype=torch.float64)
+        hidden = (cell.hidden.weight @ torch.cat([p, t]) + cell.hidden.bias).clamp(min=0)
+        p = p + 0.1 * ((cell.output.weight @ torch.cat([hidden, t]) + cell.output.bias).tanh() - p)
+    assert near(encoding.states(6)[5].detach(), p.detach(), 1e-12)
+    better, exact = Recursive(3, "ode_rk4", 0.1).double(), Recursive(3, "ode_rk4", 0.001).double()
+    for other in (better, exact):
+        other.load_state_dict(encoding.state_dict())
+    truth = exact.states(501)[500]
+    errors = [float((one.states(6)[5] - truth).detach().abs().max()) for one in (better, encoding)]
+    assert errors[0] < errors[1] / 20
