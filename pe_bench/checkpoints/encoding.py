@@ -313,9 +313,7 @@ def _is(values: dict[str, Any], rotation: Rotation) -> bool:
     factor, frequencies = 1.0, torch.empty(0)
     if isinstance(built, RopeScaling):
         frequencies, factor = built.scaled(built.train_length)
-        frequencies = torch.cat(
-            [frequencies[: built.pairs], frequencies.new_zeros(len(frequencies) - built.pairs)]
-        )
+        frequencies = built.kept(frequencies)
     elif isinstance(built, RoPE):
         frequencies = built.frequencies
     expected_frequencies = torch.tensor(rotation.frequencies, dtype=torch.float64)

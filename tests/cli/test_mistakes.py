@@ -17,7 +17,7 @@ from support.commands import files_in, only_run
         (["train", "++encoding.foo=3"], "unknown option 'encoding.foo'"),
         (["train", "--multirum", "seed=1"], "No such option: --multirum (Possible options: --multirun)"),
         (["train", "train.lr=abc"], "train.lr must be a number, not 'abc'"),
-        (["train", "encoding.base=abc"], "encoding.base must be a number, not 'abc'"),
+        (["train", "encoding.base=abc"], "encoding.base must be a number above 1, not 'abc'"),
         (["train", "encoding.layout=thirds"], "encoding.layout must be one of half, interleaved"),
         (["train", "model.d_model=130"], "model.d_model=130 is not divisible by model.n_heads=4"),
         (["train", "model.n_heads=abc"], "model.n_heads=abc must be positive whole numbers"),

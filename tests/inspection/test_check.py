@@ -114,8 +114,8 @@ def test_several_are_one_table_and_a_failure_says_by_how_much_and_where_to_look(
     [
         ([], "name an encoding, a file.py:Class, or say --all"),
         (["--all", "rope"], "--all checks every encoding: leave out rope, or --all"),
-        (["rope", "base=high"], "encoding.base must be a number, not 'high'"),
-        (["rope", "base=-1"], "encoding.base must exceed 1, for frequencies to fall, not -1"),
+        (["rope", "base=high"], "encoding.base must be a number above 1, not 'high'"),
+        (["rope", "base=-1"], "encoding.base must be a number above 1, not -1"),
         (["rope", "model.d_head=16"], "leave out model.d_head=16, which is not an option of an encoding"),
         (["rope", "modifier=[lgn]"], "unknown modifier 'lgn': did you mean 'logn'?"),
         (["alibi", "n_heads=8"], "n_heads=8: the model decides it"),
