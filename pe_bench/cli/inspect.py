@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,11 @@ from pe_bench.inspection.speed import (
     with_examples,
     write_rows,
 )
-from pe_bench.system.files import check_folder
+from pe_bench.plot.paper import picture_format, save_picture
+from pe_bench.system.files import check_folder, require_writable
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
 from pe_bench.system.progress import progress_bar
-from pe_bench.system.terminal import say, width_of, wrap, write_out
+from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.inspection.check import Property
@@ -69,99 +70,67 @@ def check_encodings(
         for option, value in encoding.examples.items():
             say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
     results = _check_each(cases)
-    _print_tables(results, verbose)
+    noted = {name: [f.note for f in result.values() if f.note] for name, result in results.items()}
+    notes = [f"{name}: {'; '.join(texts)}" for name, texts in noted.items() if texts]
+    grids = [*_grids(results, verbose)]
+    grids[-1] = replace(grids[-1], notes=notes)
+    show(lambda width: [line for grid in grids for line in [*draw(grid, width), Text()]][:-1])
     states = [finding.state for result in results.values() for finding in result.values()]
-    if "fails" in states or "not checked" in states:
-        raise RunError(_failed_checks(states))
+    failed, unknown = states.count("fails"), states.count("not checked")
+    if failed or unknown:
+        told = [f"{failed} of {len(states)} checks failed"] if failed else []
+        told += (
+            [f"{unknown}{'' if failed else f' of {len(states)} checks'} could not be made"] if unknown else []
+        )
+        raise RunError(", ".join(told))
     hint = "" if verbose else "; the number of each: --verbose"
     write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
 
 
-def _print_tables(results: dict[str, Results], verbose: bool) -> None:
-    """Print the table of all encodings, and of each encoding what failed or, if `verbose`, everything."""
-    grids = [_summary_grid(results)]
+def _grids(results: dict[str, Results], verbose: bool) -> Iterator[Grid]:
+    """Yield the table of all encodings, and of each encoding what failed or, if `verbose`, everything."""
+    yield _grid(("encoding", "holds", "fails", "unclaimed"), itertools.starmap(_summary, results.items()))
     for name, result in results.items():
         if verbose:
-            grids.append(_property_grid(name, result))
-        if any(finding.state == "fails" for finding in result.values()):
-            grids.append(_failure_grid(name, result))
-    notes = [line for name, result in results.items() if (line := _notes(name, result))]
-
-    def draw_all(width: int) -> Iterator[Text]:
-        for index, grid in enumerate(grids):
-            yield from [Text()] if index else []
-            yield from draw(grid, width)
-        for index, note in enumerate(notes):
-            yield from [Text()] if not index else []
-            yield from map(Text, wrap(note, width, hanging=2).split("\n"))
-
-    show(draw_all)
+            yield _grid(
+                ("property", "result", name),
+                (
+                    (prop.name, Cell(SIGNS[state], style=state), f"{prop.means}: {finding.measured}")
+                    for prop, finding in result.items()
+                    if (state := finding.state) != "not checked"
+                ),
+            )
+        failed = [(prop, finding) for prop, finding in result.items() if finding.state == "fails"]
+        if failed:
+            yield _grid(("fails", name), itertools.starmap(_failure, failed))
 
 
-def _failure_grid(name: str, result: Results) -> Grid:
-    """Return the properties that fail: what was measured, what must hold, where to look."""
-    rows = []
-    for prop, finding in result.items():
-        if finding.state == "fails":
-            places = ", ".join(finding.places)
-            look = f"{places}; {prop.look}" if places else prop.look
-            explained = f"{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
-            rows.append([Cell(prop.name, style="fails"), Cell(explained)])
-    return Grid(_columns("fails", name), rows)
-
-
-def _property_grid(name: str, result: Results) -> Grid:
-    """Return all properties, with what was measured."""
-    rows = [
-        [
-            Cell(prop.name),
-            Cell(SIGNS[finding.state], style=finding.state),
-            Cell(f"{prop.means}: {finding.measured}"),
-        ]
-        for prop, finding in result.items()
-        if finding.state != "not checked"
-    ]
-    return Grid(_columns("property", "result", name), rows)
-
-
-def _summary_grid(results: dict[str, Results]) -> Grid:
-    """Return a row for each encoding."""
-    rows = []
-    for name, result in results.items():
-        properties = {
-            state: [prop.name for prop, finding in result.items() if finding.state == state]
-            for state in (*SIGNS, "not checked")
-        }
-        unknown = len(properties["not checked"])
-        failing = ", ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
-        holding = f"{len(properties['holds'])} of {len(result) - unknown}"
-        failed = Cell(failing or "0", style="fails" if failing else "")
-        rows.append([Cell(name), Cell(holding), failed, Cell(", ".join(properties["not claimed"]))])
-    return Grid(_columns("encoding", "holds", "fails", "unclaimed"), rows)
-
-
-def _columns(*headings: str) -> list[Column]:
-    """Return columns of which the first holds names, which are not broken."""
-    return [
+def _grid(headings: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> Grid:
+    """Return a table whose first column holds names, which are not broken."""
+    columns = [
         Column(heading, is_left=True, least=MIN_FOLDED if index else 0)
         for index, heading in enumerate(headings)
     ]
+    return Grid(columns, [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows])
 
 
-def _notes(name: str, result: Results) -> str:
-    """Return what was found out beside the properties, such as how many keys a query sees."""
-    notes = [finding.note for finding in result.values() if finding.note]
-    return f"{name}: {'; '.join(notes)}" if notes else ""
+def _summary(name: str, result: Results) -> list[str | Cell]:
+    properties = {
+        state: [prop.name for prop, finding in result.items() if finding.state == state]
+        for state in (*SIGNS, "not checked")
+    }
+    unknown = len(properties["not checked"])
+    failing = ", ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
+    holding = f"{len(properties['holds'])} of {len(result) - unknown}"
+    failed = Cell(failing or "0", style="fails" if failing else "")
+    return [name, holding, failed, ", ".join(properties["not claimed"])]
 
 
-def _failed_checks(states: Sequence[str]) -> str:
-    """Count them, as in `2 of 23 checks failed, 14 could not be made`."""
-    failed, unknown, total = states.count("fails"), states.count("not checked"), len(states)
-    if failed and unknown:
-        return f"{failed} of {total} checks failed, {unknown} could not be made"
-    return (
-        f"{failed} of {total} checks failed" if failed else f"{unknown} of {total} checks could not be made"
-    )
+def _failure(prop: Property, finding: Finding) -> list[str | Cell]:
+    """Return what was measured, what must hold, and where to look."""
+    look = ", ".join(finding.places) + "; " + prop.look if finding.places else prop.look
+    explained = f"{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
+    return [Cell(prop.name, style="fails"), explained]
 
 
 def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
@@ -183,39 +152,28 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence
 
     Raises `UserError` for arguments and files that cannot be, before anything is printed.
     """
-    if any(map(_names_task, arguments)):
+    if any(re.match(r"\+*task[.=]", argument) for argument in arguments):
         from pe_bench.inspection.page import task_page
 
         require(plot is None, "a task has no picture: leave --plot out")
         write_out(task_page(arguments, search, width_of(sys.stdout)))
         return
     if plot is not None:
-        from pe_bench.cli.report import Outputs
-
-        Outputs({"--plot": plot})
+        require_writable("--plot", plot)
+        picture_format(plot)
     subjects = resolve(arguments, search)
+    from pe_bench.inspection import picture
     from pe_bench.inspection.page import page
+    from pe_bench.model.checks import user_code_errors
 
     # All pages and the picture first: what cannot be drawn is refused before anything is printed.
     pages = [page(subject, width_of(sys.stdout)) for subject in subjects]
     if plot is not None:
-        _draw(subjects, plot)
+        with user_code_errors(*(subject.encoding for subject in subjects)):
+            save_picture(lambda: picture.draw(picture.rows_of(subjects)), plot)
     write_out("\n\n".join(pages))
     if plot is not None:
         say(f"wrote {plot}")
-
-
-def _names_task(argument: str) -> bool:
-    return re.match(r"\+*task[.=]", argument) is not None
-
-
-def _draw(subjects: Sequence[ResolvedEncoding], plot: Path) -> None:
-    from pe_bench.inspection import picture
-    from pe_bench.model.checks import user_code_errors
-    from pe_bench.plot.paper import save_picture
-
-    with user_code_errors(*(subject.encoding for subject in subjects)):
-        save_picture(lambda: picture.draw(picture.rows_of(subjects)), plot)
 
 
 FILE = "speed.csv"
@@ -239,15 +197,12 @@ def time_encodings(
     require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")
     if output is not None:
         require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
-        require(output.parent.is_dir(), f"--output {output}: there is no folder {output.parent}")
-        require(not output.is_dir(), f"--output {output}: a folder has that name")
+        require_writable("--output", output)
     request = read_request(arguments, train, search)
     subjects = {size: request.at(size) for size in (sizes if train else sizes[:1])}
     subjects = {size: list(map(_complete, subjects.get(size, subjects[sizes[0]]))) for size in sizes}
     config = subjects[sizes[0]][0].config
-    file = output or check_folder(config.results_dir, "results_dir") / FILE
-    folder = next(parent for parent in file.absolute().parents if parent.exists())
-    require(os.access(folder, os.W_OK), f"{file}: {folder} cannot be written: name another with --output")
+    file = output or check_folder(config.results_dir, "results_dir", is_written=True) / FILE
     read_rows(file)
     count = len(subjects[sizes[0]])
     for subject in subjects[sizes[0]]:

@@ -22,7 +22,7 @@ from pe_bench.report.selection import Selection
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
 from pe_bench.runs.gather import results_file, runs_folder
-from pe_bench.system.files import write_text
+from pe_bench.system.files import require_writable, write_text
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import check_type
 
@@ -78,18 +78,6 @@ class Outputs:
             else:
                 write_text(path, contents[option]())
             say(f"wrote {path}")
-
-
-def require_writable(option: str, path: Path) -> None:
-    folder = path.parent
-    require(
-        folder.is_dir(), f"{option} {path}: there is no folder {folder}; make it, or name a file elsewhere"
-    )
-    require(
-        path.is_file() or not path.exists(), f"{option} {path} is not a regular file: name one in a folder"
-    )
-    allowed = os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
-    require(allowed, f"{option} {path} cannot be written (no permission): name a file elsewhere")
 
 
 def print_run(run: "Run") -> None:

@@ -118,6 +118,19 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
     return path
 
 
+def require_writable(option: str, path: Path) -> None:
+    """Raise `UserError` for the file of an option that could not be written."""
+    folder = path.parent
+    require(
+        folder.is_dir(), f"{option} {path}: there is no folder {folder}; make it, or name a file elsewhere"
+    )
+    require(
+        path.is_file() or not path.exists(), f"{option} {path} is not a regular file: name one in a folder"
+    )
+    allowed = os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+    require(allowed, f"{option} {path} cannot be written (no permission): name a file elsewhere")
+
+
 def check_name(name: str, key: str = "") -> None:
     """Raise `UserError` for a name that would damage the files that hold it."""
     sign = "${" if "${" in name else next(iter(CONTROL.findall(name)), "")
