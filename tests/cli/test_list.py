@@ -46,26 +46,13 @@ def test_every_encoding_has_a_row_with_its_facts(catalogue):
         assert row["parameters"].isdecimal() or row["parameters"] == "", name
 
 
-def test_parameters_are_those_of_the_tiny_model_at_128_tokens(catalogue):
-    expected = {"nope": 0, "rope": 0, "learned": 128 * 128, "t5": 4 * 32, "cope": 4 * 64 * 32}
+def test_facts_of_an_encoding_are_those_of_the_tiny_model_and_of_the_part_that_says_most(catalogue):
+    expected = {"nope": 0, "rope": 0, "learned": 128 * 128, "t5": 4 * 32, "cope": 4 * 64 * 32, "longrope": 0}
     assert {name: int(catalogue[name]["parameters"]) for name in expected} == expected
-
-
-def test_what_happens_past_training_is_that_of_the_part_that_says_most(catalogue):
-    assert catalogue["learned"]["past_training"] == "undefined"
-    assert catalogue["t5"]["past_training"] == "clamps"
-    assert catalogue["logn"]["past_training"] == "defined"
-
-
-def test_an_encoding_of_parts_says_which_and_that_it_is_a_modifier_too(catalogue):
-    assert catalogue["logn"]["is"] == "rope+logn; also as modifier"
+    expected = {"learned": "undefined", "t5": "clamps", "logn": "defined", "longrope": "defined"}
+    assert {name: catalogue[name]["past_training"] for name in expected} == expected
+    assert catalogue["logn"]["is"] == "rope+logn; also as modifier" and catalogue["alibi"]["is"] == ""
     assert "also called ape" in catalogue["learned"]["is"]
-    assert catalogue["alibi"]["is"] == ""
-
-
-def test_an_encoding_with_an_option_that_has_no_default_is_counted_all_the_same(catalogue):
-    assert catalogue["longrope"]["parameters"] == "0"
-    assert catalogue["longrope"]["past_training"] == "defined"
 
 
 def test_a_family_narrows_the_list(command, catalogue):
@@ -121,30 +108,25 @@ def test_the_terminal_shows_what_the_file_has(command, catalogue, tmp_path):
         assert {row["encoding"]: row for row in csv.DictReader(file)} == catalogue
 
 
-FIRST = {
-    "modifiers": "bipe",
-    "models": "base",
-    "data": "files",
-    "tokenizers": "bpe",
-    "experiments": "catalogue",
-    "keys": "encoding",
-}
+def test_other_lists_are_tables_too(command):
+    first = {"modifiers": "bipe", "models": "base", "data": "files", "tokenizers": "bpe", "keys": "encoding"}
+    for name in (*first, "experiments", "tasks"):
+        rows = rows_of(command("list", name, "--csv", "-"))
+        assert next(iter(rows[0].values())) == first.get(name, next(iter(rows[0].values())))
+        assert all(row[column] for row in rows for column in ("what_it_is", "meaning") if column in row)
 
 
-@pytest.mark.parametrize(("name", "first"), FIRST.items())
-def test_other_lists_are_tables_too(command, name, first):
-    rows = rows_of(command("list", name, "--csv", "-"))
-    assert next(iter(rows[0].values())) == first
-    assert all(row[column] for row in rows for column in ("what_it_is", "meaning") if column in row)
-
-
-@pytest.mark.parametrize("name", names_in("model"))
-@pytest.mark.parametrize("options", [[], ["model.tie_embeddings=false", "model.n_kv_heads=1"]])
-def test_parameters_of_a_model_are_those_that_it_is_built_with(name, options):
-    overrides = [f"model={name}", "model.n_layers=2", "encoding=nope", *options]
-    config = parse_config(compose(overrides))
-    vocabulary = ["a"] * 300
-    assert decoder_parameters(config.model, 300) == build_decoder(config, vocabulary).parameter_count
+def test_parameters_of_a_model_are_those_that_it_is_built_with_and_are_listed_with_both_vocabularies(command):
+    several = ["model.tie_embeddings=false", "model.n_kv_heads=1"]
+    for name, options in [*((name, []) for name in names_in("model")), ("tiny", several)]:
+        overrides = [f"model={name}", "model.n_layers=2", "encoding=nope", *options]
+        config = parse_config(compose(overrides))
+        built = build_decoder(config, ["a"] * 300)
+        assert decoder_parameters(config.model, 300) == built.parameter_count, name
+    listed = command("list", "models").out.splitlines()
+    [gpt2] = [line.split() for line in listed if line.startswith("gpt2")]
+    small, large = (float(argument.removesuffix("M")) for argument in gpt2[1:3])
+    assert large - small == pytest.approx((50_257 - 257) * 768 / 1e6, abs=0.11) and "50,257" in listed[0]
 
 
 def test_models_are_listed_without_loading_torch():

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,29 +43,30 @@ def test_a_dash_prints_csv_and_no_table(command, results):
     assert "wrote" not in outcome.err
 
 
-def test_only_one_thing_takes_the_place_of_the_table(command, results):
-    outcome = command("report", "--csv", "-", "--markdown", "-", "--results-dir", str(results))
-    assert outcome.code == 2 and "choose one" in outcome.line
-
-
-@pytest.mark.parametrize("option", ["--csv", "--markdown", "--plot"])
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("arguments", "message"),
     [
-        ("nowhere/a.png", "there is no folder"),
-        ("folder.png", "is not a regular file"),
-        ("pipe.png", "is not a regular file"),
+        ("--csv - --markdown -", "choose one"),
+        ("--html -", "name a file"),
+        ("--plot -", "name a file"),
+        ("--csv nowhere/a.csv", "--csv nowhere/a.csv: there is no folder"),
+        ("--plot nowhere/a.png", "there is no folder"),
+        ("--markdown folder.png", "--markdown folder.png is not a regular file"),
+        ("--plot pipe.png", "--plot pipe.png is not a regular file"),
+        ("--plot a.jpg", ".png, .svg or .pdf"),
+        ("--plot-of change", "--plot-of change draws nothing: name a file with --plot or --html"),
+        ("--plot-of changes --plot a.png", "--plot-of must be one of levels, change, not 'changes'"),
+        ("seed=0", "'seed=0' is no run: say --where seed=0"),
+        ("seed<3", "'seed<3' is no run: say --where 'seed<3'"),
+        ("train.lr>=0.001", "say --where 'train.lr>=0.001'"),
     ],
 )
-def test_a_target_that_cannot_be_written_is_told_before_anything_is_printed(
-    command, results, tmp_path, option, name, message
-):
-    (tmp_path / "folder.png").mkdir()
-    os.mkfifo(tmp_path / "pipe.png")
-    outcome = command("report", option, str(tmp_path / name), "--results-dir", str(results))
-    assert outcome.code == 2
-    assert message in outcome.line and str(tmp_path / name) in outcome.line
-    assert outcome.out == ""
+def test_a_mistake_is_one_line_before_anything_is_printed(command, results, monkeypatch, arguments, message):
+    monkeypatch.chdir(results.parent)
+    Path("folder.png").mkdir()
+    os.mkfifo("pipe.png")
+    outcome = command("report", *arguments.split(), "--results-dir", str(results))
+    assert outcome.code == 2 and message in outcome.line and outcome.out == ""
 
 
 def test_a_folder_without_permission_is_told_before_anything_is_printed(
@@ -78,38 +78,27 @@ def test_a_folder_without_permission_is_told_before_anything_is_printed(
     assert outcome.code == 2 and "no permission" in outcome.line and outcome.out == ""
 
 
-def test_an_unknown_kind_of_picture_is_told_before_anything_is_printed(command, results, tmp_path):
-    outcome = command("report", "--plot", str(tmp_path / "a.jpg"), "--results-dir", str(results))
-    assert outcome.code == 2 and ".png, .svg or .pdf" in outcome.line and outcome.out == ""
-
-
-def test_a_picture_of_changes_is_asked_for_by_an_option(command, results, tmp_path):
+def test_a_page_and_a_picture_show_changes_where_an_option_asks_for_them(command, results, tmp_path):
     page, picture = tmp_path / "page.html", tmp_path / "a.svg"
     files = ["--plot", str(picture), "--html", str(page), "--results-dir", str(results)]
     assert command("report", *files, "--plot-of", "change").code == 0
     assert "change against 128" in picture.read_text()
     assert 'value="change" checked' in page.read_text()
-    assert command("report", *files).code == 0
+    outcome = command("report", *files)
+    assert outcome.code == 0 and "rope" in outcome.out
     assert "change against 128" not in picture.read_text()
+    assert "picture: --plot" not in outcome.out and "--details" in outcome.out
+    plain = command("report", "--results-dir", str(results)).out
+    assert "picture: --plot" in plain, "a hint does not propose what was asked for"
+    assert "--details" not in command("report", "--details", "--results-dir", str(results)).out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--plot-of", "change"], "--plot-of change draws nothing: name a file with --plot or --html"),
-        (
-            ["--plot-of", "changes", "--plot", "a.png"],
-            "--plot-of must be one of levels, change, not 'changes'",
-        ),
-    ],
-)
-def test_what_pictures_cannot_show_is_one_line(command, results, arguments, message):
-    outcome = command("report", *arguments, "--results-dir", str(results))
-    assert outcome.code == 2 and message in outcome.line and outcome.out == ""
-
-
-@pytest.mark.parametrize("arguments", [["report"], ["list", "runs"]])
-def test_results_in_a_file_are_one_line(command, tmp_path, arguments):
+@pytest.mark.parametrize("arguments", [["report"], ["list", "runs"], ["list", "runs", "--csv", "-"]])
+def test_a_folder_without_runs_is_an_error_with_the_way_to_make_one(command, tmp_path, arguments):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        outcome = command(*arguments, "--results-dir", str(folder))
+        assert outcome.code == 2 and outcome.out == ""
+        assert f"run in {folder / 'runs'}: make one with `pe-bench train encoding=rope`" in outcome.line
     (tmp_path / "file").write_text("")
     outcome = command(*arguments, "--results-dir", str(tmp_path / "file"))
     assert outcome.code == 2 and "is not a folder" in outcome.line
@@ -189,29 +178,6 @@ def test_many_lengths_of_a_run_take_one_line_and_are_all_in_the_file(command, re
     assert '"32, 64, 128, 256, 512"' in found
 
 
-def test_an_unfinished_run_without_scores_is_listed_with_its_encoding(command, results):
-    run = results / "runs" / "rope+logn-s0-0123abcd"
-    run.mkdir()
-    write_config(run, parse_config(compose(["encoding=rope", "train.steps=8"])))
-    assert list_runs(command, results)[run.name].startswith("rope+logn ")
-
-
-def test_a_hint_does_not_propose_what_was_asked_for(command, results, tmp_path):
-    place = ("--results-dir", str(results))
-    assert "picture: --plot" in command("report", *place).out
-    drawn = command("report", "--plot", str(tmp_path / "a.svg"), *place).out
-    assert "--details" in drawn and "picture: --plot" not in drawn
-    assert "--details" not in command("report", "--details", *place).out
-
-
-@pytest.mark.parametrize("arguments", [["report"], ["list", "runs"], ["list", "runs", "--csv", "-"]])
-def test_a_folder_without_runs_is_an_error_with_the_way_to_make_one(command, tmp_path, arguments):
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        outcome = command(*arguments, "--results-dir", str(folder))
-        assert outcome.code == 2 and outcome.out == ""
-        assert f"run in {folder / 'runs'}: make one with `pe-bench train encoding=rope`" in outcome.line
-
-
 def test_a_run_is_reported_by_its_path_and_by_what_tables_call_its_encoding(command, results):
     run = add_run(results, "root", LEVELS)
     (run / "config.yaml").write_text("seed: 0\n")
@@ -223,51 +189,18 @@ def test_a_run_is_reported_by_its_path_and_by_what_tables_call_its_encoding(comm
         assert {row["encoding"] for row in csv.DictReader(io.StringIO(outcome.out))} == {"root@0cba s=0.25"}
 
 
-@pytest.mark.parametrize("argument", ["seed=0", "encoding=rope", "seed<3", "train.lr>=0.001"])
-def test_a_condition_in_place_of_a_run_is_told_how_to_say_it(command, results, argument):
-    outcome = command("report", argument, "--results-dir", str(results))
-    assert outcome.code == 2
-    assert f"'{argument}' is no run: say --where {shlex.quote(argument)}" in outcome.line
-
-
-def test_models_are_listed_with_both_vocabularies(command):
-    outcome = command("list", "models")
-    [gpt2] = [line.split() for line in outcome.out.splitlines() if line.startswith("gpt2")]
-    small, large = (float(argument.removesuffix("M")) for argument in gpt2[1:3])
-    assert large - small == pytest.approx((50_257 - 257) * 768 / 1e6, abs=0.11)
-    assert "50,257" in outcome.out.splitlines()[0]
-
-
-def test_a_run_in_a_results_folder_is_printed_with_where_all_rows_are(results, capsys):
+def test_a_run_is_printed_with_where_it_and_all_rows_are(results, tmp_path, capsys):
     [run] = (results / "runs").iterdir()
     print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
     printed = capsys.readouterr()
-    assert f"the run: {run} " in printed.err
-    assert f"all rows: {results / 'results.csv'}" in printed.err
+    assert f"the run: {run} " in printed.err and f"all rows: {results / 'results.csv'}" in printed.err
     assert f"pe-bench report --results-dir {results}\n" in printed.err
     assert "without an interval" not in printed.out
-
-
-def test_a_run_elsewhere_is_printed_with_its_own_place_and_scores(results, tmp_path, capsys):
-    [run] = (results / "runs").iterdir()
     run = run.rename(tmp_path / "elsewhere")
     print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
     printed = capsys.readouterr()
     assert printed.err == f"the run: {run}\n"
     assert "without an interval" not in printed.out
-
-
-@pytest.mark.parametrize("option", ["--html", "--plot"])
-def test_what_is_no_text_to_read_is_not_printed(command, results, option):
-    outcome = command("report", option, "-", "--results-dir", str(results))
-    assert outcome.code == 2 and "name a file" in outcome.line
-
-
-def test_the_page_is_written_beside_the_table(command, results, tmp_path):
-    page = tmp_path / "page.html"
-    outcome = command("report", "--html", str(page), "--results-dir", str(results))
-    assert outcome.code == 0, outcome.err
-    assert "rope" in outcome.out and "<!doctype html>" in page.read_text(encoding="utf-8")
 
 
 def test_scores_of_another_precision_are_shown_in_a_table_of_their_own(train, command, folder):

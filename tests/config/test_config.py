@@ -1,6 +1,6 @@
 """Types, defaults and checks of a configuration."""
 
-import dataclasses
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -10,13 +10,13 @@ from support.encodings import one_of_a_kind
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, parse_lengths, to_plain
 from pe_bench.config.schema import SECTIONS, Config
-from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.values import check_type, unknown
 
 
 def test_the_yaml_files_say_the_defaults_of_the_schemas():
     composed = parse_config(compose(["encoding=nope"]))
-    assert dataclasses.replace(composed, encoding={}) == Config(encoding={})
+    assert replace(composed, encoding={}) == Config(encoding={})
 
 
 def test_every_key_of_the_schemas_stands_in_the_yaml_files():
@@ -40,11 +40,6 @@ def test_every_shipped_file_composes_and_parses(group):
         parse_config(compose([f"{group}={name}", *needed.get(name, [])]))
 
 
-def test_drope_without_a_run_to_go_on_from_is_refused():
-    with pytest.raises(UserError, match="^experiment=drope .* give train.from=RUN$"):
-        compose(["experiment=drope"])
-
-
 @pytest.mark.parametrize("encoding", one_of_a_kind(choices("encoding")))
 def test_every_modifier_composes_on_every_encoding(encoding):
     modifiers = choices("modifier")
@@ -52,71 +47,11 @@ def test_every_modifier_composes_on_every_encoding(encoding):
     assert set(modifiers) <= set(config.encoding["modifiers"])
 
 
-@pytest.mark.parametrize(("override", "meant"), [("bf16", "bfloat16"), ("fp32", "float32")])
-def test_precisions_have_short_names_that_mean_the_same(override, meant):
-    short = parse_config(compose([f"precision={override}", f"eval.precision={override}"]))
-    assert (short.precision, short.eval.precision) == (meant, meant)
-    assert short == parse_config(compose([f"precision={meant}", f"eval.precision={meant}"]))
-
-
 def test_parsing_what_was_written_gives_the_same_configuration():
+    short = parse_config(compose(["precision=bf16", "eval.precision=fp32"]))
+    assert (short.precision, short.eval.precision) == ("bfloat16", "float32")
     config = parse_config(compose(["encoding=logn", "train.steps=7", "eval.lengths=[64,128]"]))
     assert parse_config(to_plain(config)) == config
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted", "result"),
-    [
-        (3, int, 3),
-        (1e6, int, 1_000_000),
-        (3, float, 3.0),
-        ("x", str, "x"),
-        (123, str, "123"),
-        (None, int | None, None),
-        (4, int | None, 4),
-        (5, str | int, 5),
-        ("auto", str | int, "auto"),
-        ([1, 2], list[int], [1, 2]),
-        ([0.9, 1], tuple[float, float], (0.9, 1.0)),
-        ("a", Literal["a", "b"], "a"),
-        (True, bool, True),
-    ],
-)
-def test_values_that_fit_their_type(value, wanted, result):
-    converted = check_type(value, wanted, "key")
-    assert converted == result
-    assert type(converted) is type(result)
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted", "overrides"),
-    [
-        ("x", int, "a whole number"),
-        (1.5, int, "a whole number"),
-        (True, int, "a whole number"),
-        (float("nan"), int, "a whole number"),
-        (float("inf"), float, "a number"),
-        (2**63, int, "a whole number"),
-        ("1", float, "a number"),
-        (1, bool, "true or false"),
-        ([1, "x"], list[int], "a list, each a whole number"),
-        ([1.0], tuple[float, float], "a list of a number and a number"),
-        ("c", Literal["a", "b"], "one of a, b"),
-        ({}, int | None, "a whole number or null"),
-    ],
-)
-def test_values_that_do_not_fit_are_named_with_the_type_they_need(value, wanted, overrides):
-    with pytest.raises(UserError, match="key must be .*not ") as error:
-        check_type(value, wanted, "key")
-    assert overrides in str(error.value)
-    assert repr(value) in str(error.value)
-
-
-@pytest.mark.parametrize("wanted", [int, float])
-def test_a_number_beyond_all_bounds_is_refused_and_not_shown_at_length(wanted):
-    with pytest.raises(UserError, match="key must be") as error:
-        check_type(10**400, wanted, "key")
-    assert len(str(error.value)) < 120
 
 
 def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
@@ -145,6 +80,8 @@ def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
         ("eval.lengths=[]", "eval.lengths is empty"),
         ("eval.lengths=[0]", "positive whole numbers, and 0 is not"),
         ("eval.lengths=[1]", "length 1 is too short for eval.protocol=paired: choose 2 tokens or more"),
+        ("eval.lengths=256", "eval.lengths must be a list, each a whole number or null, not 256: write"),
+        ("experiment=drope", "give train.from=RUN"),
         ("eval.targets=0", "eval.targets must be positive, not 0"),
         ("seed=-1", "seed must not be negative"),
         ("threads=zero", "threads must be auto or a positive whole number"),
@@ -199,34 +136,6 @@ def test_an_encoding_needs_a_name_that_fits_a_folder_and_a_class(encoding, messa
         parse_config({"encoding": encoding})
 
 
-@pytest.mark.parametrize("protocol", ["paired", "nonoverlapping", "sliding"])
-@pytest.mark.parametrize("length", [2, 3, 4, 5, 8, 16, 64])
-def test_default_lengths_can_all_be_scored_however_short_training_is(length, protocol):
-    overrides = [f"train.length={length}", f"train.batch_tokens={64 * length}", f"eval.protocol={protocol}"]
-    evaluation = parse_config(compose(overrides)).eval
-    lengths = evaluation.resolved_lengths(length)
-    shortest = 2 if protocol == "paired" else 1
-    assert length in lengths and 16 * length in lengths
-    assert lengths == sorted(set(lengths)) and lengths[0] >= shortest
-
-
-def test_only_a_length_without_a_token_to_see_is_too_short_for_blocks():
-    with pytest.raises(UserError, match="length 1 is too short"):
-        parse_config(compose(["eval.lengths=[1]"]))
-    parse_config(compose(["eval.lengths=[2]"]))
-    parse_config(compose(["eval.lengths=[1]", "eval.protocol=sliding"]))
-
-
-def test_a_longest_length_may_be_shorter_than_a_block():
-    parse_config(compose(["eval.max_length=16", "eval.target_tokens=512"]))
-
-
-def test_what_is_required_is_a_user_error():
-    require(True, "fine")
-    with pytest.raises(UserError, match="broken"):
-        require(False, "broken")
-
-
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -241,36 +150,67 @@ def test_an_error_is_one_line_in_plain_words(error, line):
     assert first_line(error) == line
 
 
-def test_default_lengths_are_multiples_of_the_training_length():
+def test_values_are_converted_to_their_type_or_named_with_the_type_they_need():
+    for value, kind, result in [
+        (3, int, 3),
+        (1e6, int, 1_000_000),
+        (3, float, 3.0),
+        ("x", str, "x"),
+        (123, str, "123"),
+        (None, int | None, None),
+        (4, int | None, 4),
+        (5, str | int, 5),
+        ("auto", str | int, "auto"),
+        ([1, 2], list[int], [1, 2]),
+        ([0.9, 1], tuple[float, float], (0.9, 1.0)),
+        ("a", Literal["a", "b"], "a"),
+        (True, bool, True),
+    ]:
+        converted = check_type(value, kind, "key")
+        assert converted == result and type(converted) is type(result)
+    for value, kind, described in [
+        ("x", int, "a whole number"),
+        (1.5, int, "a whole number"),
+        (True, int, "a whole number"),
+        (float("nan"), int, "a whole number"),
+        (float("inf"), float, "a number"),
+        (2**63, int, "a whole number"),
+        ("1", float, "a number"),
+        (1, bool, "true or false"),
+        ([1, "x"], list[int], "a list, each a whole number"),
+        ([1.0], tuple[float, float], "a list of a number and a number"),
+        ("c", Literal["a", "b"], "one of a, b"),
+        ({}, int | None, "a whole number or null"),
+        (10**400, float, "a number"),
+    ]:
+        with pytest.raises(UserError, match="key must be .*not ") as error:
+            check_type(value, kind, "key")
+        assert described in str(error.value) and repr(value)[:60] in str(error.value)
+        assert len(str(error.value)) < 120
+
+
+def test_default_lengths_are_multiples_of_the_training_length_that_can_all_be_scored():
     config = parse_config(compose(["train.length=64", "train.batch_tokens=1024"]))
     assert config.eval.resolved_lengths(64) == [16, 32, 64, 66, 72, 80, 96, 128, 256, 512, 1024]
     assert config.eval.resolved_max_length(64) == 1024
     assert config.eval.resolved_target_tokens(64) == 64
-
-
-def test_the_training_length_is_always_scored():
+    for protocol, shortest in (("paired", 2), ("sliding", 1), ("nonoverlapping", 1)):
+        evaluation = replace(config.eval, protocol=protocol)
+        for length in (2, 3, 4, 5, 8, 16, 64):
+            lengths = evaluation.resolved_lengths(length)
+            assert {length, 16 * length} <= set(lengths) and lengths == sorted(set(lengths))
+            assert lengths[0] >= shortest
     config = parse_config(compose(["eval.lengths=[256,64]"]))
     assert config.eval.resolved_lengths(128) == [64, 128, 256]
 
 
 def test_steps_win_over_tokens_and_else_follow_from_them():
-    assert parse_config(compose([])).train.total_steps == 1_000
-    assert parse_config(compose(["train.tokens=10000"])).train.total_steps == 10
-    assert parse_config(compose(["train.steps=7"])).train.total_steps == 7
+    for overrides, steps in (([], 1_000), (["train.tokens=10000"], 10), (["train.steps=7"], 7)):
+        assert parse_config(compose(overrides)).train.total_steps == steps
 
 
-@pytest.mark.parametrize("text", ["x", "1.5", "-3", "0", "512,,1024", "", "1e3"])
-def test_lengths_that_are_not_positive_whole_numbers_are_refused(text):
-    with pytest.raises(UserError, match="positive whole numbers"):
-        parse_lengths(text)
-
-
-def test_lengths_are_read_with_spaces():
+def test_lengths_are_positive_whole_numbers_with_commas_between():
     assert parse_lengths("512, 2048") == [512, 2048]
-
-
-def test_one_value_where_a_list_is_wanted_is_told_how_to_write_it():
-    with pytest.raises(
-        UserError, match=r"eval.lengths must be a list.*, not 256: write eval.lengths=\[256\]"
-    ):
-        parse_config(compose(["encoding=nope", "eval.lengths=256"]))
+    for text in ("x", "1.5", "-3", "0", "512,,1024", "", "1e3"):
+        with pytest.raises(UserError, match="positive whole numbers"):
+            parse_lengths(text)

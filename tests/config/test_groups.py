@@ -15,20 +15,6 @@ def test_no_alias_hides_an_encoding_or_another_alias() -> None:
     assert len(told) == len(set(told)) == len(aliases())
 
 
-@pytest.mark.parametrize("alias", ["rotary", "ape", "sin", "rpr"])
-def test_an_alias_is_the_encoding_itself(alias: str) -> None:
-    name = aliases()[alias]
-    assert compose([f"encoding={alias}"]) == compose([f"encoding={name}"])
-
-
-def test_overrides_of_a_sweep_and_of_other_keys() -> None:
-    assert for_hydra(["encoding=rotary,alibi,ape", "seed=0"]) == [
-        "encoding=rope,alibi,learned",
-        "seed=0",
-    ]
-    assert for_hydra(["encoding.base=3", "data.name=rotary"]) == ["encoding.base=3", "data.name=rotary"]
-
-
 def test_a_persons_own_file_comes_before_an_alias(tmp_path) -> None:
     (tmp_path / "encoding").mkdir()
     (tmp_path / "encoding" / "rotary.yaml").write_text("name: rotary\nclass: pe_bench.encodings.nope:NoPE\n")
@@ -40,15 +26,6 @@ def test_a_run_under_an_alias_is_the_run_under_the_name(train) -> None:
     assert "trained in" not in train("encoding=rope").err
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [("RoPE", "rope"), ("ALiBi", "alibi"), ("sliding-window", "sliding_window"), ("SWA", "sliding_window")],
-)
-def test_a_name_is_found_in_other_letters(typed: str, name: str) -> None:
-    assert find_name("encoding", typed) == name
-    assert compose([f"encoding={typed}"]) == compose([f"encoding={name}"])
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_two_names_of_a_group_are_one_in_other_letters(group: str) -> None:
     names = [*names_in(group), *(aliases() if group == "encoding" else [])]
@@ -57,8 +34,23 @@ def test_no_two_names_of_a_group_are_one_in_other_letters(group: str) -> None:
     ]
 
 
-def test_names_in_lists_are_found_too() -> None:
-    assert for_hydra(["modifier=[LogN,sliding-window]"]) == ["modifier=[logn,sliding_window]"]
+def test_a_name_is_found_by_an_alias_and_in_other_letters() -> None:
+    for typed, name in [
+        ("rotary", "rope"),
+        ("ape", "learned"),
+        ("RoPE", "rope"),
+        ("ALiBi", "alibi"),
+        ("sliding-window", "sliding_window"),
+        ("SWA", "sliding_window"),
+    ]:
+        assert find_name("encoding", typed) == name
+        assert for_hydra([f"encoding={typed}"]) == [f"encoding={name}"]
+    assert compose(["encoding=Rotary"]) == compose(["encoding=rope"])
+    for typed, names in [
+        ("encoding=rotary,alibi,ape", "encoding=rope,alibi,learned"),
+        ("modifier=[LogN,sliding-window]", "modifier=[logn,sliding_window]"),
+    ]:
+        assert for_hydra([typed, "data.name=rotary"]) == [names, "data.name=rotary"]
 
 
 def test_names_that_hydra_alone_can_find_are_left_to_it() -> None:
