@@ -54,10 +54,10 @@ class Run(RunFolder):
     dictionaries. validation_loss: the last one of its training, in nats per token.
     """
 
-    def __init__(self, path: Path, scored: Sequence[Row], margin: float, asked: Sequence[int] = ()) -> None:
-        """scored: the rows that the call asked for. margin: of verdicts. asked: lengths that were named."""
+    def __init__(self, path: Path, scored: Sequence[Row], margin: float, lengths: Sequence[int] = ()) -> None:
+        """scored: the rows that the call asked for. margin: of verdicts. lengths: those that it named."""
         super().__init__(path)
-        self.scored, self.margin, self.asked = list(scored), margin, tuple(asked)
+        self.scored, self.margin, self.lengths = list(scored), margin, tuple(lengths)
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class Run(RunFolder):
         if any(row.protocol == PROBE for row in self.scored):  # and then all are
             show_probes(probes_of_rows(self.scored, lambda name: self), plain)
         else:
-            show(run_tables(self.scored, self.path, self.margin, self.asked), plain)
+            show(run_tables(self.scored, self.path, self.margin, self.lengths), plain)
         return text.getvalue()
 
 
@@ -172,8 +172,8 @@ def prepare(
         judge = judge.path if isinstance(judge, Run) else judge and find_run(str(judge), results_dir)
         folder, config = run, trusted(_config_of_run(run, options, evaluation), code, may_differ=force)
         score_under = partial(score_run, run, config, results_dir, judge=judge, planner=planner, waits=waits)
-    others = find_others(requested, folder.name, config, search, force=force)
-    return lambda: Run(folder, score_under(others=others), config.report.margin, lengths or ())
+    under = find_others(requested, folder.name, config, search, force=force)
+    return lambda: Run(folder, score_under(others=under), config.report.margin, lengths or ())
 
 
 def _refuse_unused(options: Options, names: Sequence[str]) -> None:

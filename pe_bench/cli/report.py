@@ -85,7 +85,7 @@ def print_run(run: "Run") -> None:
 
     There are several tables where its rows contradict each other.
     """
-    tables = run_tables(run.scored, run.path, run.margin, run.asked)
+    tables = run_tables(run.scored, run.path, run.margin, run.lengths)
     folder = run.path if run.path.parent.name == "runs" else Path(os.path.abspath(run.path))
     results_dir = folder.parent.parent
     in_results = folder.parent.name == "runs"

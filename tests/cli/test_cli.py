@@ -3,8 +3,7 @@
 import json
 import re
 
-import pytest
-from support.commands import files_in, only_run, tiny_overrides, write_corpus
+from support.commands import files_in, only_run
 
 from pe_bench.runs.rows import ALL, read_rows
 
@@ -38,6 +37,8 @@ def test_training_leaves_a_run_with_all_its_files_and_nothing_in_the_current_fol
         "train.csv",
     ]
     assert len(files_in(only_run(folder) / "scores")) == 2
+    environment = json.loads((only_run(folder) / "environment.json").read_text())
+    assert environment["threads"] == 1 and environment["torch"] and environment["python"]
     assert files_in(folder / "work") == []
 
 
@@ -86,16 +87,16 @@ def test_a_failing_job_does_not_stop_a_sweep_and_is_told_in_one_line(train, fold
     assert len(list((folder / "results" / "runs").glob("*/result.json"))) == 1
 
 
-@pytest.mark.parametrize("protocol", ["paired", "nonoverlapping", "sliding"])
-def test_eval_scores_under_each_protocol(begin, command, folder, protocol):
+def test_eval_scores_under_each_protocol(begin, command, folder):
     begin("encoding=alibi")
-    arguments = ["--lengths", "32,64", "--protocol", protocol, "--results-dir", str(folder / "results")]
-    outcome = command("eval", only_run(folder).name, *arguments)
-    assert outcome.code == 0, outcome.err
-    said = "change against 16" if protocol == "paired" else f"{protocol} protocol"
-    assert said in outcome.out
-    rows = [row for row in read_rows(only_run(folder) / "eval.csv") if row.protocol == protocol]
-    assert [row.length for row in rows] == [16, 32, 64]
+    for protocol in ("paired", "nonoverlapping", "sliding"):
+        arguments = ["--lengths", "32,64", "--protocol", protocol, "--results-dir", str(folder / "results")]
+        outcome = command("eval", only_run(folder).name, *arguments)
+        assert outcome.code == 0, outcome.err
+        said = "change against 16" if protocol == "paired" else f"{protocol} protocol"
+        assert said in outcome.out
+        rows = [row for row in read_rows(only_run(folder) / "eval.csv") if row.protocol == protocol]
+        assert [row.length for row in rows] == [16, 32, 64]
 
 
 def test_eval_options_change_what_is_scored(begin, command, folder):
@@ -152,16 +153,3 @@ def test_cfg_shows_the_configuration_and_trains_nothing(command, folder):
     assert outcome.code == 0
     assert "name: alibi" in outcome.out and "batch_tokens: 1024" in outcome.out
     assert files_in(folder / "work") == []
-
-
-def test_a_run_records_its_environment(begin, folder):
-    begin("encoding=rope")
-    found = json.loads((only_run(folder) / "environment.json").read_text())
-    assert found["threads"] == 1 and found["torch"] and found["python"]
-
-
-def test_a_folder_with_few_documents_is_enough(command, folder):
-    arguments = tiny_overrides(folder)
-    write_corpus(folder / "one", documents=1, words=600)
-    outcome = command("train", *arguments, f"data.path={folder / 'one' / '00.txt'}", "encoding=rope")
-    assert outcome.code == 0, outcome.err

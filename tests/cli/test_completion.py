@@ -5,14 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pe_bench.cli.completion import complete_word
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
+def test_completion_offers_keys_and_names():
+    for typed, offered in [
         ("enc", ["encoding="]),
         ("encoding=kerple_l", ["encoding=kerple_log"]),
         ("encoding=rope,al", ["encoding=rope,alibi"]),
@@ -20,10 +17,9 @@ from pe_bench.cli.completion import complete_word
         ("train.fr", ["train.from="]),
         ("nothing", []),
         ("encoding=zzz", []),
-    ],
-)
-def test_completion_offers_keys_and_names(typed, offered):
-    assert complete_word(typed) == offered
+        ("modifier=[logn", ["modifier=[logn"]),
+    ]:
+        assert complete_word(typed) == offered
 
 
 def completed(shell: str, **environment: str) -> list[str]:
@@ -39,22 +35,19 @@ def completed(shell: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "offered"),
-    [
+def test_bash_gets_the_part_behind_its_argument_breaks():
+    for arguments, offered in [
         (["enc"], ["encoding="]),
         (["encoding", "=", "no"], ["nope"]),
         (["-m", "encoding", "=", "rope,al"], ["rope,alibi"]),
         (["seed", "=", "3", "modifier", "=", "[logn"], ["[logn"]),
         (["tokenizer", "="], ["bpe", "bytes", "file", "hub"]),
         (["encoding=no"], ["encoding=nope"]),  # where COMP_WORDBREAKS has no `=`
-    ],
-)
-def test_bash_gets_the_part_behind_its_argument_breaks(arguments, offered):
-    typed = ["pe-bench", "train", *arguments]
-    for separator in ("\n", " "):
-        found = completed("bash", COMP_WORDS=separator.join(typed), COMP_CWORD=str(len(typed) - 1))
-        assert found == offered
+        (["encoding", "=", "t5", "seed", "=", "3", "encoding.b"], ["encoding.buckets="]),
+    ]:
+        typed = ["pe-bench", "train", *arguments]
+        words = {"COMP_WORDS": "\n".join(typed), "COMP_CWORD": str(len(typed) - 1)}
+        assert completed("bash", **words) == offered
 
 
 def test_zsh_and_fish_get_the_whole_argument():
@@ -64,16 +57,11 @@ def test_zsh_and_fish_get_the_whole_argument():
     assert completed("fish", **fish) == ["encoding=nope"]
 
 
-def test_completion_of_a_modifier_list():
-    assert "modifier=[logn" in complete_word("modifier=[lo")
-
-
 ROPE = ["encoding.base=", "encoding.form=", "encoding.layout="]
 
 
-@pytest.mark.parametrize(
-    ("chosen", "typed", "offered"),
-    [
+def test_after_an_encoding_its_options_are_offered():
+    for chosen, typed, offered in [
         ([], "encoding.", ROPE),
         (["encoding=rope"], "encoding.", ROPE),
         (["encoding=t5"], "encoding.", ["encoding.buckets=", "encoding.max_distance="]),
@@ -84,18 +72,8 @@ ROPE = ["encoding.base=", "encoding.form=", "encoding.layout="]
             "encoding.modifiers.logn.t",
             ["encoding.modifiers.logn.train_length="],
         ),
-    ],
-)
-def test_after_an_encoding_its_options_are_offered(chosen, typed, offered):
-    assert complete_word(typed, chosen) == offered
-
-
-def test_shells_offer_the_options_of_the_encoding_that_was_typed():
-    typed = ["pe-bench", "train", "encoding", "=", "t5", "seed", "=", "3", "encoding.b"]
-    assert completed("bash", COMP_WORDS="\n".join(typed), COMP_CWORD="8") == ["encoding.buckets="]
-    fish = {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    typed = "pe-bench train encoding=t5 encoding.b"
-    assert completed("fish", _TYPER_COMPLETE_ARGS=typed, **fish) == ["encoding.buckets="]
+    ]:
+        assert complete_word(typed, chosen) == offered
 
 
 def test_runs_are_those_of_the_folder_of_results(tmp_path: Path, monkeypatch):
