@@ -197,6 +197,7 @@ def start_processes(count: int, work: Callable[..., Result], *arguments: Any) ->
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    children = set(multiprocessing.active_children())
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]
     # PyTorch's own report of failures is a page for each process.
@@ -227,6 +228,8 @@ def start_processes(count: int, work: Callable[..., Result], *arguments: Any) ->
         try:
             return elastic_launch(config, _work)(work, arguments)[0]
         except SignalException as signalled:
+            for child in set(multiprocessing.active_children()) - children:  # left by a second signal
+                child.kill()
             raise Stopped from signalled
         except ChildFailedError as error:
             raise _failure(error, count) from error
