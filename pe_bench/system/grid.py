@@ -224,10 +224,10 @@ def _spread(names: Sequence[list[str]], groups: Sequence[str]) -> list[list[str]
     """Return the lines of each group's name over the rows of the group, what is left of them at its last."""
     lines: list[list[str]] = []
     for _, members in groupby(range(len(groups)), key=lambda index: groups[index]):
-        first, *others = members
+        first, *following = members
         name = names[first]
-        lines += [name[index : index + 1] or [""] for index in range(len(others))]
-        lines.append(name[len(others) :] or [""])
+        lines += [name[index : index + 1] or [""] for index in range(len(following))]
+        lines.append(name[len(following) :] or [""])
     return lines
 
 

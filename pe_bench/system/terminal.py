@@ -81,10 +81,10 @@ def _in_one_line(value: Any) -> Any:
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, (tuple, list)):
-        found = [_in_one_line(inner) for inner in value]
-        if all(new is old for new, old in zip(found, value, strict=True)):
+        items = [_in_one_line(inner) for inner in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
             return value
-        return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
         pairs = [(_in_one_line(key), _in_one_line(inner)) for key, inner in value.items()]
         is_same = all(
@@ -93,8 +93,8 @@ def _in_one_line(value: Any) -> Any:
         )
         return value if is_same else dict(pairs)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        changed = {name: new for name, old in found.items() if (new := _in_one_line(old)) is not old}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {name: new for name, old in fields.items() if (new := _in_one_line(old)) is not old}
         return dataclasses.replace(value, **changed) if changed else value
     return value
 

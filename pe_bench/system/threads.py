@@ -26,7 +26,7 @@ class Look:
     """Seconds since some beginning: of the clock, of this process, and of all processes on its cores."""
 
     clock: float
-    own: float
+    process: float
     all: float
 
 
@@ -49,20 +49,20 @@ class SharedCores:
 def free_cores(before: Look, after: Look, most: int) -> int:
     """Return how many cores others left free between two looks: at least one, and at most `most`."""
     seconds = after.clock - before.clock
-    others = (after.all - before.all - (after.own - before.own)) / seconds
-    return max(1, min(most, round(len(_cores()) - others)))
+    elsewhere = (after.all - before.all - (after.process - before.process)) / seconds
+    return max(1, min(most, round(len(_cores()) - elsewhere)))
 
 
 def look(stat: Path = STAT) -> Look:
     """Return the times of now; where the system does not tell those of all processes, they are this one's."""
-    own = time.process_time()
+    process = time.process_time()
     try:
         lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
         counts = {line[0]: sum(int(line[index]) for index in BUSY) for line in lines if line[0] in _cores()}
         busy = sum(counts.values()) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
-        busy = own
-    return Look(time.monotonic(), own, busy)
+        busy = process
+    return Look(time.monotonic(), process, busy)
 
 
 def _cores() -> set[str]:

@@ -29,7 +29,7 @@ from pe_bench.runs.untrusted import open_regular, read_json, unreadable
 from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, usual_permissions, write_text
 from pe_bench.training.group import Group
 from pe_bench.training.optimizer import Optimizers
-from pe_bench.training.sharding import distributed, is_sharded, own_part, own_rows, whole
+from pe_bench.training.sharding import distributed, gathered, is_sharded, own_part, own_rows
 from pe_bench.values import check_type, shown
 
 FORMAT = 1
@@ -79,7 +79,7 @@ def save_checkpoint(
                 temporary.mkdir(parents=True)
             group.wait()
             weights = {
-                name: _copy(whole(own_part(tensor), tensor)) for name, tensor in model.state_dict().items()
+                name: _copy(gathered(own_part(tensor), tensor)) for name, tensor in model.state_dict().items()
             }
             if group.is_first:
                 _save_tensors(weights, temporary / WEIGHTS)

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from pe_bench.config.schema import TrainConfig
 from pe_bench.model.decoder import Decoder
-from pe_bench.training.sharding import is_sharded, own_part, own_rows, whole
+from pe_bench.training.sharding import gathered, is_sharded, own_part, own_rows
 
 MOMENTUM = 0.95
 # The factors of the polynomial a x + b x^3 + c x^5 that brings singular values in (0, 1] near 1, and how
@@ -55,7 +55,7 @@ class Muon(torch.optim.Optimizer):
 
     def _move(self, parameters: Sequence[Parameter], group: dict[str, Any], size: float) -> None:
         """Move parameters of one shape by `size` times their orthogonalised momentum."""
-        momenta = [whole(self._momentum(parameter), parameter) for parameter in parameters]
+        momenta = [gathered(self._momentum(parameter), parameter) for parameter in parameters]
         for parameter, update in zip(parameters, orthogonalise(torch.stack(momenta)), strict=True):
             weights = own_part(parameter)
             weights.mul_(1 - group["lr"] * group["weight_decay"])

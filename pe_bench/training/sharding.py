@@ -50,7 +50,7 @@ def own_part(tensor: Any) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def whole(part: Tensor, like: Tensor) -> Tensor:
+def gathered(part: Tensor, like: Tensor) -> Tensor:
     """Return the tensor of which the processes have these parts; `like` is one that is sharded so."""
     placed: Any = distributed(part, like)
     return placed.full_tensor() if is_sharded(like) else placed

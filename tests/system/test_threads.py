@@ -50,5 +50,5 @@ def test_a_run_takes_the_cores_that_others_leave_free(
 
 def test_only_this_process_counts_as_busy_where_the_system_does_not_tell(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("cpu 1 2\n")
-    assert look(tmp_path / "none").all == pytest.approx(look().own, abs=0.1)
+    assert look(tmp_path / "none").all == pytest.approx(look().process, abs=0.1)
     assert look(tmp_path / "stat").all == 0
