@@ -33,7 +33,9 @@ def node(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def sweep(folder: Path, port: int) -> subprocess.Popen[str]:
     jobs = ["-m", "encoding=nope,alibi", "seed=0,1", "train.steps=600"]
-    launcher = ["hydra/launcher=ray", f"+hydra.launcher.ray.init.address=127.0.0.1:{port}"]
+    init = "hydra.launcher.ray.init"
+    cluster = [f"{init}.address=127.0.0.1:{port}", f"+{init}.object_store_memory=null"]
+    launcher = ["hydra/launcher=ray", *cluster]
     return start(folder, sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *jobs, *launcher)
 
 
