@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -25,12 +26,14 @@ from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.system.ranks import local_world_size, rank, world_size
 from pe_bench.system.signals import (
+    DEBOUNCE_SECONDS,
     EXIT_CODE,
     STOP_SIGNALS,
     Stopped,
     child_context,
     end_with_parent,
     finish_step_on_signal,
+    signal_handlers,
     start_method,
     stop_on_signal,
 )
@@ -197,9 +200,17 @@ def start_processes(count: int, work: Callable[..., Result], *arguments: Any) ->
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    children = set(multiprocessing.active_children())
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    heard = [number.name for number, handler in handlers.items() if handler is not signal.SIG_IGN]
+    children, asked = set(multiprocessing.active_children()), list[float]()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        """Have the launcher end its processes, which save; kill them at a second signal."""
+        if not asked or time.monotonic() - asked[0] > DEBOUNCE_SECONDS:
+            for child in set(multiprocessing.active_children()) - children if asked else ():
+                child.kill()
+            asked.append(time.monotonic())
+            raise SignalException("asked to end", signal.Signals(number))
+
+    heard = tuple(number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
     # PyTorch's own report of failures is a page for each process.
     elastic = "torch.distributed.elastic"
     for name in (
@@ -223,19 +234,15 @@ def start_processes(count: int, work: Callable[..., Result], *arguments: Any) ->
             max_restarts=0,
             start_method=start_method(),
             shutdown_timeout=SAVE_SECONDS,
-            signals_to_handle=",".join(heard),
+            signals_to_handle="SIGQUIT",
         )
         try:
-            return elastic_launch(config, _work)(work, arguments)[0]
+            with signal_handlers(heard, stop):
+                return elastic_launch(config, _work)(work, arguments)[0]
         except SignalException as signalled:
-            for child in set(multiprocessing.active_children()) - children:  # left by a second signal
-                child.kill()
             raise Stopped from signalled
         except ChildFailedError as error:
             raise _failure(error, count) from error
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 def _store_on_loopback() -> Any:
