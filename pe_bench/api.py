@@ -1,4 +1,4 @@
-"""What notebooks call and the commands do: `train`, `evaluate`, `probe` and `results`.
+"""What notebooks call and the commands do: `train`, `evaluate`, `extend`, `probe` and `results`.
 
 A command's options are the arguments of these functions, and their docstrings say what each means: a line
 `argument METAVAR: meaning` is in `--help` too. Imports wait until a call has work to do, for help has none.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
 
+    from pe_bench.extended import Extended
     from pe_bench.report.build import Report
     from pe_bench.runs.importing import Imported
     from pe_bench.scored import Run
@@ -159,6 +160,50 @@ def _score(arguments: Mapping[str, Any]) -> "Run":
 
     with interruptible():
         return score(arguments["run"], {name: arguments[name] for name in arguments if name != "run"})
+
+
+def extend(
+    runs: "str | Path | Sequence[str | Path]",
+    to: str | int = "4x",
+    with_: str | Sequence[str] | None = None,
+    *,
+    tokens: int | None = None,
+    long: bool = False,
+    results_dir: str | Path = "results",
+    overrides: str | Sequence[str] | None = None,
+) -> "Extended":
+    """Stretch finished runs to longer texts, and return them with the table of their family.
+
+        print(pe_bench.extend("rope", "4x", ["yarn", "nope"], tokens=128_000))
+
+    The runs are seeds of one encoding, by name, its beginning or encoding; or hf:FOLDER, which is scored
+    alone. It scores them unchanged and under each encoding as it is, with `tokens` trains each further, and
+    with `long` trains the model at that length from the start. `overrides` are KEY=VALUE of the training and
+    of this machine, such as train.lr=0.002 or hydra/launcher=joblib; of a checkpoint its data. Finished work
+    is reused. `print` shows the table of the command, and `plot` draws its picture.
+
+    to LENGTH: The longer length: a multiple of the training length, such as 4x, or tokens.  [default: 4x]
+    with_ NAME,NAME: Encodings to go on with; 'NAME KEY=VALUE' sets options; repeatable.
+        [default: yarn,rope_ntk,rope_pi]
+    tokens NUMBER: Train each further, at that length, on so many tokens.
+    long: Train the model also at that length from the start, on as many tokens as both stages together.
+    results_dir DIR: The folder of runs and results.csv.
+
+    Raises `UserError` (a `ValueError`) where something cannot work, `RunError` where a job fails.
+    """
+    from pe_bench.config.parse import listed, plain_value
+    from pe_bench.extended import extend_runs
+    from pe_bench.values import check_type
+
+    return extend_runs(
+        [str(run) for run in listed(runs)],
+        str(to),
+        listed(with_),
+        tokens=check_type(plain_value(tokens), int | None, "tokens"),
+        long=long,
+        overrides=listed(overrides),
+        results=Path(results_dir),
+    )
 
 
 def results(

@@ -79,8 +79,9 @@ ALLOWED = {
     "experiment": "errors system config encodings data model runs training scoring checkpoints trackers",
     "export": "errors system config data model runs training checkpoints experiment",
     "scored": "errors values system config runs scoring checkpoints report experiment",
-    "api": "errors values system config runs report experiment scored",
     "sweep": "errors system config runs experiment",
+    "extended": "errors system config report runs scoring scored sweep",
+    "api": "errors values system config runs report experiment scored extended",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
     "checkpoints experiment export scored api sweep studies",
     "__main__": "cli",

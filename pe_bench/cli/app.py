@@ -71,6 +71,32 @@ def evaluate(
     evaluate(runs or [], where or [], everything, options)
 
 
+@command("extend", api.extend, without=("runs", "overrides"))
+def extend(
+    runs: list[str] | None = None,
+    *,
+    to: str = "4x",
+    plot: Path | None = None,
+    **options: Any,
+) -> None:
+    """Stretch a trained model to longer texts: as it is, and trained a little further.
+
+    Scores runs unchanged and under each encoding as it is; with --tokens trains each
+    further. Prints one table, and draws a picture: dashed as it is, solid trained so.
+
+    runs RUN: Seeds of one encoding, or hf:FOLDER; then KEY=VALUE of the training or of this machine.
+    plot FILE: The picture, a PNG, SVG or PDF file.  [default: extend.png in the folder of results]
+
+    Examples:
+      pe-bench extend rope --to 4x --with yarn,rope_pi --tokens 128000
+      pe-bench extend rope --with yarn --with 'rope base=80000' --tokens 128000 --long
+      pe-bench extend hf:FOLDER data=files data.path=texts --with yarn
+    """
+    from pe_bench.cli.extend import extend
+
+    extend(runs or [], plot, {"to": to, **options})
+
+
 @command("probe", api.probe, api.evaluate, without=("run", "overrides"))
 def probe(
     runs: list[str] | None = None,

@@ -7,6 +7,7 @@ mapping with a `name`, which replaces what was there. Whatever it leaves out is 
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,6 +124,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("quotient", lambda a, b: max(1, a // b), replace=True)
     OmegaConf.register_new_resolver("times", lambda a, b: a * b, replace=True)
     OmegaConf.register_new_resolver("required", _require_value, replace=True)
+    OmegaConf.register_new_resolver("seed_of", _seed_of, replace=True)
     OmegaConf.register_new_resolver(
         "expanduser", lambda path: str(expand_path(path, "results_dir=")), replace=True
     )
@@ -130,6 +132,13 @@ def register_resolvers() -> None:
 
 def _require_value(otherwise: str) -> NoReturn:
     raise UserError(otherwise)
+
+
+def _seed_of(run: str) -> int:
+    match = re.search(r"-s(\d+)-[0-9a-f]+$", run)
+    if match is None:
+        raise UserError(f"the name of {run} has no seed: give a run's name in full")
+    return int(match[1])
 
 
 def _divide(d_model: int, n_heads: int) -> int:

@@ -73,7 +73,7 @@ def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "level
 def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
     """Return a figure with the charts of the tables, one below the other."""
     charts = [chart for of_table in charts_of(tables, values) for chart in of_table]
-    styles = styles_of(curve.label for chart in charts for curve in chart.curves)
+    styles = _styles(tables, [curve.label for chart in charts for curve in chart.curves])
     return stacked([_part(chart, styles) for chart in charts], BETWEEN)
 
 
@@ -84,6 +84,15 @@ def stacked(parts: Sequence[Part], between: float) -> Figure:
         draw_part(figure, top)
         top += height + between
     return figure
+
+
+def _styles(tables: Sequence[Table], labels: Sequence[str]) -> Styles:
+    """Return the styles of curves; in a family of runs what is scored as it is is dashed, all else solid."""
+    styles, lines = styles_of(labels), [line for table in tables for line in table.lines]
+    if not any(line.longest for line in lines):
+        return styles
+    as_is = {line.label for line in lines if line.scored_with != line.encoding}
+    return {label: replace(style, stroke="--" if label in as_is else "-") for label, style in styles.items()}
 
 
 # For the page

@@ -358,6 +358,39 @@ def _nested_with_shared_options(spec: EncodingSpec, trained: EncodingSpec, keys:
     }
 
 
+def with_factor(requested: Requested, factor: float, trained: Config | None) -> str:
+    """Return a requested encoding as it is typed, with a factor where it takes one and none is given."""
+    text, base, _, options = requested
+    search = trained.search if trained is not None else ()
+    bare = compose([f"encoding={base}"], search)["encoding"] if base else {}
+    option = PartSpec(bare, search).encoding_class.window_factor if base else None
+    is_given = any(parse_override(each).key.rpartition(".")[2] == option for each in options)
+    return text if option is None or is_given else f"{text} {option}={factor:g}"
+
+
+def stage_overrides(requested: Requested, trained: Config) -> list[str]:
+    """Return the overrides of a run that goes on from a trained one with a requested encoding."""
+    _, base, modifiers, options = requested
+    name = base or trained.encoding["name"]
+    kept: list[str] = [*(trained.encoding.get("modifiers") or {}), *modifiers]
+    chosen = [f"encoding={name}", f"modifier=[{','.join(dict.fromkeys(kept))}]"]
+    overrides = [*_overrides_of(trained), *chosen]
+    bare = compose(overrides, trained.search)["encoding"]
+    typed = dict(_full_option(base, modifiers, bare, text) for text in options)
+    return [*overrides, *(f"{key}={value}" for key, value in typed.items())]
+
+
+def own_overrides(trained: Config) -> list[str]:
+    """Return the overrides of a run with the encoding of a trained one."""
+    spec = EncodingSpec(trained.encoding, trained.search)
+    options = [
+        f"{part.key}.{name}={quote(value)}"
+        for part in (spec.base, *spec.modifiers.values())
+        for name, value in part.chosen_options().items()
+    ]
+    return [*stage_overrides(("", None, [], []), trained), *options]
+
+
 def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
     """Return the encoding of a run that goes on from a trained one, at a length of its own.
 

@@ -16,14 +16,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pe_bench.config.compose import call_hydra, config_flags, parse_composed
+from pe_bench.config.compose import call_hydra, complete_overrides, config_flags, parse_composed
 from pe_bench.config.groups import SEARCH_PATH
 from pe_bench.config.overrides import parse_override, quote
-from pe_bench.errors import UserError, first_line
-from pe_bench.sweep.check import Swept, with_swept_options
+from pe_bench.config.schema import Config
+from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.runs.gather import gather_and_warn, results_file
+from pe_bench.sweep.check import Swept, check_sweep, with_swept_options
 from pe_bench.sweep.jobs import JobState, SweepFolder, fail, launch_context, run_in_child
 from pe_bench.sweep.summary import Summary
 from pe_bench.sweep.view import View
+from pe_bench.system.files import check_folder
 from pe_bench.system.signals import (
     DEBOUNCE_SECONDS,
     EXIT_CODE,
@@ -38,6 +41,32 @@ from pe_bench.system.signals import (
 
 SWEEP_DIR = "hydra.sweep.dir"
 QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job after some minutes
+
+
+def launch(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
+    """Run the sweep that overrides ask for. Raise `UserError` before anything is written."""
+    overrides = complete_overrides(overrides, search)
+    swept = check_sweep(overrides, search, check_job)
+    if results_file(swept.results_dir).exists():
+        gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
+    return run_sweep(overrides, search, swept)
+
+
+def require_done(summary: Summary) -> None:
+    """Raise `Stopped` or `RunError` for a sweep with jobs that are not done."""
+    if summary.stopped and not summary.is_done:
+        raise Stopped("stopped; the same command does what is missing")
+    if not summary.is_done:
+        first = "fix what failed, then " if summary.failed else ""
+        raise RunError(f"the sweep is not done; {first}the same command does what is missing")
+
+
+def check_job(config: Config) -> None:
+    """Raise `UserError` for a job that cannot begin."""
+    from pe_bench.experiment import prepare
+
+    check_folder(config.results_dir, "results_dir", is_written=True)
+    prepare(config)
 
 
 def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) -> Summary:

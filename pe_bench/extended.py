@@ -1,0 +1,201 @@
+"""`extend`: a trained model at longer texts, as it is and after a little more training, in one table.
+
+It scores the unchanged runs and each scaling of them as `evaluate` does, goes on from them with each as a
+sweep of `train` does, and reads the table of the family.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from pe_bench.config.overrides import parse_override, quote
+from pe_bench.config.schema import Config
+from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.report.build import build_tables, run_tables
+from pe_bench.report.columns import show
+from pe_bench.report.records import Table
+from pe_bench.runs.find import find_runs
+from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.scored import OF_MACHINE, PREFIX, prepare, score_each
+from pe_bench.scoring.other_encodings import (
+    Requested,
+    find_others,
+    own_overrides,
+    read_with,
+    stage_overrides,
+    with_factor,
+)
+from pe_bench.sweep.run import launch, require_done
+from pe_bench.sweep.summary import print_summary
+from pe_bench.system.terminal import say
+
+DEFAULT = ("yarn", "rope_ntk", "rope_pi")
+
+
+@dataclass(frozen=True)
+class Extended:
+    """A family of runs: `print` shows its table, and `plot` draws its losses by length."""
+
+    runs: list[Path]
+    tables: list[Table]
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        show(self.tables, Console(file=text, color_system=None, force_terminal=False, force_jupyter=False))
+        return text.getvalue()
+
+    def plot(self, path: str | Path) -> None:
+        """Draw loss by length into a PNG, SVG or PDF file: dashed as it is, solid trained further."""
+        from pe_bench.report.draw import plot_tables
+
+        plot_tables(self.tables, Path(path))
+
+
+def extend_runs(
+    runs: Sequence[str],
+    to: str,
+    with_: Sequence[str],
+    *,
+    tokens: int | None,
+    long: bool,
+    overrides: Sequence[str],
+    results: Path,
+) -> Extended:
+    """Do as `api.extend` does. Raises `UserError`, `RunError`."""
+    requested = read_with(with_ or [",".join(DEFAULT)])
+    require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
+    if any(name.startswith(PREFIX) for name in runs):
+        require(tokens is None, "a checkpoint of Hugging Face is scored alone: leave --tokens out")
+        return _extend_checkpoint(runs, _times(to), requested, overrides, results)
+    paths = find_runs(runs, results)
+    # A later stage has the name of its encoding, too.
+    paths = [path for path in paths if RunFolder(path).first_stage is None] or paths
+    family = _Family([path.name for path in paths], results, read_config(paths[0]), overrides)
+    family.check(paths)
+    length = round(_times(to) * family.config.train.length) if _is_multiple(to) else _times(to)
+    _score(paths, family, int(length), requested, is_trained=tokens is not None)
+    jobs = [family.stage(each, int(length), tokens) for each in requested] if tokens else []
+    jobs += [family.from_start(int(length), tokens)] if tokens and long else []
+    for job in jobs:
+        summary = launch(job, family.config.search)
+        print_summary(summary)
+        require_done(summary)
+        paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
+    return Extended(paths, build_tables(results, [path.name for path in paths], family.config.eval.protocol))
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Finished runs that differ in their seeds alone, and how jobs go on from them."""
+
+    names: list[str]
+    results_dir: Path
+    config: Config
+    overrides: Sequence[str]
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """Return the overrides of this machine, which scoring takes too."""
+        parsed = [parse_override(text) for text in self.overrides]
+        return {each.key: yaml.safe_load(each.value or "") for each in parsed if each.key in OF_MACHINE}
+
+    def check(self, runs: Sequence[Path]) -> None:
+        """Raise `UserError` for runs that are not seeds of one."""
+        for name in ("checkpoint", "task"):
+            message = f"{self.names[0]} is a {name}'s run, and training on text goes on from text alone"
+            require(getattr(self.config, name) is None, message)
+        settings = {
+            (each.flat_config.get("encoding.name"), tuple({(row.setting, row.encoding) for row in each.rows}))
+            for each in map(RunFolder, runs)
+        }
+        message = f"{', '.join(self.names)} are not seeds of one encoding and training: name those alone"
+        require(len(settings) == 1, message)
+
+    def stage(self, requested: Requested, length: int, tokens: int) -> list[str]:
+        """Return the overrides of a sweep that goes on from each of the runs."""
+        return self._job(stage_overrides(requested, self.config), "from", length, tokens)
+
+    def from_start(self, length: int, tokens: int) -> list[str]:
+        """Return the overrides of a sweep of the same model with long texts from the start."""
+        train = self.config.train
+        message = f"--long counts the tokens of one stage, and {self.names[0]} has more: leave it out"
+        require(train.from_run is None, message)
+        total = train.total_steps * train.batch_tokens + tokens
+        return self._job(own_overrides(self.config), "beside", length, total)
+
+    def _job(self, encoding: Sequence[str], key: str, length: int, tokens: int) -> list[str]:
+        train = self.config.train
+        batch = length * max(1, round(train.batch_tokens / length))
+        steps = math.ceil(tokens / batch)
+        changes = {
+            "from": None,
+            "beside": None,
+            "only": None,
+            "length": length,
+            "steps": steps,
+            "batch_tokens": batch,
+            "warmup_steps": round(train.warmup_steps * steps / train.total_steps),
+        }
+        sources = ",".join(map(quote, self.names))
+        return [
+            *encoding,
+            *(f"++train.{name}={quote(value)}" for name, value in changes.items() if name != key),
+            f"++train.{key}={sources}",
+            f"seed=${{seed_of:${{train.{key}}}}}",
+            f"results_dir={quote(str(self.results_dir))}",
+            *self.overrides,
+        ]
+
+
+def _score(
+    runs: Sequence[Path], family: _Family, length: int, requested: Sequence[Requested], *, is_trained: bool
+) -> None:
+    """Score the unchanged runs and each scaling as it is; is_trained: also what does not fit untrained."""
+    config, texts = family.config, []
+    for each in requested:
+        text = with_factor(each, length / config.train.length, config)
+        try:
+            find_others(read_with([text]), family.names[0], config, config.search, force=True)
+            texts.append(text)
+        except UserError as error:
+            if not is_trained:
+                raise
+            say(f"{text} is not scored as it is: {first_line(error)}")
+    lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
+    options = {"with_": texts, "lengths": lengths, "results_dir": family.results_dir, **family.machine}
+    # What is not compatible is said to be so in its line.
+    _, failures = score_each(runs, {**options, "force": bool(texts)})
+    if failures:
+        raise RunError(failures[0])
+
+
+def _extend_checkpoint(
+    names: Sequence[str],
+    times: float,
+    requested: Sequence[Requested],
+    overrides: Sequence[str],
+    results: Path,
+) -> Extended:
+    require(len(names) == 1, f"give one checkpoint at a time, not {', '.join(names)}")
+    texts = [with_factor(each, times, None) for each in requested]
+    run = prepare(names[0], {"with_": texts, "overrides": [*overrides], "results_dir": results})()
+    return Extended([run.path], run_tables(run.scored, run.path, run.margin))
+
+
+def _is_multiple(to: str) -> bool:
+    return to.endswith("x")
+
+
+def _times(to: str) -> float:
+    try:
+        number = float(to.removesuffix("x"))
+    except ValueError as error:
+        raise UserError(f"--to {to} is no length: say 4x, or a number of tokens such as 512") from error
+    require(number > 1, f"--to {to} is no longer length: say 4x, or a number of tokens such as 512")
+    return number
