@@ -72,16 +72,18 @@ def extend_runs(
     require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
     if any(name.startswith(PREFIX) for name in runs):
         require(tokens is None, "a checkpoint of Hugging Face is scored alone: leave --tokens out")
-        return _extend_checkpoint(runs, _times(to), requested, overrides, results)
+        require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
+        texts = [with_factor(each, _times(to), None) for each in requested]
+        return _extend_checkpoint(runs, texts, overrides, results)
     paths = find_runs(runs, results)
     # A later stage has the name of its encoding, too.
     paths = [path for path in paths if RunFolder(path).first_stage is None] or paths
     family = _Family([path.name for path in paths], results, read_config(paths[0]), overrides)
     family.check(paths)
-    length = round(_times(to) * family.config.train.length) if _is_multiple(to) else _times(to)
-    _score(paths, family, int(length), requested, is_trained=tokens is not None)
-    jobs = [family.stage(each, int(length), tokens) for each in requested] if tokens else []
-    jobs += [family.from_start(int(length), tokens)] if tokens and long else []
+    length = round(_times(to) * (family.config.train.length if to.endswith("x") else 1))
+    _score(paths, family, length, requested, is_trained=tokens is not None)
+    jobs = [family.stage(each, length, tokens) for each in requested] if tokens else []
+    jobs += [family.from_start(length, tokens)] if tokens and long else []
     for job in jobs:
         summary = launch(job, family.config.search)
         print_summary(summary)
@@ -176,20 +178,11 @@ def _score(
 
 
 def _extend_checkpoint(
-    names: Sequence[str],
-    times: float,
-    requested: Sequence[Requested],
-    overrides: Sequence[str],
-    results: Path,
+    names: Sequence[str], texts: Sequence[str], overrides: Sequence[str], results: Path
 ) -> Extended:
     require(len(names) == 1, f"give one checkpoint at a time, not {', '.join(names)}")
-    texts = [with_factor(each, times, None) for each in requested]
     run = prepare(names[0], {"with_": texts, "overrides": [*overrides], "results_dir": results})()
     return Extended([run.path], run_tables(run.scored, run.path, run.margin))
-
-
-def _is_multiple(to: str) -> bool:
-    return to.endswith("x")
 
 
 def _times(to: str) -> float:

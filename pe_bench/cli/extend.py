@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench import api
-from pe_bench.cli.report import Outputs, check_outputs
 from pe_bench.errors import require
+from pe_bench.plot.paper import picture_format
 from pe_bench.report.columns import show
 from pe_bench.runs.commands import results_option
 from pe_bench.system.terminal import say
@@ -18,7 +18,7 @@ def extend(words: Sequence[str], plot: Path | None, options: dict[str, Any]) -> 
     require(bool(names), "no run is named: say pe-bench extend rope, or the beginning of a run's name")
     results_dir = Path(options["results_dir"])
     picture = plot or results_dir / "extend.png"
-    check_outputs(Outputs(plot=picture))
+    picture_format(picture)
     family = api.extend(names, overrides=overrides, **options)
     show(family.tables)
     family.plot(picture)
