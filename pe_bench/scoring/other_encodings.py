@@ -32,8 +32,8 @@ from pe_bench.config.groups import config_dir, find_name, names_in
 from pe_bench.config.overrides import Override, in_full, parse_override, quote, values_of
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.encodings.load import find_class
-from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec
+from pe_bench.encodings.load import find_class, is_built_in
+from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec, is_part
 from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
 from pe_bench.values import shown
@@ -395,17 +395,19 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
     """Return the encoding of a run that goes on from a trained one, at a length of its own.
 
     What does not differ from the defaults is as it was trained, the training length too: it is the one that
-    the weights know. A factor that is not given is that of the new length.
+    the weights know. A factor that is not given is that of the new length. Of an encoding from outside nothing
+    is taken: its run may be a stranger's, and to read its options would be to run its code.
     """
-    before = EncodingSpec(trained.encoding, spec.search)
+    before = EncodingSpec(trained.encoding)
 
     def continued(part: PartSpec, earlier: PartSpec | None) -> dict[str, Any]:
         values, chosen = dict(part.values), part.chosen_options()
         if "train_length" in values and "train_length" not in chosen:
             values["train_length"] = trained.train.length
-        if earlier is None:
+        if earlier is None or not earlier.is_built_in:
             return values
         part = PartSpec(values, part.search, part.key)
+        earlier = PartSpec({name: value for name, value in earlier.values.items() if not is_part(value)})
         return _with_shared_options(part, earlier, {f"{part.key}.{name}" for name in chosen})
 
     values = continued(spec.base, before.base)
@@ -418,8 +420,8 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
 
 def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
     """Return the label of an encoding after another, without what they share: `yarn x4`."""
-    if trained is not None:
-        shared = PartSpec(trained.encoding, spec.search).options
+    if trained is not None and is_built_in(str(trained.encoding["class"])):
+        shared = PartSpec(trained.encoding).options
         alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
         derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
         spec = EncodingSpec({**spec.values, "derived": derived}, spec.search)
