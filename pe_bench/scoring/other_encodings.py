@@ -395,8 +395,8 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
     """Return the encoding of a run that goes on from a trained one, at a length of its own.
 
     What does not differ from the defaults is as it was trained, the training length too: it is the one that
-    the weights know. A factor that is not given is that of the new length. Of an encoding from outside nothing
-    is taken: its run may be a stranger's, and to read its options would be to run its code.
+    the weights know. A factor that is not given is that of the new length. Nothing is taken of an encoding from
+    outside: its run may be a stranger's, and to read its options would be to run its code.
     """
     before = EncodingSpec(trained.encoding)
 
