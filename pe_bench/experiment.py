@@ -487,6 +487,13 @@ def score_trained(
     return rows
 
 
+def load_trained(run: Path, config: Config) -> Job:
+    """Return a finished run with its weights on the device. The classes of `config` are `trusted`."""
+    job, _ = load(config, run=run)
+    job = _with_weights(job, require_trained(run, config.train.total_steps))
+    return replace(job, model=job.model.to(job.device).eval())
+
+
 def _with_weights(job: Job, trained: Checkpoint) -> Job:
     """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
     load_weights(trained.path, _decoder(job))

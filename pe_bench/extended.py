@@ -17,6 +17,7 @@ from rich.console import Console
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.experiment import load_trained, trusted
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.records import Table
@@ -28,9 +29,12 @@ from pe_bench.scoring.other_encodings import (
     find_others,
     own_overrides,
     read_with,
+    searched_option,
     stage_overrides,
+    stage_spec,
     with_factor,
 )
+from pe_bench.scoring.search import search_option
 from pe_bench.sweep.run import launch, require_done
 from pe_bench.sweep.summary import print_summary
 from pe_bench.system.terminal import say
@@ -81,6 +85,7 @@ def extend_runs(
     family = _Family([path.name for path in paths], results, read_config(paths[0]), overrides)
     family.check(paths)
     length = round(_times(to) * (family.config.train.length if to.endswith("x") else 1))
+    requested = [_searched(each, paths[0], family.config, length) for each in requested]
     _score(paths, family, length, requested, is_trained=tokens is not None)
     jobs = [family.stage(each, length, tokens) for each in requested] if tokens else []
     jobs += [family.from_start(length, tokens)] if tokens and long else []
@@ -153,6 +158,17 @@ class _Family:
             f"results_dir={quote(str(self.results_dir))}",
             *self.overrides,
         ]
+
+
+def _searched(requested: Requested, run: Path, config: Config, length: int) -> Requested:
+    """Return an encoding with what its method searches; the first run stands for the other seeds."""
+    option = searched_option(requested, config)
+    if not option:
+        return requested
+    say(f"{requested[0]}: searching {option} for {run.name} at {length} tokens")
+    job = load_trained(run, trusted(config, ()))
+    found = search_option(job, stage_spec(requested, config, length), option, length)
+    return read_with([f"{requested[0]} {option}=[{','.join(map(str, found))}]"])[0]
 
 
 def _score(

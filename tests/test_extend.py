@@ -79,3 +79,18 @@ def test_what_cannot_be_extended_is_refused(
     assert outcome.code == 2 and told in outcome.line, outcome.err
     with pytest.raises(UserError, match="a checkpoint of Hugging Face is scored alone"):
         pe_bench.extend("hf:x", tokens=5)
+
+
+def test_longrope_s_factors_are_searched_and_none_does_better_that_was_tried(
+    begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pe_bench.scoring import search
+
+    monkeypatch.setattr(search, "ROUNDS", 4)
+    assert begin("encoding=rope", *SCORED).code == 0
+    family = pe_bench.extend("rope", "2x", "longrope", results_dir=folder / "results")
+    [table] = family.tables
+    [label] = [line.label for line in table.lines if line.label != "rope"]
+    assert label.startswith("rope -> longrope factor=2.0 long_factors@")
+    again = pe_bench.extend("rope", "2x", "longrope", results_dir=folder / "results")
+    assert [line.label for line in again.tables[0].lines] == [line.label for line in table.lines]

@@ -80,7 +80,7 @@ ALLOWED = {
     "export": "errors system config data model runs training checkpoints experiment",
     "scored": "errors values system config runs scoring checkpoints report experiment",
     "sweep": "errors system config runs experiment",
-    "extended": "errors system config report runs scoring scored sweep",
+    "extended": "errors system config report runs scoring experiment scored sweep",
     "api": "errors values system config runs report experiment scored extended",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
     "checkpoints experiment export scored api sweep studies",

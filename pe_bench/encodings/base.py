@@ -94,6 +94,12 @@ class Declared:
     lr_multiple: ClassVar[float] = 1.0
     inert: ClassVar[frozenset[str]] = frozenset()  # parameters that cancel in the softmax, for `check`
     window_factor: ClassVar[str | None] = None  # the option that, at null, follows the window's length
+    searched: ClassVar[str | None] = None  # the option that `extend` searches for each trained model
+
+    @classmethod
+    def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
+        """Return the values that a search of the option `searched` begins with, for windows of `length`."""
+        return []
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -18,6 +18,7 @@ compatible with the base themselves, the weights mean what they mean without the
 them weights of another model, about which nothing is known.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -240,7 +241,7 @@ def _other(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: 
 def _label(encoding: EncodingSpec) -> str:
     """Return the label of a trained encoding, with `factor=auto` where the factor is that of each window."""
     option = encoding.base.encoding_class.window_factor
-    name, _, options = encoding.label.partition(" ")
+    name, _, options = _with_short_lists(encoding).partition(" ")
     is_auto = option is not None and encoding.values.get(option) is None
     return " ".join(part for part in (name, f"{option}={AUTO}" if is_auto else "", options) if part)
 
@@ -368,6 +369,17 @@ def with_factor(requested: Requested, factor: float, trained: Config | None) -> 
     return text if option is None or is_given else f"{text} {option}={factor:g}"
 
 
+def searched_option(requested: Requested, trained: Config) -> str:
+    """Return the option that an encoding's method searches, and that is not given; empty for none."""
+    _, base, _, options = requested
+    if base is None:
+        return ""
+    bare = compose([f"encoding={base}"], trained.search)["encoding"]
+    option = PartSpec(bare, trained.search).encoding_class.searched
+    is_given = any(parse_override(each).key.rpartition(".")[2] == option for each in options)
+    return "" if option is None or is_given else option
+
+
 def stage_overrides(requested: Requested, trained: Config) -> list[str]:
     """Return the overrides of a run that goes on from a trained one with a requested encoding."""
     _, base, modifiers, options = requested
@@ -378,6 +390,12 @@ def stage_overrides(requested: Requested, trained: Config) -> list[str]:
     bare = compose(overrides, trained.search)["encoding"]
     typed = dict(_full_option(base, modifiers, bare, text) for text in options)
     return [*overrides, *(f"{key}={value}" for key, value in typed.items())]
+
+
+def stage_spec(requested: Requested, trained: Config, length: int) -> EncodingSpec:
+    """Return a requested encoding after training, with an example of what has to be searched."""
+    composed = compose(stage_overrides(requested, trained), trained.search)["encoding"]
+    return after_training(EncodingSpec(composed, trained.search).with_examples(), trained, length)
 
 
 def own_overrides(trained: Config) -> list[str]:
@@ -395,8 +413,8 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
     """Return the encoding of a run that goes on from a trained one, at a length of its own.
 
     What does not differ from the defaults is as it was trained, the training length too: it is the one that
-    the weights know. A factor that is not given is that of the new length. Nothing is taken of an encoding from
-    outside: its run may be a stranger's, and to read its options would be to run its code.
+    the weights know. A factor that is not given is that of the new length. Of an encoding from outside
+    nothing is taken: its run may be a stranger's, and to read its options would be to run its code.
     """
     before = EncodingSpec(trained.encoding)
 
@@ -425,9 +443,17 @@ def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
         alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
         derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
         spec = EncodingSpec({**spec.values, "derived": derived}, spec.search)
-    option = spec.base.encoding_class.window_factor
+    option, label = spec.base.encoding_class.window_factor, _with_short_lists(spec)
     factor = spec.values.get(option) if option else None
-    return spec.label if factor is None else spec.label.replace(f"{option}={factor}", f"x{factor:g}")
+    return label if factor is None else label.replace(f"{option}={factor}", f"x{factor:g}")
+
+
+def _with_short_lists(spec: EncodingSpec) -> str:
+    """Return the label with a hash in place of what was searched: the numbers of all pairs would fill it."""
+    option = spec.base.encoding_class.searched
+    value = spec.base.options.get(option) if option else None
+    short = hashlib.sha256(str(value).encode()).hexdigest()[:4]
+    return spec.label if value is None else spec.label.replace(f"{option}={value}", f"{option}@{short}")
 
 
 def _require_fit(label: str, encoding: EncodingSpec, trained: EncodingSpec, n_layers: int) -> None:

@@ -8,7 +8,7 @@ Past the training length: defined; the frequencies jump where the window becomes
 
 Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", arXiv:2402.13753.
 
-There is no default for lambda: the search needs the model, and pe-bench does not make it. The switch at
+There is no default for lambda: the search needs the model, and `extend` makes one of its own. The switch at
 the training length is that of Hugging Face's transformers and of the authors' code,
 https://github.com/microsoft/LongRoPE, which has ones up to it. The paper's n-hat, first tokens of a text
 that are left as they were, is ignored, as it is in transformers. Both have one s, the target length over L,
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import Factor
 from pe_bench.encodings.rotary.rope import pairs_within, rope_frequencies
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
 from pe_bench.errors import require
 
 
@@ -42,6 +42,8 @@ class LongRoPE(RopeScaling):
     long_factors: must be given: d_head / 2 numbers from 1 on, for windows beyond train_length
     short_factors: the same for windows up to it; null: ones
     """
+
+    searched = "long_factors"
 
     long_factors: list[Factor] | None = None
     short_factors: list[Factor] | None = None
@@ -78,6 +80,16 @@ class LongRoPE(RopeScaling):
         is_spread = options.get("fraction_of") != "frequencies"
         pairs = pairs_within(options["d_head"], options.get("fraction", 1.0) if is_spread else 1.0)
         return {"long_factors": torch.linspace(1, 4, pairs).tolist()}
+
+    @classmethod
+    def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
+        """Return those that make RoPE, position interpolation and NTK-aware scaling of it."""
+        width, base = 2 * len(cls.example(options)["long_factors"]), options.get("base", 10_000.0)
+        train_length, plain = options["train_length"], rope_frequencies(width, base)
+        factor = length / train_length
+        ntk = ntk_frequencies(width, base, factor) if width > 2 else plain / factor
+        others = [plain, plain / factor, ntk]
+        return [(plain / each).round(decimals=2).clamp(min=1).tolist() for each in others]
 
     def scaled(self, window: int) -> Scaled:
         factors = (self.long if window > self.train_length else self.short).double()
