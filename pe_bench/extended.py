@@ -141,9 +141,6 @@ class _Family:
         batch = length * max(1, round(train.batch_tokens / length))
         steps = math.ceil(tokens / batch)
         changes = {
-            "from": None,
-            "beside": None,
-            "only": None,
             "length": length,
             "steps": steps,
             "batch_tokens": batch,
@@ -152,7 +149,7 @@ class _Family:
         sources = ",".join(map(quote, self.names))
         return [
             *encoding,
-            *(f"++train.{name}={quote(value)}" for name, value in changes.items() if name != key),
+            *(f"++train.{name}={quote(value)}" for name, value in changes.items()),
             f"++train.{key}={sources}",
             f"seed=${{seed_of:${{train.{key}}}}}",
             f"results_dir={quote(str(self.results_dir))}",

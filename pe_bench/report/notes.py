@@ -56,7 +56,8 @@ def make_notes(
     lines = [line for line in lines if not line.is_anchor]
     if not lines:
         return []
-    first, train_length = rows[0], rows[0].train_length
+    first = keys.first_stage(rows[0])
+    train_length = first.train_length
     line_of = {(run, line.scored_with): line for line in lines for run in line.runs}
     of_lines, slice_of_lines = (
         [(line_of[key], row) for row in part if (key := (row.run, row.scored_with)) in line_of]

@@ -121,7 +121,7 @@ class RunKeys(RunValues):
         architecture = self.config_of(rows[0]).get("checkpoint.architecture")
         if architecture:
             return f"{architecture}, {_in_millions(rows[0].parameters)}"
-        for row in one_a_run(rows):
+        for row in one_a_run([self.first_stage(row) for row in one_a_run(rows)]):
             config = self.config_of(row)
             model = {key[6:]: value for key, value in config.items() if key[:6] == "model." and key not in by}
             usual = _usual_sizes(str(model.get("name")))
@@ -133,7 +133,7 @@ class RunKeys(RunValues):
 
     def training(self, rows: Sequence[Row], by: Sequence[str]) -> str:
         """Return the optimizer and the rate of encodings that these rows' runs chose, but for these keys."""
-        config = self.config_of(rows[0])
+        config = self.config_of(self.first_stage(rows[0]))
         chosen = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
         changed = {key: value for key, value in chosen.items() if value != USUAL_TRAINING[key]}
         return " ".join(f"{key.partition('.')[2]}={value}" for key, value in changed.items())

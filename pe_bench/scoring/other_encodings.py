@@ -42,6 +42,8 @@ from pe_bench.values import shown
 # A list may hold spaces, and so may a mapping, with mappings in it.
 MAPPING = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 AUTO, FIXED = "auto", "fixed"
+# Each stage of training has its own.
+OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "only")
 SECTIONS = ("model", "data", "tokenizer", "train")
 PART = re.compile(rf"(?:\[[^\]]*\]|{MAPPING}|\S)+")
 
@@ -384,9 +386,11 @@ def stage_overrides(requested: Requested, trained: Config) -> list[str]:
     """Return the overrides of a run that goes on from a trained one with a requested encoding."""
     _, base, modifiers, options = requested
     name = base or trained.encoding["name"]
-    kept: list[str] = [*(trained.encoding.get("modifiers") or {}), *modifiers]
-    chosen = [f"encoding={name}", f"modifier=[{','.join(dict.fromkeys(kept))}]"]
-    overrides = [*_overrides_of(trained), *chosen]
+    parts: list[str] = [*(trained.encoding.get("modifiers") or {}), *modifiers]
+    chosen = [f"encoding={name}", f"modifier=[{','.join(dict.fromkeys(parts))}]"]
+    of_stage = tuple(f"++train.{key}=" for key in OF_STAGE)
+    kept = [text for text in _overrides_of(trained) if not text.startswith((*of_stage, "seed="))]
+    overrides = [*kept, *chosen]
     bare = compose(overrides, trained.search)["encoding"]
     typed = dict(_full_option(base, modifiers, bare, text) for text in options)
     return [*overrides, *(f"{key}={value}" for key, value in typed.items())]
