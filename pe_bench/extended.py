@@ -151,7 +151,7 @@ class _Family:
             *encoding,
             *(f"++train.{name}={quote(value)}" for name, value in changes.items()),
             f"++train.{key}={sources}",
-            f"seed=${{seed_of:${{train.{key}}}}}",
+            f"seed='${{seed_of:${{train.{key}}}}}'",
             f"results_dir={quote(str(self.results_dir))}",
             *self.overrides,
         ]
