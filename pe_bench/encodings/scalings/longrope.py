@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import Factor
 from pe_bench.encodings.rotary.rope import pairs_within, rope_frequencies
+from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled, ntk_frequencies
 from pe_bench.errors import require
 
@@ -83,12 +84,13 @@ class LongRoPE(RopeScaling):
 
     @classmethod
     def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
-        """Return those that make RoPE, position interpolation and NTK-aware scaling of it."""
+        """Return those that make RoPE, position interpolation, NTK-aware scaling and NTK by parts of it."""
         width, base = 2 * len(cls.example(options)["long_factors"]), options.get("base", 10_000.0)
         train_length, plain = options["train_length"], rope_frequencies(width, base)
         factor = length / train_length
         ntk = ntk_frequencies(width, base, factor) if width > 2 else plain / factor
-        others = [plain, plain / factor, ntk]
+        parts = RopeNTKByParts(d_head=width, train_length=train_length, base=base).scaled(length).frequencies
+        others = [plain, plain / factor, ntk, parts]
         return [(plain / each).round(decimals=2).clamp(min=1).tolist() for each in others]
 
     def scaled(self, window: int) -> Scaled:
