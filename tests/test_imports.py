@@ -83,7 +83,7 @@ ALLOWED = {
     "extended": "errors system config report runs scoring experiment scored sweep",
     "api": "errors values system config runs report experiment scored extended",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
-    "checkpoints experiment export scored api sweep studies",
+    "checkpoints export scored api sweep studies",
     "__main__": "cli",
 }
 # What the command is, and what a person's own encoding is made of, are imported from the folder itself.

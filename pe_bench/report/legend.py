@@ -61,8 +61,12 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     no_room = f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
     unsure = any("?" in works_to(line, table).mark for line in table.lines)
     works = "a length with ?: unclear from a shorter one on" if unsure else ""
-    words = (later_text(table), works, _context_text(table), _below_text(table))
-    return [note for note in (numbers, slice_text(table), *table.caveats, no_room, *words) if note]
+    words = (works, _context_text(table), _below_text(table))
+    return [
+        note
+        for note in (numbers, later_text(table), slice_text(table), *table.caveats, no_room, *words)
+        if note
+    ]
 
 
 def later_text(table: Table) -> str:
