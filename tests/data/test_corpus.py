@@ -2,18 +2,22 @@
 
 import gzip
 import json
+import random
 import sysconfig
 from dataclasses import fields
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import yaml
 
 from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import DataConfig, TokenizerConfig
-from pe_bench.data.packed import read_corpus
+from pe_bench.data import split
+from pe_bench.data.packed import load_data, read_corpus
 from pe_bench.data.sources import Document, character_boundary, within_budget
+from pe_bench.data.split import split_corpus, window_hashes, without_overlap
 from pe_bench.errors import UserError
 
 
@@ -170,3 +174,174 @@ def test_the_default_yaml_files_say_the_defaults():
     assert DataConfig(**yaml.safe_load((config_dir() / "data/stdlib.yaml").read_text())) == DataConfig()
     values = yaml.safe_load((config_dir() / "tokenizer/bytes.yaml").read_text())
     assert TokenizerConfig(**values) == TokenizerConfig()
+
+
+# The Hub is read through `datasets`, and once
+
+
+def shipped(name: str) -> DataConfig:
+    return DataConfig(**yaml.safe_load((config_dir() / f"data/{name}.yaml").read_text()))
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Have `datasets.load_dataset` give what the test puts in; the calls are kept."""
+    splits, calls = {}, []
+
+    def load_dataset(path, name=None, **options):
+        calls.append((path, name, options))
+        return splits
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return splits, calls
+
+
+def test_a_document_of_wikitext_is_an_article(served):
+    splits, calls = served
+    lines = ["", " = One = \n", "", " Text of one . \n", "", " = = Part = = \n", "", " More . \n", ""]
+    lines += [" = Two = \n", "", " x = y \n", " = not after a blank = \n"]
+    splits["train"] = [{"text": line} for line in lines]
+    splits["validation"] = [{"text": " = Three = \n"}, {"text": ""}, {"text": " Text of three . \n"}]
+    train, validation = read_corpus(shipped("wikitext103"))
+    assert [document.name for document in train] == ["One", "Two"]
+    assert train[0].text == b" = One = \n Text of one . \n = = Part = = \n More . \n"
+    assert b"not after a blank" in train[1].text
+    assert [document.name for document in validation or []] == ["Three"]
+    assert calls == [("Salesforce/wikitext", "wikitext-103-raw-v1", {"revision": None, "streaming": False})]
+
+
+def test_a_large_dataset_is_streamed_no_further_than_max_tokens(served):
+    splits, calls = served
+
+    def rows():
+        yield {"text": "x" * 60}
+        yield {"text": "y" * 60}
+        raise AssertionError("read past data.max_tokens")
+
+    splits["train"] = rows()
+    train, validation = read_corpus(shipped("pg19"), byte_budget=100)
+    assert [(document.name, len(document.text)) for document in train] == [("train:0", 60), ("train:1", 40)]
+    assert validation is None and calls[0][2]["streaming"] is True
+
+
+def test_nothing_is_fetched_twice(served, tmp_path):
+    splits, calls = served
+    splits["train"] = [{"text": f"page {number} " * 20} for number in range(20)]
+    first = load_data(shipped("pg19"), TokenizerConfig(), str(tmp_path))
+    again = load_data(shipped("pg19"), TokenizerConfig(), str(tmp_path))
+    assert len(calls) == 1 and first.hash == again.hash
+    revised = DataConfig(
+        name="pg19", source="hub", path="emozilla/pg19", revision="v2", max_tokens=50_000_000
+    )
+    load_data(revised, TokenizerConfig(), str(tmp_path))
+    assert len(calls) == 2
+
+
+def test_a_missing_column_is_told_before_a_stream_is_opened(served):
+    class Rows:
+        column_names = ["body", "id"]
+
+        def __iter__(self):
+            raise AssertionError("opened")
+
+    served[0]["train"] = Rows()
+    with pytest.raises(UserError, match="no column 'text': set data.text_column to one of body, id"):
+        read_corpus(shipped("pg19"), byte_budget=100)
+
+
+def test_a_failure_at_the_hub_is_one_line(monkeypatch):
+    def fail(*arguments, **options):
+        raise ValueError("BuilderConfig 'x' not found.\nAvailable: ['y']")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(UserError) as caught:
+        read_corpus(shipped("pg19"))
+    message = str(caught.value)
+    assert "Available: ['y']" in message and "check it and the network, or use data=stdlib" in message
+    assert "\n" not in message
+
+
+# The split follows from the text, has long documents on both sides, and keeps no copies
+
+
+def noise(size: int, seed: int) -> bytes:
+    return bytes(random.Random(seed).choices(b"abcdefghijklmnopqrstuvwxyz \n", k=size))
+
+
+def corpus(count: int) -> list[Document]:
+    """Documents of very different sizes, the longest last."""
+    return [Document(f"{number}.txt", noise(100 + 7 * number**2, number)) for number in range(count)]
+
+
+def test_each_stratum_of_sizes_gives_one_document():
+    documents = corpus(50)
+    _, validation = split_corpus(documents, None, 0.2)
+    places = sorted(documents.index(document) // 5 for document in validation)
+    assert places == list(range(10))
+
+
+def test_the_split_is_decided_by_text_not_by_names_or_order():
+    documents = corpus(30)
+    train, validation = split_corpus(documents, None, 0.2)
+    renamed = [Document(f"other/{document.name}", document.text) for document in reversed(documents)]
+    train_again, validation_again = split_corpus(renamed, None, 0.2)
+    assert {one.text for one in train} == {one.text for one in train_again}
+    assert {one.text for one in validation} == {one.text for one in validation_again}
+
+
+def test_copies_are_removed_before_the_split():
+    documents = corpus(20)
+    copies = [Document(f"copy of {document.name}", document.text) for document in documents]
+    train, validation = split_corpus(documents + copies, None, 0.2)
+    assert len(train) + len(validation) == 20
+
+
+@pytest.mark.parametrize("shared, kept", [(0.2, 1), (0.4, 0), (1.0, 0)])
+@pytest.mark.parametrize("rate", [1, 8])
+def test_a_validation_document_that_stands_in_training_is_dropped(monkeypatch, shared, kept, rate):
+    training = Document("train", noise(40_000, 1))
+    monkeypatch.setattr(split, "KEPT_WINDOWS", 100_000 if rate == 1 else 40_000 // (rate - 1))
+    taken = int(10_000 * shared)
+    text = noise(10_000 - taken, 2) + training.text[5_000 : 5_000 + taken]
+    assert len(without_overlap([Document("validation", text)], [training])) == kept
+
+
+def test_equal_windows_and_only_they_have_equal_hashes():
+    text = noise(5_000, 3)
+    hashes = window_hashes(text + b"-" + text)
+    assert len(hashes) == 10_001 - 47
+    windows = [(text + b"-" + text)[start : start + 48] for start in range(len(hashes))]
+    assert len(set(windows)) == len(np.unique(hashes))
+    assert np.array_equal(hashes[:4_953], hashes[5_001:])
+    assert len(window_hashes(b"x" * 47)) == 0 and len(window_hashes(b"x" * 48)) == 1
+
+
+def test_with_few_documents_each_gives_its_last_fifth_at_a_character():
+    documents = [Document("a", noise(1_001, 1)), Document("b", "aé".encode() * 500 + noise(3, 1))]
+    documents[1] = Document("b", "".join(chr(0x4E00 + step * step % 7919) for step in range(500)).encode())
+    train, validation = split_corpus(documents, None, 0.2)
+    assert [one.name for one in train] == ["a[:80%]", "b[:80%]"]
+    assert [one.name for one in validation] == ["a[80%:]", "b[80%:]"]
+    for document, begin, end in zip(documents, train, validation, strict=True):
+        assert begin.text + end.text == document.text
+        assert abs(len(end.text) - len(document.text) / 5) <= 3
+        end.text.decode()
+
+
+def test_a_validation_side_of_the_source_is_kept_and_only_overlap_is_dropped():
+    documents = corpus(3)
+    held_out = [Document("new", noise(500, 99)), Document("seen", documents[2].text)]
+    train, validation = split_corpus(documents, held_out, 0.2)
+    assert train == documents and validation == held_out[:1]
+
+
+def test_a_side_with_nothing_left_is_told_with_numbers():
+    documents = corpus(3)
+    with pytest.raises(
+        UserError, match="each of the 3 validation documents .* 3 training .* 30%.*validation_path"
+    ):
+        split_corpus(documents, documents, 0.2)
+    with pytest.raises(UserError, match="1 training documents and none for validation"):
+        split_corpus([Document("a", b"x")], [], 0.2)
+    with pytest.raises(UserError, match="no training documents are left"):
+        split_corpus([], documents, 0.2)
