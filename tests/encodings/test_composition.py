@@ -78,15 +78,6 @@ def test_embeddings_chain_in_order() -> None:
     assert torch.equal(composition.embed(x, ids, ids), 9 * x)
 
 
-def test_scales_multiply() -> None:
-    queries, _ = both_sides()
-    one, two = LogN(2).logit_scale(queries), LogN(3).logit_scale(queries)
-    both = Stack([LogN(2), RoPE(WIDTH), LogN(3)]).logit_scale(queries)
-    assert both is not None
-    assert torch.equal(both, one * two)
-    assert Stack([RoPE(WIDTH), ALiBi(HEADS)]).logit_scale(queries) is None
-
-
 def test_biases_add() -> None:
     queries, keys = both_sides()
     single, double = ALiBi(HEADS), Stack([ALiBi(HEADS), RoPE(WIDTH), ALiBi(HEADS)])
@@ -97,12 +88,6 @@ def test_biases_add() -> None:
     table = double.distance_bias(torch.arange(5))
     assert table is not None
     assert torch.equal(table, 2 * single.distance_bias(torch.arange(5)))
-
-
-def test_a_key_is_visible_where_every_part_says_so() -> None:
-    queries, keys = both_sides()
-    visible = Stack([SlidingWindow(5), SlidingWindow(2), NoPE()]).visible(queries, keys)
-    assert torch.equal(visible, SlidingWindow(2).visible(queries, keys))
 
 
 def test_adjustments_chain_and_the_owner_of_a_hook_is_asked() -> None:

@@ -106,13 +106,6 @@ def numbers(encoding: BiPE, tokens: Tensor) -> Tensor:
 TEXT = torch.tensor([[5, 6, 869, 7, 8, 9, 13, 13, 4]])
 
 
-def test_bipe_reads_no_token_behind() -> None:
-    encoding = bipe_of(4, [".", "\n"], {869: ".", 13: "\n"})
-    for n in range(1, 10):
-        assert torch.equal(places(encoding, TEXT[:, :n]), places(encoding, TEXT)[:, :n])
-        assert torch.equal(numbers(encoding, TEXT[:, :n]), numbers(encoding, TEXT)[:, :n])
-
-
 def test_bipe_separators_are_the_ends_of_tokens_text() -> None:
     encoding = bipe_of(4, [".", "END"], {1: "a.", 2: ". ", 3: ".a", 4: "\n", 5: "THE END", 6: "."})
     assert encoding.is_separator is not None

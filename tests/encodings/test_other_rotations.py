@@ -10,7 +10,6 @@ from pe_bench.encodings.content.selective_rope import ANGLES, SelectiveRoPE
 from pe_bench.encodings.rotary.fope import FoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import layer_inputs
 from pe_bench.inspection.check.result import worst
 from pe_bench.inspection.passes import TrainingPass
@@ -43,11 +42,6 @@ def test_pairs_that_make_no_full_turn_keep_their_features_or_are_stretched_as_in
     first, second = q[..., 2:4], q[..., 6:8]
     assert torch.equal(kept[..., 2:4], first) and torch.equal(kept[..., 6:8], second)
     assert worst(stretched[..., 2:4], first - second) == worst(stretched[..., 6:8], first + second) == 0
-
-
-def test_a_training_length_in_which_no_pair_makes_a_full_turn_is_refused() -> None:
-    with pytest.raises(UserError, match="no pair makes a full turn within 6 tokens"):
-        FoPE(H, K, 6)
 
 
 @pytest.mark.parametrize(("override", "learns"), [((), False), (("train.encoding_lr=1",), True)])

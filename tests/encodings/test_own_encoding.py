@@ -127,14 +127,6 @@ def test_no_spelling_of_a_class_makes_a_runs_directory_run_its_code(
     assert not (run / "RAN").exists()
 
 
-def test_the_code_of_a_run_may_have_any_name(train, command, folder, own):
-    train("--config-dir", str(own), "encoding=mine")
-    copy = folder / "copy.txt"
-    copy.write_text(CODE)
-    arguments = ["eval", "--lengths", "64", "--results-dir", str(folder / "results"), "--code", str(copy)]
-    assert command(*arguments).code == 0
-
-
 def test_a_file_that_the_code_imports_belongs_to_it(train, command, folder, own):
     helper = own / "encoding" / "roots.py"
     # A copy in UTF-8 with line feeds would have another hash.

@@ -74,18 +74,6 @@ EVERY_ROTARY: list[Callable[[], LayerEncoding]] = [
     lambda: XPos(8, scale_base=4.0),
     drawn_pope,
 ]
-every_rotary = pytest.mark.parametrize("make", EVERY_ROTARY)
-
-
-@every_rotary
-def test_the_last_row_alone_is_the_last_row_of_all(make: Callable[[], LayerEncoding]) -> None:
-    encoding, position = make().double(), torch.arange(9)
-    q, k = turned_sides(encoding, Q8, K8, position, position)
-    last, again = turned_sides(encoding, Q8[..., 8:, :], K8, position[8:], position)
-    assert near(again.detach(), k.detach(), 1e-12)
-    assert near(last.detach(), q[..., 8:, :].detach(), 1e-12)
-    wrong, _ = turned_sides(encoding, Q8[..., 8:, :], K8, torch.tensor([0]), position)
-    assert not near(wrong.detach(), q[..., 8:, :].detach(), 1e-2)
 
 
 @every_layout

@@ -12,23 +12,15 @@ The authors' code writes the bounds into the parameters in each forward pass. He
 the formula, as in `kerple_log`.
 """
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, bounded
-from pe_bench.encodings.bias.kerple_log import SMALLEST
+from pe_bench.encodings.base import bounded
+from pe_bench.encodings.bias.kerple_log import SMALLEST, KerpleLog
 
 MAX_POWER = 2.0
 
 
-class KerplePower(LayerEncoding):
-    claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
-
-    def __init__(self, n_heads: int):
-        super().__init__()
-        self.p = nn.Parameter(2 * torch.rand(n_heads))
-        self.a = nn.Parameter(torch.rand(n_heads))
-
+class KerplePower(KerpleLog):
     def distance_bias(self, distance: Tensor) -> Tensor:
         p = bounded(self.p, SMALLEST, MAX_POWER).unsqueeze(-1)
         a = bounded(self.a, SMALLEST).unsqueeze(-1)

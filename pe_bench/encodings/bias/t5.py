@@ -40,11 +40,9 @@ class T5(LayerEncoding):
 
     def __init__(self, d_model: int, n_heads: int, buckets: AtLeast2 = 32, max_distance: int = 128):
         super().__init__()
-        require(
-            max_distance > buckets // 2,
-            f"encoding.max_distance={max_distance} must exceed {buckets // 2}, the half of "
-            f"encoding.buckets={buckets} that holds one distance each",
-        )
+        least = f"{buckets // 2 + 1}, for half of encoding.buckets={buckets} hold one distance each"
+        is_far = max_distance > buckets // 2
+        require(is_far, f"encoding.max_distance={max_distance} must be at least {least}")
         self.buckets = buckets
         self.max_distance = max_distance
         self.table = nn.Parameter(torch.randn(n_heads, buckets) / math.sqrt(d_model))

@@ -51,10 +51,8 @@ class DAPE(LayerEncoding):
         d_hidden: AtLeast1 = 32,
     ):
         super().__init__()
-        require(
-            threshold is None or inner == "fire",
-            f"encoding.threshold={threshold} is for encoding.inner=fire, and {inner} has none: leave it out",
-        )
+        is_read = threshold is None or inner == "fire"
+        require(is_read, f"encoding.threshold={threshold} is for encoding.inner=fire: leave it out")
         inner_encodings: dict[Inner, Callable[[], LayerEncoding]] = {
             "alibi": lambda: ALiBi(n_heads),
             "kerple_log": lambda: KerpleLog(n_heads),

@@ -41,9 +41,7 @@ class SelectiveRoPE(LayerEncoding):
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, rank: AtLeast1 = 32, base: Base = 500_000.0):
         super().__init__()
-        require(
-            d_model % n_heads == 0, f"model.n_heads={n_heads} must divide model.d_model={d_model} into shares"
-        )
+        require(d_model % n_heads == 0, f"model.n_heads={n_heads} must divide model.d_model={d_model}")
         self.n_heads = n_heads
         self.frequencies = nn.Buffer(rope_frequencies(d_head, base), persistent=False)
         pairs = n_heads * d_head // 2

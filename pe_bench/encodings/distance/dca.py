@@ -44,13 +44,11 @@ class DualChunk(EffectiveDistance):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.largest = max(1, 3 * self.train_length // 4) if self.chunk_size is None else self.chunk_size
+        size = max(1, 3 * self.train_length // 4) if self.chunk_size is None else self.chunk_size
         local = self.train_length // 8 if self.local_window is None else self.local_window
-        require(
-            local < self.largest,
-            f"encoding.local_window={local} must leave room in encoding.chunk_size={self.largest}",
-        )
-        self.keep_near(self.largest - local, self.train_length)
+        require(local < size, f"encoding.local_window={local} must leave room in encoding.chunk_size={size}")
+        self.largest = size
+        self.keep_near(size - local, self.train_length)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         """Turn the keys once, and the queries for keys of their chunk, of the one before and of others."""

@@ -37,10 +37,8 @@ class Streaming(EffectiveDistance):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.sinks < self.cache,
-            f"encoding.sinks={self.sinks} must leave room in encoding.cache={self.cache} for the query",
-        )
+        sinks, cache = self.sinks, self.cache
+        require(sinks < cache, f"encoding.sinks={sinks} must leave room in encoding.cache={cache}")
         self.keep_near(self.cache - self.sinks)
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:

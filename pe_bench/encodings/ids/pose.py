@@ -41,10 +41,7 @@ class PoSE(PositionalEncoding):
         """Return positions [B, T], drawn for each sequence."""
         count = len(index)
         if count > self.max_position:
-            raise LengthError(
-                f"pose cannot number {count} tokens below max_position={self.max_position}: "
-                f"give it a max_position of at least {count}"
-            )
+            raise LengthError(f"{count} tokens need a max_position of {count}, not {self.max_position}")
 
         def draw(smallest: int, largest: int) -> Tensor:
             device = torch.device("cpu") if generator is None else generator.device

@@ -44,10 +44,8 @@ class Randomized(PositionalEncoding):
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         count = tokens.shape[-1]
         if count > self.max_position:
-            raise LengthError(
-                f"randomized positions below max_position={self.max_position} cannot number {count} tokens: "
-                f"train with a max_position of at least {count}"
-            )
+            largest = f"train with a max_position of at least {count}"
+            raise LengthError(f"max_position={self.max_position} cannot number {count} tokens: {largest}")
         return self._draw("random" if train else self.scored_with, count, generator).to(tokens.device)
 
     def _draw(self, mode: ScoredWith, count: int, generator: torch.Generator | None) -> Tensor:

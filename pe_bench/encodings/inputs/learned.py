@@ -57,11 +57,8 @@ class Learned(PositionalEncoding):
 
 
 def require_table(overflow: Overflow, positions: str) -> None:
-    require(
-        overflow == "error" or positions == "learned",
-        f"encoding.overflow={overflow} is for a table, and encoding.positions={positions} has none: "
-        "leave it out",
-    )
+    is_read = overflow == "error" or positions == "learned"
+    require(is_read, f"encoding.overflow={overflow} is for encoding.positions=learned: leave it out")
 
 
 def table_rows(table: Tensor, ids: Tensor, overflow: Overflow) -> Tensor:

@@ -16,7 +16,7 @@ them.
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import RELATIVE, ROTARY, LayerEncoding, Side
+from pe_bench.encodings.base import RELATIVE, ROTARY, LayerEncoding, Positive, Side
 from pe_bench.errors import require
 
 
@@ -28,15 +28,11 @@ class Temperature(LayerEncoding):
 
     compatible_with = ROTARY | RELATIVE | {"nope"}
 
-    def __init__(self, n_heads: int, factor: float | list[float] = 1.2):
+    def __init__(self, n_heads: int, factor: Positive | list[Positive] = 1.2):
         super().__init__()
         factors = factor if isinstance(factor, list) else [factor]
-        require(
-            len(factors) in (1, n_heads),
-            f"factor must be one number, or one for each of model.n_heads={n_heads} heads: "
-            f"{len(factors)} were given",
-        )
-        require(min(factors) > 0, f"factor must be positive, not {min(factors)}")
+        is_fit = len(factors) in (1, n_heads)
+        require(is_fit, f"factor has {len(factors)} numbers, and not 1 or those of model.n_heads={n_heads}")
         factors = torch.tensor(factors, dtype=torch.float64)[:, None, None]
         self.factors = nn.Buffer(factors, persistent=False)
 

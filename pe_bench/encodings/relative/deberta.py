@@ -63,15 +63,11 @@ class DeBERTa(PositionalEncoding):
     ):
         super().__init__()
         if buckets is not None:
-            require(
-                buckets >= 4 and buckets % 2 == 0,
-                f"encoding.buckets must be even and at least 4, or null for none, not {buckets}",
-            )
-            require(
-                max_distance > buckets // 2 + 1,
-                f"encoding.max_distance={max_distance} must exceed {buckets // 2 + 1}, for half of "
-                f"encoding.buckets={buckets} hold one distance each: take fewer, or null for none",
-            )
+            is_even = buckets >= 4 and buckets % 2 == 0
+            require(is_even, f"encoding.buckets must be null or even and at least 4, not {buckets}")
+            least = f"{buckets // 2 + 2}, for half of encoding.buckets={buckets} hold one distance each"
+            is_far = max_distance > buckets // 2 + 1
+            require(is_far, f"encoding.max_distance={max_distance} must be at least {least}")
         self.max_distance = max_distance
         self.buckets = buckets
         self.positions = nn.Parameter(torch.randn(buckets or max_distance, d_model))

@@ -54,9 +54,7 @@ class FoPE(LayerEncoding):
         frequencies = rope_frequencies(d_head, base)
         frequencies = frequencies[frequencies > 2 * math.pi / train_length]
         count = len(frequencies)
-        require(
-            count > 0, f"no pair makes a full turn within {train_length} tokens: give a larger train.length"
-        )
+        require(count > 0, f"no pair makes a full turn within encoding.train_length={train_length} tokens")
         self.padded_sine = padded_sine
         self.frequencies = nn.Buffer(frequencies, persistent=False)
         spread = gain * math.sqrt(2 / (count * (count + n_heads)))

@@ -29,9 +29,6 @@ class HoPE(RoPE):
 
     def __init__(self, d_head: int, train_length: int, base: Base = 10_000.0, layout: Layout = "half"):
         super().__init__(d_head, base, layout)
-        require(
-            train_length >= 2 * math.pi,
-            f"hope's fastest frequency makes a turn in 6.3 tokens, and encoding.train_length={train_length} "
-            "is shorter: no pair of features would be turned",
-        )
+        makes_turn = train_length >= 2 * math.pi
+        require(makes_turn, f"no pair makes a full turn within encoding.train_length={train_length} tokens")
         self.frequencies[self.frequencies < 2 * math.pi / train_length] = 0

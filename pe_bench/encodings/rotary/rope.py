@@ -46,11 +46,8 @@ def pairs_within(d_head: int, fraction: float) -> int:
     require_pairs(d_head)
     # 0.29 * 100 is 28.999.. in floating point.
     pairs = math.floor(fraction * (d_head // 2) + 1e-9)
-    require(
-        pairs > 0 or fraction == 0,
-        f"encoding.fraction={fraction} of the {d_head // 2} pairs of a head of width {d_head} holds none: "
-        f"give at least {2 / d_head:g}",
-    )
+    least = f"{2 / d_head:g} of a head of width {d_head}"
+    require(pairs > 0 or fraction == 0, f"encoding.fraction={fraction} holds no pair: give at least {least}")
     return pairs
 
 
@@ -197,11 +194,8 @@ class Rotary(LayerEncoding):
     def __post_init__(self) -> None:
         super().__init__()
         fraction, fraction_of = self.fraction, self.fraction_of
-        require(
-            fraction < 1 or fraction_of == "features",
-            f"encoding.fraction_of={fraction_of} is for an encoding.fraction below 1, not {fraction}: "
-            "leave it out",
-        )
+        is_read = fraction < 1 or fraction_of == "features"
+        require(is_read, f"encoding.fraction_of={fraction_of} is for a fraction below 1: leave it out")
         self.pairs = pairs_within(self.d_head, fraction)
         # Over a fraction of the features the frequencies are spread, as in partial RoPE; of the frequencies
         # the highest are kept, as in p-RoPE.

@@ -38,10 +38,7 @@ class Llama3(RopeScaling):
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        require(
-            high > low,
-            f"encoding.high_frequency_factor={high} must exceed encoding.low_frequency_factor={low}",
-        )
+        require(high > low, f"encoding.high_frequency_factor={high} must exceed low_frequency_factor={low}")
 
     def scaled(self, window: int) -> Scaled:
         low, high = self.low_frequency_factor, self.high_frequency_factor

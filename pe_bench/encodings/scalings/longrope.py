@@ -55,8 +55,7 @@ class LongRoPE(RopeScaling):
         require(
             self.long_factors is not None,
             "longrope has no default factors, because they are searched for each model: give "
-            f"encoding.long_factors=[...] with d_head/2 = {pairs} numbers of at least 1, and "
-            f"encoding.short_factors if windows of up to {self.train_length} tokens have others than ones",
+            f"encoding.long_factors=[...] with d_head/2 = {pairs} numbers of at least 1",
         )
         self.long = nn.Buffer(self._divisors("long_factors"), persistent=False)
         self.short = nn.Buffer(self._divisors("short_factors"), persistent=False)
@@ -68,11 +67,8 @@ class LongRoPE(RopeScaling):
     def _divisors(self, option: str) -> Tensor:
         pairs = self.width // 2
         factors = getattr(self, option) or [1.0] * pairs
-        require(
-            len(factors) == pairs,
-            f"encoding.{option} must have {pairs} numbers, one for each pair of features of a head, not "
-            f"{len(factors)}",
-        )
+        wrong = f"encoding.{option} must have {pairs} numbers, one a pair, not {len(factors)}"
+        require(len(factors) == pairs, wrong)
         return torch.tensor(factors, dtype=torch.float64)
 
     @classmethod

@@ -48,10 +48,8 @@ class RopeNTKByParts(RopeScaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.beta_fast > self.beta_slow,
-            f"encoding.beta_fast={self.beta_fast} must exceed encoding.beta_slow={self.beta_slow}",
-        )
+        fast, slow = self.beta_fast, self.beta_slow
+        require(fast > slow, f"encoding.beta_fast={fast} must exceed encoding.beta_slow={slow}")
 
     def scaled(self, window: int) -> Scaled:
         factor = self.factor_at(window)

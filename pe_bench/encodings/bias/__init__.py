@@ -1,1 +1,0 @@
-"""Biases that depend on the distance."""

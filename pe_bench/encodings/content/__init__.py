@@ -1,1 +1,0 @@
-"""Positions that follow from the content."""

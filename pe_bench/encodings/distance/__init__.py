@@ -1,1 +1,0 @@
-"""RoPE whose distances are other ones far away."""

@@ -1,1 +1,0 @@
-"""Other position ids than the count of tokens."""

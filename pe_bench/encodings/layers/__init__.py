@@ -1,1 +1,0 @@
-"""Encodings that differ from layer to layer."""

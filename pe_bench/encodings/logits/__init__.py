@@ -1,1 +1,0 @@
-"""Factors of the logits, and a logit beside those of keys."""

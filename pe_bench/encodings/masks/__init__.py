@@ -1,1 +1,0 @@
-"""Keys that a query does not see."""

@@ -1,1 +1,0 @@
-"""Queries and keys that are turned by their positions."""

@@ -1,1 +1,0 @@
-"""RoPE at other frequencies, for windows longer than those of training."""
