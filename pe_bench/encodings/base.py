@@ -230,8 +230,8 @@ class LayerEncoding(nn.Module, Declared):
 
 def most_adverse(said: Iterable[PastTraining]) -> PastTraining:
     """Return of several parts' `past_training` the one that is most adverse to longer texts."""
-    found = set(said)
-    return next(word for word in get_args(PastTraining) if word in found)
+    words = set(said)
+    return next(word for word in get_args(PastTraining) if word in words)
 
 
 class PositionalEncoding(nn.Module, Declared):

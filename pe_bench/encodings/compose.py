@@ -155,10 +155,10 @@ class Stack(LayerEncoding):
 
 def _refuse_null_without_softmax(layers: dict[str, LayerEncoding]) -> None:
     nulls = [name for name, layer in layers.items() if layer.overrides("null_logit")]
-    others = [name for name, layer in layers.items() if layer.overrides("weights")]
-    if nulls and others:
+    replacing = [name for name, layer in layers.items() if layer.overrides("weights")]
+    if nulls and replacing:
         raise UserError(
-            f"{nulls[0]} adds a logit to the softmax, which {others[0]} replaces: leave one of them out"
+            f"{nulls[0]} adds a logit to the softmax, which {replacing[0]} replaces: leave one of them out"
         )
 
 

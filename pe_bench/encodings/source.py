@@ -47,8 +47,8 @@ def sources(path: Path) -> list[Path]:
     todo = [path]
     while todo:
         file = todo.pop()
-        imported = [found for name in _imported_names(file, folder) for found in _files_of(name, folder)]
-        todo += [found for found in imported if found not in files]
+        imported = [each for name in _imported_names(file, folder) for each in _files_of(name, folder)]
+        todo += [each for each in imported if each not in files]
         files |= dict.fromkeys(imported)
     return [path, *sorted(set(files) - {path})]
 

@@ -64,18 +64,6 @@ def test_every_form_of_rope_has_exact_angles_in_every_type(
     assert near(turned, rotate(x.double(), position, theta, layout), rounding)
 
 
-EVERY_ROTARY: list[Callable[[], LayerEncoding]] = [
-    lambda: RoPE(8),
-    lambda: RoPE(8, layout="interleaved", form="complex"),
-    lambda: RoPE(8, form="dense"),
-    lambda: PartialRoPE(8, fraction=0.5),
-    lambda: PRoPE(8),
-    lambda: HoPE(8, train_length=100),
-    lambda: XPos(8, scale_base=4.0),
-    drawn_pope,
-]
-
-
 @every_layout
 @pytest.mark.parametrize(
     ("make", "limit"),

@@ -33,6 +33,6 @@ class KeyOffset(LayerEncoding):
         self.kept = 2 * pairs_within(d_head, fraction)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        own, others = keys.x.tensor_split([self.kept], -1)
-        before = torch.cat([others[..., :1, :], others[..., :-1, :]], -2)
-        return queries.x, torch.cat([own, before], -1)
+        kept, rest = keys.x.tensor_split([self.kept], -1)
+        before = torch.cat([rest[..., :1, :], rest[..., :-1, :]], -2)
+        return queries.x, torch.cat([kept, before], -1)

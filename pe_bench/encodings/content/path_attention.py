@@ -67,7 +67,7 @@ class Path(LayerEncoding):
         """
         directions = keys.values[DIRECTION].mT  # [B, H, N, K]
         dtype = torch.promote_types(queries.x.dtype, directions.dtype)
-        u, found = queries.x.to(dtype), []
+        u, scores = queries.x.to(dtype), []
         for stop in range(keys.x.shape[-2], 0, -CHUNK):
             chunk = slice(max(0, stop - CHUNK), stop)
             w, k = directions[..., chunk, :].to(dtype), keys.x[..., chunk, :].to(dtype)
@@ -77,6 +77,6 @@ class Path(LayerEncoding):
             taken = torch.linalg.solve_triangular(
                 system, (u @ w.mT * beta).masked_fill(~passed, 0), upper=False, left=False, unitriangular=True
             )
-            found.append(u @ k.mT - taken @ (w @ k.mT).tril(-1))
+            scores.append(u @ k.mT - taken @ (w @ k.mT).tril(-1))
             u = u - taken @ w
-        return scale * torch.cat(found[::-1], -1)
+        return scale * torch.cat(scores[::-1], -1)

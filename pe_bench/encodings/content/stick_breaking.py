@@ -44,8 +44,8 @@ class StickBreaking(LayerEncoding):
         if not self.remainder:
             return output
         rest = 1 - weights.sum(-1, keepdim=True, dtype=torch.promote_types(weights.dtype, torch.float32))
-        own = queries.index - keys.index[0]
-        return output + rest.to(v.dtype) * v[..., own, :]
+        itself = queries.index - keys.index[0]
+        return output + rest.to(v.dtype) * v[..., itself, :]
 
 
 class _Breaking(torch.autograd.Function):

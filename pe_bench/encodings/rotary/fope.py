@@ -62,12 +62,12 @@ class FoPE(LayerEncoding):
         self.of_sines = nn.Parameter(torch.eye(count) + spread * torch.randn(n_heads, count, count))
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        others = keys.x.shape[-1] // 2 - len(self.frequencies)
+        still = keys.x.shape[-1] // 2 - len(self.frequencies)
         angles = keys.position.double().unsqueeze(-1) * self.frequencies.double()  # [.., N, P]
         dtype = torch.promote_types(keys.x.dtype, torch.float32)
         with full_precision(keys.x):
             cos = angles.cos().to(self.of_cosines.dtype) @ self.of_cosines
             sin = angles.sin().to(self.of_sines.dtype) @ self.of_sines
-        cos = nn.functional.pad(cos, (0, others), value=1.0).to(dtype)
-        sin = nn.functional.pad(sin, (0, others), value=self.padded_sine).to(dtype)
+        cos = nn.functional.pad(cos, (0, still), value=1.0).to(dtype)
+        sin = nn.functional.pad(sin, (0, still), value=self.padded_sine).to(dtype)
         return turn_both(queries, keys, cos, sin)

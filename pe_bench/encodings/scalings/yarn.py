@@ -34,8 +34,8 @@ class YaRN(RopeNTKByParts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.attention_factor
-        if given != 1 and (given is not None or self.factor != 1):
+        chosen = self.attention_factor
+        if chosen != 1 and (chosen is not None or self.factor != 1):
             self.claims = self.claims - {"norm_preserving"}
 
     def scaled(self, window: int) -> Scaled:
