@@ -15,14 +15,22 @@ from pe_bench.report.groups import (
     ordered,
     table_key,
 )
-from pe_bench.report.lines import Member, anchor_lines, make_line, members_of, rank_sets, unlearned
+from pe_bench.report.lines import (
+    Member,
+    anchor_lines,
+    make_line,
+    members_of,
+    rank_sets,
+    unlearned,
+    with_baseline,
+)
 from pe_bench.report.notes import Note, make_notes
 from pe_bench.report.pairs import ScoreFiles, grouped
 from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.selection import EVERYTHING, RunKeys, Selection, differing_keys, keep_best
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.verdicts import judge, with_baseline
+from pe_bench.report.verdicts import judge
 from pe_bench.runs.find import Condition
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import StoredAnchors, anchors_folder, read_all, read_anchors, runs_folder

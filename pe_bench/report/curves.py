@@ -14,8 +14,7 @@ from typing import Literal
 import numpy as np
 
 from pe_bench.plot.scale import Scale, scale_of_changes, scale_of_lengths, scale_of_levels
-from pe_bench.report.measures import BITS, Measure
-from pe_bench.report.records import Line, Record, Table
+from pe_bench.report.records import BITS, Line, Measure, Record, Table
 from pe_bench.report.statistics import student_interval
 
 SHARE_PADDING = 0.03  # above 1 and below 0

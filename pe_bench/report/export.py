@@ -27,11 +27,12 @@ COLUMNS = (
     *("baseline", "difference", "difference_low", "difference_high", "compared_seeds", "comparison"),
     *("parameters", "tokens_per_second", "peak_memory_mb", "target_hash"),
 )
+WHOLE_OR_MISSING = ("stride", "compared_seeds", "holds_to", "breaks_at")  # plain pandas would write 32.0
 
 
 def to_csv(tables: Sequence[Table]) -> str:
     """Return the rows of the frame as text."""
-    return grid.to_csv(COLUMNS, ([record[name] for name in COLUMNS] for record in _records(tables)))
+    return grid.to_csv(COLUMNS, ([record.get(name) for name in COLUMNS] for record in _records(tables)))
 
 
 def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
@@ -41,73 +42,61 @@ def to_frame(tables: Sequence[Table]) -> pandas.DataFrame:
     """
     import pandas
 
-    records = _records(tables)
-    frame = pandas.DataFrame.from_records(records, columns=list(COLUMNS))
-    for name in ("stride", "compared_seeds", "holds_to", "breaks_at"):
-        # Whole numbers that may be missing: plain pandas would write 32.0.
-        frame[name] = pandas.array([record[name] for record in records], dtype="Int64")
-    return frame
+    frame = pandas.DataFrame(_records(tables), columns=list(COLUMNS))
+    return frame.astype(dict.fromkeys(WHOLE_OR_MISSING, "Int64"))
 
 
 def _records(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """Return the values of each line and length by their columns; what is missing is left out."""
     return [
-        {**vars(table.key), **_line_record(line), **_cell_record(record), "baseline": table.baseline}
+        {
+            **vars(table.key),
+            **vars(line),
+            **vars(record),
+            **_derived(line, record),
+            "baseline": table.baseline,
+        }
         for table in tables
         for line in table.all_lines
         for _, record in sorted(line.records.items())
     ]
 
 
-def _line_record(line: Line) -> dict[str, Any]:
-    names = ("encoding", "scored_with", "by", "run", "unlearned", "parameters", "tokens_per_second")
-    found = line.break_point
-    return {
-        **{name: getattr(line, name) for name in names},
-        "anchor": line.is_anchor,
-        "break_point": break_text(found),
-        "holds_to": found.holds_to,
-        "breaks_at": found.breaks_at,
+def _derived(line: Line, record: Record) -> dict[str, Any]:
+    use, difference, answers = record.use, record.baseline, record.answers
+    of_models, break_point = record.compared.of_models, line.break_point
+    intervals = {
+        "change": record.interval,
+        "exact": answers and answers.intervals.exact,
+        "swap_gain": use and use.swap_gain,
+        "window_gain": use and use.window_gain,
+        "difference": difference and difference.interval,
     }
-
-
-def _cell_record(record: Record) -> dict[str, Any]:
-    names = ("length", "stride", "status", "reason", "documents", "targets", "target_hash")
-    numbers = ("bits_per_byte", "perplexity", "change", "verdict", "verdict_of_models", "peak_memory_mb")
-    use, baseline, of_models = record.use, record.baseline, record.compared.of_models
     return {
-        **{name: getattr(record, name) for name in (*names, *numbers)},
+        "anchor": line.is_anchor,
+        "break_point": break_text(break_point),
+        "holds_to": break_point.holds_to,
+        "breaks_at": break_point.breaks_at,
+        "bits_per_byte": record.bits_per_byte,
+        "change": record.change,
+        "difference": difference and difference.mean,
+        **{key: value for name, interval in intervals.items() for key, value in _bounds(name, interval)},
         "seeds": len(record.levels),
-        **_answers_record(record),
-        **_interval_record("change", record.interval, record.change),
-        "change_of_models_low": of_models.low if of_models else None,
-        "change_of_models_high": of_models.high if of_models else None,
+        "accuracy": answers and answers.accuracy,
+        "chance": answers and answers.chance,
+        "change_of_models_low": of_models and of_models.low,
+        "change_of_models_high": of_models and of_models.high,
         "seed_low": min(record.changes, default=None),
         "seed_high": max(record.changes, default=None),
         "uses_context": use.uses_context if use else "",
         "beats_window": use.beats_window if use else "",
-        **_interval_record("swap_gain", use.swap_gain if use else None),
-        **_interval_record("window_gain", use.window_gain if use else None),
-        **_interval_record(
-            "difference", baseline.interval if baseline else None, baseline.mean if baseline else None
-        ),
-        "compared_seeds": baseline.interval.seeds if baseline and baseline.interval else None,
-        "comparison": baseline.verdict if baseline else "",
+        "compared_seeds": difference and difference.interval and difference.interval.seeds,
+        "comparison": difference.verdict if difference else "",
     }
 
 
-def _answers_record(record: Record) -> dict[str, float | None]:
-    """Return the numbers of a task, which are missing for text."""
-    found = record.answers
-    if found is None:
-        return dict.fromkeys(("accuracy", "exact", "exact_low", "exact_high", "chance"))
-    exact = _interval_record("exact", found.intervals.exact)
-    return {"accuracy": found.accuracy, "chance": found.chance, **exact}
-
-
-def _interval_record(
-    name: str, interval: Interval | None, mean: float | None = None
-) -> dict[str, float | None]:
+def _bounds(name: str, interval: Interval | None) -> list[tuple[str, float]]:
     """Return the mean and its bounds; a mean may be known where its interval is not."""
     if interval is None:
-        return {name: mean, f"{name}_low": None, f"{name}_high": None}
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        return []
+    return [(name, interval.mean), (f"{name}_low", interval.low), (f"{name}_high", interval.high)]

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 from pe_bench.errors import require
 from pe_bench.report.lines import on_other_targets
-from pe_bench.report.notes import Note
+from pe_bench.report.notes import Note, few_names
 from pe_bench.report.pairs import ScoreFiles, grouped, has_number
-from pe_bench.report.places import few_names
 from pe_bench.report.records import Line, TableKey
 from pe_bench.report.selection import RunKeys
 from pe_bench.runs.find import finished_runs

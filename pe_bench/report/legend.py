@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from pe_bench.report.measures import NEAR_CHANCE, SOLVED
 from pe_bench.report.records import Line, Table, TableKey, is_checkpoint, quarter_of, slice_name
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.values import (
@@ -15,9 +14,10 @@ from pe_bench.report.values import (
     values_of,
     works_to,
 )
+from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
 from pe_bench.runs.means import KEY, NOVEL, RECALL
 from pe_bench.runs.rows import ALL, HALF
-from pe_bench.system.grid import MISSING, Cell
+from pe_bench.system.grid import MISSING, VERDICTS, Cell
 
 
 def short_title(table: Table) -> list[str]:
@@ -123,8 +123,13 @@ def _marks_text(table: Table) -> str:
     if not has_changes(table) or is_below or not marked:
         return ""
     if table.baseline:
-        return "no mark the same, > worse, v better, ? unclear"
-    return f"no mark holds, > degrades, ! fails, v improves, ? unclear{_of_models_text(marked)}"
+        return f"no mark the same, {_marks_of('worse', 'better', 'unclear')}"
+    marks = _marks_of("degrades", "fails", "improves", "unclear")
+    return f"no mark holds, {marks}{_of_models_text(marked)}"
+
+
+def _marks_of(*words: str) -> str:
+    return ", ".join(f"{VERDICTS[word].mark} {word}" for word in words)
 
 
 def _marks_of_task(table: Table) -> str:
@@ -197,16 +202,12 @@ def _of_changes(table: Table) -> Iterator[str]:
         yield "±: half the width of the 95 % interval"
     if not verdicts:
         return
-    meanings = {
-        "improves": f"improves (by more than {table.margin:g})",
-        "holds": f"holds (at most {table.margin:g} worse)",
-        "degrades": f"degrades (by more than {table.margin:g})",
-        "fails": f"fails (by more than {FAILURE:g})",
-        "unclear": f"unclear (at the margin of {table.margin:g})",
-    }
-    yield "verdict (from the 95 % interval): " + ", ".join(
-        meanings[word] for word in meanings if word in verdicts
-    )
+    meanings = [
+        f"{word} ({verdict.meaning.format(margin=table.margin, failure=FAILURE)})"
+        for word, verdict in VERDICTS.items()
+        if word in verdicts
+    ]
+    yield "verdict (from the 95 % interval): " + ", ".join(meanings)
 
 
 def _of_answers(table: Table) -> Iterator[str]:

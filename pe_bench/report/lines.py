@@ -8,7 +8,6 @@ import numpy as np
 
 from pe_bench.config.schema import MIN_PAIRED_LENGTH
 from pe_bench.errors import RunError
-from pe_bench.report.measures import AnswerIntervals, answer_intervals, judge_answers
 from pe_bench.report.pairs import (
     Pair,
     Paired,
@@ -20,9 +19,11 @@ from pe_bench.report.pairs import (
     of_one_set,
     paired,
     pairs_by_run,
+    pairs_by_seed,
     pairs_with_trained,
 )
 from pe_bench.report.records import (
+    AnswerIntervals,
     AnswerScores,
     ContextUse,
     Line,
@@ -32,11 +33,13 @@ from pe_bench.report.records import (
     quarter_of,
 )
 from pe_bench.report.statistics import (
+    corrected_comparisons,
     is_sensitive,
     judge_context_use,
     judge_gain_over_control,
     reads_nothing,
 )
+from pe_bench.report.verdicts import answer_intervals, judge_answers
 from pe_bench.runs.gather import COPYING, FREQUENCIES, TRIGRAM, StoredAnchors, anchor_key
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.scores import perplexity_of
@@ -328,6 +331,55 @@ def _why_open(train_length: int, within: Paired, margin: float) -> str:
         f"the model {improves} from {quarter} to {train_length} tokens, so no gain beyond "
         f"{train_length} proves nothing"
     )
+
+
+# The differences from a baseline
+
+
+def with_baseline(
+    lines: Sequence[Line], members: Sequence[Member], baseline: str, margin: float, files: ScoreFiles
+) -> list[Line]:
+    """Return the lines with their differences from the line of that label, which has none itself.
+
+    Those at one length are corrected together; an anchor is compared, and not judged.
+    """
+    base_line, base = next(pair for pair in zip(lines, members, strict=True) if pair[0].label == baseline)
+    differences = {
+        (line.label, length): _difference(member, base, length, base_line.label, files)
+        for line, member in zip(lines, members, strict=True)
+        for length, record in line.records.items()
+        if line is not base_line and record.levels
+    }
+    is_task = any(record.answers for record in base_line.records.values())  # and then more is better
+    trained = {line.label for line in lines if not line.is_anchor}
+    for length in {length for _, length in differences}:
+        intervals = {
+            key: difference.interval.mirrored if is_task else difference.interval
+            for key, difference in differences.items()
+            if key[1] == length and difference.interval is not None and key[0] in trained
+        }
+        verdicts = corrected_comparisons(list(intervals.values()), margin)
+        for key, verdict in zip(intervals, verdicts, strict=True):
+            differences[key] = replace(differences[key], verdict=verdict)
+    return [
+        replace(
+            line,
+            records={
+                length: replace(record, baseline=differences.get((line.label, length)))
+                for length, record in line.records.items()
+            },
+        )
+        for line in lines
+    ]
+
+
+def _difference(member: Member, base: Member, length: int, label: str, files: ScoreFiles) -> Paired:
+    rows, others = member.at(length), base.at(length)
+    if {row.target_hash for row in rows} & {row.target_hash for row in others}:
+        pairs = of_one_set(pairs_by_seed(rows, others))
+        return paired(pairs, files, f"no seed in common with {label}")
+    why = "was scored on other targets" if others else "has no score at this length"
+    return Paired(None, None, f"{label} {why}")
 
 
 # Lines that cost no training, and what trained ones did not learn to beat.

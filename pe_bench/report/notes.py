@@ -3,33 +3,27 @@
 Most are predicates over records: what is said of several is said once, with their lines and lengths.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from math import isfinite
+from typing import NamedTuple, TypeVar
 
 from pe_bench.report.lines import on_other_targets
-from pe_bench.report.measures import SOLVED
 from pe_bench.report.pairs import has_number
-from pe_bench.report.places import (
-    Places,
-    agreeing_seeds,
-    all_lengths,
-    by_lengths,
-    few_names,
-    list_lengths,
-    places_of,
-    unclear_changes,
-    where_text,
-    which,
-)
-from pe_bench.report.records import Line, Record, label_of
+from pe_bench.report.records import Line, Record, is_checkpoint, label_of
 from pe_bench.report.selection import RunKeys
+from pe_bench.report.verdicts import SOLVED
 from pe_bench.runs.find import one_a_run
 from pe_bench.runs.gather import COPYING
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
 
+MAX_NAMES = 4  # of lines in one note
+
 LineRow = tuple[Line, Row]
+Said = TypeVar("Said")
+Places = dict[str, list[int]]  # the lengths of each line, by its label
 
 
 class Note(NamedTuple):
@@ -65,18 +59,16 @@ def make_notes(
     )
     notes = [
         *([order_note] if len(lines) > 1 else []),
-        *_caveats(_checkpoints(slice_rows, keys), _unlearned(lines, first)),
-        *_statuses(of_lines),
+        *_caveats(_checkpoints(slice_rows, keys), _unlearned(lines, first), _statuses(of_lines)),
         *_caveats(_protocol(first.protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)),
-        *_caveats(unclear_changes(lines, rows), _knows_length(lines), _forced(lines)),
-        *_details(agreeing_seeds(lines, train_length, margin)),
-        *_caveats(_few_documents(lines), _unequal_targets(lines), _other_sets(lines, first)),
-        *_caveats(_own_sets(lines)),
+        *_caveats(_unclear_changes(lines, rows), _knows_length(lines), _forced(lines)),
+        *_caveats(
+            _few_documents(lines), _unequal_targets(lines), _other_sets(lines, first), _own_sets(lines)
+        ),
         *_missing(lines, train_length),
-        *_details(_unjudged(lines), _windows(lines, rows)),
+        *(Note(text, is_caveat=False) for text in (*_unjudged(lines), *_windows(lines, rows))),
         *_offsets(slice_of_lines, margin),
         *_caveats(_anchors(anchors)),
-        *_details(_not_shown(of_lines)),
     ]
     return list(dict.fromkeys(notes))
 
@@ -85,8 +77,41 @@ def _caveats(*groups: Iterable[str]) -> list[Note]:
     return [Note(text, is_caveat=True) for texts in groups for text in texts]
 
 
-def _details(*groups: Iterable[str]) -> list[Note]:
-    return [Note(text, is_caveat=False) for texts in groups for text in texts]
+# Lines and lengths
+
+
+def few_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more}"
+
+
+def _list_lengths(lengths: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(lengths))))
+
+
+def _which(labels: Iterable[str], lines: Sequence[Line]) -> str:
+    """Return the labels in brackets, a few of many; nothing where they are all."""
+    names = list(dict.fromkeys(labels))
+    return "" if len(names) == len(lines) else f" ({few_names(names)})"
+
+
+def _places_of(lines: Sequence[Line], say: Callable[[Line, Record], Said | None]) -> dict[Said, Places]:
+    """Return where each thing is that `say` finds in records; it says None, or nothing, of most."""
+    places: dict[Said, Places] = {}
+    for line in lines:
+        for length, record in sorted(line.records.items()):
+            said = say(line, record)
+            if said:
+                places.setdefault(said, {}).setdefault(line.label, []).append(length)
+    return places
+
+
+def _by_lengths(places: Places) -> dict[tuple[int, ...], list[str]]:
+    """Return the labels that have the same lengths, by these."""
+    labels: dict[tuple[int, ...], list[str]] = {}
+    for label, lengths in places.items():
+        labels.setdefault(tuple(lengths), []).append(label)
+    return labels
 
 
 # What the lines are
@@ -99,11 +124,11 @@ def _checkpoints(rows: Sequence[Row], keys: RunKeys) -> Iterator[str]:
         if "checkpoint.source" not in config:
             continue
         layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]
+        begin = config.get("checkpoint.begin")
         about = f"{row.model}: trained at {row.train_length} tokens according to "
         about += str(config.get("checkpoint.train_length_from"))
         if layers and layers < of_layers:
             about += f"; {layers} of {of_layers} layers have this encoding, the others keep their own"
-        begin = config.get("checkpoint.begin")
         if begin is not None:
             about += f"; each window begins with token {begin}, as its tokenizer has it"
         yield about
@@ -129,7 +154,7 @@ def _unlearned(lines: Sequence[Line], row: Row) -> Iterator[str]:
     for reason, (what, why) in meanings.items():
         labels = [line.label for line in lines if line.unlearned == reason]
         if labels:
-            yield f"* {what}{which(labels, lines)}: {why}"
+            yield f"* {what}{_which(labels, lines)}: {why}"
 
 
 def _anchors(anchors: Sequence[Line]) -> Iterator[str]:
@@ -179,7 +204,7 @@ def _few_seeds(lines: Sequence[Line]) -> Iterator[str]:
     for seeds, (what, why) in meanings.items():
         labels = [line.label for line in lines if line.seeds == seeds]
         if labels:
-            yield f"{what}{which(labels, lines)}: {why}"
+            yield f"{what}{_which(labels, lines)}: {why}"
 
 
 def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
@@ -205,10 +230,10 @@ def _fewer_seeds(lines: Sequence[Line], verb: str, count: Callable[[Record], int
     def fewer(line: Line, record: Record) -> tuple[int, int] | None:
         return (count(record), line.seeds) if 0 < count(record) < line.seeds else None
 
-    for (seeds, of_all), places in places_of(lines, fewer).items():
-        for lengths, labels in by_lengths(places).items():
+    for (seeds, of_all), places in _places_of(lines, fewer).items():
+        for lengths, labels in _by_lengths(places).items():
             yield (
-                f"{few_names(labels)} at {list_lengths(lengths)}: {verb} {seeds} of {of_all} seeds only; a "
+                f"{few_names(labels)} at {_list_lengths(lengths)}: {verb} {seeds} of {of_all} seeds only; a "
                 "difference is always between the same seeds"
             )
 
@@ -230,6 +255,48 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
         yield f"{documents} only: intervals over so few say little about others"
 
 
+def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+    """Yield how bad the unclear changes can be at most, and what would settle them."""
+    changes: dict[bool, list[str]] = {}
+    for line in lines:
+        unclear = [record for record in line.records.values() if record.verdict == "unclear"]
+        bounded = [
+            (record.length, record.interval)
+            for record in unclear
+            if record.interval is not None and isfinite(record.interval.high)
+        ]
+        for by_seeds in (False, True):
+            alike = [
+                (length, interval.high)
+                for length, interval in bounded
+                if (interval.spread is not None and interval.spread.seed_share > 0.5) is by_seeds
+            ]
+            if alike:
+                where = f"{line.label} at {_list_lengths(length for length, _ in alike)}"
+                bound = max(high for _, high in alike)
+                changes.setdefault(by_seeds, []).append(f"{where} (at most {bound:+.3f})")
+    for by_seeds, words in sorted(changes.items()):
+        more_seeds = "Most of this is how seeds differ: train more seeds"
+        yield f"unclear changes: {'; '.join(words)}. {more_seeds if by_seeds else _more_targets(lines, rows)}"
+
+
+def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
+    """Return the command that scores four times the targets; without blocks there is more text alone."""
+    blocks = rows[0].target_tokens
+    if rows[0].protocol != "paired" or not blocks:
+        return "More text would narrow these: raise eval.tokens"
+    encodings = {line.encoding for line in lines}
+    # Where a checkpoint and runs of our own have one encoding, its name is for the latter alone.
+    names = {
+        shlex.quote(row.run if is_checkpoint(row.model) else row.encoding)
+        for row in rows
+        if row.encoding in encodings
+    }
+    runs = " ".join(sorted(names)) if len(names) <= MAX_NAMES else "--all"
+    targets = 4 * max(row.targets for row in rows) // blocks
+    return f"4 times the targets would narrow these by up to half: pe-bench eval {runs} --targets {targets}"
+
+
 # Sets of targets
 
 
@@ -240,7 +307,7 @@ def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
     for labels in dict.fromkeys(filter(None, labels_at.values())):
         alike = [length for length in lengths if labels_at[length] == labels]
         yield (
-            f"{list_lengths(alike)}: not all rows were scored on the same targets "
+            f"{_list_lengths(alike)}: not all rows were scored on the same targets "
             f"({few_names(labels)} on others), which also affects their levels"
         )
 
@@ -256,10 +323,10 @@ def _other_sets(lines: Sequence[Line], row: Row) -> Iterator[str]:
         main = sets.get(row.train_length) or (most[0][0] if most else "")
         lengths = [length for length, target_hash in sets.items() if target_hash != main]
         others |= {line.label: lengths} if lengths else {}
-    for lengths, labels in by_lengths(others).items():
+    for lengths, labels in _by_lengths(others).items():
         who = "" if len(labels) == len(lines) else f" ({', '.join(labels)})"
         yield (
-            f"{list_lengths(lengths)}{who}: scored on another set of targets than the other lengths, so "
+            f"{_list_lengths(lengths)}{who}: scored on another set of targets than the other lengths, so "
             "levels are not comparable along the row; a change is always within one set"
         )
 
@@ -270,37 +337,25 @@ def _own_sets(lines: Sequence[Line]) -> Iterator[str]:
 
         def sizes(line: Line, record: Record, kind: str = kind) -> tuple[int, int] | None:
             compared = record.compared if kind == "change" else record.baseline
-            is_other = compared is not None and compared.target_hash not in ("", record.target_hash)
-            return (compared.targets, record.targets) if compared is not None and is_other else None
+            if compared is None or compared.target_hash in ("", record.target_hash):
+                return None
+            return compared.targets, record.targets
 
-        for (targets, of_levels), places in places_of(lines, sizes).items():
+        for (targets, of_levels), places in _places_of(lines, sizes).items():
+            where = "; ".join(f"{label} at {_list_lengths(lengths)}" for label, lengths in places.items())
             yield (
-                f"{where_text(places)}: the {kind} is of the largest set of targets that {whose} "
+                f"{where}: the {kind} is of the largest set of targets that {whose} "
                 f"({targets:,}), the level of the set that most lines share ({of_levels:,})"
             )
-
-
-def _not_shown(rows: Sequence[LineRow]) -> Iterator[str]:
-    """Yield the scores on a set of targets that is not shown; the training length is scored on each."""
-    places: Places = {}
-    for line, row in rows:
-        record = line.records.get(row.length)
-        if row.control != "none" or record is None or not record.levels or row.length == row.train_length:
-            continue
-        difference = record.baseline.target_hash if record.baseline is not None else ""
-        if row.target_hash not in (record.target_hash, record.compared.target_hash, difference):
-            places.setdefault(line.label, []).append(row.length)
-    for label, lengths in places.items():
-        yield f"not shown: {label} at {list_lengths(lengths)} on another set of targets; results.csv has it"
 
 
 # What is missing
 
 
-def _statuses(rows: Sequence[LineRow]) -> Iterator[Note]:
-    """Yield a note for each line and status, with all lengths and the reason at the shortest of them.
+def _statuses(rows: Sequence[LineRow]) -> Iterator[str]:
+    """Yield for each line and status all lengths, and the reason at the shortest of them.
 
-    A control has one where its code failed though that of the length did not.
+    A control has its own where its code failed though that of the length did not.
     """
     failed = {
         (row.run, row.scored_with, row.length)
@@ -317,7 +372,7 @@ def _statuses(rows: Sequence[LineRow]) -> Iterator[Note]:
         reasons.setdefault((label, status), {})[row.length] = row.reason
     for (label, status), reason_at in reasons.items():
         reason = reason_at[min(reason_at)] or "no reason is given"
-        yield Note(f"{status}: {label} at {list_lengths(reason_at)}: {reason}", is_caveat=True)
+        yield f"{status}: {label} at {_list_lengths(reason_at)}: {reason}"
 
 
 def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
@@ -332,10 +387,11 @@ def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
         return ("no comparison", missing) if missing else None
 
     for say in (change, difference):
-        for (kind, reason), places in places_of(lines, say).items():
+        for (kind, reason), places in _places_of(lines, say).items():
             is_all = say is change and len(places) == len(lines) > 1
-            who, lengths = "all" if is_all else ", ".join(places), all_lengths(places)
-            yield Note(f"{kind}: {who} at {list_lengths(lengths)}: {reason}", max(lengths) >= train_length)
+            who = "all" if is_all else ", ".join(places)
+            lengths = [length for of_line in places.values() for length in of_line]
+            yield Note(f"{kind}: {who} at {_list_lengths(lengths)}: {reason}", max(lengths) >= train_length)
 
 
 # The controls
@@ -343,8 +399,8 @@ def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
 
 def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
     """Yield why the use of context is left empty; lines of one reason together."""
-    for reason, places in places_of(lines, lambda line, record: record.use and record.use.missing).items():
-        yield f"cannot judge context use{which(places, lines)}: {reason}"
+    for reason, places in _places_of(lines, lambda line, record: record.use and record.use.missing).items():
+        yield f"cannot judge context use{_which(places, lines)}: {reason}"
 
 
 def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:

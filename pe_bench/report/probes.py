@@ -14,11 +14,11 @@ from pe_bench.errors import RunError
 from pe_bench.report.columns import NAME, half_width
 from pe_bench.report.groups import explain_separation
 from pe_bench.report.legend import setting_title
-from pe_bench.report.measures import FINDS, NO_LIFT, Finding, judge_finding, share_interval
 from pe_bench.report.pairs import grouped
 from pe_bench.report.records import TableKey, label_of
 from pe_bench.report.selection import RunKeys, Selection
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
+from pe_bench.report.verdicts import FINDS, NO_LIFT, Finding, judge_finding, share_interval
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import Scores, load_scores, score_file

@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 
-from pe_bench.report.measures import AnswerIntervals, Measure, measure_of
 from pe_bench.report.pairs import Paired
 from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.runs.rows import ALL, HALF, TASK, Row
@@ -19,6 +18,25 @@ PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of the
 # same tokens (trigram), or not even surely better than token frequencies (frequencies).
 # Or that they have not surely learned their task there (task).
 Unlearned = Literal["", "trigram", "frequencies", "task"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The quantity of a table's levels. name: in a row of details; unit: on an axis; meaning: in a title."""
+
+    name: str
+    unit: str
+    meaning: str
+    higher_is_better: bool = False
+
+
+BITS = Measure("bits/byte", "bits per byte", "bits per byte (lower is better)")
+EXACT = Measure(
+    "exact",
+    "exact match",
+    "exact match: the share of examples all of whose answers are right (higher is better)",
+    higher_is_better=True,
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,14 @@ class ContextUse:
     swap_gain: Interval | None = None
     window_gain: Interval | None = None
     missing: str = ""
+
+
+@dataclass(frozen=True)
+class AnswerIntervals:
+    """The intervals of the share of examples that are right, and of the share of right answers."""
+
+    exact: Interval
+    accuracy: Interval
 
 
 @dataclass(frozen=True)
@@ -287,7 +313,7 @@ class Table:
     @property
     def measure(self) -> Measure:
         """Return what the levels are."""
-        return measure_of(self.key.protocol)
+        return EXACT if self.is_task else BITS
 
     @property
     def is_task(self) -> bool:

@@ -3,24 +3,10 @@
 from collections.abc import Sequence
 
 from pe_bench.report.records import BreakPoint, Line, Record, Table
-from pe_bench.system.grid import MISSING, Cell
+from pe_bench.system.grid import MISSING, NO_VERDICT, VERDICTS, Cell
 
 MAX_PLAIN = 1e6  # bits per byte
 UNLEARNED = "not learned"
-ANSWERS = ("yes", "unclear", "no")  # on the use of context
-# After a number; whatever holds, or is the same as the baseline, has none.
-MARKS = {
-    "degrades": ">",
-    "fails": "!",
-    "improves": "v",
-    "unclear": "?",
-    "worse": ">",
-    "better": "v",
-    "partial": ">",
-    "chance": "!",
-    UNLEARNED: "*",
-}
-MARKS_OF_MODELS = {**MARKS, "holds": "=", "solves": "=", "unclear": ""}
 
 
 def number_text(value: float, sign: str = "") -> str:
@@ -36,8 +22,9 @@ def number_text(value: float, sign: str = "") -> str:
 
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
     """Return a number with its verdict's mark; where that is unclear, after the one on these models alone."""
-    first = MARKS_OF_MODELS.get(of_models, "") if verdict == "unclear" else ""
-    return Cell(number_text(number, sign), first + MARKS.get(verdict, ""), verdict, value=number)
+    first = VERDICTS.get(of_models, NO_VERDICT).of_models if verdict == "unclear" else ""
+    mark = first + VERDICTS.get(verdict, NO_VERDICT).mark
+    return Cell(number_text(number, sign), mark, verdict, value=number)
 
 
 def has_trained_level(table: Table) -> bool:

@@ -1,21 +1,46 @@
-"""Verdicts on changes and answers, one line at a time; on differences between lines; and break points."""
+"""Verdicts on changes and on answers, one line at a time, and the break points that follow from them.
 
-from collections.abc import Callable, Mapping, Sequence
+Those on answers are of a task, or of a probe. A share is that of a task's examples all of whose answers are
+right (exact), or of right answers. Every seed's model answers the same examples, so that both are varied
+together, as in `statistics`. Examples that are all right or all wrong show no spread; the interval is
+therefore never narrower than Wilson's (1927) for so many.
+
+    solves    all of the interval of `exact` is above SOLVED, 0.9
+    chance    all of the interval of the accuracy is below what guessing gets plus NEAR_CHANCE, 0.05
+    partial   all of `exact` is below SOLVED, and the accuracy is not surely that of guessing
+    unclear   anything else
+"""
+
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import takewhile
-from typing import TypeVar
+from typing import Any, Literal
 
-from pe_bench.report.lines import Member
-from pe_bench.report.measures import judge_answers
-from pe_bench.report.pairs import Paired, ScoreFiles, of_one_set, paired, pairs_by_seed
-from pe_bench.report.records import BreakPoint, Line, Record
-from pe_bench.report.statistics import breaks_at, corrected_comparisons, holds_up_to, judge_change
+import numpy as np
+from scipy.special import ndtri
 
+from pe_bench.report.records import AnswerIntervals, BreakPoint, Line, Record
+from pe_bench.report.statistics import (
+    CONFIDENCE,
+    MARGIN,
+    Interval,
+    breaks_at,
+    difference_of_shares,
+    holds_up_to,
+    judge_change,
+    paired_interval,
+)
+
+TaskVerdict = Literal["solves", "partial", "chance", "unclear"]
+Finding = Literal["finds", "partly", "chance", "unclear"]
+
+SOLVED = 0.9
+NEAR_CHANCE = 0.05
+FINDS = 0.9  # of the answers of a probe are right
+NO_LIFT = 0.05  # of the answers: a smaller part that is right by the span alone is of no use
 HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
-CLAIMED = (*HELD, *BROKEN, "unclear")
 AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
-
-Judged = TypeVar("Judged")
 
 
 def judge(line: Line, train_length: int, margin: float) -> Line:
@@ -41,29 +66,21 @@ def judge(line: Line, train_length: int, margin: float) -> Line:
 
 def _judge_record(record: Record, margin: float) -> Record:
     """Return the record with verdicts on its answers, or else on its change."""
-
-    def with_verdicts(
-        judge: Callable[[Judged], str], found: Judged, of_models: Judged | None, of_seeds: Sequence[Judged]
-    ) -> Record:
-        return replace(
-            record,
-            verdict=judge(found),
-            verdict_of_models="" if of_models is None else judge(of_models),
-            verdicts_of_seeds=tuple(map(judge, of_seeds)),
-        )
-
     answers, change = record.answers, record.compared
+    rule: Callable[[Any], str]
     if answers is not None:
-        return with_verdicts(
-            lambda intervals: judge_answers(intervals, answers.chance),
-            answers.intervals,
-            answers.of_models,
-            answers.of_seeds,
-        )
-    if change.interval is None:
+        rule = lambda intervals: judge_answers(intervals, answers.chance)  # noqa: E731
+        of_all, of_models, of_seeds = answers.intervals, answers.of_models, answers.of_seeds
+    else:
+        rule = lambda interval: judge_change(interval, margin)  # noqa: E731
+        of_all, of_models, of_seeds = change.interval, change.of_models, change.of_seeds
+    if of_all is None:
         return record
-    return with_verdicts(
-        lambda interval: judge_change(interval, margin), change.interval, change.of_models, change.of_seeds
+    return replace(
+        record,
+        verdict=rule(of_all),
+        verdict_of_models="" if of_models is None else rule(of_models),
+        verdicts_of_seeds=tuple(map(rule, of_seeds)),
     )
 
 
@@ -82,7 +99,8 @@ def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakP
     is_judged = first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined")
     least = 0 if train_length in judged else train_length
     ends = ((held or least), (worked or least)) if is_judged else (None, None)
-    broken = breaks_at({length: verdict for length, verdict in verdicts.items() if verdict in CLAIMED})
+    claimed = (*HELD, *BROKEN, "unclear")
+    broken = breaks_at({length: verdict for length, verdict in verdicts.items() if verdict in claimed})
     if broken is not None:
         before = max((length for length in verdicts if length < broken), default=None)
         return BreakPoint("at" if before in (None, held) else "by", broken, *ends)
@@ -98,53 +116,73 @@ def _as_change(verdict: str) -> str:
 
 def _is_reached(record: Record) -> bool:
     """Return whether a length holds, or is unclear without surely breaking these models or each of them."""
-    of_models, of_seeds = _as_change(record.verdict_of_models), map(_as_change, record.verdicts_of_seeds)
-    each_breaks = bool(record.verdicts_of_seeds) and all(verdict in BROKEN for verdict in of_seeds)
-    is_unclear = record.verdict == "unclear" and of_models not in BROKEN and not each_breaks
-    return _as_change(record.verdict) in HELD or is_unclear
+    each_breaks = bool(record.verdicts_of_seeds) and all(
+        _as_change(verdict) in BROKEN for verdict in record.verdicts_of_seeds
+    )
+    is_broken = _as_change(record.verdict_of_models) in BROKEN or each_breaks
+    return _as_change(record.verdict) in HELD or (record.verdict == "unclear" and not is_broken)
 
 
-def with_baseline(
-    lines: Sequence[Line], members: Sequence[Member], baseline: str, margin: float, files: ScoreFiles
-) -> list[Line]:
-    """Return the lines with their differences from the line of that label, which has none itself.
+# Answers
 
-    Those at one length are corrected together; an anchor is compared, and not judged.
+
+def answer_intervals(right: np.ndarray, exact: np.ndarray) -> AnswerIntervals:
+    """Return the intervals of shares from 0 to 1, both float64 [seeds, examples].
+
+    right: of the answers of each example. exact: 1 where all are, or over several seeds how often.
     """
-    base_line, base = next(pair for pair in zip(lines, members, strict=True) if pair[0].label == baseline)
-    differences = {
-        (line.label, length): _difference(member, base, length, base_line.label, files)
-        for line, member in zip(lines, members, strict=True)
-        for length, record in line.records.items()
-        if line is not base_line and record.levels
-    }
-    is_task = any(record.answers for record in base_line.records.values())  # and then more is better
-    trained = {line.label for line in lines if not line.is_anchor}
-    for length in {length for _, length in differences}:
-        intervals = {
-            key: difference.interval.mirrored if is_task else difference.interval
-            for key, difference in differences.items()
-            if key[1] == length and difference.interval is not None and key[0] in trained
-        }
-        verdicts = corrected_comparisons(list(intervals.values()), margin)
-        for key, verdict in zip(intervals, verdicts, strict=True):
-            differences[key] = replace(differences[key], verdict=verdict)
-    return [
-        replace(
-            line,
-            records={
-                length: replace(record, baseline=differences.get((line.label, length)))
-                for length, record in line.records.items()
-            },
-        )
-        for line in lines
-    ]
+    return AnswerIntervals(_interval_of_examples(exact), _interval_of_examples(right))
 
 
-def _difference(member: Member, base: Member, length: int, label: str, files: ScoreFiles) -> Paired:
-    rows, others = member.at(length), base.at(length)
-    if {row.target_hash for row in rows} & {row.target_hash for row in others}:
-        pairs = of_one_set(pairs_by_seed(rows, others))
-        return paired(pairs, files, f"no seed in common with {label}")
-    why = "was scored on other targets" if others else "has no score at this length"
-    return Paired(None, None, f"{label} {why}")
+def judge_answers(intervals: AnswerIntervals, chance: float) -> TaskVerdict:
+    if intervals.exact.low > SOLVED:
+        return "solves"
+    if intervals.accuracy.high < chance + NEAR_CHANCE:
+        return "chance"
+    return "partial" if intervals.exact.high < SOLVED else "unclear"
+
+
+def share_interval(shares: np.ndarray, count: int) -> Interval:
+    """Return the interval of the mean of shares of a probe's answers, 0 to 1, float64 [seeds, documents].
+
+    count: as in `difference_of_shares`.
+    """
+    interval = difference_of_shares(shares, count)
+    return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
+
+
+def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> Finding:
+    """Return whether a model finds spans; positive gains mean that it reads them.
+
+    gain: bits per byte that the answer costs less with the span than without. lift: the accuracy with the
+    span minus that without, which knowing the language gives. chance: the accuracy of guessing.
+
+        finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
+        chance    the accuracy is surely less than 5 points above that without the span, or above guessing; or
+                  the span surely saves less than MARGIN, 0.01 bits per byte
+        partly    the accuracy is surely above both
+        unclear   anything else
+
+    Without the span, the right answer is the only one of the eight that is not in the window. A model that
+    prefers whatever the window holds is therefore right more often with the span, and still only guesses.
+    Where the span changes no score, as past an attention window, all lifts are zero: their interval is wide.
+    """
+    if accuracy.low >= FINDS and gain.low > 0:
+        return "finds"
+    if lift.high < NO_LIFT or accuracy.high < chance + NO_LIFT or gain.high < MARGIN:
+        return "chance"
+    return "partly" if lift.low > 0 and accuracy.low > chance else "unclear"
+
+
+def _interval_of_examples(shares: np.ndarray) -> Interval:
+    interval = paired_interval(shares)
+    # Examples that are not alike show by themselves how far their mean may be off.
+    low, high = _wilson(interval.mean, interval.documents) if np.isin(shares, (0, 1)).all() else (1.0, 0.0)
+    return replace(interval, low=max(0.0, min(interval.low, low)), high=min(1.0, max(interval.high, high)))
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    z = float(ndtri((1 + CONFIDENCE) / 2))
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return middle - half, middle + half

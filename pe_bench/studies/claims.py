@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pe_bench.report.lines import make_record, unlearned
-from pe_bench.report.measures import TaskVerdict, judge_answers
 from pe_bench.report.pairs import (
     Paired,
     ScoreFiles,
@@ -32,6 +31,7 @@ from pe_bench.report.statistics import (
     judge_change,
     judge_gain_over_control,
 )
+from pe_bench.report.verdicts import TaskVerdict, judge_answers
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import read_anchors, runs_folder
 from pe_bench.runs.rows import TASK, Row
@@ -277,7 +277,7 @@ def _breaks_where_other_holds(verdicts: Mapping[int, str], other: Mapping[int, s
 
 
 def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judged:
-    """Decide whether a task is solved, by the rules of measures.py."""
+    """Decide whether a task is solved, by the rules of verdicts.py."""
     answers = scores.answers(series_of(claim)[0], length)
     if answers is None:
         return Judged(claim, length, "unclear", NOT_SCORED, length)

@@ -23,21 +23,51 @@ INDENT = "  "  # of a name's second line
 MISSING = "-"
 MIN_FOLDED = 10  # columns of a terminal that a text which may be folded has at least
 ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
-STYLES = {  # the colours of verdicts and answers in a terminal, which only repeat their words and marks
-    **dict.fromkeys(("improves", "better"), "cyan"),
-    **dict.fromkeys(("holds", "solves", "finds", "same", "yes"), "green"),
-    **dict.fromkeys(("degrades", "partial", "partly", "no"), "yellow"),
-    **dict.fromkeys(("fails", "worse", "chance"), "bold red"),
-    **dict.fromkeys(("anchor", "not claimed"), "dim"),
-    "unclear": "magenta",
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a word that judges is shown.
+
+    colour: of a terminal, where it only repeats the word or its mark. mark: after a number. of_models: before
+    the mark of what is unclear, where it is sure of the models that were scored. meaning: on a change, with
+    the margins by which it is judged.
+    """
+
+    colour: str = ""
+    mark: str = ""
+    of_models: str = ""
+    meaning: str = ""
+
+
+VERDICTS = {
+    "improves": Verdict("cyan", "v", "v", "by more than {margin:g}"),
+    "holds": Verdict("green", "", "=", "at most {margin:g} worse"),
+    "degrades": Verdict("yellow", ">", ">", "by more than {margin:g}"),
+    "fails": Verdict("bold red", "!", "!", "by more than {failure:g}"),
+    "unclear": Verdict("magenta", "?", "", "at the margin of {margin:g}"),
+    "better": Verdict("cyan", "v", "v"),
+    "same": Verdict("green"),
+    "worse": Verdict("bold red", ">", ">"),
+    "solves": Verdict("green", "", "="),
+    "partial": Verdict("yellow", ">", ">"),
+    "chance": Verdict("bold red", "!", "!"),
+    "finds": Verdict("green"),
+    "partly": Verdict("yellow"),
+    "yes": Verdict("green"),
+    "no": Verdict("yellow"),
+    "not learned": Verdict("", "*"),
+    "not claimed": Verdict("dim"),
+    "anchor": Verdict("dim"),
 }
+NO_VERDICT = Verdict()
 
 
 @dataclass(frozen=True)
 class Cell:
     """What stands at one place of a table.
 
-    mark: a sign after the text. style: the verdict or answer whose colour it has. is_best: the best number of
+    mark: a sign after the text. style: the verdict whose colour it has. is_best: the best number of
     its column. value: its number, by which it lines up and is sorted, and which a file has in its place.
     """
 
@@ -215,7 +245,7 @@ def _draw_block(grid: Grid, width: int) -> list[Text]:
     heads = [[*[""] * (height - len(head)), *head] for head in heads]
     lines = _draw_row(grid, heads, [""] * len(heads), widths)
     for row, parts in zip(grid.rows, zip(*folded, strict=True), strict=True):
-        lines += _draw_row(grid, parts, [STYLES.get(cell.style, "") for cell in row], widths)
+        lines += _draw_row(grid, parts, [VERDICTS.get(cell.style, NO_VERDICT).colour for cell in row], widths)
     rule = [Text("-" * max(line.cell_len for line in lines))] if grid.title else []
     return [*lines[:height], *rule, *lines[height:]]
 

@@ -24,7 +24,6 @@ from support.results import add_run
 
 from pe_bench.plot.paper import spread_apart
 from pe_bench.report.build import build_tables
-from pe_bench.report.curves import charts_of
 from pe_bench.report.draw import draw, plot_tables
 
 # Files
@@ -217,34 +216,7 @@ def test_the_view_of_changes_begins_at_the_training_length_with_zero(tmp_path: P
     assert [patch.get_gid() for patch in axes.patches] == ["margin"]
 
 
-def test_bands_of_changes_are_their_intervals(tmp_path: Path) -> None:
-    for seed in range(3):
-        add_run(tmp_path, "rope", {128: 2.0, 256: 2.01 + 0.01 * seed}, seed=seed)
-    [table] = build_tables(tmp_path)
-    interval = table.lines[0].records[256].interval
-    assert interval is not None
-    [[chart]] = charts_of([table], "change")
-    assert (chart.curves[0].points[1].low, chart.curves[0].points[1].high) == (interval.low, interval.high)
-    assert "the 95 % interval of the change" in notes(draw([table], "change"))
-
-
 # Several tables, and positions
-
-
-def test_tables_are_stacked_under_titles_that_distinguish_them(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0})
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
-    figure = draw(build_tables(tmp_path))
-    titles = [text.get_text() for text in figure.texts if "tiny model" in text.get_text()]
-    assert len(titles) == len(set(titles)) == 2
-    upper, lower = figure.axes
-    assert upper.get_position().y0 > lower.get_position().y1
-
-
-def test_a_long_title_is_broken_into_lines(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, data="words " * 20)
-    (title,) = [text.get_text() for text in draw(build_tables(tmp_path)).texts if "tiny" in text.get_text()]
-    assert len(title.splitlines()) == 4 and max(map(len, title.splitlines())) <= 64
 
 
 def test_positions_are_a_further_panel_that_gives_no_verdict(tmp_path: Path) -> None:

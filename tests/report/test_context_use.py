@@ -15,7 +15,7 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.records import ContextUse, Table
 from pe_bench.report.statistics import paired_interval
 from pe_bench.runs.rows import read_rows, write_rows
-from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, segments_of
+from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file
 
 SENSITIVE = {32: 3.2, 64: 3.1, 128: 3.0}
 
@@ -82,12 +82,6 @@ def test_the_gain_over_swap_is_paired_over_seeds_and_documents(tmp_path: Path) -
     assert use_at(tmp_path).swap_gain == paired_interval(np.stack(differences))
 
 
-def test_lengths_without_controls_say_nothing(tmp_path: Path) -> None:
-    add_controlled(tmp_path, 2.8, 2.95, 2.9)
-    [line] = only(tmp_path).lines
-    assert {length for length, cell in line.records.items() if cell.use} == {512}
-
-
 @pytest.mark.parametrize("quarter", [3.0, 2.99])
 def test_a_model_that_gains_nothing_within_training_cannot_be_judged(tmp_path: Path, quarter: float) -> None:
     add_run(tmp_path, "rope", {32: quarter, 128: 3.0, 512: 2.8}, spread=0.002)
@@ -136,13 +130,6 @@ def test_the_table_says_how_far_information_travels_under_the_window(tmp_path: P
     assert f"window control: {said}" in printed(tmp_path)
 
 
-def test_a_table_without_controls_has_no_columns_for_them(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {**SENSITIVE, 512: 2.8})
-    assert "beats" not in printed(tmp_path) and "uses context" not in printed(tmp_path)
-    add_run(tmp_path, "rope", {512: 2.95}, control="swap")
-    assert "beats" in printed(tmp_path) and "uses context" in printed(tmp_path)
-
-
 def test_controls_of_another_encoding_do_not_count_for_the_trained_one(tmp_path: Path) -> None:
     """Other encodings that a run was scored with have separate lines and controls."""
     add_run(tmp_path, "rope", {**SENSITIVE, 512: 3.2}, spread=0.002)
@@ -172,27 +159,6 @@ def blocks(documents: int, each: int) -> Scores:
     document = np.repeat(np.arange(documents), each)
     nll = np.arange(documents * each, dtype=np.float32)
     return Scores(nll, document, np.ones(documents * each, np.int64))
-
-
-@pytest.mark.parametrize(
-    ("documents", "each", "segments"),
-    [(20, 640, 1), (30, 640, 1), (10, 640, 2), (3, 640, 7), (3, 200, 3), (1, 6400, 20), (5, 63, 1)],
-)
-def test_few_documents_are_cut_into_twenty_long_segments(documents: int, each: int, segments: int) -> None:
-    assert segments_of(np.full(documents, each)) == segments
-    clusters, bits = blocks(documents, each).by_cluster()
-    assert len(clusters) == len(set(clusters.tolist())) == len(bits) == documents * segments
-
-
-def test_the_mean_over_a_documents_segments_is_the_documents_score() -> None:
-    scores = blocks(3, 200)
-    scores = replace(scores, bytes=np.random.default_rng(0).integers(1, 5, 600))
-    _, by_document = scores.by_document()
-    clusters, by_stretch = scores.by_cluster()
-    assert np.allclose(by_stretch.reshape(3, 3).mean(1), by_document)
-    assert clusters.tolist() == list(range(9))
-    # Neighbours are together: the numbers rise along a document.
-    assert (np.diff(by_stretch.reshape(3, 3), axis=1) > 0).all()
 
 
 def test_intervals_over_few_documents_resample_segments_and_the_table_says_so(tmp_path: Path) -> None:
@@ -243,31 +209,12 @@ def test_a_quarter_that_was_scored_on_two_sets_of_targets_is_judged_on_one(tmp_p
     assert use_at(tmp_path).uses_context == "yes"
 
 
-def test_unclear_verdicts_that_every_seed_agrees_on_are_named(tmp_path: Path) -> None:
-    for seed, level in enumerate((3.1, 3.4)):
-        add_run(tmp_path, "rope", {128: 3.0, 256: level, 512: 3.0}, seed=seed)
-    assert only(tmp_path).lines[0].records[256].verdict == "unclear"
-    assert "though each seed alone is worse by more than the margin: rope at 256" in printed(tmp_path)
-
-
 def test_controls_on_other_targets_leave_the_answer_empty_with_the_reason(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {**SENSITIVE, 512: 2.8})
     add_run(tmp_path, "rope", {512: 2.95}, control="swap", target_hash="0ther")
     use = use_at(tmp_path)
     assert (use.uses_context, use.swap_gain) == ("", None)
     assert "cannot judge context use: the controls at 512 were scored on other targets" in printed(tmp_path)
-
-
-def test_encodings_that_know_the_length_are_named(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", SENSITIVE)
-    yarn = {"scored_with": "yarn factor=auto", "knows_length": True}
-    run = add_run(tmp_path, "rope", {128: 3.0, 512: 2.8}, **yarn)
-    add_run(tmp_path, "rope", {512: 2.9}, control="window", **yarn)
-    limited = "each of 4 layers attends to 128 tokens"
-    edit_rows(run, lambda row: replace(row, reason=limited) if row.control == "window" else row)
-    text = printed(tmp_path)
-    assert "knows each text's final length: rope -> yarn factor=auto;" in text
-    assert f"window control: {limited}" in text
 
 
 def test_a_scaling_that_hurts_short_texts_does_not_count_as_use_of_context(tmp_path: Path) -> None:
@@ -302,26 +249,6 @@ def test_an_uncertain_gain_is_not_reported_as_no_gain(tmp_path: Path) -> None:
         add_run(tmp_path, "rope", {32: quarter, 128: 3.0, 512: 2.8}, seed=seed)
         add_run(tmp_path, "rope", {512: 2.95}, seed=seed, control="swap")
     assert "the model does not surely improve from 32 to 128 tokens" in use_at(tmp_path).missing
-
-
-def test_a_quarter_too_short_to_score_is_not_recommended(tmp_path: Path) -> None:
-    """There is nothing before the target for a model to see in a window of one token."""
-    add_run(tmp_path, "rope", {4: 3.0, 512: 2.8}, train_length=4)
-    add_run(tmp_path, "rope", {512: 2.95}, control="swap", train_length=4)
-    assert use_at(tmp_path).missing.endswith(
-        "no score at 1, a quarter of the training length, which is too short to score"
-    )
-
-
-def test_seeds_that_agree_are_not_blamed_for_documents_that_differ(tmp_path: Path) -> None:
-    for seed in range(3):
-        run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=seed)
-        row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
-        scores = load_scores(score_file(run, row))
-        swing = np.where(np.arange(len(scores.nll)) // 4 % 2, 0.4, -0.4).astype(np.float32)
-        save_scores(score_file(run, row), replace(scores, nll=scores.nll + swing))
-    assert only(tmp_path).lines[0].records[256].verdict == "unclear"
-    assert "for lack of seeds" not in printed(tmp_path)
 
 
 def test_a_table_takes_no_rows_of_another_protocol_with_the_same_targets(tmp_path: Path) -> None:

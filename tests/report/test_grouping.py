@@ -13,7 +13,6 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import RunError, UserError
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.export import to_frame
-from pe_bench.report.selection import Selection
 from pe_bench.runs.rows import read_rows
 
 
@@ -39,20 +38,6 @@ def test_rows_that_cannot_be_compared_are_in_separate_tables(
     assert "never averaged or ranked together" in printed_details(tables)
 
 
-def test_one_table_does_not_mention_others(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    add_run(tmp_path, "alibi", FLAT)
-    assert only(tmp_path).why == ""
-
-
-def test_the_title_says_what_was_trained(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    assert only(tmp_path).title == (
-        "tiny model, data stdlib (da7a0123), tokenizer bytes, "
-        "trained at length 128 for 250 steps, paired protocol"
-    )
-
-
 def with_model(run: Path, **sizes: object) -> None:
     """Write the run's configuration: the tiny model with these sizes."""
     model = {**dataclasses.asdict(ModelConfig()), **sizes}
@@ -71,14 +56,6 @@ def test_the_title_says_which_sizes_are_not_those_of_the_models_name(tmp_path: P
         "tiny model with d_model=96 d_head=24",
     ]
     assert all("they differ in model, model sizes, and" in table.why for table in tables)
-
-
-def test_the_title_leaves_out_sizes_that_distinguish_lines(tmp_path: Path) -> None:
-    with_model(add_run(tmp_path, "rope", FLAT, setting="aaaaaaaa"), d_ff=96)
-    with_model(add_run(tmp_path, "rope", FLAT, setting="bbbbbbbb"), d_ff=96, n_layers=2)
-    [table] = build_tables(tmp_path, selection=Selection(by=("model.n_layers",)))
-    assert table.title.startswith("tiny model with d_ff=96, data")
-    assert {line.label for line in table.lines} == {"rope model.n_layers=4", "rope model.n_layers=2"}
 
 
 def test_a_run_whose_configuration_is_lost_stays_with_those_of_its_setting(tmp_path: Path) -> None:
@@ -152,12 +129,6 @@ def test_a_named_run_without_complete_scores_is_reported_and_hides_no_other(
 def test_the_table_of_one_run_equals_the_reports_table(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
     assert run_tables(read_rows(run / "eval.csv"), run) == [only(tmp_path)]
-
-
-def test_the_table_of_a_run_elsewhere_reads_the_scores_in_its_folder(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", BREAKING).rename(tmp_path / "elsewhere")
-    [table] = run_tables(read_rows(run / "eval.csv"), run)
-    assert table.lines[0].records[256].interval is not None
 
 
 def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) -> None:

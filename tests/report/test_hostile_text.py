@@ -143,23 +143,6 @@ def test_a_folder_whose_name_does_not_show_is_left_out_and_named(hostile: Path, 
     assert "give the folder another name" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("arguments", [(), ("--csv", "-")])
-def test_runs_are_listed_a_line_each_and_no_cell_is_a_formula(
-    hostile: Path, command: Command, arguments: tuple[str, ...]
-) -> None:
-    runs = sorted((hostile / "runs").iterdir())
-    for run, name in zip(runs, ("=cmd()", "a\nb\x1b[2J\u202e", "@x", "[red]c"), strict=False):
-        run.rename(run.with_name(name))
-    outcome = command("list", "runs", *arguments, "--results-dir", str(hostile))
-    assert outcome.code == 0, outcome.err
-    assert_only_shows(outcome.out)
-    assert len(outcome.out.splitlines()) == 1 + len(runs)
-    assert "[red]c" in outcome.out and "a b\\x1b[2J\\u202e" in outcome.out
-    if arguments:
-        cells = [cell for row in csv.reader(io.StringIO(outcome.out)) for cell in row]
-        assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
-
-
 @pytest.mark.parametrize("column", ["model", "data", "data_hash", "tokenizer", "setting", "protocol"])
 @pytest.mark.parametrize("text", ["tinz", "a\nb"])
 def test_a_changed_cell_of_a_run_makes_two_tables_and_no_traceback(

@@ -8,10 +8,8 @@ from importlib.resources import files
 import numpy as np
 import pytest
 from support.pages import HOSTILE, some_records, some_tables
-from support.results import add_run
 
 from pe_bench.plot.style import COLOURS, MARKERS, STROKES, styles_of
-from pe_bench.report.build import build_tables
 from pe_bench.report.curves import NO_VERDICT, charts_of
 from pe_bench.report.legend import legend
 from pe_bench.report.page import MARKER_PATHS, describe_result, to_html
@@ -195,10 +193,6 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
     assert len(labels) == sum(len(chart.points) for chart in charts)
 
 
-def test_the_training_length_is_marked(page):
-    assert page.find("text").count("training length 128") == 5  # two views of each table, and positions
-
-
 def page_of(tables, records=()) -> Page:
     return Page(to_html(tables, records))
 
@@ -216,17 +210,6 @@ def test_positions_are_drawn_once_if_there_are_any(tables, page):
         replace(table, lines=tuple(replace(line, positions=()) for line in table.lines)) for table in tables
     ]
     assert len(page_of(without).find("figcaption")) == 4
-
-
-def test_each_table_has_one_picture_of_levels_or_changes(tables, page):
-    choices = page.attributes_of("input")
-    assert [choice["value"] for choice in choices] == ["levels", "change"] * 2
-    assert [choice["name"] for choice in choices] == ["view-1", "view-1", "view-2", "view-2"]
-    assert ["checked" in choice for choice in choices] == [True, False] * 2
-    changes = Page(to_html(tables, [], view="change")).attributes_of("input")
-    assert ["checked" in choice for choice in changes] == [False, True] * 2
-    for kind in ("of-levels", "of-change"):
-        assert len(page.find("figure", kind)) == 2
 
 
 def test_break_points_and_uses_of_context_are_marked_and_explained(tables, page):
@@ -332,16 +315,6 @@ def test_two_thousand_runs_make_a_page_of_less_than_two_megabytes(tables):
     ]
     text = to_html(tables, records)
     assert len(text) < 2_000_000 and text.count("AMD EPYC") == 1
-
-
-def test_a_page_without_tables_and_records_is_valid():
-    assert page_of([]).find("h1") == ["pe-bench report"]
-
-
-def test_a_table_without_a_finite_number_has_no_picture(tmp_path):
-    add_run(tmp_path, "learned", {128: None, 256: None})
-    page = page_of(build_tables(tmp_path))
-    assert page.find("figure") == [] and "undefined" in page.find("tbody")[0]
 
 
 def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(tables, page):

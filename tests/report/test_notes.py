@@ -28,11 +28,6 @@ def test_two_seeds_get_a_warning_that_they_say_little_about_variation(tmp_path: 
     )
 
 
-def test_scores_replaced_by_another_set_of_targets_are_named(results: Path) -> None:
-    add_run(results, "rope", {256: 3.0}, seed=0, target_hash="0ther")
-    assert any(note.startswith("not shown: rope at 256") for note in only(results).notes)
-
-
 def test_a_note_lists_a_few_names_and_counts_the_rest(tmp_path: Path) -> None:
     for name in "abcdefg":
         add_run(tmp_path, name, BREAKING)
@@ -46,12 +41,6 @@ def test_one_seed_and_few_documents_get_a_note(tmp_path: Path) -> None:
     notes = " ".join(only(tmp_path).notes)
     assert "one seed: results describe these models, not the encodings" in notes
     assert "7 documents only" in notes
-
-
-def test_three_seeds_and_enough_documents_need_no_warning(tmp_path: Path) -> None:
-    for seed in range(3):
-        add_run(tmp_path, "rope", BREAKING, seed=seed)
-    assert only(tmp_path).notes == ()
 
 
 def test_lengths_on_another_set_of_targets_are_named(tmp_path: Path) -> None:

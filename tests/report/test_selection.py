@@ -15,11 +15,10 @@ from pe_bench.report.export import to_frame
 from pe_bench.report.selection import Selection, parse_by
 from pe_bench.report.statistics import (
     corrected_comparisons,
-    judge_change,
     paired_interval,
 )
 from pe_bench.runs.folder import write_config
-from pe_bench.runs.rows import read_rows, write_rows
+from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file
 
 ROPE = "pe_bench.encodings.rotary.rope:RoPE"
@@ -46,10 +45,6 @@ def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> Non
     ]
     assert {line.seeds for line in table.lines} == {2}
     assert table.why == ""
-
-
-def test_by_another_key_other_differences_still_separate_tables(rates: Path) -> None:
-    assert len(build_tables(rates, selection=Selection(by=("train.clip",)))) == 2
 
 
 def test_by_the_model_widths_are_lines_of_one_table(tmp_path: Path) -> None:
@@ -221,32 +216,6 @@ def test_the_margin_decides_what_holds(tmp_path: Path) -> None:
     assert "holds (at most 0.1 worse)" in to_markdown([table], details=True)
 
 
-def test_a_run_that_joins_a_table_changes_no_verdict_and_no_break_point(results: Path) -> None:
-    before = {line.label: line for line in only(results).lines}
-    for number in range(5):
-        levels = {length: level + number for length, level in BREAKING.items()}
-        add_run(results, f"t{number}", levels, spread=0.3)
-    after = {line.label: line for line in only(results).lines}
-    assert len(after) == len(before) + 5
-    for label, line in before.items():
-        assert after[label].break_point == line.break_point
-        assert {length: cell.verdict for length, cell in after[label].records.items()} == {
-            length: "" if cell.interval is None or length < 128 else judge_change(cell.interval)
-            for length, cell in line.records.items()
-        }
-
-
-def test_the_legend_says_what_is_corrected_together(results: Path) -> None:
-    text = to_markdown([only(results, where=where("length=512"), baseline="rope")], details=True)
-    assert "those at one length are corrected together (Holm)" in text
-
-
-def test_a_length_that_only_one_table_has_orders_that_table_alone(results: Path) -> None:
-    add_run(results, "t5", {128: 3.0, 300: 3.0}, data_hash="0ther")
-    first, second = build_tables(results, selection=Selection(sort="300"))
-    assert {first.ranked_at, second.ranked_at} == {300, 512}
-
-
 def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None:
     for seed, margin in ((0, 0.1), (1, 0.1)):
         run = add_run(tmp_path, "rope", BREAKING, seed=seed)
@@ -275,16 +244,3 @@ def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:
         256: 3,
         512: 1,
     }
-
-
-def test_scores_that_are_not_shown_are_those_of_one_line(results: Path) -> None:
-    """Two lines of one encoding show each its own set of targets; only one of them has a second set."""
-    for seed, target_hash in enumerate(("first", "second", "third")):
-        add_run(results, "rope", {128: 2.7, 256: 2.8}, seed=seed, target_hash=target_hash, targets=48)
-        run = results / "runs" / f"rope-s{seed}-5e77da7a"
-        kept = (target_hash, "7a56e7") if seed == 2 else (target_hash,)
-        write_rows(run / "eval.csv", [row for row in read_rows(run / "eval.csv") if row.target_hash in kept])
-
-    notes = [note for note in only(results, by=("seed",)).notes if note.startswith("not shown")]
-
-    assert [note.partition(" on ")[0] for note in notes] == ["not shown: rope seed=2 at 256"]

@@ -18,7 +18,7 @@ from pe_bench.report.page import describe_result
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.report.values import by_importance, short_lengths, works_to
-from pe_bench.runs.find import Condition, parse_condition
+from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows
 from pe_bench.system.grid import fold
 
@@ -60,40 +60,6 @@ def printed(tables: list[Table], width: int | None = None, colours: str | None =
 def cells_of(text: str, name: str) -> list[str]:
     [line] = [line for line in text.splitlines() if line.startswith(f"{name} ")]
     return line.removeprefix(name).replace("not at all", "never").split()
-
-
-def test_each_encoding_is_one_line_of_its_level_its_changes_and_where_it_works_to(results: Path) -> None:
-    text = printed(build_tables(results), 100)
-    assert cells_of(text, "kerple_log") == [
-        *("1.755", "-0.013v", "-0.021v", "-0.039v", "-0.062v", "-0.062v", "2,048"),
-    ]
-    assert cells_of(text, "alibi") == [
-        *("1.762", "+0.002", "+0.002", "+0.003", "+0.030>", "+0.040>", "512"),
-    ]
-    assert cells_of(text, "rope") == ["1.719", "+0.709!", "+1.090!", "+1.895!", "+2.620!", "+3.300!", "never"]
-    assert cells_of(text, "learned") == ["1.900", "-", "-", "-", "-", "-", "never"]
-    assert "no mark holds, > degrades, ! fails, v improves, ? unclear" in text
-
-
-def test_the_head_says_what_was_trained_and_that_lower_is_better(results: Path) -> None:
-    first, second, blank, headings, rule, *_ = printed(build_tables(results), 100).splitlines()
-    assert first == "tiny model · stdlib · bytes · trained at 128 tokens, 250 steps · 1 seed"
-    assert (second, blank) == ("bits per byte (lower is better)", "")
-    assert headings.split() == ["encoding", "at", "128", *map(str, LENGTHS[2:]), "works", "to"]
-    assert set(rule) == {"-"}
-
-
-def test_the_best_is_first_and_what_reaches_less_far_is_last(results: Path) -> None:
-    text = printed(build_tables(results), 100)
-    names = [line.split()[0] for line in text.splitlines() if line.startswith(tuple(CHANGES))]
-    assert names == ["kerple_log", "alibi", "rope", "learned"]
-
-
-def test_digits_are_below_each_other_whether_marked_or_not(results: Path) -> None:
-    lines = printed(build_tables(results), 100).splitlines()
-    [holds] = [line for line in lines if line.startswith("alibi")]
-    [improves] = [line for line in lines if line.startswith("kerple_log")]
-    assert holds.index("+0.002") == improves.index("-0.013")
 
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 200])
@@ -167,11 +133,6 @@ def test_works_to_has_a_question_mark_where_it_surely_holds_to_a_shorter_length_
     assert "None of 1 hold" in describe_result(unsure) and "1 is unclear" in describe_result(unsure)
 
 
-def test_a_name_that_has_room_is_whole(results: Path) -> None:
-    add(results, "yarn factor=16.0", 2.0, CHANGES["rope"][1])
-    assert "yarn factor=16.0 " in printed(build_tables(results), 80)
-
-
 def test_a_pipe_gets_at_most_a_hundred_columns_and_no_blanks_at_the_end(results: Path) -> None:
     add_run(results, "alibi", {64: 3.0}, seed=1)
     lines = printed(build_tables(results), hint="more: --details").splitlines()
@@ -189,42 +150,11 @@ def test_a_stream_of_ascii_gets_ascii(results: Path) -> None:
     assert b"longrope" in raw.getvalue()
 
 
-def test_colour_repeats_the_mark(results: Path) -> None:
-    text = printed(build_tables(results), 100, "standard")
-    assert "\x1b[1;31m+0.709!" in text
-    assert "\x1b[36m-0.013v" in text
-
-
-def test_a_baseline_has_its_levels_and_the_others_their_differences_from_it(results: Path) -> None:
-    text = printed(build_tables(results, selection=Selection(baseline="rope")), 100)
-    assert cells_of(text, "rope")[:4] == ["1.719", "1.719", "2.428", "2.809"]
-    assert cells_of(text, "alibi")[:4] == ["1.762", "+0.043>", "-0.664v", "-1.045v"], "a level has no mark"
-    assert cells_of(text, "learned")[:3] == ["1.900", "+0.181>", "-"]
-    assert "difference from rope at the same length" in text and "v better" in text
-    assert "change against" not in text
-
-
-def test_a_baseline_is_compared_with_at_the_training_length_too(tmp_path: Path) -> None:
-    for name, level in (("rope", 3.0), ("alibi", 3.5), ("nope", 3.0001)):
-        add_run(tmp_path, name, {128: level})
-    text = printed(build_tables(tmp_path, selection=Selection(baseline="rope")))
-    assert cells_of(text, "alibi") == ["3.500", "+0.500>", "-"]
-    assert cells_of(text, "nope") == ["3.000", "0.000", "-"], "no sign where it rounds to 0"
-    assert "difference from rope at the same length" in text
-
-
 def test_without_a_level_at_the_training_length_levels_are_shown(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {64: 3.0, 256: 3.5})
     text = printed(build_tables(tmp_path))
     assert cells_of(text, "rope") == ["3.000", "3.500", "-"]
     assert "without a score at 128, the training length, there are no changes" in text
-
-
-def test_the_training_length_alone_is_a_table_of_levels(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0})
-    text = printed(build_tables(tmp_path))
-    assert cells_of(text, "rope") == ["3.000", "-"]
-    assert "change against" not in text
 
 
 def test_a_change_without_an_interval_has_no_mark_and_its_reason_is_said(results: Path) -> None:
@@ -259,32 +189,6 @@ def test_one_answer_says_whether_the_context_is_used_at_any_length(
         assert cells_of(text, "kerple_log")[-1] == answer
         assert cells_of(text, "alibi")[-1] == "-"
         assert "uses context: gains from reading more than 128 tokens back; -: cannot be judged" in text
-
-
-def test_another_encoding_for_the_weights_shows_changes_from_the_trained_one(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 2.0, 256: 2.5})
-    add_run(tmp_path, "rope", {128: 2.1, 256: 2.2}, scored_with="yarn")
-    text = printed(build_tables(tmp_path))
-    assert cells_of(text, "rope -> yarn")[:2] == ["2.100", "+0.200>"]
-    assert "change against 128 with the trained encoding on the same text" in text
-    own = Selection(where=(Condition("scored_with", "=", ("rope",)),))
-    assert "trained encoding" not in printed(build_tables(tmp_path, selection=own))
-
-
-def test_notes_that_change_how_it_is_read_stay_and_others_do_not(results: Path) -> None:
-    table = build_tables(results)[0]
-    text = printed([table])
-    assert "one seed: results describe these models" in text
-    assert "ranked by" not in text and any(note.startswith("ranked by") for note in table.notes)
-    assert set(table.caveats) < set(table.notes)
-
-
-def test_marks_are_explained_only_where_a_change_is_judged(tmp_path: Path) -> None:
-    add_run(tmp_path, "alibi", {128: 1.762, 256: 1.762})
-    assert "no mark holds" in printed(build_tables(tmp_path), 100)
-    for scores in tmp_path.glob("runs/alibi-*/scores/paired-256-*"):
-        scores.unlink()
-    assert "no mark" not in printed(build_tables(tmp_path), 100)
 
 
 def test_a_length_out_of_memory_is_not_a_fault_of_the_encoding(tmp_path: Path) -> None:

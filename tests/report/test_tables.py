@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.results import add_run, edit_rows
-from support.tables import BREAKING, FLAT, labels, line_of, only, printed, printed_details
+from support.tables import BREAKING, FLAT, line_of, only, printed, printed_details
 
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.values import break_text
@@ -58,12 +58,6 @@ def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) 
     assert (rope.break_point.length, alibi.break_point.kind) == (256, "none")
 
 
-def test_holding_below_the_training_length_is_not_holding_past_it(tmp_path: Path) -> None:
-    add_run(tmp_path, "learned", {64: 3.0, 128: 3.0, 256: None}, spread=0.001)
-    line = line_of(only(tmp_path), "learned")
-    assert (line.records[64].verdict, line.break_point.kind) == ("", "unknown")
-
-
 def test_the_training_length_has_no_change(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", BREAKING)
     cell = line_of(only(tmp_path), "rope").records[128]
@@ -75,12 +69,6 @@ def test_an_infinite_score_fails(tmp_path: Path) -> None:
     line = line_of(only(tmp_path), "rope")
     assert (line.records[256].verdict, line.break_point.breaks_at) == ("fails", 256)
     assert "inf" in printed_details([only(tmp_path)])
-
-
-def test_controls_are_no_lines_of_the_table(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    add_run(tmp_path, "rope", {256: 9.0}, control="window")
-    assert line_of(only(tmp_path), "rope").records[256].bits_per_byte == pytest.approx(2.8, abs=1e-6)
 
 
 def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) -> None:
@@ -159,20 +147,6 @@ def test_a_difference_from_a_baseline_is_of_the_largest_set_that_both_lines_have
     assert any("rope at 128: the difference is of the largest set" in note for note in table.caveats)
 
 
-def test_a_length_out_of_reach_shows_its_status_and_its_reason_once(tmp_path: Path) -> None:
-    for seed in range(3):
-        add_run(tmp_path, "learned", {128: 3.0, 256: None, 512: None}, seed=seed)
-    table = only(tmp_path)
-    line = line_of(table, "learned")
-    assert (line.records[512].verdict, line.records[512].bits_per_byte, line.break_point.kind) == (
-        "undefined",
-        None,
-        "unknown",
-    )
-    assert printed_details([table]).count("past the table of 128") == 1
-    assert "undefined: learned at 256, 512" in printed_details([table])
-
-
 def test_seeds_that_lack_a_length_are_not_counted_there(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=0)
     add_run(tmp_path, "rope", {128: 3.2}, seed=1)
@@ -199,14 +173,6 @@ def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path,
     assert cells[512].verdict == "fails"
     [note] = [note for note in table.notes if note.startswith("a change without an interval: rope at 256")]
     assert str(paths[256]) in note
-
-
-def test_a_scaling_is_compared_with_the_unmodified_run_at_its_training_length(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.5})
-    add_run(tmp_path, "rope", {128: 3.2, 256: 3.3}, scored_with="yarn factor=4")
-    line = line_of(only(tmp_path), "rope -> yarn factor=4")
-    assert line.records[256].change == pytest.approx(0.3, abs=1e-6)
-    assert line.records[128].change == pytest.approx(0.2, abs=1e-6)
 
 
 def test_a_scaling_without_its_run_has_no_change(tmp_path: Path) -> None:
@@ -306,14 +272,6 @@ def test_seeds_that_all_break_at_a_length_do_not_work_to_it(tmp_path: Path) -> N
     text = printed([only(tmp_path)], 100)
     assert "+0.247>?" in text and "+0.493!?" in text
     assert "160?" in text and "512?" not in text
-
-
-def test_rows_without_a_target_are_damaged_and_hide_no_other_run(tmp_path: Path) -> None:
-    edit_rows(add_run(tmp_path, "rope", BREAKING), lambda row: replace(row, targets=0))
-    add_run(tmp_path, "alibi", FLAT)
-    table = only(tmp_path)
-    assert labels(table) == ["alibi"]
-    assert any("rope-s0" in note and "targets is 0" in note for note in table.caveats)
 
 
 def test_the_cost_of_another_encoding_at_the_training_length_has_a_verdict(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from support.tables import printed
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.export import to_frame
-from pe_bench.report.measures import AnswerIntervals, answer_intervals, judge_answers
 from pe_bench.report.page import to_html
+from pe_bench.report.records import AnswerIntervals
 from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import Interval
-from pe_bench.runs.gather import gather, read_all, runs_folder
+from pe_bench.report.verdicts import answer_intervals, judge_answers
+from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.rows import TASK, write_rows
 from pe_bench.runs.scores import Scores, save_scores, score_file, with_level
 from pe_bench.system.files import write_text
@@ -135,15 +136,6 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
 
 
-def test_the_legend_explains_the_marks_that_are_shown(tmp_path: Path) -> None:
-    add_task_run(tmp_path, "nope", {TRAINED: 0.7, 64: 0.6})
-    text = " ".join(printed([table(tmp_path)], 80).split())
-    assert "* not learned" in text and "no mark" not in text and "> partial" not in text
-    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.5})
-    text = " ".join(printed([table(tmp_path)], 80).split())
-    assert "no mark solves" in text and "> partial" in text and "! chance" not in text
-
-
 def test_a_task_that_one_seed_of_three_has_not_learned_is_not_learned(tmp_path: Path) -> None:
     for seed, share in enumerate((1.0, 1.0, 0.2)):
         add_task_run(tmp_path, "rope", {TRAINED: share, 64: share}, seed=seed)
@@ -206,10 +198,3 @@ def test_damaged_scores_leave_a_level_without_a_verdict(tmp_path: Path) -> None:
         and cell.verdict == ""
         and "damaged" in cell.compared.missing
     )
-
-
-def test_rows_of_a_task_come_back_from_the_gathered_file(tmp_path: Path) -> None:
-    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.5})
-    gather(tmp_path)
-    rows = {row.length: row for row in read_all(tmp_path).rows}
-    assert (rows[64].exact, rows[64].accuracy, rows[64].bits_per_byte) == (0.5, 0.5, None)
