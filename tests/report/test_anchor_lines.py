@@ -9,7 +9,7 @@ import pytest
 from support.results import add_run
 from test_short import cells_of, printed
 
-from pe_bench.report.build import build_report, build_tables
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.curves import Chart, Curve, Point, charts_of
 from pe_bench.report.export import to_frame
@@ -18,7 +18,6 @@ from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.runs.find import parse_condition
 from pe_bench.runs.gather import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM
-from pe_bench.runs.rows import read_rows
 
 LENGTHS = (32, 128, 256, 512)
 LEVELS = {
@@ -98,12 +97,6 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
     assert "no better than byte frequencies, so with neither rank nor verdicts (noise)" in text
 
 
-def test_weights_are_compared_as_they_were_trained_whatever_they_are_scored_with(results: Path) -> None:
-    run = add_run(results, "rope", at_lengths((2.9, 2.8, 2.4, 2.4)), spread=0.002, scored_with="yarn")
-    assert {row.scored_with for row in read_rows(run / "eval.csv")} == {"rope", "yarn"}
-    assert {line.label: line.unlearned for line in only(results).lines}["rope -> yarn"] == ""
-
-
 def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) -> None:
     with_anchors = only(results, baseline="alibi")
     shutil.rmtree(results / "anchors")
@@ -152,14 +145,6 @@ def test_counts_of_other_tokens_and_scores_of_other_targets_belong_to_no_line(
     table = only(tmp_path)
     assert table.anchors == ()
     assert table.lines[0].unlearned == ""
-
-
-def test_a_damaged_anchor_is_named_and_hides_nothing(results: Path) -> None:
-    for path in (results / "anchors").glob("*/eval.csv"):
-        path.write_text("nothing\n")
-    report = build_report(results)
-    assert [line.label for line in report.tables[0].lines] == ["alibi", "slow", "rope", "noise"]
-    assert sum("no anchors from" in problem for problem in report.problems) == 3
 
 
 def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(results: Path) -> None:

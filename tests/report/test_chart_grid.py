@@ -9,7 +9,6 @@ import pytest
 from matplotlib.figure import Figure
 from support.pictures import (
     curve_lines,
-    draws_training_length,
     notes,
     overlapping,
     rendered,
@@ -80,13 +79,6 @@ def test_fifty_one_panels_fit_on_one_page_and_no_text_overlaps(
     assert all(picture.x0 <= box.x0 and box.x1 <= picture.x1 for box in boxes)
 
 
-def test_panels_share_their_axes_and_each_marks_the_training_length(drawn: tuple[Table, Figure]) -> None:
-    _, figure = drawn
-    assert len({(axes.get_xlim(), axes.get_ylim(), axes.get_yscale()) for axes in figure.axes}) == 1
-    assert all(draws_training_length(axes, 128) for axes in figure.axes)
-    assert "Dashed: the training length, 128." in notes(figure)
-
-
 def test_a_panel_has_its_own_curve_in_colour_and_all_others_in_grey(drawn: tuple[Table, Figure]) -> None:
     table, figure = drawn
     for line, axes in zip(table.lines, figure.axes, strict=True):
@@ -106,12 +98,3 @@ def test_a_curve_that_ends_early_or_has_no_number_says_so(drawn: tuple[Table, Fi
 def test_eight_encodings_share_a_panel_and_nine_have_one_each(tmp_path: Path) -> None:
     [table] = tables_of(tmp_path, 9)
     assert [len(draw([replace(table, lines=table.lines[:count])]).axes) for count in (8, 9)] == [1, 9]
-
-
-def test_a_panel_of_few_curves_and_a_grid_of_many_are_stacked(tmp_path: Path) -> None:
-    tables_of(tmp_path, 9)
-    add_run(tmp_path, "encoding7", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
-    figure = draw(build_tables(tmp_path))
-    assert len(figure.axes) == 10
-    _, boxes = rendered(figure)
-    assert overlapping(boxes) == []

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from support.results import ROW, add_run, edit_rows
 
-from pe_bench.report.build import build_tables, run_tables
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import show
 from pe_bench.report.export import to_frame
 from pe_bench.report.records import ContextUse, Table
@@ -123,13 +123,6 @@ def test_without_a_second_document_to_swap_in_the_answer_is_empty_with_the_reaso
     assert "cannot judge context use: there is no other to swap with" in printed(tmp_path)
 
 
-def test_the_table_says_how_far_information_travels_under_the_window(tmp_path: Path) -> None:
-    run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
-    said = "each of 4 layers sees 128 tokens, so information travels up to 509"
-    edit_rows(run, lambda row: replace(row, reason=said) if row.control == "window" else row)
-    assert f"window control: {said}" in printed(tmp_path)
-
-
 def test_controls_of_another_encoding_do_not_count_for_the_trained_one(tmp_path: Path) -> None:
     """Other encodings that a run was scored with have separate lines and controls."""
     add_run(tmp_path, "rope", {**SENSITIVE, 512: 3.2}, spread=0.002)
@@ -227,15 +220,6 @@ def test_a_scaling_that_hurts_short_texts_does_not_count_as_use_of_context(tmp_p
     assert line.records[512].use is not None and line.records[512].use.uses_context == ""
 
 
-def test_a_length_out_of_reach_has_no_answers(tmp_path: Path) -> None:
-    add_run(tmp_path, "learned", {**SENSITIVE, 512: None})
-    add_run(tmp_path, "learned", {512: None}, control="window")
-    add_run(tmp_path, "learned", {512: None}, control="swap")
-    [line] = only(tmp_path).lines
-    assert line.records[512].use is None
-    assert "cannot judge" not in printed(tmp_path)
-
-
 def test_damaged_scores_at_a_quarter_of_the_length_are_reported(tmp_path: Path) -> None:
     run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
     row = next(row for row in read_rows(run / "eval.csv") if row.length == 32)
@@ -249,12 +233,3 @@ def test_an_uncertain_gain_is_not_reported_as_no_gain(tmp_path: Path) -> None:
         add_run(tmp_path, "rope", {32: quarter, 128: 3.0, 512: 2.8}, seed=seed)
         add_run(tmp_path, "rope", {512: 2.95}, seed=seed, control="swap")
     assert "the model does not surely improve from 32 to 128 tokens" in use_at(tmp_path).missing
-
-
-def test_a_table_takes_no_rows_of_another_protocol_with_the_same_targets(tmp_path: Path) -> None:
-    """Both protocols that cut windows score the whole text, so their hashes are equal."""
-    run = add_run(tmp_path, "rope", SENSITIVE, protocol="nonoverlapping")
-    add_run(tmp_path, "rope", {128: 3.0, 256: 2.9}, sliding="half")
-    rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "sliding"]
-    [table] = run_tables(rows, run)
-    assert table.lengths == (128, 256)

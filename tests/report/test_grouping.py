@@ -81,19 +81,6 @@ def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_
     assert table.lengths == (128, 256), "a row of another precision is no reference"
 
 
-def test_runs_and_protocols_can_be_chosen(tmp_path: Path) -> None:
-    rope = add_run(tmp_path, "rope", BREAKING)
-    add_run(tmp_path, "alibi", FLAT)
-    add_run(tmp_path, "alibi", FLAT, protocol="sliding")
-    assert [line.label for table in build_tables(tmp_path, [str(rope)]) for line in table.lines] == ["rope"]
-    [table] = build_tables(tmp_path, protocol="sliding")
-    assert table.key.protocol == "sliding"
-    with pytest.raises(UserError, match=r"unknown run 'ropr-s0-.*did you mean 'rope-s0-"):
-        build_tables(tmp_path, [rope.name.replace("rope", "ropr")])
-    with pytest.raises(UserError, match=r"'nonoverlapping'.*scored under paired, sliding"):
-        build_tables(tmp_path, protocol="nonoverlapping")
-
-
 def test_no_runs_are_an_error_with_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pe-bench train encoding=rope"):
         build_tables(tmp_path)
@@ -124,11 +111,6 @@ def test_a_named_run_without_complete_scores_is_reported_and_hides_no_other(
     for nobody in ("nobody", bad.name[:5]):  # a part of a damaged run's name is no run
         with pytest.raises(UserError, match=f"unknown run '{nobody}'"):
             build_tables(tmp_path, [nobody])
-
-
-def test_the_table_of_one_run_equals_the_reports_table(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", BREAKING)
-    assert run_tables(read_rows(run / "eval.csv"), run) == [only(tmp_path)]
 
 
 def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) -> None:

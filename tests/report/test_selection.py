@@ -7,7 +7,7 @@ import pytest
 from support.results import add_run
 from support.tables import BREAKING, HOLDING, labels, only, where
 
-from pe_bench.config.schema import Config, ModelConfig, ReportConfig, TrainConfig
+from pe_bench.config.schema import Config, ReportConfig, TrainConfig
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_markdown
@@ -45,22 +45,6 @@ def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> Non
     ]
     assert {line.seeds for line in table.lines} == {2}
     assert table.why == ""
-
-
-def test_by_the_model_widths_are_lines_of_one_table(tmp_path: Path) -> None:
-    for width in (64, 128):
-        run = add_run(tmp_path, "rope", BREAKING, setting=f"{width}", code=f"{width}")
-        write_config(
-            run,
-            Config(
-                {"name": "rope", "class": ROPE},
-                model=ModelConfig(d_model=width),
-            ),
-        )
-    assert labels(only(tmp_path, by=("model.d_model",))) == [
-        "rope model.d_model=128",
-        "rope model.d_model=64",
-    ]
 
 
 def test_by_steps_runs_trained_for_different_times_are_one_table(tmp_path: Path) -> None:
@@ -188,12 +172,6 @@ def test_an_unknown_baseline_is_refused_with_the_nearest_name(results: Path) -> 
         build_tables(results, selection=Selection(baseline="rop"))
 
 
-def test_a_baseline_of_several_lines_asks_which(results: Path) -> None:
-    with pytest.raises(UserError, match="--baseline rope may be several lines: rope seed=0, rope seed=1"):
-        build_tables(results, selection=Selection(by=("seed",), baseline="rope"))
-    assert only(results, by=("seed",), baseline="rope seed=1").baseline == "rope seed=1"
-
-
 def test_a_baseline_counts_in_the_tables_that_have_it(results: Path) -> None:
     add_run(results, "t5", BREAKING, data_hash="0ther")
     assert sorted(
@@ -227,20 +205,3 @@ def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None
     table = only(tmp_path)
     assert table.margin == 0.01
     assert any("the runs differ in report.margin" in note for note in table.notes)
-
-
-def test_a_comparison_over_fewer_seeds_says_how_many(tmp_path: Path) -> None:
-    for seed in range(3):
-        add_run(tmp_path, "alibi", HOLDING, seed=seed)
-        add_run(tmp_path, "rope", BREAKING if seed == 0 else {128: 2.7, 256: 2.8}, seed=seed)
-    table = only(tmp_path, baseline="rope")
-    assert any("compared over 1 of 3 seeds only" in note for note in table.caveats)
-    rows = [line for line in to_markdown([table], details=True).splitlines() if line.startswith("| alibi")]
-    assert "| -1.000 (n=1) |" in rows[3] and "better" in rows[3] and "worse" in rows[1]
-    frame = to_frame([table])
-    assert frame[frame.encoding == "alibi"].set_index("length").compared_seeds.to_dict() == {
-        64: 1,
-        128: 3,
-        256: 3,
-        512: 1,
-    }

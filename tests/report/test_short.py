@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from rich.console import Console
-from support.results import add_run, edit_rows
+from support.results import add_run
 
 from pe_bench.config.groups import config_dir
 from pe_bench.errors import UserError
@@ -20,7 +20,6 @@ from pe_bench.report.selection import Selection
 from pe_bench.report.values import by_importance, short_lengths, works_to
 from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows
-from pe_bench.system.grid import fold
 
 LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
 CHANGES: dict[str, tuple[float, list[float | None]]] = {
@@ -104,11 +103,6 @@ def test_a_long_name_goes_on_in_the_next_line_and_loses_nothing(results: Path, w
     assert max(map(len, lines)) <= (width or 100)
 
 
-def test_a_word_longer_than_the_room_is_broken_and_whole() -> None:
-    assert fold("abcdefgh ij", 4) == ["abcd", "  ef", "  gh", "  ij"]
-    assert fold("ab cd", 5) == ["ab cd"]
-
-
 def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> None:
     [table] = build_tables(results, selection=Selection(where=(parse_condition("length=64,128,192,2048"),)))
     heading = printed([table], 80).splitlines()[3].split()
@@ -157,14 +151,6 @@ def test_without_a_level_at_the_training_length_levels_are_shown(tmp_path: Path)
     assert "without a score at 128, the training length, there are no changes" in text
 
 
-def test_a_change_without_an_interval_has_no_mark_and_its_reason_is_said(results: Path) -> None:
-    next((results / "runs").glob("alibi-*/scores/paired-256-*")).unlink()
-    text = printed(build_tables(results), 100)
-    assert cells_of(text, "alibi")[2] == "+0.002"
-    assert cells_of(text, "alibi")[-1] == "192", "nothing is known of 256"
-    assert "a change without an interval: alibi at 256" in text
-
-
 @pytest.mark.parametrize(
     ("swaps", "answer"),
     [
@@ -189,14 +175,6 @@ def test_one_answer_says_whether_the_context_is_used_at_any_length(
         assert cells_of(text, "kerple_log")[-1] == answer
         assert cells_of(text, "alibi")[-1] == "-"
         assert "uses context: gains from reading more than 128 tokens back; -: cannot be judged" in text
-
-
-def test_a_length_out_of_memory_is_not_a_fault_of_the_encoding(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", {128: 3.0, 256: None})
-    edit_rows(run, lambda row: replace(row, status="out_of_memory") if row.length == 256 else row)
-    text = printed(build_tables(tmp_path))
-    assert cells_of(text, "rope") == ["3.000", "-", "-"]
-    assert "out of memory: rope at 256" in text
 
 
 # Which tables
@@ -224,14 +202,6 @@ def test_a_quick_run_is_the_newest_only_where_all_are_quick(results: Path) -> No
 def test_what_counts_as_quick_is_what_the_experiment_trains() -> None:
     found = yaml.safe_load((config_dir() / "experiment" / "quick.yaml").read_text(encoding="utf-8"))
     assert found["train"]["tokens"] == QUICK_TOKENS
-
-
-def test_runs_that_are_left_out_are_said_below_the_tables_that_are_shown(results: Path) -> None:
-    add_run(results, "rope", {128: 3.0, 256: 3.0}, data="books", data_hash="b00c0123456789")
-    damaged = add_run(results, "nope", {128: 3.0}, data="other", data_hash="0ther123456789")
-    (damaged / "eval.csv").write_text("nothing\n")
-    [table] = build_report(results, newest_only=True).tables
-    assert any(note.startswith("left out:") for note in table.caveats)
 
 
 def test_named_lengths_are_shown_beside_the_training_length_and_change_no_verdict(

@@ -12,13 +12,11 @@ from test_anchor_lines import add_anchors
 from test_short import cells_of, printed
 
 from pe_bench.errors import UserError
-from pe_bench.report.build import build_report, build_tables
+from pe_bench.report.build import build_tables
 from pe_bench.report.draw import draw
 from pe_bench.report.export import to_frame
-from pe_bench.report.page import to_html
 from pe_bench.report.selection import Selection
-from pe_bench.runs.gather import gather, results_file
-from pe_bench.runs.means import KEY, NOVEL, RECALL, Slice, keep_means, keep_slices
+from pe_bench.runs.means import KEY, NOVEL, RECALL, keep_means, keep_slices
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, with_level
 
@@ -98,22 +96,6 @@ def test_use_of_context_is_far_larger_on_the_slice_that_needs_it(results: Path) 
         assert use.uses_context == ("no" if name == NOVEL else "yes")
     assert gains[RECALL] == pytest.approx(1.0, abs=0.01)
     assert gains["all"] == pytest.approx(IS_RECALL.mean(), abs=0.02)
-
-
-def test_the_offset_control_of_a_slice_is_that_of_its_targets(tmp_path: Path) -> None:
-    run = add_sliced(tmp_path, "rope", FLAT, noise=0)
-    rows = read_rows(run / "eval.csv")
-    row = replace(next(row for row in rows if row.length == 256), control="offset")
-    scores = load_scores(score_file(run, rows[0]))
-    nll = (np.where(IS_RECALL, 4.0, 3.0) * np.log(2)).astype(np.float32)
-    scores = replace(scores, nll=nll)
-    save_scores(score_file(run, row), scores)
-    write_rows(run / "eval.csv", [*rows, with_level(row, scores)])
-    for name, change in (("all", "+0.500"), (RECALL, "+1.000"), (NOVEL, "+0.000")):
-        table = only(tmp_path, slice=name)
-        [note] = [note for note in table.notes if note.startswith("offset control")]
-        assert f"changes by {change} " in note
-        assert (note in table.caveats) == (name != NOVEL)
 
 
 def test_kept_means_change_no_number_of_a_slice(results: Path) -> None:
@@ -199,16 +181,6 @@ def test_runs_with_other_targets_of_one_judge_are_never_ranked_or_compared(resul
             assert cell.baseline is None or cell.baseline.mean is None
 
 
-def test_the_slice_of_a_row_in_results_csv_says_by_a_hash_which_targets_it_has(results: Path) -> None:
-    gather(results)
-    rows = read_rows(results_file(results))
-    assert {(row.slice, row.slice_hash) for row in rows} == {
-        ("all", ""),
-        (RECALL, Slice(IS_RECALL).hash),
-        (NOVEL, Slice(~IS_RECALL).hash),
-    }
-
-
 def test_what_has_not_learned_is_known_from_all_targets(tmp_path: Path) -> None:
     add_sliced(tmp_path, "slow", dict.fromkeys(LENGTHS, (2.0, 4.0)))
     folders = add_anchors(tmp_path)
@@ -222,18 +194,6 @@ def test_what_has_not_learned_is_known_from_all_targets(tmp_path: Path) -> None:
     assert {anchor.records[512].targets for anchor in table.anchors} == {SIZES.sum()}
 
 
-def test_four_times_the_targets_are_four_times_those_of_the_set_and_not_of_the_slice(tmp_path: Path) -> None:
-    add_sliced(tmp_path, "shaky", FLAT, noise=0.3)
-    [wanted] = {note[-12:] for note in only(tmp_path, slice=RECALL).notes if "4 times the targets" in note}
-    assert wanted == "--targets 24", "a set of 96 targets has 6 blocks of 16"
-
-
-def test_a_frame_has_the_slice_that_is_asked_for_alone(results: Path) -> None:
-    for name, targets in (("all", 4 * DOCUMENTS), (RECALL, SIZES.sum())):
-        frame = to_frame(build_tables(results, selection=Selection(slice=name)))
-        assert set(frame["slice"]) == {name} and set(frame["targets"]) == {targets}
-
-
 def test_recall_is_plotted_where_it_is_chosen(results: Path) -> None:
     for selection, panels in ((Selection(), 0), (Selection(slice="recall"), 1)):
         figure = draw(build_tables(results, selection=selection))
@@ -243,10 +203,3 @@ def test_recall_is_plotted_where_it_is_chosen(results: Path) -> None:
             if "targets: recall (50 % of all)" in " ".join(text.get_text().split())
         ]
         assert (len(figure.axes), len(titles)) == (1, panels)
-
-
-def test_the_page_has_a_section_of_recall(results: Path) -> None:
-    report = build_report(results)
-    page = to_html(report.tables, [])
-    assert page.count("<section id=") == 2
-    assert "targets: recall (50 % of all)" in page and "2 tables" in page

@@ -58,12 +58,6 @@ def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) 
     assert (rope.break_point.length, alibi.break_point.kind) == (256, "none")
 
 
-def test_the_training_length_has_no_change(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    cell = line_of(only(tmp_path), "rope").records[128]
-    assert (cell.change, cell.interval, cell.compared.missing) == (None, None, "")
-
-
 def test_an_infinite_score_fails(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: math.inf})
     line = line_of(only(tmp_path), "rope")
@@ -78,23 +72,6 @@ def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) 
     cell = line_of(table, "rope").records[4096]
     assert (cell.change, cell.verdict, cell.bits_per_byte) == (None, "", pytest.approx(5.0, abs=1e-6))
     assert "no change: rope at 4096: scored on other targets than the training length" in table.notes
-
-
-def test_a_longer_length_is_compared_on_its_own_targets(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
-    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0}, target_hash="0ther")
-    line = line_of(only(tmp_path), "rope")
-    assert line.records[4096].change == pytest.approx(1.5, abs=1e-6)
-    assert line.records[256].change == pytest.approx(0.1, abs=1e-6)
-
-
-def test_of_two_sets_of_targets_a_column_takes_the_one_that_more_rows_share(tmp_path: Path) -> None:
-    add_run(tmp_path, "alibi", FLAT)
-    add_run(tmp_path, "rope", BREAKING)
-    add_run(tmp_path, "rope", {128: 9.0, 4096: 5.0}, target_hash="zzz")
-    table = only(tmp_path)
-    assert line_of(table, "rope").records[128].bits_per_byte == pytest.approx(2.7, abs=1e-6)
-    assert not any("not all rows" in note for note in table.notes)
 
 
 def test_a_note_names_the_lines_whose_levels_are_on_different_targets(tmp_path: Path) -> None:
@@ -173,11 +150,6 @@ def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path,
     assert cells[512].verdict == "fails"
     [note] = [note for note in table.notes if note.startswith("a change without an interval: rope at 256")]
     assert str(paths[256]) in note
-
-
-def test_a_scaling_without_its_run_has_no_change(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.2, 256: 3.3}, scored_with="yarn")
-    assert any("the training length has no score" in note for note in only(tmp_path).notes)
 
 
 def test_a_row_that_claims_a_number_it_lacks_is_undefined(tmp_path: Path) -> None:

@@ -178,16 +178,6 @@ def test_a_baseline_shows_differences_of_which_more_is_better(tmp_path: Path) ->
     assert found.mean == pytest.approx(0.7, abs=0.01) and found.verdict == "better"
 
 
-def test_examples_that_two_encodings_answer_alike_leave_room_for_what_was_not_seen(tmp_path: Path) -> None:
-    for encoding in ("rope", "pope", "alibi"):
-        add_task_run(tmp_path, encoding, {TRAINED: 1.0, 64: 1.0, 128: 1.0 if encoding == "rope" else 0.0})
-    lines = {line.encoding: line for line in table(tmp_path, baseline="rope").lines}
-    alike, different = (lines["pope"].records[length].baseline for length in (64, 128))
-    assert alike is not None and alike.interval is not None and alike.verdict == "unclear"
-    assert alike.interval.low < -0.01 < 0.01 < alike.interval.high, "128 examples do not tell 1 % from none"
-    assert different is not None and different.verdict == "worse"
-
-
 def test_damaged_scores_leave_a_level_without_a_verdict(tmp_path: Path) -> None:
     add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.2})
     for path in tmp_path.rglob("task-64-*.safetensors"):
