@@ -4,8 +4,8 @@ Rows of another setting (the model and how it was trained), data, tokenizer, tra
 protocol, stride or precision of scores are another table: they are never averaged or ranked together.
 """
 
-import hashlib
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,37 +138,28 @@ def groups_of_slice(
 ) -> dict[TableKey, Group]:
     """Return the groups of a slice; none for runs without it.
 
-    Rows are of one group only where one judge, or the text, chose the same targets of each set.
+    Rows are of one group only where one judge, or the text, chose the same targets of each set. Of several
+    such choices, that of most rows is first.
     """
     if name == ALL:
         return {key: Group(rows, rows) for key, rows in groups.items()}
-    found: dict[TableKey, Group] = {}
-    for key, whole in groups.items():
-        by_judge = grouped(files.of_slice(whole, name), lambda row: row.judge)
+    sliced: dict[TableKey, Group] = {}
+    for key, on_all in groups.items():
+        by_judge = grouped(files.of_slice(on_all, name), lambda row: row.judge)
         for judge, rows in sorted(by_judge.items()):
-            parts = _of_same_targets(rows)
-            for slice_hash, part in parts.items():
-                names = {"slice": name, "judge": judge, "slice_hash": slice_hash if len(parts) > 1 else ""}
-                found[replace(key, **names)] = Group(part, whole)
-    return found
+            counts = Counter((row.target_hash, row.slice_hash) for row in rows)
+            choices = [choice for choice, _ in counts.most_common()]
 
+            def place(row: Row, choices: Sequence[tuple[str, str]] = choices) -> int:
+                """Return how many choices of its set more rows have."""
+                of_set = [slice_hash for target_hash, slice_hash in choices if target_hash == row.target_hash]
+                return of_set.index(row.slice_hash)
 
-def _of_same_targets(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return rows of a slice, a run's together, in parts with the same targets of each set.
-
-    The largest part is first. Its name is a hash of the targets in the slice.
-    """
-    parts: list[tuple[dict[str, str], list[Row]]] = []
-    for of_run in grouped(rows, lambda row: row.run).values():
-        hash_of = {row.target_hash: row.slice_hash for row in of_run}
-        same = [part for part in parts if all(part[0].get(*item) == item[1] for item in hash_of.items())]
-        if not same:
-            parts.append(({}, []))
-            same = parts[-1:]
-        same[0][0].update(hash_of)
-        same[0][1].extend(of_run)
-    parts.sort(key=lambda part: -len(part[1]))
-    return {hashlib.sha256(repr(sorted(of.items())).encode()).hexdigest()[:8]: part for of, part in parts}
+            parts = sorted(grouped(rows, place).items())
+            for _, part in parts:
+                slice_hash = part[0].slice_hash[:8] if len(parts) > 1 else ""
+                sliced[replace(key, slice=name, judge=judge, slice_hash=slice_hash)] = Group(part, on_all)
+    return sliced
 
 
 # In which order lines stand: by their level at a length, or by another of their numbers

@@ -59,9 +59,10 @@ def make_notes(
     )
     notes = [
         *([order_note] if len(lines) > 1 else []),
-        *_caveats(_checkpoints(slice_rows, keys), _unlearned(lines, first), _statuses(of_lines)),
-        *_caveats(_protocol(first.protocol), _runs_apart(lines), _few_seeds(lines), _other_seeds(lines)),
-        *_caveats(_unclear_changes(lines, rows), _knows_length(lines), _forced(lines)),
+        *_caveats(_checkpoints(slice_rows, keys), _holding(NOT_LEARNED, lines, first), _statuses(of_lines)),
+        *_caveats(_protocol(first.protocol), _runs_apart(lines)),
+        *_caveats(_holding(FEW_SEEDS, lines, first), _other_seeds(lines)),
+        *_caveats(_unclear_changes(lines, rows), _holding(SCORED_WITH, lines, first)),
         *_caveats(
             _few_documents(lines), _unequal_targets(lines), _other_sets(lines, first), _own_sets(lines)
         ),
@@ -116,6 +117,38 @@ def _by_lengths(places: Places) -> dict[tuple[int, ...], list[str]]:
 
 # What the lines are
 
+# What is said of the lines for which something holds.
+Kinds = dict[str, Callable[[Line], bool]]
+
+NOT_LEARNED: Kinds = {
+    "* not learned yet, so without a rank{which}: surely worse at {length} than a trigram counted on the "
+    "same training tokens": lambda line: line.unlearned == "trigram",
+    "* no better than {token} frequencies, so with neither rank nor verdicts{which}: not surely better at "
+    "{length} than how often each {token} is": lambda line: line.unlearned == "frequencies",
+    "* not learned, so with neither rank nor verdicts past {length}{which}: not surely right on more than "
+    "{solved:g} % of the examples at {length}": lambda line: line.unlearned == "task",
+}
+FEW_SEEDS: Kinds = {
+    "one seed{which}: results describe these models, not the encodings": lambda line: line.seeds == 1,
+    "two seeds{which}: too few to know how seeds differ, so intervals are very wide": lambda line: (
+        line.seeds == 2
+    ),
+}
+SCORED_WITH: Kinds = {
+    "knows each text's final length: {names}; not possible while generating": lambda line: line.knows_length,
+    "(forced): scored with an encoding that is not compatible with the trained one": lambda line: line.forced,
+}
+
+
+def _holding(kinds: Kinds, lines: Sequence[Line], row: Row) -> Iterator[str]:
+    """Yield the note of each kind that some lines are of; row: of the table."""
+    token = "byte" if row.tokenizer == "bytes" else "token"
+    facts = {"length": row.train_length, "token": token, "solved": 100 * SOLVED}
+    for text, is_so in kinds.items():
+        labels = [line.label for line in lines if is_so(line)]
+        if labels:
+            yield text.format(which=_which(labels, lines), names=", ".join(labels), **facts)
+
 
 def _checkpoints(rows: Sequence[Row], keys: RunKeys) -> Iterator[str]:
     """Yield what is known of the checkpoints among the runs, which pe-bench did not train."""
@@ -132,29 +165,6 @@ def _checkpoints(rows: Sequence[Row], keys: RunKeys) -> Iterator[str]:
         if begin is not None:
             about += f"; each window begins with token {begin}, as its tokenizer has it"
         yield about
-
-
-def _unlearned(lines: Sequence[Line], row: Row) -> Iterator[str]:
-    """Yield which lines have no rank, and which no verdict either, because their models know too little."""
-    length, token = row.train_length, "byte" if row.tokenizer == "bytes" else "token"
-    meanings = {
-        "trigram": (
-            "not learned yet, so without a rank",
-            f"surely worse at {length} than a trigram counted on the same training tokens",
-        ),
-        "frequencies": (
-            f"no better than {token} frequencies, so with neither rank nor verdicts",
-            f"not surely better at {length} than how often each {token} is",
-        ),
-        "task": (
-            f"not learned, so with neither rank nor verdicts past {length}",
-            f"not surely right on more than {100 * SOLVED:g} % of the examples at {length}",
-        ),
-    }
-    for reason, (what, why) in meanings.items():
-        labels = [line.label for line in lines if line.unlearned == reason]
-        if labels:
-            yield f"* {what}{_which(labels, lines)}: {why}"
 
 
 def _anchors(anchors: Sequence[Line]) -> Iterator[str]:
@@ -182,29 +192,7 @@ def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
         )
 
 
-def _knows_length(lines: Sequence[Line]) -> Iterator[str]:
-    labels = [line.label for line in lines if line.knows_length]
-    if labels:
-        yield f"knows each text's final length: {', '.join(labels)}; not possible while generating"
-
-
-def _forced(lines: Sequence[Line]) -> Iterator[str]:
-    if any(line.forced for line in lines):
-        yield "(forced): scored with an encoding that is not compatible with the trained one"
-
-
 # Seeds and documents
-
-
-def _few_seeds(lines: Sequence[Line]) -> Iterator[str]:
-    meanings = {
-        1: ("one seed", "results describe these models, not the encodings"),
-        2: ("two seeds", "too few to know how seeds differ, so intervals are very wide"),
-    }
-    for seeds, (what, why) in meanings.items():
-        labels = [line.label for line in lines if line.seeds == seeds]
-        if labels:
-            yield f"{what}{_which(labels, lines)}: {why}"
 
 
 def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:

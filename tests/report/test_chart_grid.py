@@ -89,12 +89,6 @@ def test_a_panel_has_its_own_curve_in_colour_and_all_others_in_grey(drawn: tuple
         assert np.count_nonzero(np.isfinite(np.asarray(grey.get_ydata()))) == 49 * 4 + 2
 
 
-def test_a_curve_that_ends_early_or_has_no_number_says_so(drawn: tuple[Table, Figure]) -> None:
-    _, figure = drawn
-    for name, remark in (("learned", "(to 128)"), ("missing", "(no number)")):
-        assert remark in [text.get_text() for text in figure.axes[title_of(figure, name)].texts]
-
-
 def test_eight_encodings_share_a_panel_and_nine_have_one_each(tmp_path: Path) -> None:
     [table] = tables_of(tmp_path, 9)
     assert [len(draw([replace(table, lines=table.lines[:count])]).axes) for count in (8, 9)] == [1, 9]

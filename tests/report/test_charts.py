@@ -16,7 +16,6 @@ from support.pictures import (
     rendered,
     tables_of,
     with_positions,
-    with_use,
     with_verdicts,
 )
 from support.results import add_run
@@ -85,24 +84,6 @@ def test_encodings_have_different_line_styles_and_keep_them_in_every_panel(tmp_p
 
 
 # Bands and marks
-
-
-@pytest.mark.parametrize(("seeds", "bands"), [(1, 0), (2, 1), (3, 1)])
-def test_a_band_needs_two_seeds_and_is_explained(tmp_path: Path, seeds: int, bands: int) -> None:
-    figure = draw(with_positions(tables_of(tmp_path, 1, seeds), seeds))
-    assert [sum(len(band.get_paths()) for band in axes.collections) for axes in figure.axes] == [bands] * 2
-    text = " ".join(notes(figure).split())
-    assert ("95 % interval of the mean over seeds" in text) == (seeds > 2)
-    assert ("from the lower to the higher of two seeds" in text) == (seeds == 2)
-
-
-def test_points_that_use_the_context_have_a_ring_which_is_explained(tmp_path: Path) -> None:
-    tables = tables_of(tmp_path, 2)
-    plain_figure, figure = draw(tables), draw(with_use(tables, {256: "yes", 512: "unclear"}))
-    assert "Ringed" not in notes(plain_figure)
-    assert "Ringed: uses the context beyond the training length." in notes(figure)
-    rings = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "none"]
-    assert [list(np.asarray(ring.get_xdata())) for ring in rings] == [[256], [256]]
 
 
 def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:

@@ -1,28 +1,21 @@
 """The controls and the lengths below training decide whether context is used, and say when they cannot."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 from support.results import ROW, add_run, edit_rows
+from support.tables import only, printed_details
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.columns import show
 from pe_bench.report.export import to_frame
-from pe_bench.report.records import ContextUse, Table
+from pe_bench.report.records import ContextUse
 from pe_bench.report.statistics import paired_interval
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file
 
 SENSITIVE = {32: 3.2, 64: 3.1, 128: 3.0}
-
-
-def only(results_dir: Path) -> Table:
-    [table] = build_tables(results_dir)
-    return table
 
 
 def use_at(results_dir: Path, length: int = 512) -> ContextUse:
@@ -34,9 +27,7 @@ def use_at(results_dir: Path, length: int = 512) -> ContextUse:
 
 def printed(results_dir: Path) -> str:
     """The detailed form, its lines joined where they were wrapped."""
-    file = io.StringIO()
-    show(build_tables(results_dir), Console(file=file), details=True)
-    return " ".join(file.getvalue().split())
+    return " ".join(printed_details([only(results_dir)]).split())
 
 
 def add_controlled(results_dir: Path, level: float, swap: float | None, window: float | None) -> Path:

@@ -78,12 +78,6 @@ def test_a_terminal_gets_its_names_in_one_piece(report, arguments: tuple[str, ..
     assert "evil [red]" in text, "brackets are no marks"
 
 
-def test_csv_has_a_row_for_each_length_and_no_formula(report) -> None:
-    rows = list(csv.DictReader(io.StringIO(report("--csv", "-"))))
-    assert {SHOWN} == {row["encoding"] for row in rows if row["encoding"].startswith("evil")}
-    assert all("\n" not in cell for row in rows for cell in row.values())
-
-
 @pytest.mark.parametrize("details", [(), ("--details",)])
 def test_markdown_has_as_many_cells_in_each_row_and_no_tag(report, details: tuple[str, ...]) -> None:
     text = report("--markdown", "-", *details)
@@ -133,14 +127,6 @@ def test_what_steers_a_terminal_is_left_out_and_named(hostile: Path, report, sig
     text = report()
     assert_only_shows(text)
     assert f"leftout:{run}" in "".join(text.split())
-
-
-def test_a_folder_whose_name_does_not_show_is_left_out_and_named(hostile: Path, report) -> None:
-    [run] = (hostile / "runs").glob("name-s0*")
-    run.rename(run.with_name("a\nb\u200b"))
-    text = report()
-    assert_only_shows(text)
-    assert "give the folder another name" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("column", ["model", "data", "data_hash", "tokenizer", "setting", "protocol"])

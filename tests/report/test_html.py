@@ -10,8 +10,7 @@ import pytest
 from support.pages import HOSTILE, some_records, some_tables
 
 from pe_bench.plot.style import COLOURS, MARKERS, STROKES, styles_of
-from pe_bench.report.curves import NO_VERDICT, charts_of
-from pe_bench.report.legend import legend
+from pe_bench.report.curves import charts_of
 from pe_bench.report.page import MARKER_PATHS, describe_result, to_html
 from pe_bench.report.records import Line, Table
 from pe_bench.runs.folder import Environment
@@ -139,31 +138,12 @@ def test_a_line_opens_for_levels_intervals_verdicts_and_speed(tables, page):
     assert "undefined: learned at 1024: position 1023 is past the table of 128" in page.find("section")[0]
 
 
-def test_no_verdict_is_given_below_the_training_length(tables, page):
-    cells = [cell for table in tables for line in table.lines for cell in line.records.values()]
-    assert all(cell.verdict in ("degrades", "fails") for cell in cells if cell.length == 64)
-    beyond = [cell for cell in cells if cell.length > 128 and cell.levels]
-    changes = page_of([without_baseline(table) for table in tables])
-    words = [text.split()[-1] for text in changes.find("span", "verdict")]
-    judged = [word for word in words if word in ("holds", "degrades", "fails", "improves", "unclear")]
-    assert len(judged) == 2 * len(beyond), "in the line and in its details"
-
-
 def test_the_page_says_at_its_top_how_many_hold_and_when_they_were_trained(tables, page):
     (header,) = page.find("header")
     assert "1 of 4 holds to 1,024 tokens, 8 times the training length: alibi." in header
     assert "5 runs" in header and "trained until 2026-01-02" in header
     short = replace(tables[0], lengths=(64, 128))
     assert describe_result(short) == "Nothing was scored beyond the training length."
-
-
-def test_tables_that_cannot_be_compared_are_sections_with_their_reason_notes_and_legend(tables, page):
-    assert len(tables) == 2
-    sections = [text for text in page.find("section") if "Reproduce" not in text]
-    for table, section in zip(tables, sections, strict=True):
-        assert table.why and table.why in section and table.title in section
-        assert all(note in section for note in table.notes)
-        assert all(line in section for line in legend(table))
 
 
 def test_every_point_of_a_curve_has_its_values(tables, page):
@@ -184,21 +164,6 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
 
 def page_of(tables, records=()) -> Page:
     return Page(to_html(tables, records))
-
-
-def test_positions_are_drawn_once_if_there_are_any(tables, page):
-    captions = page.find("figcaption")
-    by_position = f"position of the token (tokens before it). {NO_VERDICT}"
-    assert [caption.split(" by ")[1] for caption in captions] == [
-        *("context length (tokens)", "context length (tokens)", by_position),
-        *("context length (tokens)", "context length (tokens)"),
-    ]
-    sliding = replace(tables[0], key=replace(tables[0].key, protocol="sliding"))
-    assert len(page_of([tables[0], sliding]).find("figcaption")) == 5
-    without = [
-        replace(table, lines=tuple(replace(line, positions=()) for line in table.lines)) for table in tables
-    ]
-    assert len(page_of(without).find("figcaption")) == 4
 
 
 def test_text_of_rows_is_escaped_everywhere(tables):

@@ -1,15 +1,12 @@
 """What is known where a verdict over seeds is unclear, and what would settle it."""
 
-import io
 from pathlib import Path
 
-from rich.console import Console
+from support import tables
 from support.results import add_run
+from support.tables import only
 
-from pe_bench.report.build import build_tables
-from pe_bench.report.columns import show
-from pe_bench.report.export import to_frame
-from pe_bench.report.records import Line, Table
+from pe_bench.report.records import Line
 
 
 def with_seeds(folder: Path, *changes: float, encoding: str = "rope", spread: float = 0.001) -> Line:
@@ -17,18 +14,11 @@ def with_seeds(folder: Path, *changes: float, encoding: str = "rope", spread: fl
     for seed, change in enumerate(changes):
         levels = {32: 3.2, 128: 3.0, 256: 3.0 + change}
         add_run(folder, encoding, levels, seed=seed, spread=spread)
-    return next(line for line in only(folder).lines if line.encoding == encoding)
+    return tables.line_of(only(folder), encoding)
 
 
-def only(folder: Path) -> Table:
-    (table,) = build_tables(folder)
-    return table
-
-
-def printed(table: Table) -> str:
-    file = io.StringIO()
-    show([table], Console(file=file, width=100, force_terminal=False))
-    return " ".join(file.getvalue().split())
+def printed(folder: Path) -> str:
+    return " ".join(tables.printed([only(folder)], 100).split())
 
 
 def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_models(tmp_path: Path) -> None:
@@ -36,14 +26,8 @@ def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_mode
     assert (cell.verdict, cell.verdict_of_models) == ("unclear", "degrades")
     assert cell.interval and cell.compared.of_models
     assert cell.interval.low < cell.compared.of_models.low < cell.compared.of_models.high < cell.interval.high
-    text = printed(only(tmp_path))
+    text = printed(tmp_path)
     assert "+0.107>?" in text and "sure of these models, not of other seeds" in text
-
-
-def test_one_seed_speaks_of_its_model_alone(tmp_path: Path) -> None:
-    cell = with_seeds(tmp_path, 0.1).records[256]
-    assert (cell.verdict, cell.verdict_of_models, cell.compared.of_models) == ("degrades", "", None)
-    assert "sure of these models" not in printed(only(tmp_path))
 
 
 def test_more_seeds_turn_no_answer_into_none(tmp_path: Path) -> None:
@@ -54,32 +38,12 @@ def test_more_seeds_turn_no_answer_into_none(tmp_path: Path) -> None:
         assert (cell.verdict_of_models or cell.verdict) == "degrades"
 
 
-def test_the_frame_has_the_bounds_for_these_models_and_the_range_of_seeds(tmp_path: Path) -> None:
-    cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).records[256]
-    record = to_frame([only(tmp_path)]).set_index("length").loc[256]
-    assert cell.compared.of_models is not None
-    bounds = (record["change_of_models_low"], record["change_of_models_high"])
-    assert bounds == (cell.compared.of_models.low, cell.compared.of_models.high)
-    assert record["verdict_of_models"] == "degrades"
-    assert abs(record["seed_low"] - 0.02) < 1e-6 and abs(record["seed_high"] - 0.2) < 1e-6
-
-
 def test_an_unclear_change_has_a_bound_and_more_seeds_settle_what_seeds_decide(tmp_path: Path) -> None:
     cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).records[256]
     assert cell.interval is not None
-    text = printed(only(tmp_path))
+    text = printed(tmp_path)
     bound = f"unclear changes: rope at 256 (at most {cell.interval.high:+.3f})"
     assert f"{bound}. Most of this is how seeds differ" in text
-
-
-def test_what_documents_decide_is_settled_by_more_targets(tmp_path: Path) -> None:
-    for seed in range(3):
-        add_run(tmp_path, "alibi", {128: 3.0}, seed=seed, spread=0.001)
-        add_run(tmp_path, "alibi", {256: 3.005 + 0.0001 * seed}, seed=seed, spread=0.1)
-    line = only(tmp_path).lines[0]
-    assert line.records[256].verdict == line.records[256].verdict_of_models == "unclear"
-    text = printed(only(tmp_path))
-    assert "4 times the targets would narrow these by up to half: pe-bench eval alibi --targets 24" in text
 
 
 def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path) -> None:
@@ -88,7 +52,7 @@ def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path
         add_run(tmp_path, name, {256: 3.0}, control="swap", spread=0.001)
     lines = {line.encoding: line for line in only(tmp_path).lines}
     assert lines["nope"].reads_nothing and not lines["rope"].reads_nothing
-    text = printed(only(tmp_path))
+    text = printed(tmp_path)
     assert text.count("reads nothing") == 2, "of one line, and what it means"
     assert "reads nothing: no better at 128 than at 32" in text
 
@@ -98,4 +62,4 @@ def test_an_encoding_that_costs_at_the_training_length_breaks_there(tmp_path: Pa
     add_run(tmp_path, "rope", {128: 3.4, 256: 3.4}, scored_with="rope_pi factor=16.0", spread=0.001)
     line = next(line for line in only(tmp_path).lines if line.scored_with != "rope")
     assert (line.break_point.breaks_at, line.break_point.holds_to) == (128, 0)
-    assert "not at all" in printed(only(tmp_path))
+    assert "not at all" in printed(tmp_path)

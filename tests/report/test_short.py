@@ -135,15 +135,6 @@ def test_a_pipe_gets_at_most_a_hundred_columns_and_no_blanks_at_the_end(results:
     assert lines[-1] == "more: --details"
 
 
-def test_a_stream_of_ascii_gets_ascii(results: Path) -> None:
-    add(results, "longrope " + "x" * 90, 2.0, CHANGES["rope"][1])
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding="ascii")
-    for details in (False, True):
-        show(build_tables(results), Console(file=file, width=80), details=details)
-    assert b"longrope" in raw.getvalue()
-
-
 def test_without_a_level_at_the_training_length_levels_are_shown(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {64: 3.0, 256: 3.5})
     text = printed(build_tables(tmp_path))

@@ -1,20 +1,19 @@
 """The rows that share a table, its numbers, and its layout."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.results import add_run, edit_rows
+from support.results import add_run
 from support.tables import BREAKING, FLAT, line_of, only, printed, printed_details
 
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.values import break_text
 from pe_bench.report.verdicts import find_break_point
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.scores import load_scores, save_scores, score_file
+from pe_bench.runs.scores import load_scores, score_file
 
 
 def judged(
@@ -152,12 +151,6 @@ def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path,
     assert str(paths[256]) in note
 
 
-def test_a_row_that_claims_a_number_it_lacks_is_undefined(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", BREAKING)
-    edit_rows(run, lambda row: replace(row, bits_per_byte=None) if row.length == 512 else row)
-    assert line_of(only(tmp_path), "rope").records[512].verdict == "undefined"
-
-
 @pytest.mark.parametrize("beyond", ["0", "zzz"])
 def test_the_spelling_of_a_hash_does_not_choose_the_set_of_the_training_length(
     tmp_path: Path, beyond: str
@@ -167,17 +160,6 @@ def test_the_spelling_of_a_hash_does_not_choose_the_set_of_the_training_length(
     table = only(tmp_path)
     assert table.lines[0].records[128].bits_per_byte == pytest.approx(3.0, abs=1e-6)
     assert any(note.startswith("4096: scored on another set") for note in table.notes)
-
-
-def test_a_run_whose_targets_have_no_bytes_has_no_interval(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
-    for row in read_rows(run / "eval.csv"):
-        scores = load_scores(score_file(run, row))
-        save_scores(score_file(run, row), replace(scores, bytes=np.zeros_like(scores.bytes)))
-    edit_rows(run, lambda row: replace(row, bits_per_byte=math.nan))
-    table = only(tmp_path)
-    assert table.lines[0].records[256].interval is None
-    assert any("stands for a byte" in note for note in table.notes)
 
 
 @pytest.mark.parametrize(

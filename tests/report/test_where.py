@@ -69,28 +69,6 @@ def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Pa
     assert all(cell.change is not None for line in table.lines for cell in line.records.values())
 
 
-def test_hiding_lengths_changes_no_verdict(results: Path) -> None:
-    everything, some = only(results), only(results, where=where("length=512"))
-    assert [line.records[512].verdict for line in some.lines] == [
-        line.records[512].verdict for line in everything.lines
-    ]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [(["seed=9"], "seed=9"), (["length>9000"], "length>9000")],
-)
-def test_conditions_that_no_row_meets_are_refused(results: Path, words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=f"no score is left by --where .*{message}"):
-        build_tables(results, selection=Selection(where=where(*words)))
-
-
-def test_keys_of_the_configuration_choose_runs(rates: Path) -> None:
-    table = only(rates, where=where("train.lr<0.002"))
-    assert labels(table) == ["alibi", "rope"]
-    assert table.key.setting == "0.001"
-
-
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """Runs of a custom encoding, in two versions and with options, and of other encodings."""
