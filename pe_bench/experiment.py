@@ -410,13 +410,13 @@ def score_run(
     run: Path,
     config: Config,
     results_dir: Path,
-    others: Sequence[OtherEncoding] = (),
+    replacements: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
     planner: Planner = make_plans,
     *,
     waits: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Score a finished run at the lengths of its `config`, then its weights under `others`.
+    """Score a finished run at the lengths of its `config`, then its weights under `replacements`.
 
     The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
     judge: a run whose scores decide which targets are key. It gets no key targets itself: they
@@ -433,7 +433,7 @@ def score_run(
     job, plans = load(config, planner, run)
     job = replace(job, folder=run)
     if config.checkpoint is not None:
-        return score_trained(job, plans, results_dir, others, waits=waits)
+        return score_trained(job, plans, results_dir, replacements, waits=waits)
     # The setting is that of the training, wherever it is scored.
     dtype = DTYPES.get(str(result.get("train_dtype")), job.dtype)
     job = replace(job, setting=str(result.get("setting", job.setting)), dtype=dtype)
@@ -448,33 +448,33 @@ def score_run(
         # The weights were trained with one version of its code, and the scores come from another.
         scored_with = EncodingSpec(job.config.encoding).label
         job = replace(job, label=str(result.get("encoding", job.label)), scored_with=scored_with)
-    return score_trained(job, plans, results_dir, others, judge, trained, waits=waits)
+    return score_trained(job, plans, results_dir, replacements, judge, trained, waits=waits)
 
 
 def score_trained(
     job: Job,
     plans: Sequence[Plan],
     results_dir: Path,
-    others: Sequence[OtherEncoding] = (),
+    replacements: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
     trained: Checkpoint | None = None,
     *,
     waits: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Score a model that is trained, then its weights under `others`, and gather; return the rows.
+    """Score a model that is trained, then its weights under `replacements`, and gather; return the rows.
 
     trained: the weights of a run; None for a checkpoint, which has its own, and becomes a finished run here.
     """
     run = job.folder
     judged = {} if judge is None else key_slices(judge, plans, job.config.train.length, job.data)
     if trained is None:
-        _models_under(job, others)  # so that an error in the last comes before anything is written
+        _models_under(job, replacements)  # so that an error in the last comes before anything is written
     with _at_work(job, waits, scores_only=True):
         if trained is None:
             _describe(job)
         else:
             job = _with_weights(job, trained)
-        rows = score_encodings(job, plans, others)
+        rows = score_encodings(job, plans, replacements)
         if trained is None:
             _write_result(job, None)
         if judge is not None:
@@ -512,11 +512,11 @@ def _decoder(job: Job) -> Decoder:
 
 
 def score_encodings(
-    job: Job, plans: Sequence[Plan], others: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
+    job: Job, plans: Sequence[Plan], replacements: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
 ) -> list[Row]:
-    """Return the rows of the trained encoding, then those of the others, at the same lengths and targets."""
+    """Return the rows of the trained encoding, then those of others, at the same lengths and targets."""
     record_command(job.folder)
-    models = _models_under(job, others)
+    models = _models_under(job, replacements)
     is_changed = job.scored_with != job.label
     # This moves what all models share to the device.
     trained = replace(job, model=job.model.to(job.device).eval(), forced=is_changed)
@@ -524,17 +524,17 @@ def score_encodings(
         say(line)
     rows = scored_rows(job, plans) if is_changed else []
     rows += score(trained, plans if is_changed else with_lost_plans(job, plans), bars)
-    for model, other in zip(models, others, strict=True):
+    for model, other in zip(models, replacements, strict=True):
         model.encoding.to(job.device)
         under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
         rows += score(under, plans, bars)
     return rows
 
 
-def _models_under(job: Job, others: Sequence[OtherEncoding]) -> list[LanguageModel]:
+def _models_under(job: Job, replacements: Sequence[OtherEncoding]) -> list[LanguageModel]:
     """Return the job's model under other encodings: all before any is scored. Raise `UserError`."""
     models = []
-    for other in others:
+    for other in replacements:
         require_replaceable(job)
         encoding = other.encoding.build(job.model.n_layers, job.data.vocabulary)
         try:

@@ -6,18 +6,18 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from pe_bench.checkpoints.export import exported_form, write_model
+from pe_bench.checkpoints.export import exported_settings, write_model
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data.packed import cached_tokenizer
 from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config
 from pe_bench.errors import UserError, require
-from pe_bench.experiment import load, trusted
+from pe_bench.experiment import load, require_trained, trusted
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
 from pe_bench.system.files import TEMPORARY, name_write_errors
 from pe_bench.system.terminal import say
-from pe_bench.training.checkpoint import WEIGHTS, final_checkpoint, load_weights
+from pe_bench.training.checkpoint import WEIGHTS, load_weights
 
 ABOUT = "pe-bench.json"  # which run a folder is an export of; it is written last
 
@@ -31,9 +31,7 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     config = read_config(run)
     require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
     require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
-    trained = final_checkpoint(run, config.train.total_steps)
-    if trained is None:
-        raise UserError(f"{run / 'checkpoints'} has no whole checkpoint of step {config.train.total_steps}")
+    trained = require_trained(run, config.train.total_steps)
     about = {"run": run.name, "weights_sha256": trained.meta.checksums[WEIGHTS]}
     if _is_finished(folder, about):
         say(f"{run.name} is already written to {folder}")
@@ -41,13 +39,13 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     job, _ = load(trusted(config, ()), run=run)
     model = job.model
     assert isinstance(model, Decoder)
-    form = exported_form(config, model)
+    settings, is_interleaved = exported_settings(config, model, job.data.end_of_text)
     load_weights(trained.path, model)
     temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
     with name_write_errors(folder):
         temporary.mkdir(parents=True)
         try:
-            difference = write_model(temporary, config, model.eval(), form, job.data.end_of_text)
+            difference = write_model(temporary, config, model.eval(), settings, is_interleaved=is_interleaved)
             _write_tokenizer(temporary, config.tokenizer, cached_tokenizer(config))
             (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             for path in temporary.iterdir():  # safetensors hides its files from others

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 from pe_bench.model.attention import attention
 
 NAME = "pe_bench"
@@ -109,11 +109,6 @@ class PassState:
     is_neutral: bool = False  # the model's own rotation is undone
     caught: dict[int, tuple[Tensor, PassMask | None]] | None = None
 
-    def begin(
-        self, layers: Sequence[LayerEncoding], ids: Tensor, window: int | None, *, is_neutral: bool
-    ) -> None:
-        self.layers, self.ids, self.window, self.is_neutral = layers, ids, window, is_neutral
-
     def end(self) -> None:
         self.layers, self.window, self.is_neutral = (), None, False
 
@@ -128,7 +123,7 @@ def register() -> None:
 
 
 def make_mask(
-    *_: Any, device: torch.device, mask_function: MaskFunction | None = None, **others: Any
+    *_: Any, device: torch.device, mask_function: MaskFunction | None = None, **more: Any
 ) -> PassMask:
     from transformers.masking_utils import causal_mask_function
 
@@ -146,11 +141,11 @@ def attend(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **others: Any,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """Return [B, T, H, K] of a layer's queries [B, H, T, K], and of keys and values [B, G, T, K]."""
     state: PassState = module._pe_bench  # pyright: ignore[reportAssignmentType]
-    _refuse_unknown(module, attention_mask, others)
+    _refuse_unknown(module, attention_mask, more)
     number: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     group = query.shape[1] // key.shape[1]
     key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
@@ -169,16 +164,14 @@ def attend(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _refuse_unknown(module: nn.Module, mask: Any, others: dict[str, Any]) -> None:
+def _refuse_unknown(module: nn.Module, mask: Any, more: dict[str, Any]) -> None:
     """Raise `UserError` for what could change a layer's output and is not known here."""
     kind = type(module).__name__
-    given = [name for name, value in others.items() if value is not None and value is not False]
-    unknown = sorted(set(given) - WITHOUT_EFFECT)
-    if unknown:
-        raise UserError(f"{kind} hands {', '.join(unknown)} to its attention, which pe-bench does not know")
-    if not isinstance(getattr(module, "layer_idx", None), int):
-        raise UserError(f"{kind} has no layer_idx, so that its layer is not known")
-    if mask is None and not getattr(module, "is_causal", False):
-        raise UserError(f"{kind} attends without a mask, and does not say that it is causal")
-    if not isinstance(mask, PassMask | None):
-        raise UserError(f"{kind} has a mask of its own ({type(mask).__name__})")
+    used = {name for name, value in more.items() if value is not None and value is not False}
+    unknown = ", ".join(sorted(used - WITHOUT_EFFECT))
+    require(not unknown, f"{kind} hands {unknown} to its attention, which pe-bench does not know")
+    is_numbered = isinstance(getattr(module, "layer_idx", None), int)
+    require(is_numbered, f"{kind} has no layer_idx, so that its layer is not known")
+    is_causal = mask is not None or getattr(module, "is_causal", False)
+    require(is_causal, f"{kind} attends without a mask, and does not say that it is causal")
+    require(isinstance(mask, PassMask | None), f"{kind} has a mask of its own ({type(mask).__name__})")

@@ -248,60 +248,42 @@ def _candidates(
         options = {"d_head": width, "layout": rotation.layout, "base": base}
         part = {} if 2 * pairs == width else {"fraction": 2 * pairs / width}
         if turning < pairs:
-            yield _values("p_rope", options, fraction=2 * turning / width)
+            yield _values("p_rope", {**options, "fraction": 2 * turning / width})
             part = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
-        original = group.get("original_max_position_embeddings") or train_length
-        yield from _scalings({**options, "train_length": original, **part}, group, rotation, train_length)
-        if part:
-            yield _values("partial_rope", options, fraction=2 * pairs / width)
-        else:
-            yield _values("rope", options)
+        length = group.get("original_max_position_embeddings") or train_length
+        derived = ["train_length"] if length == train_length else []
+        for name, scaling in _scalings(group, rotation, float(length)):
+            yield _values(name, {**scaling, **options, "train_length": length, **part}, derived)
+        if turning == pairs:
+            yield _values("partial_rope" if part else "rope", {**options, **part})
 
 
 def _scalings(
-    shared: Mapping[str, Any], group: Mapping[str, Any], rotation: Rotation, train_length: int
-) -> Iterator[dict[str, Any]]:
+    group: Mapping[str, Any], rotation: Rotation, train_length: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield scalings with the numbers in the configuration; those that fit depend on the frequencies."""
-    factor = group.get("factor")
-    derived = ["train_length"] if shared["train_length"] == train_length else []
-
-    def values(name: str, **options: Any) -> dict[str, Any]:
-        return _values(name, shared, derived, **options)
-
+    factor = {"factor": float(group["factor"])} if group.get("factor") else {}
     if group.get("long_factor"):
-        longest = float(group["max_position_embeddings"])
-        yield values(
-            "longrope",
-            factor=float(factor or max(1.0, longest / float(shared["train_length"]))),
-            long_factors=[*map(float, group["long_factor"])],
-            short_factors=[*map(float, group["short_factor"])],
-        )
-    if factor is None:
+        factors = {f"{end}_factors": [*map(float, group[f"{end}_factor"])] for end in ("long", "short")}
+        longest = max(1.0, float(group["max_position_embeddings"]) / train_length)
+        yield "longrope", {"factor": longest, **factor, **factors}
+    if not factor:
         return
     if group.get("rope_type") == "dynamic":
-        yield values("rope_dynamic_ntk", factor=float(factor))
-    yield values("rope_pi", factor=float(factor))
-    low, high = group.get("low_freq_factor"), group.get("high_freq_factor")
-    if low and high:
-        frequencies = {"low_frequency_factor": float(low), "high_frequency_factor": float(high)}
-        yield values("llama3", factor=float(factor), **frequencies)
-    ramp = "index" if group.get("truncate", True) else "exact"
+        yield "rope_dynamic_ntk", factor
+    yield "rope_pi", factor
+    ends = {f"{end}_frequency_factor": group.get(f"{end}_freq_factor") for end in ("low", "high")}
+    if all(ends.values()):
+        yield "llama3", {**factor, **{name: float(value or 0) for name, value in ends.items()}}
     ends = {name: float(group[name]) for name in ("beta_fast", "beta_slow") if group.get(name)}
-    yield values("yarn", factor=float(factor), ramp=ramp, **ends)
-    yield values("yarn", factor=float(factor), ramp=ramp, attention_factor=rotation.factor, **ends)
+    yarn = {**factor, **ends, "ramp": "index" if group.get("truncate", True) else "exact"}
+    yield "yarn", yarn
+    yield "yarn", {**yarn, "attention_factor": rotation.factor}
 
 
-def _values(
-    name: str, shared: Mapping[str, Any], derived: Sequence[str] = (), **options: Any
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "class": read_part(config_dir() / "encoding" / f"{name}.yaml")["class"],
-        **options,
-        **shared,
-        "derived": ["d_head", *derived],
-        "modifiers": {},
-    }
+def _values(name: str, options: Mapping[str, Any], derived: Sequence[str] = ()) -> dict[str, Any]:
+    about = {"name": name, "class": read_part(config_dir() / "encoding" / f"{name}.yaml")["class"]}
+    return {**about, **options, "derived": ["d_head", *derived], "modifiers": {}}
 
 
 def _is(values: dict[str, Any], rotation: Rotation) -> bool:
@@ -316,10 +298,8 @@ def _is(values: dict[str, Any], rotation: Rotation) -> bool:
         frequencies = built.kept(frequencies)
     elif isinstance(built, RoPE):
         frequencies = built.frequencies
-    expected_frequencies = torch.tensor(rotation.frequencies, dtype=torch.float64)
-    if (
-        len(frequencies) != len(expected_frequencies)
-        or abs(factor - rotation.factor) > TOLERANCE * rotation.factor
-    ):
+    expected = torch.tensor(rotation.frequencies, dtype=torch.float64)
+    is_factor = abs(factor - rotation.factor) <= TOLERANCE * rotation.factor
+    if frequencies.shape != expected.shape or not is_factor:
         return False
-    return bool(((frequencies - expected_frequencies).abs() <= TOLERANCE * expected_frequencies.abs()).all())
+    return bool(((frequencies - expected).abs() <= TOLERANCE * expected.abs()).all())

@@ -9,7 +9,7 @@ they go out multiplied, and apart from the head.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from pe_bench.encodings.scalings.rope_ntk import RopeNTK
 from pe_bench.encodings.scalings.rope_pi import RopePI
 from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import RunError, UserError
+from pe_bench.errors import RunError, UserError, require
 from pe_bench.model.decoder import Decoder
 
 EXPORTED = (
@@ -53,47 +53,80 @@ NAMES = {
 Options = Mapping[str, Any]
 
 
-class Form(NamedTuple):
-    """What becomes of an encoding: one rotation and one window, and the layers that have them."""
+def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple[dict[str, Any], bool]:
+    """Return the configuration of transformers' model, and whether ours interleaves pairs of features.
 
-    rotation: dict[str, Any] | None
-    is_interleaved: bool
-    window: int | None
-    rotates: list[bool]  # by layer
-    has_window: list[bool]  # by layer
-
-
-def exported_form(config: Config, model: Decoder) -> Form:
-    """Return what an encoding is in transformers. Raise `UserError` where it is nothing there."""
-    spec = EncodingSpec(config.encoding)
-    layers = [_parts(model.encoding.layer(number)) for number in range(model.n_layers)]
-    rotations = [[part for part in parts if type(part) in ROTATIONS] for parts in layers]
-    windows = [[part.window for part in parts if isinstance(part, SlidingWindow)] for parts in layers]
-    kinds = {type(part) for parts in layers for part in parts} - ROTATIONS.keys()
-    owns = any(part.overrides(hook) for part in _whole(model) for hook in ("ids", "embed"))
-    rotating = [part for parts in rotations for part in parts]
+    Raise `UserError` for an encoding that none of them has.
+    """
+    spec, size = EncodingSpec(config.encoding), config.model
+    layers = [model.encoding.layer(number) for number in range(model.n_layers)]
+    parts = [getattr(layer, "parts", (layer,)) for layer in layers]
+    rotations = [[part for part in of_layer if type(part) in ROTATIONS] for of_layer in parts]
+    windows = [[part.window for part in of_layer if isinstance(part, SlidingWindow)] for of_layer in parts]
+    rotating = [part for of_layer in rotations for part in of_layer]
+    widths = {width for of_layer in windows for width in of_layer}
+    kinds = {type(part) for of_layer in parts for part in of_layer}
+    of_model = [model.encoding.base, *model.encoding.modifiers.values()]
+    is_one = len(set(map(id, rotating))) == 1 == len(set(map(len, rotations)))
     if (
-        owns
-        or not kinds <= {SlidingWindow, NoPE}
-        or any(len(parts) > 1 for parts in (*rotations, *windows))
-        or len({window for parts in windows for window in parts}) > 1
-        or not (len(set(map(id, rotating))) == 1 == len(set(map(len, rotations))) or _are_one_rope(rotating))
+        any(part.overrides(hook) for part in of_model for hook in ("ids", "embed"))
+        or not kinds <= {SlidingWindow, NoPE, *ROTATIONS}
+        or any(len(of_layer) > 1 for of_layer in (*rotations, *windows))
+        or len(widths) > 1
+        or not (is_one or _are_one_rope(rotating))
     ):
         raise UserError(
             f"no model of transformers has the encoding {spec.label}: these can be exported: {EXPORTED}"
         )
-    if config.model.qk_norm and not (all(rotations) and len(set(map(len, windows))) == 1):
-        raise UserError(
-            f"no model of transformers has model.qk_norm and {spec.label}: Qwen3 turns every layer, and so "
-            "train with encoding=rope or one of its scalings"
-        )
-    return Form(
-        _rotation(spec, rotating[0], config.train.length) if rotating else None,
-        bool(rotating) and getattr(rotating[0], "layout", "half") == "interleaved",
-        next((window for parts in windows for window in parts), None),
-        list(map(bool, rotations)),
-        list(map(bool, windows)),
+    rotates, has_window = list(map(bool, rotations)), list(map(bool, windows))
+    message = (
+        f"no model of transformers has model.qk_norm and {spec.label}: Qwen3 turns every layer, and so train "
+        "with encoding=rope or one of its scalings"
     )
+    require(not size.qk_norm or (all(rotates) and len(set(has_window)) == 1), message)
+    rotation = _rotation(spec, rotating[0], config.train.length) if rotating else {}
+    window = next(iter(widths), None)
+    # Of a scaling the length that it reaches; a dynamic one begins at the training length.
+    times = rotation["factor"] if "original_max_position_embeddings" in rotation else 1
+    settings: dict[str, Any] = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": size.d_model,
+        "intermediate_size": size.d_ff,
+        "num_hidden_layers": size.n_layers,
+        "num_attention_heads": size.n_heads,
+        "num_key_value_heads": size.n_kv_heads,
+        "head_dim": size.d_head,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": round(config.train.length * times),
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": end_of_text,
+        "pad_token_id": None,
+        **({"rope_parameters": rotation} if rotating else {}),
+        **_family(rotates, has_window, window, qk_norm=size.qk_norm),
+    }
+    return settings, bool(rotating) and getattr(rotating[0], "layout", "half") == "interleaved"
+
+
+def _family(
+    rotates: Sequence[bool], has_window: Sequence[bool], window: int | None, *, qk_norm: bool
+) -> dict[str, Any]:
+    """Return the model of transformers with such layers, and what only it is told."""
+    windowed = {"use_sliding_window": window is not None, "sliding_window": window}
+    if qk_norm:
+        return {"model_type": "qwen3", **(windowed | {"max_window_layers": 0} if window is not None else {})}
+    if all(rotates) and all(has_window):
+        return {"model_type": "mistral", "sliding_window": window}
+    if all(rotates) and window is None:
+        return {"model_type": "llama"}
+    types = ["sliding_attention" if has else "full_attention" for has in has_window]
+    return {
+        "model_type": "smollm3",
+        "no_rope_layers": list(map(int, rotates)),
+        "layer_types": types,
+        **windowed,
+    }
 
 
 def _are_one_rope(parts: Sequence[LayerEncoding]) -> bool:
@@ -105,96 +138,76 @@ def _are_one_rope(parts: Sequence[LayerEncoding]) -> bool:
     )
 
 
-def _parts(layer: LayerEncoding) -> Sequence[LayerEncoding]:
-    return getattr(layer, "parts", (layer,))
-
-
-def _whole(model: Decoder) -> list[Any]:
-    return [model.encoding.base, *model.encoding.modifiers.values()]
-
-
 def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
     # Encodings that differ from layer to layer hold another encoding, or have the options of RoPE themselves.
     holders = [each for each in spec.parts if each.encoding_class is type(part)]
     options = {"train_length": train_length, "factor": 1.0, **(holders or [spec.base])[0].options}
     if options.get("fraction", 1.0) != 1 and not isinstance(part, PRoPE):
         raise UserError(f"{spec.label} rotates a part of each head, and no exported model can")
-    if options["factor"] is None:
-        raise UserError(
-            f"{spec.label} has another factor in each window, and a checkpoint has one: train with "
-            "encoding.factor=N"
-        )
-    base = options.get("base", 10_000.0)
-    return {"rope_theta": base, **ROTATIONS[type(part)](options)}
+    message = f"{spec.label} has another factor in each window, and a checkpoint has one: train with "
+    require(options["factor"] is not None, message + "encoding.factor=N")
+    kind, names, others_of = ROTATIONS[type(part)]
+    stated = {"factor": options["factor"], "original_max_position_embeddings": options["train_length"]}
+    same = {name: stated[name] for name in names}
+    return {"rope_type": kind, "rope_theta": options.get("base", 10_000.0), **same, **others_of(options)}
 
 
 def _yarn(options: Options) -> dict[str, Any]:
     if options["ramp"] == "turns":
         raise UserError("transformers has no yarn with ramp=turns: train with ramp=index or ramp=exact")
-    given = {"attention_factor": options["attention_factor"]} if options["attention_factor"] else {}
-    ends = {name: options[name] for name in ("beta_fast", "beta_slow")}
-    return {**_stretched("yarn", options), **ends, **given, "truncate": options["ramp"] == "index"}
-
-
-def _stretched(kind: str, options: Options) -> dict[str, Any]:
-    return {
-        "rope_type": kind,
-        "factor": options["factor"],
-        "original_max_position_embeddings": options["train_length"],
+    factor = {"attention_factor": options["attention_factor"]} if options["attention_factor"] else {}
+    return {"beta_fast": options["beta_fast"], "beta_slow": options["beta_slow"], **factor} | {
+        "truncate": options["ramp"] == "index"
     }
-
-
-def _llama3(options: Options) -> dict[str, Any]:
-    ends = {
-        "low_freq_factor": options["low_frequency_factor"],
-        "high_freq_factor": options["high_frequency_factor"],
-    }
-    return {**_stretched("llama3", options), **ends}
 
 
 def _longrope(options: Options) -> dict[str, Any]:
-    pairs = options["d_head"] // 2
+    factor, length = options["factor"], options["train_length"]
     return {
-        **_stretched("longrope", options),
         "long_factor": options["long_factors"],
-        "short_factor": options["short_factors"] or [1.0] * pairs,
-        "attention_factor": longrope_attention_factor(options["factor"], options["train_length"]),
+        "short_factor": options["short_factors"] or [1.0] * (options["d_head"] // 2),
+        "attention_factor": longrope_attention_factor(factor, length),
     }
 
 
 def _ntk(options: Options) -> dict[str, Any]:
     width = options["d_head"]
-    return {
-        "rope_type": "default",
-        "rope_theta": options["base"] * options["factor"] ** (width / (width - 2)),
-    }
+    return {"rope_theta": options["base"] * options["factor"] ** (width / (width - 2))}
 
 
-ROTATIONS: dict[type, Callable[[Options], dict[str, Any]]] = {
-    RoPE: lambda options: {"rope_type": "default"},
-    PRoPE: lambda options: {"rope_type": "proportional", "partial_rotary_factor": options["fraction"]},
-    RopePI: lambda options: {"rope_type": "linear", "factor": options["factor"]},
-    RopeNTK: _ntk,
-    RopeDynamicNTK: lambda options: {"rope_type": "dynamic", "factor": options["factor"]},
-    YaRN: _yarn,
-    Llama3: _llama3,
-    LongRoPE: _longrope,
+def _llama3(options: Options) -> dict[str, Any]:
+    return {f"{end}_freq_factor": options[f"{end}_frequency_factor"] for end in ("low", "high")}
+
+
+# transformers' name of each rotation, those options that it has under one name, and what follows from others.
+STRETCHED = ("factor", "original_max_position_embeddings")
+ROTATIONS: dict[type, tuple[str, tuple[str, ...], Callable[[Options], dict[str, Any]]]] = {
+    RoPE: ("default", (), lambda options: {}),
+    PRoPE: ("proportional", (), lambda options: {"partial_rotary_factor": options["fraction"]}),
+    RopePI: ("linear", ("factor",), lambda options: {}),
+    RopeNTK: ("default", (), _ntk),
+    RopeDynamicNTK: ("dynamic", ("factor",), lambda options: {}),
+    YaRN: ("yarn", STRETCHED, _yarn),
+    Llama3: ("llama3", STRETCHED, _llama3),
+    LongRoPE: ("longrope", STRETCHED, _longrope),
 }
 
 
-def write_model(folder: Path, config: Config, model: Decoder, form: Form, end_of_text: int) -> float:
+def write_model(
+    folder: Path, config: Config, model: Decoder, settings: Mapping[str, Any], *, is_interleaved: bool
+) -> float:
     """Write config.json and the weights, and return how far logits then are from ours, over the largest.
 
     Raise `RunError` where they are not equal.
     """
+    names = NAMES | (NORMS if config.model.qk_norm else {})
     with quiet() as transformers:
-        settings = transformers.AutoConfig.for_model(**_settings(config, model, form, end_of_text))
         with torch.device("meta"):
-            exported = transformers.AutoModelForCausalLM.from_config(settings)
+            exported = transformers.AutoModelForCausalLM.from_config(
+                transformers.AutoConfig.for_model(**settings)
+            )
         exported.to_empty(device="cpu")
-        names = NAMES | (NORMS if config.model.qk_norm else {})
-        width = config.model.d_head if form.is_interleaved else None
-        exported.load_state_dict(_weights(model, names, width))
+        exported.load_state_dict(_weights(model, names, config.model.d_head if is_interleaved else None))
         exported.save_pretrained(folder)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
         difference = _difference(model, loaded, COMPARED_TIMES * config.train.length)
@@ -206,52 +219,9 @@ def write_model(folder: Path, config: Config, model: Decoder, form: Form, end_of
     return difference
 
 
-def _settings(config: Config, model: Decoder, form: Form, end_of_text: int) -> dict[str, Any]:
-    size, length = config.model, config.train.length
-    rotation = form.rotation
-    # Of a scaling the length that it reaches; a dynamic one begins at the training length.
-    is_stretched = rotation is not None and "original_max_position_embeddings" in rotation
-    longest = round(length * rotation["factor"]) if rotation is not None and is_stretched else length
-    settings: dict[str, Any] = {
-        "vocab_size": model.vocab_size,
-        "hidden_size": size.d_model,
-        "intermediate_size": size.d_ff,
-        "num_hidden_layers": size.n_layers,
-        "num_attention_heads": size.n_heads,
-        "num_key_value_heads": size.n_kv_heads,
-        "head_dim": size.d_head,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": longest,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": end_of_text,
-        "pad_token_id": None,
-    }
-    if rotation is not None:
-        settings["rope_parameters"] = rotation
-    if size.qk_norm:
-        settings.update(model_type="qwen3")
-        if form.window is not None:
-            settings.update(use_sliding_window=True, sliding_window=form.window, max_window_layers=0)
-    elif all(form.rotates) and all(form.has_window):
-        settings.update(model_type="mistral", sliding_window=form.window)
-    elif all(form.rotates) and form.window is None:
-        settings.update(model_type="llama")
-    else:
-        settings.update(
-            model_type="smollm3",
-            no_rope_layers=list(map(int, form.rotates)),
-            layer_types=["sliding_attention" if has else "full_attention" for has in form.has_window],
-            use_sliding_window=form.window is not None,
-            sliding_window=form.window,
-        )
-    return settings
-
-
 def _weights(model: Decoder, names: Mapping[str, str], interleaved_width: int | None) -> dict[str, Tensor]:
     """Return the weights by transformers' names; of interleaved pairs the second features come last."""
-    found = {
+    weights = {
         "model.embed_tokens.weight": model.embedding.weight * math.sqrt(model.embedding.embedding_dim),
         "model.norm.weight": model.norm.weight,
         "lm_head.weight": model.output_weight,
@@ -261,8 +231,8 @@ def _weights(model: Decoder, names: Mapping[str, str], interleaved_width: int | 
             weight = block.get_parameter(f"{ours}.weight")
             if interleaved_width is not None and ours.startswith(("attention.query", "attention.key")):
                 weight = weight.unflatten(0, (-1, interleaved_width // 2, 2)).transpose(1, 2).flatten(0, 2)
-            found[f"model.layers.{number}.{theirs}.weight"] = weight
-    return {name: weight.detach().clone() for name, weight in found.items()}
+            weights[f"model.layers.{number}.{theirs}.weight"] = weight
+    return {name: weight.detach().clone() for name, weight in weights.items()}
 
 
 @torch.no_grad()

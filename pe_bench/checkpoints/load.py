@@ -145,8 +145,6 @@ def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
         key = parse_override(text).key.lstrip("+~")
         is_of_text = key.split(".")[0] == "data"
         require(has_text or not is_of_text, f"{text} has no effect with --task, which has its own text")
-        folder = parse_override(text).value
-        require(key != "results_dir", f"{text} has no effect here: say --results-dir {folder}")
         is_known = key.split(".")[0] in SCORING_KEYS or key == TRAIN_LENGTH
         require(
             is_known,
@@ -157,15 +155,13 @@ def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
 
 def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tuple[int, str]:
     """Return the length that the checkpoint was trained at, and who says so."""
-    for text in overrides:
-        override = parse_override(text)
+    for override in map(parse_override, overrides):
         if override.key == TRAIN_LENGTH:
-            require((override.value or "").isdecimal(), f"{text} is not a whole number")
-            return int(override.value or 0), "the command"
+            length = override.value or ""
+            require(length.isdecimal(), f"{TRAIN_LENGTH}={length} is not a whole number")
+            return int(length), "the command"
     stated = train_length_of(config)
     if stated is None:
-        raise UserError(
-            f"the configuration of {source.name} does not say at what length it was trained: say "
-            f"{TRAIN_LENGTH}=N, in tokens"
-        )
+        what = f"the configuration of {source.name} does not say at what length it was trained"
+        raise UserError(f"{what}: say {TRAIN_LENGTH}=N, in tokens")
     return stated

@@ -50,18 +50,6 @@ class CheckpointModel(nn.Module):
         self.masks: Sequence[PassMask | None] = ()
         self.is_neutral = True
 
-    def attend(
-        self,
-        encoding: Composition,
-        state: PassState,
-        fixed: dict[int, LayerEncoding],
-        masks: Sequence[PassMask | None],
-        is_neutral: bool,
-    ) -> None:
-        """Let the layers attend through our attention from now on."""
-        self.encoding, self.n_layers, self.state = encoding, len(masks), state
-        self.fixed, self.masks, self.is_neutral = fixed, masks, is_neutral
-
     def with_encoding(self, encoding: Composition) -> "CheckpointModel":
         """Return the same weights under another encoding; neither model is changed. Raise `UserError`."""
         parts: list[Any] = [encoding.base, *encoding.modifiers.values()]
@@ -91,14 +79,17 @@ class CheckpointModel(nn.Module):
             raise LengthError(
                 f"position {int(ids.max())} is past the model's table of {self.max_positions} positions"
             )
-        given: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
+        arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
         if self.takes_positions:
-            given["position_ids"] = (ids if ids.dim() == 2 else ids.unsqueeze(0)).expand(len(tokens_BT), -1)
+            arguments["position_ids"] = (ids if ids.dim() == 2 else ids.unsqueeze(0)).expand(
+                len(tokens_BT), -1
+            )
         if self.state is not None:
             layers = [self.fixed.get(n) or self.encoding.layer(n) for n in range(self.n_layers)]
-            self.state.begin(layers, ids, window, is_neutral=self.is_neutral)
+            self.state.layers, self.state.ids, self.state.window = layers, ids, window
+            self.state.is_neutral = self.is_neutral
         try:
-            return self.trunk(**given)[0][:, first:]
+            return self.trunk(**arguments)[0][:, first:]
         except (IndexError, RuntimeError) as error:  # of a table that ends
             is_past = self.stated_length is not None and tokens_BT.shape[1] > self.stated_length
             if is_out_of_memory(error) or not (is_past or isinstance(error, IndexError)):
@@ -193,30 +184,29 @@ class _Hidden:
     def __init__(self, hidden_BTD: Tensor) -> None:
         self.last_hidden_state = hidden_BTD
 
-    def __getitem__(self, place: Any) -> Any:
-        return self.last_hidden_state if place == 0 else ()
+    def __getitem__(self, index: Any) -> Any:
+        return self.last_hidden_state if index == 0 else ()
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
 def split_feedforward(model: nn.Module, tokens: int = FEEDFORWARD_TOKENS) -> None:
-    """Let feedforward layers take so many tokens at a time: each token has its own output."""
+    """Let feedforward layers take so many tokens at a time: each token has its own output.
+
+    A layer of matrices and functions alone is split, and none that chooses among others.
+    """
     for name, module in model.named_modules():
-        if name.rpartition(".")[2] in FEEDFORWARD_NAMES and _is_dense(module):
+        children = [*module.children()]
+        is_dense = bool(children) and not any([*child.children()] for child in children)
+        if name.rpartition(".")[2] in FEEDFORWARD_NAMES and is_dense:
             module.forward = _in_parts(module.forward, tokens)
 
 
-def _is_dense(module: nn.Module) -> bool:
-    """Return whether a layer has matrices and functions alone, and none that chooses among others."""
-    children = list(module.children())
-    return bool(children) and not any(list(child.children()) for child in children)
-
-
 def _in_parts(forward: Callable[..., Any], tokens: int) -> Callable[..., Any]:
-    def in_parts(x_BTD: Tensor, *others: Any, **named: Any) -> Any:
-        if others or named or x_BTD.dim() != 3 or x_BTD.shape[1] <= tokens:
-            return forward(x_BTD, *others, **named)
+    def in_parts(x_BTD: Tensor, *more: Any, **named: Any) -> Any:
+        if more or named or x_BTD.dim() != 3 or x_BTD.shape[1] <= tokens:
+            return forward(x_BTD, *more, **named)
         return torch.cat([forward(part) for part in x_BTD.split(tokens, 1)], 1)
 
     return in_parts

@@ -1,15 +1,13 @@
 """A checkpoint ready to be scored: its sizes, its training length, how its texts begin, and its model.
 
 Before every score random tokens pass through the model with transformers' attention and with ours. The logits
-may differ by a small share of the largest one, and by a small share of what leaving out the rotation would
-change, so that a part which is silently dropped shows. Logits and layers are compared at some tokens, spread
-over all.
+of some tokens, spread over all, may differ by a small share of the largest one, and by a small share of what
+leaving out the rotation would change, so that a part which is silently dropped shows.
 """
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,33 +56,53 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     count = _tokens(model, heads)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
-    places = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
-    states: list[Sequence[Tensor]] = []
-    logits = []
+    index = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
     begin, model.begin = model.begin, None
     try:
-        for way in ("eager", NAME):
-            model.causal.set_attn_implementation(way)
-            with _layers(model, places) as layers:
-                if way == NAME:
-                    hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
-                    logits.append(model.logits(hidden[:, places]))
-                else:
-                    logits.append(_their_logits(model, tokens, places))
-            states.append(layers)
+        theirs = _their_logits(model, tokens, index)
+        hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
+        ours, dtype, theirs = model.logits(hidden[:, index]).float(), theirs.dtype, theirs.float()
+        difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
+        allowed = MAX_DIFFERENCE.get(dtype, 2e-2) * largest
+        if model.is_neutral and dtype == torch.float32 and difference:
+            moved = (_their_logits(model, tokens, index, is_neutral=True) - theirs).abs().max()
+            movement = float(moved) or largest  # of a model without a rotation
+            allowed = min(allowed, max(MAX_SHARE * movement, 1e-6 * largest))
     finally:
         model.begin = begin
-    theirs, ours = (values.float() for values in logits)
-    difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
-    allowed = MAX_DIFFERENCE.get(logits[0].dtype, 2e-2) * largest
-    if model.is_neutral and logits[0].dtype == torch.float32 and not torch.equal(ours, theirs):
-        allowed = min(allowed, max(MAX_SHARE * _movement(model, tokens, places, theirs), 1e-6 * largest))
-    if not difference <= allowed:  # a NaN is not
-        raise UserError(
-            f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our "
-            f"attention, and {allowed:.2g} is allowed: {_first_different(states[0], states[1])}"
-        )
+    message = (
+        f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our attention, "
+        f"and {allowed:.2g} is allowed"
+    )
+    require(difference <= allowed, message)  # a NaN is not
     return difference / largest
+
+
+def _their_logits(
+    model: CheckpointModel, tokens: Tensor, index: Tensor, *, is_neutral: bool = False
+) -> Tensor:
+    """Return the logits at some tokens with the model's own attention; `is_neutral`: without its rotation."""
+    state, causal = model.state, model.causal
+    assert isinstance(state, PassState)
+    causal.set_attn_implementation("eager")
+    state.is_neutral = is_neutral
+    try:
+        if "logits_to_keep" in inspect.signature(causal.forward).parameters:  # many make all, and slowly
+            return causal(tokens, use_cache=False, logits_to_keep=index).logits
+        return causal(tokens, use_cache=False).logits[:, index]
+    finally:
+        state.is_neutral = False
+        causal.set_attn_implementation(NAME)
+
+
+def _tokens(model: CheckpointModel, heads: int) -> int:
+    """Return how many tokens to compare: two windows, where a window is not too large for that."""
+    seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
+    windows = [count for count in seen if count < MAX_WINDOW]
+    scores = min(MAX_SCORES, max(MIN_SCORES, model.parameter_count // 4))
+    fitting = int((scores / heads) ** 0.5)
+    count = max(MIN_TOKENS, min(2 * max(windows, default=0), fitting))
+    return count if model.max_positions is None else min(count, model.max_positions)
 
 
 @torch.enable_grad()
@@ -115,68 +133,6 @@ def reads_beside_attention(model: CheckpointModel) -> bool:
     factors_D = torch.randn(last_D.shape, generator=generator).to(last_D.device)
     [gradient] = torch.autograd.grad((factors_D * last_D).sum(), embedded[:1])
     return bool(gradient[:, :beyond].any())
-
-
-def _tokens(model: CheckpointModel, heads: int) -> int:
-    """Return how many tokens to compare: two windows, where a window is not too large for that."""
-    seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
-    windows = [count for count in seen if count < MAX_WINDOW]
-    scores = min(MAX_SCORES, max(MIN_SCORES, model.parameter_count // 4))
-    fitting = int((scores / heads) ** 0.5)
-    count = max(MIN_TOKENS, min(2 * max(windows, default=0), fitting))
-    return count if model.max_positions is None else min(count, model.max_positions)
-
-
-def _their_logits(model: CheckpointModel, tokens: Tensor, places: Tensor) -> Tensor:
-    """Return the logits of the whole model at some tokens; many make no others."""
-    if "logits_to_keep" in inspect.signature(model.causal.forward).parameters:
-        return model.causal(tokens, use_cache=False, logits_to_keep=places).logits
-    return model.causal(tokens, use_cache=False).logits[:, places]
-
-
-@contextmanager
-def _layers(model: CheckpointModel, places: Tensor) -> Iterator[list[Tensor]]:
-    """Yield a list that gets the output of each layer at some tokens, while the model runs."""
-    outputs: list[Tensor] = []
-
-    def keep(module: Any, given: Any, output: Any) -> None:
-        outputs.append((output[0] if isinstance(output, tuple) else output)[:, places])
-
-    handles = [layer.register_forward_hook(keep) for layer in _decoder_layers(model.causal, model.n_layers)]
-    try:
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _decoder_layers(model: Any, n_layers: int) -> list[torch.nn.Module]:
-    """Return the modules of the layers: the first list that has as many as there are."""
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return next((list(layers) for layers in lists if len(layers) == n_layers), [])
-
-
-def _movement(model: CheckpointModel, tokens: Tensor, places: Tensor, logits: Tensor) -> float:
-    """Return how far logits move where the model's own attention goes without its rotation."""
-    state = model.state
-    assert isinstance(state, PassState)
-    model.causal.set_attn_implementation("eager")
-    try:
-        state.is_neutral = True
-        moved = _their_logits(model, tokens, places).float()
-    finally:
-        state.is_neutral = False
-        model.causal.set_attn_implementation(NAME)
-    movement = float((moved - logits).abs().max())
-    return movement or float(logits.abs().max())  # a model without a rotation
-
-
-def _first_different(theirs: Sequence[Tensor], ours: Sequence[Tensor]) -> str:
-    for number, (one, other) in enumerate(zip(theirs, ours, strict=False)):
-        difference, largest = float((one - other).abs().max()), float(one.abs().max())
-        if not difference <= 1e-4 * largest:
-            return f"layer {number} is the first that does ({difference:.2g} of {largest:.2g})"
-    return "in no layer, so after the last"
 
 
 @dataclass(frozen=True)
@@ -216,10 +172,10 @@ def begin_of_text(source: Source) -> int | None:
     with library_errors(f"{source.tokenizer} cannot be read: save it with a fast tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_file(str(source.tokenizer))
         text = "a"
-        whole = tokenizer.encode(text, add_special_tokens=True).ids
+        tokens = tokenizer.encode(text, add_special_tokens=True).ids
         plain = tokenizer.encode(text, add_special_tokens=False).ids
-    if len(whole) > len(plain) and whole[1 : 1 + len(plain)] == plain:
-        return whole[0]
+    if len(tokens) > len(plain) and tokens[1 : 1 + len(plain)] == plain:
+        return tokens[0]
     path = source.folder / TOKENIZER_CONFIG
     about = read_json(path) if path.is_file() else {}
     token = about.get("bos_token")
@@ -256,17 +212,17 @@ def open_checkpoint(
             has_table = model.max_positions is not None
             values, fixed, is_ours = describe(answer, rotations_of(config), train_length, has_table=has_table)
             sizes = replace(sizes, d_head=answer.d_head, n_layers=len(answer.rotations))
-            model.attend(EncodingSpec(values).build(sizes.n_layers), state, fixed, answer.masks, is_ours)
+            model.encoding = EncodingSpec(values).build(sizes.n_layers)
+            model.n_layers, model.state, model.fixed = sizes.n_layers, state, fixed
+            model.masks, model.is_neutral = answer.masks, is_ours
             split_feedforward(loaded)
             difference = require_equality(model, sizes.n_heads)
             model.reads_beside_attention = reads_beside_attention(model)
     except UserError as error:
         raise UserError(f"{source.name}: {error}; {PLAIN}") from error
     except (AttributeError, TypeError, RuntimeError, LookupError, NotImplementedError) as error:
-        kind = type(error).__name__
-        raise UserError(
-            f"{source.name} does not run with our attention ({kind}: {str(error)[:200]}); {PLAIN}"
-        ) from error
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN}") from error
     give_back_free_memory()  # the comparison took some, and scores are measured above what is held
     return Opened(model, values, sizes, difference)
 

@@ -6,12 +6,10 @@ transformers loads it: no code of its folder runs, and nothing of it is left to 
 
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,13 +27,12 @@ CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenize
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OTHER_WEIGHTS = "transformers_weights"  # a key by which a configuration names another file
 FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, "generation_config.json", INDEX, "model*.safetensors"]
-REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
+REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
 MAX_JSON_BYTES = 2**27  # a tokenizer's merges are the largest; configurations have a few thousand
 SILENT = 50  # nothing but what ends the program
-MAX_LAYERS = 1_000  # a configuration of more would take hours to build
+MAX_LAYERS = 1_000  # a configuration of more would take hours, and all memory, to build
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
-MISMATCHED = "ignore_mismatched_sizes"  # the argument that transformers' refusal names
 INSTALL = "pip install 'pe-bench[hf]'"
 WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLDER"
 
@@ -80,21 +77,19 @@ class Source:
     @cached_property
     def weights(self) -> list[Path]:
         """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
-        index = self.folder / INDEX
+        names = [WEIGHTS]
         # transformers takes the one file where there is an index beside it.
-        if (self.folder / WEIGHTS).exists() or not index.exists():
-            paths = [self.folder / WEIGHTS]
-        else:
+        if not (self.folder / WEIGHTS).exists() and (index := self.folder / INDEX).exists():
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
-                raise UserError(
-                    f"{index} names no weights: its weight_map has to give the file of each: get it again"
-                )
-            names = set(map(str, weight_map.values()))
-            for name in names:
-                is_plain = name == Path(name).name and name.endswith(".safetensors")
-                require(is_plain, f"{index} names {one_line(name)!r}, which is not a file in its folder")
-            paths = [self.folder / name for name in sorted(names)]
+                raise UserError(f"{index} names no weights: its weight_map has to give the file of each")
+            names = sorted(set(map(str, weight_map.values())))
+        for name in names:
+            is_plain = name == Path(name).name and name.endswith(".safetensors")
+            require(
+                is_plain, f"{self.folder / INDEX} names {one_line(name)!r}, which is not a file in its folder"
+            )
+        paths = [self.folder / name for name in names]
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
             pickled = sorted(path.name for path in self.folder.glob("*.bin"))
@@ -113,24 +108,13 @@ def read_source(text: str) -> Source:
     if folder.is_dir():
         check_name(str(folder.resolve()), PREFIX)
         return checked(Source(named, folder.resolve()))
-    require(not named.startswith((".", "/", "~")), f"{text} is not a folder{_close_folder(named)}")
     repository, _, revision = named.partition("@")
     require(
-        REPOSITORY.fullmatch(repository) is not None and repository.count("/") == 1,
+        REPOSITORY.fullmatch(repository) is not None,
         f"{text} is neither a folder nor the name of a repository: say hf:FOLDER or hf:OWNER/NAME[@REVISION]",
     )
     folder = download(repository, revision or None)
     return checked(Source(repository, folder, revision or None, is_local=False))
-
-
-def _close_folder(named: str) -> str:
-    """Return a question for the folder that was meant, if there is a close one."""
-    folder = Path(named).expanduser()
-    if not folder.parent.is_dir():
-        return f", and neither is {folder.parent}"
-    beside = [path.name for path in folder.parent.iterdir() if (path / CONFIG).is_file()]
-    close = get_close_matches(folder.name, beside, 1)
-    return f": did you mean {PREFIX}{named.removesuffix(folder.name)}{close[0]}?" if close else ""
 
 
 def download(repository: str, revision: str | None) -> Path:
@@ -173,29 +157,22 @@ def checked(source: Source) -> Source:
 
 def _refuse_outside(path: Path, folder: Path) -> None:
     """Refuse links that leave the folder; the Hub's cache links to its blobs, beside the snapshots."""
-    if not path.is_symlink():
-        require(path.is_file() or path.is_dir(), f"{path} is not a regular file: delete it")
-        return
-    require(path.exists(), f"{path} is a symbolic link to nothing: replace it by the file itself")
-    target, allowed = path.resolve(), [folder, folder.parent.parent / "blobs"]
-    is_inside = any(target.is_relative_to(place) for place in allowed)
+    require(path.is_file() or path.is_dir(), f"{path} is not a regular file: delete it")
+    targets = [folder, folder.parent.parent / "blobs"] if path.is_symlink() else [path.parent.resolve()]
+    is_inside = any(path.resolve().is_relative_to(target) for target in targets)
     require(is_inside, f"{path} is a symbolic link out of its folder: replace it by the file itself")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file of JSON. Raise `UserError` for anything else."""
     try:
-        size = os.stat(path).st_size
-        require(
-            size <= MAX_JSON_BYTES,
-            f"{path} has {size:,} bytes, and such a file has at most {MAX_JSON_BYTES:,}",
-        )
-        values = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_JSON_BYTES + 1)
+        values = json.loads(content) if len(content) <= MAX_JSON_BYTES else None
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
-    require(isinstance(values, dict), f"{path} is not a JSON object")
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a JSON object of at most {MAX_JSON_BYTES:,} bytes")
     return values
 
 
@@ -222,7 +199,7 @@ def quiet() -> Iterator[Any]:
 def load_config(source: Source) -> Any:
     """Return the checkpoint's configuration. Raise `UserError` for a model that transformers lacks."""
     with quiet() as transformers:
-        known = source.config.get("model_type")
+        kind = f"{source.config.get('model_type')!r:.60}"
         try:
             config = transformers.AutoConfig.from_pretrained(
                 source.folder, trust_remote_code=False, local_files_only=True
@@ -230,7 +207,7 @@ def load_config(source: Source) -> Any:
         except Exception as error:  # it raises kinds of its own, and those of json
             if source.config.get("auto_map"):
                 raise UserError(
-                    f"{source.name} (model_type {known!r:.60}) comes with its own code, and pe-bench runs "
+                    f"{source.name} (model_type {kind}) comes with its own code, and pe-bench runs "
                     "none: only architectures that transformers has can be scored"
                 ) from error
             raise UserError(
@@ -239,22 +216,17 @@ def load_config(source: Source) -> Any:
             ) from error
         if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
             raise UserError(
-                f"{source.name} (model_type {known!r:.60}) is not a causal language model of transformers"
+                f"{source.name} (model_type {kind}) is not a causal language model of transformers"
             )
         if getattr(config, "is_encoder_decoder", False):
             raise UserError(f"{source.name} has an encoder: only models that read one text can be scored")
-        _check_layers(source, config)
-        return config
-
-
-def _check_layers(source: Source, config: Any) -> None:
-    text = config.get_text_config(decoder=True)
-    for name in LAYERS:
-        count = getattr(text, name, 1)
+        text = config.get_text_config(decoder=True)
+        count = max(int(getattr(text, name, 1)) for name in LAYERS)
         require(
-            isinstance(count, int) and 0 < count <= MAX_LAYERS,
-            f"{source.folder / CONFIG} has {name}={count!r:.20}, and models have 1 to {MAX_LAYERS:,} layers",
+            count <= MAX_LAYERS,
+            f"{source.folder / CONFIG} has {count} layers, and at most {MAX_LAYERS} are built",
         )
+        return config
 
 
 def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
@@ -272,24 +244,16 @@ def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
                 output_loading_info=True,
             )
         except Exception as error:
-            require(
-                MISMATCHED not in str(error),
-                f"{source.folder}: the sizes in {CONFIG} are not those of its weights: download it again",
-            )
             raise UserError(f"{source.name} cannot be loaded ({first_line(error)[:300]})") from error
-    missing = sorted(map(str, report.get("missing_keys", [])))
-    if missing:
-        raise UserError(
-            f"{source.folder} lacks weights ({_some(missing)}), which would be random: download it again"
-        )
-    unused = sorted(map(str, report.get("unexpected_keys", [])))
+    missing, unused = (
+        ", ".join(sorted(map(str, report.get(kind, [])))[:3]) for kind in ("missing_keys", "unexpected_keys")
+    )
+    require(
+        not missing, f"{source.folder} lacks weights ({missing}), which would be random: download it again"
+    )
     if unused:
-        say(f"warning: {source.name} has weights that its model does not use ({_some(unused)})")
+        say(f"warning: {source.name} has weights that its model does not use ({unused})")
     return model.eval()
-
-
-def _some(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])}{', ...' if names[3:] else ''}"
 
 
 @torch.no_grad()

@@ -209,7 +209,7 @@ def _joined(parts: Sequence[Scores]) -> Scores:
         raise RunError("its scores have no answers: delete its eval.csv and probe the run again")
     shares = []  # of its document that lies before each window
     for clusters in (part.clusters for part in parts):
-        shares.append(clusters.place // ANSWER * ANSWER / clusters.counts[clusters.group])
+        shares.append(clusters.rank // ANSWER * ANSWER / clusters.counts[clusters.group])
     order = np.lexsort((np.concatenate(shares), np.concatenate([part.document for part in parts])))
     return Scores(
         np.concatenate([part.nll for part in parts])[order],

@@ -73,7 +73,7 @@ class Clusters:
     A cluster is a document; where there are fewer than 20, one of `segments` equally long parts of each
     document, of 64 targets or more. documents: their numbers in rising order. group, counts, sizes: the index
     of each target's document, the targets and the bytes of each document. names, index: a number for each
-    cluster, and the index of each target's. place: of each target among those of its document.
+    cluster, and the index of each target's. rank: of each target among those of its document.
     """
 
     def __init__(self, document: np.ndarray, size: np.ndarray) -> None:
@@ -83,14 +83,14 @@ class Clusters:
         self.names, self.index = self.documents, self.group
         if self.segments > 1:
             self.names = (self.documents[:, None] * self.segments + np.arange(self.segments)).ravel()
-            self.index = self.group * self.segments + self.place * self.segments // self.counts[self.group]
+            self.index = self.group * self.segments + self.rank * self.segments // self.counts[self.group]
 
     @cached_property
-    def place(self) -> np.ndarray:
-        place = np.empty(len(self.group), np.int64)
+    def rank(self) -> np.ndarray:
+        rank = np.empty(len(self.group), np.int64)
         order = np.argsort(self.group, kind="stable")
-        place[order] = np.concatenate([np.arange(count) for count in self.counts])
-        return place
+        rank[order] = np.concatenate([np.arange(count) for count in self.counts])
+        return rank
 
     def nats(self, nll: np.ndarray) -> np.ndarray:
         """Return the sum of each document, float64 [documents]."""

@@ -1,6 +1,7 @@
 """Errors of a user's own encoding: before training, in training, and at one length of scoring."""
 
 import csv
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,24 +132,19 @@ def test_a_length_at_which_the_code_fails_is_a_row_with_its_line_and_the_others_
     assert ">failed<" in (folder / "page.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("hooks", "reason"),
-    [
+def test_every_kind_of_error_at_one_length_is_a_row(train_mine: Command, write: Write, folder: Path) -> None:
+    for hooks, reason in [
         (SHAPES, "what a hook returns cannot be used: RuntimeError"),
         (ADDED.format(error="ValueError('not beyond')"), ": ValueError: not beyond"),
         (ADDED.format(error="OSError(2, 'gone', 'table.npy')"), ": FileNotFoundError: table.npy: gone"),
-    ],
-    ids=["shapes", "its own error", "a file of its own"],
-)
-def test_every_kind_of_error_at_one_length_is_a_row(
-    train_mine: Command, write: Write, folder: Path, hooks: str, reason: str
-) -> None:
-    write(hooks)
-    outcome = train_mine("eval.lengths=[16,64]")
-    assert outcome.code == 1, outcome.err
-    assert statuses(only_run(folder)) == {("none", 16): "ok", ("none", 64): "failed"}
-    [failed] = [row for row in rows_of(only_run(folder)) if row["status"] == "failed"]
-    assert reason in failed["reason"]
+    ]:
+        write(hooks)
+        outcome = train_mine("eval.lengths=[16,64]")
+        assert outcome.code == 1, outcome.err
+        assert statuses(only_run(folder)) == {("none", 16): "ok", ("none", 64): "failed"}
+        [failed] = [row for row in rows_of(only_run(folder)) if row["status"] == "failed"]
+        assert reason in failed["reason"]
+        shutil.rmtree(folder / "results")
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError('much')"])
@@ -206,9 +202,8 @@ def test_a_changed_file_that_does_not_fit_the_weights_is_refused(
     assert outcome.code == 2 and "under a changed mine.py" in outcome.line
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(
-    "hooks", [IN_STEP, IN_BACKWARD, IN_VALIDATION], ids=["step", "backward", "validation"]
+    ("hooks", "processes"), [(IN_STEP, 1), (IN_BACKWARD, 1), (IN_VALIDATION, 1), (IN_STEP, 2)]
 )
 def test_an_error_in_training_is_one_line_with_its_place(
     train_mine: Command, write: Write, folder: Path, hooks: str, processes: int
@@ -232,19 +227,16 @@ def test_a_sweep_says_which_job_failed_at_a_length_and_shows_its_other_rows(
     assert "mine@" in outcome.out and "nope" in outcome.out
 
 
-@pytest.mark.parametrize(
-    ("code", "line", "message"),
-    [
+def test_an_error_at_import_is_one_line_with_its_place(
+    train_mine: Command, write: Write, folder: Path
+) -> None:
+    for code, line, message in [
         ("import torch\nfoo = 1 / 0\n", 2, "ZeroDivisionError: division by zero"),
         ("import nothing_of_the_kind\n", 1, "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
         ("import torch\n\nclass Mine(\n", 3, "SyntaxError"),
         ("import torch\ntorch.load('none.pt')\n", 2, "FileNotFoundError"),
-    ],
-)
-def test_an_error_at_import_is_one_line_with_its_place(
-    train_mine: Command, write: Write, folder: Path, code: str, line: int, message: str
-) -> None:
-    file = write(code, "")
-    outcome = train_mine()
-    assert outcome.code == 2 and f"{file}:{line}: {message}" in outcome.line
+    ]:
+        file = write(code, "")
+        outcome = train_mine()
+        assert outcome.code == 2 and f"{file}:{line}: {message}" in outcome.line
     assert not (folder / "results").exists()

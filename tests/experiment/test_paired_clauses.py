@@ -27,18 +27,11 @@ def rows_of(run: Path) -> list[Row]:
     return read_rows(run / "eval.csv")
 
 
-def test_the_default_is_the_paired_protocol_on_128_blocks() -> None:
+def test_a_block_is_as_long_as_the_training_length_in_powers_of_two_and_at_most_128_tokens() -> None:
     assert (EvalConfig().protocol, EvalConfig().targets) == ("paired", 128)
-
-
-@pytest.mark.parametrize(
-    ("train_length", "tokens"), [(2, 2), (8, 8), (64, 64), (100, 64), (127, 64), (128, 128), (4096, 128)]
-)
-def test_a_block_is_as_long_as_the_training_length_in_powers_of_two_and_at_most_128_tokens(
-    train_length: int, tokens: int
-) -> None:
-    assert EvalConfig().resolved_target_tokens(train_length) == tokens
-    assert EvalConfig(target_tokens=3).resolved_target_tokens(train_length) == 3
+    for train_length, tokens in [(2, 2), (8, 8), (64, 64), (100, 64), (127, 64), (128, 128), (4096, 128)]:
+        assert EvalConfig().resolved_target_tokens(train_length) == tokens
+        assert EvalConfig(target_tokens=3).resolved_target_tokens(train_length) == 3
 
 
 def test_every_row_has_the_protocols_name_and_the_hash_of_the_targets(train: Command, folder: Path) -> None:

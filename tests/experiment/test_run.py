@@ -3,14 +3,25 @@
 import json
 import shutil
 from contextlib import suppress
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support.commands import files_in, only_run
+from support.results import edit_rows
 
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
+
+OWN = """from pe_bench.encodings import LayerEncoding
+
+
+class {name}(LayerEncoding):
+    def adjust(self, scores, visible, queries, keys):
+        return scores * 2
+"""
 
 
 def weights(run, step=8):
@@ -18,51 +29,35 @@ def weights(run, step=8):
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
-def damage(run, step=8):
-    path = run / "checkpoints" / f"step-{step:08d}" / "weights.safetensors"
-    path.write_bytes(path.read_bytes() + b"x")
-
-
-def test_a_finished_run_with_a_damaged_last_checkpoint_is_never_scored_with_an_older_one(
+def test_weights_and_scores_that_are_damaged_or_lost_are_made_again_and_never_replaced_by_older_ones(
     train, command, folder
 ):
     train("encoding=rope")
-    run = only_run(folder)
-    expected = weights(run)
-    damage(run)
+    run, expected, before = (
+        only_run(folder),
+        weights(only_run(folder)),
+        read_rows(only_run(folder) / "eval.csv"),
+    )
+    path = run / "checkpoints" / "step-00000008" / "weights.safetensors"
+    path.write_bytes(path.read_bytes() + b"x")
     outcome = command("eval", run.name, "--lengths", "64", "--results-dir", str(folder / "results"))
     assert outcome.code == 2
     assert "no whole checkpoint of step 8" in outcome.line and "repeat the command" in outcome.line
     assert train("encoding=rope", "eval.lengths=[16,64]").code == 0
     assert all(torch.equal(weights(run)[name], value) for name, value in expected.items())
-
-
-def test_scores_of_lost_weights_are_computed_again(train, folder):
-    train("encoding=rope")
-    run = only_run(folder)
-    before = read_rows(run / "eval.csv")
+    score, *_ = sorted((run / "scores").iterdir())
+    content = score.read_bytes()
+    for change in (score.unlink, lambda: score.write_bytes(content[:-4])):
+        change()
+        assert train("encoding=rope", "eval.lengths=[16,64]").code == 0
+        assert score.read_bytes() == content
     shutil.rmtree(run / "checkpoints")
     (run / "result.json").unlink()
-    marked = [line.replace("rope,rope", "rope,stale") for line in (run / "eval.csv").read_text().splitlines()]
-    (run / "eval.csv").write_text("\n".join(marked) + "\n")
+    edit_rows(run, lambda row: replace(row, scored_with="stale"))
     assert train("encoding=rope").code == 0
     after = read_rows(run / "eval.csv")
     assert [row.scored_with for row in after] == ["rope", "rope"]
     assert [row.nll for row in after] == [row.nll for row in before]
-
-
-@pytest.mark.parametrize("loss", ["missing", "truncated"])
-def test_a_lost_or_damaged_score_file_is_computed_again(train, folder, loss):
-    train("encoding=rope")
-    run = only_run(folder)
-    path = sorted((run / "scores").iterdir())[0]
-    good = path.read_bytes()
-    if loss == "missing":
-        path.unlink()
-    else:
-        path.write_bytes(good[:-4])
-    assert train("encoding=rope").code == 0
-    assert path.read_bytes() == good
 
 
 def test_rows_have_the_training_precision_wherever_they_are_scored(train, command, folder):
@@ -91,34 +86,23 @@ def test_scoring_a_run_elsewhere_writes_nothing_next_to_it(train, command, folde
     assert {row.run for row in read_rows(elsewhere / "eval.csv")} == {elsewhere.name, only_run(folder).name}
 
 
-def test_a_run_named_by_a_dot_has_its_own_name(train, command, folder, monkeypatch):
-    train("encoding=rope")
-    monkeypatch.chdir(only_run(folder))
-    assert command("eval", ".", "--lengths", "64").code == 0
-    assert {row.run for row in read_rows(only_run(folder) / "eval.csv")} == {only_run(folder).name}
-
-
-def test_a_run_is_scored_from_another_folder_than_it_was_trained_in(train, command, folder, monkeypatch):
+def test_a_run_is_scored_from_any_folder_and_with_data_that_moved_or_differ(
+    train, command, folder, monkeypatch
+):
     monkeypatch.chdir(folder)
     assert train("encoding=rope", "data.path=corpus").code == 0
+    run = only_run(folder)
+    monkeypatch.chdir(run)
+    assert command("eval", ".", "--lengths", "48").code == 0
+    assert {row.run for row in read_rows(run / "eval.csv")} == {run.name}
     monkeypatch.chdir(folder / "work")
-    outcome = command("eval", "--lengths", "64", "--results-dir", str(folder / "results"))
-    assert outcome.code == 0, outcome.err
-
-
-def test_data_that_moved_is_named_on_the_command_line(train, command, folder):
-    train("encoding=rope")
+    score = ("eval", "--lengths", "64", "--results-dir", str(folder / "results"))
+    assert command(*score).code == 0
     (folder / "corpus").rename(folder / "moved")
-    overrides = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
-    outcome = command(*overrides)
+    outcome = command(*score)
     assert outcome.code == 2 and "does not exist" in outcome.line
-    assert command(*overrides, "--data-path", str(folder / "moved")).code == 0
-
-
-def test_data_that_differs_from_the_trained_data_is_reported(train, command, folder):
-    train("encoding=rope")
-    (folder / "corpus" / "new.txt").write_text("something else " * 90)
-    outcome = command("eval", "--lengths", "64", "--results-dir", str(folder / "results"))
+    (folder / "moved" / "new.txt").write_text("something else " * 90)
+    outcome = command(*score, "--data-path", str(folder / "moved"))
     assert outcome.code == 0 and "is not what" in outcome.err
 
 
@@ -134,18 +118,10 @@ def test_fine_tuning_is_not_restarted_when_its_source_is_gone(train, folder):
     assert outcome.code == 0 and "is already trained" in outcome.err
     outcome = train(*overrides, "seed=1")
     assert outcome.code == 2 and f"no finished run '{source.name}'" in outcome.line
-
-
-def test_two_sources_are_two_runs(train, folder):
-    train("encoding=rope")
-    first = only_run(folder).name
     train("encoding=rope", "seed=1")
-    second = next(p.name for p in (folder / "results" / "runs").iterdir() if p.name != first)
-    for name in (first, second):
-        path = folder / "results" / "runs" / name
-        assert train("encoding=nope", f"train.from={path}", "train.steps=1").code == 0
-    nopes = [p for p in (folder / "results" / "runs").iterdir() if p.name.startswith("nope")]
-    assert len(nopes) == 2
+    path = next((folder / "results" / "runs").glob("rope-s1-*"))
+    assert train("encoding=nope", f"train.from={path}", "train.steps=3").code == 0
+    assert len(list((folder / "results" / "runs").glob("nope-*"))) == 2, "two sources are two runs"
 
 
 def test_data_shorter_than_a_window_writes_nothing(train, folder):
@@ -180,12 +156,23 @@ def test_the_error_of_a_run_stays_in_its_directory_until_the_run_succeeds(
     assert not (only_run(folder) / "error.txt").exists()
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 9 GB")])
-def test_training_out_of_memory_is_one_line_with_the_way_out(train, folder, monkeypatch, error):
-    def fail(*arguments):
-        raise error
+def test_training_out_of_memory_is_one_line_with_the_way_out(train, folder, monkeypatch):
+    for error in (MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 9 GB")):
+        monkeypatch.setattr("pe_bench.experiment.fit", Mock(side_effect=error))
+        outcome = train("encoding=nope")
+        assert outcome.code == 1 and outcome.line.startswith("pe-bench: out of memory (")
+        assert "train.micro_batches=2" in outcome.line
 
-    monkeypatch.setattr("pe_bench.experiment.fit", fail)
-    outcome = train("encoding=nope")
-    assert outcome.code == 1
-    assert outcome.line.startswith("pe-bench: out of memory (") and "train.micro_batches=2" in outcome.line
+
+def test_two_files_of_one_name_are_kept_beside_each_other(train, folder):
+    for name in ("base", "logs"):
+        (folder / name).mkdir()
+        (folder / name / "my.py").write_text(OWN.format(name=name.title()))
+    outcome = train(
+        f"encoding={folder}/base/my.py:Base",
+        f"+encoding.modifiers={{logs: {{name: logs, class: '{folder}/logs/my.py:Logs'}}}}",
+    )
+    assert outcome.code == 0, outcome.err
+    code = only_run(folder) / "code"
+    copies = [(code / path).read_text() for path in ("my.py", "2/my.py")]
+    assert copies == [(folder / name / "my.py").read_text() for name in ("base", "logs")]

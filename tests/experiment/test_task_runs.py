@@ -155,41 +155,36 @@ def test_encodings_are_scored_on_the_same_examples_and_with_another_one(
     assert any(row.scored_with.startswith("yarn") for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data=task"], "data=task needs a task: say task=NAME"),
-        (["task=copy", "data=stdlib"], "a task has examples of its own: leave data=stdlib out"),
-        (["task=copy", "tokenizer=bpe"], "a task has tokens of its own: leave tokenizer=bpe out"),
-        (["task=copy", "eval.controls=all"], "eval.controls=all changes the context of text"),
-        (["task=copy", "eval.protocol=paired"], "eval.protocol=paired scores text, and a task has answers"),
-        (["eval.protocol=task"], "eval.protocol=task scores answers, and data=stdlib has none"),
-        (["task=copy", "eval.per_position=true"], "a task is not scored by position"),
-        (["task=copyy"], "unknown task 'copyy': did you mean 'copy'"),
-        (["task=copy", "task.symbol=4"], "unknown key 'task.symbol': did you mean 'task.symbols'"),
-        (["task=copy_unique", "eval.lengths=[16,999]"], "has none above 128"),
-    ],
-)
+REFUSED = {
+    "data=task": "data=task needs a task: say task=NAME",
+    "task=copy data=stdlib": "a task has examples of its own: leave data=stdlib out",
+    "task=copy tokenizer=bpe": "a task has tokens of its own: leave tokenizer=bpe out",
+    "task=copy eval.controls=all": "eval.controls=all changes the context of text",
+    "task=copy eval.protocol=paired": "eval.protocol=paired scores text, and a task has answers",
+    "eval.protocol=task": "eval.protocol=task scores answers, and data=stdlib has none",
+    "task=copy eval.per_position=true": "a task is not scored by position",
+    "task=copyy": "unknown task 'copyy': did you mean 'copy'",
+    "task=copy task.symbol=4": "unknown key 'task.symbol': did you mean 'task.symbols'",
+    "task=copy_unique eval.lengths=[16,999]": "has none above 128",
+}
+
+
 def test_what_cannot_work_is_refused_in_one_line_before_anything_is_written(
-    train: Train, folder: Path, overrides: list[str], message: str
-) -> None:
-    outcome = train(*overrides)
-    assert outcome.code == 2 and message in outcome.line
-    assert not (folder / "results").exists()
-
-
-def test_options_of_eval_without_effect_on_a_task_are_refused(
     train: Train, command: Command, folder: Path
 ) -> None:
-    assert train("task=majority").code == 0
-    for option, message in (
-        ("--controls=all", "eval.controls=all changes the context of text"),
-        ("--protocol=sliding", "eval.protocol=sliding scores text"),
-    ):
-        outcome = command("eval", str(only_run(folder)), option)
+    for overrides, message in REFUSED.items():
+        outcome = train(*overrides.split())
         assert outcome.code == 2 and message in outcome.line
-    outcome = command("export", str(only_run(folder)), "--hf", str(folder / "hf"))
-    assert outcome.code == 2 and "is trained on a task" in outcome.line
+    assert not (folder / "results").exists()
+    assert train("task=majority").code == 0
+    run = str(only_run(folder))
+    for arguments, message in (
+        (("eval", run, "--controls=all"), "eval.controls=all changes the context of text"),
+        (("eval", run, "--protocol=sliding"), "eval.protocol=sliding scores text"),
+        (("export", run, "--hf", str(folder / "hf")), "is trained on a task"),
+    ):
+        outcome = command(*arguments)
+        assert outcome.code == 2 and message in outcome.line
 
 
 def test_a_run_without_a_task_has_no_key_of_it_in_its_configuration() -> None:

@@ -62,20 +62,16 @@ def stop_before(monkeypatch, number: int) -> None:
     monkeypatch.setattr(Trainer, "step", stopped)
 
 
-def test_no_tracker_is_the_default(train, fakes):
-    assert train("encoding=nope").code == 0
-    assert fakes.begun == []
-
-
 def test_a_tracker_gets_the_rows_of_train_csv_and_the_scores(train, folder, fakes):
     assert train("encoding=nope", "tracker=tensorboard", "train.log_every=3").code == 0
     (tracker,) = fakes.begun
     assert (tracker.first, tracker.steps, tracker.lengths) == (0, [3, 4, 6, 8], [16, 32])
     assert tracker.ended
-    plain = only_run(folder).name
+    name = only_run(folder).name
     shutil.rmtree(folder / "results")
     train("encoding=nope", "train.log_every=3")
-    assert only_run(folder).name == plain, "a tracker is no part of what a run is"
+    assert only_run(folder).name == name, "a tracker is no part of what a run is"
+    assert fakes.begun == [tracker], "none is the default"
 
 
 def test_a_tracker_gets_the_step_that_a_run_continues_from(train, fakes, monkeypatch):
@@ -96,16 +92,13 @@ def test_a_failing_tracker_gets_one_warning_and_loses_nothing(train, folder, fak
     assert "tracker=tensorboard failed" in line and "no route to the tracker" in line
 
 
-def test_a_missing_package_is_one_line_before_anything_is_written(train, folder, monkeypatch):
+def test_an_unknown_or_missing_package_is_one_line_before_anything_is_written(train, folder, monkeypatch):
+    outcome = train("encoding=nope", "tracker=visdom")
+    assert outcome.code == 2 and "tensorboard, wandb, mlflow" in outcome.line
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     outcome = train("encoding=nope", "tracker=mlflow")
     assert outcome.code == 2 and "pip install 'pe-bench[mlflow]'" in outcome.line
     assert not (folder / "results").exists()
-
-
-def test_an_unknown_tracker_is_refused(train):
-    outcome = train("encoding=nope", "tracker=visdom")
-    assert outcome.code == 2 and "tensorboard, wandb, mlflow" in outcome.line
 
 
 # Each for real

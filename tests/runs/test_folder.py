@@ -1,38 +1,166 @@
-"""A run's folder is read once, and what is damaged in it hides nothing else."""
+"""A run's folder is read once, says how it was made, and what is damaged in it hides nothing else."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from support.results import add_run
+from support.results import add_run, edit_rows
 
-from pe_bench.runs.folder import RunFolder, folders_in
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.runs.commands import VARIABLE, called_with, record_command, recorded_commands, remember_command
+from pe_bench.runs.folder import Dataset, Environment, RunFolder, folders_in, provenance, write_config
 from pe_bench.runs.rows import read_rows
 
+FACTS = {"pe_bench": "0.1.0", "git": "", "torch": "2.13.0", "device": "cpu", "threads": 2}
+FACTS |= {"python": "3.11.2", "platform": "Linux", "processor": "EPYC", "cores": 4}
 
-def whole_run(results: Path) -> Path:
-    run = add_run(results, "rope", {128: 3.0})
-    (run / "config.yaml").write_text("train:\n  lr: 0.001\n  optimizer: muon\nseed: 1\n")
-    (run / "environment.json").write_text(json.dumps({"device": "cpu"}))
+
+def add_whole_run(results: Path, encoding="rope", overrides=(), **changes) -> Path:
+    run = add_run(results, encoding, {128: 2.0, 256: 2.1}, **changes)
+    write_config(run, parse_config(compose([f"encoding={encoding}", *overrides])))
+    (run / "environment.json").write_text(json.dumps({**FACTS, "date": "2026-01-02T03:04:05+00:00"}))
     return run
 
 
+def records_of(results, *names):
+    return provenance(map(folders_in(results / "runs"), names))
+
+
 def test_each_file_is_read_once_whoever_asks_by_the_runs_name(tmp_path: Path) -> None:
-    run = whole_run(tmp_path)
-    folder_of = folders_in(tmp_path / "runs")
-    rows = read_rows(run / "eval.csv")
+    run = add_whole_run(tmp_path)
+    (run / "config.yaml").write_text("train:\n  lr: 0.001\n  optimizer: muon\nseed: 1\n")
+    folder_of, rows = folders_in(tmp_path / "runs"), read_rows(run / "eval.csv")
     for _ in range(2):
         folder = folder_of(run.name)
-        assert (folder.rows, folder.environment) == (rows, {"device": "cpu"})
+        assert (folder.rows, folder.environment["processor"]) == (rows, "EPYC")
         assert folder.flat_config == {"train.lr": 0.001, "train.optimizer": "muon", "seed": 1}
         for name in ("eval.csv", "config.yaml", "environment.json"):
             (run / name).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"device": "\\u001b[2J"}', '{"a":' * 50 + "1" + "}" * 50])
-def test_what_cannot_be_read_is_empty_and_hides_nothing_else(tmp_path: Path, text: str) -> None:
-    run = whole_run(tmp_path)
-    (run / "environment.json").write_text(text)
-    assert (RunFolder(run).environment, RunFolder(run).flat_config["seed"]) == ({}, 1)
-    (run / "config.yaml").write_text("a: *b\n")
-    assert (RunFolder(run).flat_config, len(RunFolder(run).rows)) == ({}, 1)
+def test_what_cannot_be_read_is_empty_and_hides_nothing_else(tmp_path: Path) -> None:
+    run = add_whole_run(tmp_path)
+    damaged = (
+        "{",
+        "[]",
+        '{"device": "\\u001b[2J"}',
+        '{"a":' * 50 + "1" + "}" * 50,
+        "\0",
+        "encoding: &a [*a]",
+    )
+    for text in damaged:
+        (run / "environment.json").write_text(text)
+        assert (RunFolder(run).environment, RunFolder(run).flat_config["seed"]) == ({}, 0)
+    for text in (*damaged, "encoding: rope", "encoding: {}"):
+        (run / "config.yaml").write_text(text)
+        assert len(RunFolder(run).rows) == 2
+        [record] = records_of(tmp_path, run.name)
+        assert (record.needs, record.data[0].hash) == ((), "da7a0123456789"), text
+
+
+# Commands
+
+
+def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    run = tmp_path / "rope-s0-1a2b3c4d"
+    run.mkdir()
+    record_command(run)
+    assert list(run.iterdir()) == [] and recorded_commands(run) == ()
+    monkeypatch.setenv(VARIABLE, "")
+    kept = []
+    for arguments, command in [
+        (
+            ["train", "-m", "encoding=rope,alibi", "data.path=a folder"],
+            "train -m encoding=rope,alibi 'data.path=a folder'",
+        ),
+        (["eval", "rope-s0", "--with", "yarn factor=4"], "eval rope-s0 --with 'yarn factor=4'"),
+        # Another run may be the newest later.
+        (["eval"], "eval rope-s0-1a2b3c4d"),
+        (["eval", "--lengths", "512"], "eval rope-s0-1a2b3c4d --lengths 512"),
+    ]:
+        remember_command(arguments)
+        record_command(run)
+        record_command(run)
+        kept.append(f"pe-bench {command}")
+        assert [*recorded_commands(run)] == kept
+    for text in ("{", '{"a": 1}', "null"):
+        (run / "commands.json").write_text(text)
+        assert recorded_commands(run) == ()
+
+
+def test_a_program_s_call_is_kept_as_the_command_that_asks_for_the_same(tmp_path, monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with called_with(["encoding=rope", "data.path=a folder"]):
+        record_command(tmp_path)
+    assert recorded_commands(tmp_path) == ("pe-bench train encoding=rope 'data.path=a folder'",)
+    assert VARIABLE not in os.environ
+
+
+# How runs were made
+
+
+def test_runs_are_described_with_commands_data_versions_machine_and_date(tmp_path, monkeypatch):
+    run = add_whole_run(tmp_path, overrides=["train.length=64", "seed=1"], seed=1)
+    monkeypatch.setenv(VARIABLE, "pe-bench train -m encoding=rope seed=0,1")
+    record_command(run)
+    other = add_whole_run(tmp_path, "alibi")
+    first, record = records_of(tmp_path, run.name, other.name)
+    assert (first.run, record.run) == (other.name, run.name), "in the order of names"
+    assert record.missing == "" and record.needs == ()
+    assert record.commands == ("pe-bench train -m encoding=rope seed=0,1",)
+    assert record.data == (Dataset("stdlib", "da7a0123456789", "bytes"),)
+    facts = {name: str(value) for name, value in FACTS.items() if name != "cores"}
+    assert record.trained == Environment(**facts)
+    assert record.scored == (), "rows of the same versions and machine say nothing new"
+    assert record.date == "2026-01-02T03:04:05+00:00"
+    edit_rows(run, lambda row: replace(row, torch="2.14.0", device="H200") if row.length == 256 else row)
+    [record] = records_of(tmp_path, run.name)
+    assert [(one.torch, one.device, one.python) for one in record.scored] == [("2.14.0", "H200", "")]
+
+
+def test_facts_that_were_not_recorded_are_reported_missing(tmp_path):
+    run = add_run(tmp_path, "rope", {128: 2.0}, date="2024-01-01")
+    (run / "config.yaml").unlink()
+    (record,) = records_of(tmp_path, run.name)
+    assert (record.commands, record.missing) == ((), "none was kept")
+    assert record.trained == Environment() and record.scored[0].torch == "2.13.0"
+    assert record.date == "2024-01-01"
+
+
+def test_commands_of_a_run_from_outside_take_no_code_from_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "results"
+    run = add_whole_run(results)
+    folder = f"results/runs/{run.name}"
+    for path in (run / "x.py", results / "x.py", tmp_path / "mine.py"):
+        path.write_text("raise SystemExit(1)")
+    (run / "notes.txt").write_text("raise SystemExit(1)")
+    (run / "package").mkdir()
+    (run / "package" / "__init__.py").write_text("raise SystemExit(1)")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_config(run, parse_config(compose(["encoding=rope", f"encoding.class={folder}/x.py:Y"])))
+    harmless = [
+        f"pe-bench eval {folder} --results-dir results",
+        "pe-bench train encoding.class=mine.py:Y --config-dir mine",
+    ]
+    taking = [
+        f"pe-bench train encoding.class={folder}/x.py:Y",
+        "pe-bench train encoding.class=results.x:Y",
+        f"pe-bench train 'encoding.local={{name: rope, class: {folder}/x.py:Y}}'",
+        f"pe-bench train encoding={folder}/x.py:Y",
+        f"pe-bench eval rope-s0 --code {run}/x.py",
+        f"pe-bench train encoding=x --config-dir {folder}",
+        f"pe-bench train encoding=x --config-dir=./{folder}",
+        f"pe-bench train encoding=x -cd {folder}",
+        f"pe-bench train encoding.class={folder}/notes.txt:Y",
+        f"pe-bench train encoding.class={folder.replace('/', '.')}.package:Y",
+        f"pe-bench train 'encoding.class=~/{folder}/x.py:Y'",
+        f"pe-bench train encoding=x --config-dir '~/{folder}'",
+    ]
+    (run / "commands.json").write_text(json.dumps([*taking, *harmless]))
+    [record] = records_of(results, run.name)
+    assert list(record.commands) == harmless
+    assert "is not here" in record.missing

@@ -153,8 +153,3 @@ def test_csv_of_a_list_holds_the_problem_of_each_run(command: Command, results: 
     outcome = command("list", "runs", "--csv", "-", "--results-dir", str(results))
     assert outcome.out.splitlines()[0].endswith(",problem")
     assert f"make its scores with `pe-bench eval {run.name} --results-dir {results}`" in outcome.out
-
-
-def test_an_unknown_protocol_is_named_before_any_run_is_searched(command: Command, tmp_path: Path) -> None:
-    outcome = command("eval", "--protocol", "nosuch", "--results-dir", str(tmp_path))
-    assert outcome.code == 2 and "--protocol must be one of paired" in outcome.line

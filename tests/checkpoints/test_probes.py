@@ -1,0 +1,166 @@
+"""`probe hf:...`: needles of a checkpoint are like those of a run, and `--task` asks it prompts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.checkpoints import VOCABULARY, opened, write_checkpoint
+from support.commands import Command, Outcome, write_corpus
+
+import pe_bench
+from pe_bench.checkpoints.model import CheckpointModel
+from pe_bench.checkpoints.source import quiet
+from pe_bench.errors import UserError
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring.needles import ANSWER, CHOICES, nll_of_choices
+
+LENGTH = 800  # that is trained at, for prompts
+Probe = Callable[..., Outcome]
+
+
+@pytest.fixture
+def probe(tmp_path: Path, command: Command) -> Probe:
+    """Return a function that probes a random Llama on a tiny corpus, or with prompts."""
+    write_checkpoint(tmp_path / "llama", "llama")
+    write_checkpoint(tmp_path / "long" / "llama", "llama", max_position_embeddings=LENGTH)
+    write_corpus(tmp_path / "corpus")
+
+    def run(*arguments: str) -> Outcome:
+        where = ("threads=1", f"cache_dir={tmp_path / 'cache'}", "--results-dir", str(tmp_path / "results"))
+        if "--task" in arguments:
+            return command("probe", f"hf:{tmp_path / 'long' / 'llama'}", *where, "--windows", "3", *arguments)
+        text = ("data=files", f"data.path={tmp_path / 'corpus'}")
+        return command("probe", f"hf:{tmp_path / 'llama'}", *text, *where, *arguments)
+
+    return run
+
+
+def rows_in(folder: Path) -> dict[str, list[Row]]:
+    runs = (folder / "results" / "runs").iterdir()
+    return {rows[0].data: rows for rows in (read_rows(run / "eval.csv") for run in runs)}
+
+
+def test_a_checkpoint_is_probed_and_the_call_from_python_is_the_same(
+    tmp_path: Path, probe: Probe, command: Command
+) -> None:
+    done = probe("--lengths", "128", "--depths", "2", "--windows", "6", "--with", "yarn factor=4")
+    assert done.code == 0, done.err
+    [rows] = rows_in(tmp_path).values()
+    shared = {(row.protocol, row.length, row.encoding, row.status) for row in rows}
+    assert shared == {("probe", 128, "rope", "ok")}
+    assert {row.scored_with for row in rows} == {"rope", "yarn factor=4.0"}
+    assert all(row.accuracy is not None and row.accuracy < 0.7 for row in rows), "its weights are random"
+    options: dict[str, Any] = {"depths": 2, "windows": 6, "threads": 1, "cache_dir": tmp_path / "cache"}
+    options |= {"overrides": ["data=files", f"data.path={tmp_path / 'corpus'}"]}
+    name, results = f"hf:{tmp_path / 'llama'}", tmp_path / "results"
+    again = pe_bench.probe(name, 128, "yarn factor=4", results_dir=results, **options)
+    assert [*rows_in(tmp_path).values()] == [rows], "nothing was scored again"
+    assert done.out.startswith(str(again).rstrip("\n"))
+    shown = command("report", "--probe", "--results-dir", str(results))
+    assert shown.code == 0 and "rope -> yarn factor=4.0" in shown.out
+    message = "these runs were only probed and have no levels: say pe-bench report --probe"
+    assert message in command("report", "--results-dir", str(results)).line
+    with pytest.raises(UserError, match=message):
+        pe_bench.results(results)
+
+
+def test_the_scores_of_endings_are_those_of_transformers(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    model = opened(tmp_path / "llama").model
+    tokens_BCT = torch.randint(VOCABULARY, (2, CHOICES, 41), generator=torch.Generator().manual_seed(0))
+    tokens_BCT[:, :, : 41 - ANSWER] = tokens_BCT[:, :1, : 41 - ANSWER]
+    with torch.no_grad(), quiet() as transformers:
+        nll = nll_of_choices(model, tokens_BCT, torch.Generator())
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
+        logits = theirs(input_ids=tokens_BCT.flatten(0, 1)[:, :-1]).logits[:, -ANSWER:].log_softmax(-1)
+    answers = tokens_BCT.flatten(0, 1)[:, -ANSWER:, None]
+    expected = -logits.gather(-1, answers)[..., 0].reshape(2, CHOICES, ANSWER)
+    assert torch.allclose(torch.from_numpy(nll), expected, atol=1e-4)
+
+
+def test_a_random_checkpoint_answers_no_prompt_and_python_gets_the_same_rows(
+    tmp_path: Path, probe: Probe
+) -> None:
+    done = probe("--task", "niah_multikey_3,vt,fwe", "--lengths", "800,900")
+    assert done.code == 0, done.err
+    rows = rows_in(tmp_path)
+    assert set(rows) == {"niah_multikey_3", "vt", "fwe"}
+    for name, of_task in rows.items():
+        facts = [(row.length, row.exact, row.accuracy, row.documents) for row in of_task]
+        assert facts == [(800, 0.0, 0.0, 3), (900, 0.0, 0.0, 3)]
+        assert f"task {name}" in done.out
+    options: dict[str, Any] = {"windows": 3, "threads": 1, "results_dir": tmp_path / "results"}
+    options |= {"cache_dir": tmp_path / "cache"}
+    run = pe_bench.probe(f"hf:{tmp_path / 'long' / 'llama'}", 800, task="fwe", **options)
+    assert run.scored == [row for row in rows["fwe"] if row.length == 800]
+
+
+def test_an_answer_is_right_if_all_of_its_tokens_are(
+    tmp_path: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nll = CheckpointModel.nll
+    seen: list[torch.Tensor] = []
+
+    def remember(self: CheckpointModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        seen.append(targets_N.clone())
+        return nll(self, hidden_ND, targets_N)
+
+    def answer(self: CheckpointModel, hidden_ND: torch.Tensor) -> torch.Tensor:
+        tokens = seen[-1].clone()
+        if len(seen) == 1:
+            tokens[8] += 1  # of the second of five words, each a space and five letters
+        return tokens
+
+    monkeypatch.setattr(CheckpointModel, "nll", remember)
+    monkeypatch.setattr(CheckpointModel, "likeliest", answer)
+    done = probe("--task", "vt", "--lengths", str(LENGTH))
+    assert done.code == 0, done.err
+    [row] = rows_in(tmp_path)["vt"]
+    assert row.exact == pytest.approx(2 / 3)
+    assert row.accuracy == pytest.approx((4 / 5 + 1 + 1) / 3)
+    scores = load_scores(score_file(tmp_path / "results" / "runs" / row.run, row))
+    assert scores.correct is not None
+    assert np.flatnonzero(scores.correct == 0).tolist() == [*range(6, 12)]
+
+
+def test_prompts_are_scored_under_other_encodings_and_at_more_lengths_later(
+    tmp_path: Path, probe: Probe, command: Command
+) -> None:
+    done = probe("--task", "vt", "--lengths", "900", "--with", "yarn factor=4")
+    assert done.code == 0, done.err
+    [first] = [row for row in rows_in(tmp_path)["vt"] if row.scored_with == "rope"]
+    assert first.length == 900  # the training length was not asked for
+    later = ("eval", first.run, "--lengths", "850", "--results-dir", str(tmp_path / "results"))
+    assert command(*later).code == 0
+    scored = {(row.scored_with, row.length) for row in rows_in(tmp_path)["vt"]}
+    assert scored == {("rope", 850), ("rope", 900), ("rope", LENGTH), ("yarn factor=4.0", 900)}
+
+
+def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(tmp_path: Path, probe: Probe) -> None:
+    for arguments, message in [
+        ("--all", "--all has no effect on a checkpoint: leave it out"),
+        ("--lengths 5000", "no validation document has the 5001 tokens"),
+        ("--lengths 64", "--lengths 64 is too short for a probe"),
+        ("task=copy", "task=copy has no effect on a checkpoint"),
+        ("encoding=alibi", "encoding=alibi has no effect on a checkpoint"),
+        ("--task niah", "unknown --task 'niah'"),
+        ("--task vt --depths 3", "depths=3 has no effect on prompts"),
+        ("--task vt --plot a.png", "--plot draws scores by depth"),
+        ("--task vt data=files", "data=files has no effect with --task"),
+        ("--task niah_multikey_3,vt --lengths 500", "of vt has"),
+    ]:
+        outcome = probe(*arguments.split())
+        assert outcome.code == 2 and message in outcome.line, arguments
+    options: dict[str, Any]
+    for name, options, message in [
+        (f"hf:{tmp_path / 'llama'}", {"code": "mine.py"}, "code has no effect on a checkpoint"),
+        (f"hf:{tmp_path / 'llama'}", {"task": "fwe", "depths": 3}, "depths=3 has no effect on prompts"),
+        ("rope", {"task": "fwe"}, "task=fwe is for a checkpoint"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            pe_bench.probe(name, 800, results_dir=tmp_path / "results", **options)
+    assert not (tmp_path / "results").exists()
