@@ -173,7 +173,7 @@ def prepare(
         folder, config = run, trusted(_config_of_run(run, options, evaluation), code, may_differ=force)
         score_under = partial(score_run, run, config, results_dir, judge=judge, planner=planner, waits=waits)
     under = find_others(requested, folder.name, config, search, force=force)
-    return lambda: Run(folder, score_under(others=under), config.report.margin, lengths or ())
+    return lambda: Run(folder, score_under(replacements=under), config.report.margin, lengths or ())
 
 
 def _refuse_unused(options: Options, names: Sequence[str]) -> None:

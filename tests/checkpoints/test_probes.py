@@ -142,10 +142,10 @@ def test_prompts_are_scored_under_other_encodings_and_at_more_lengths_later(
 
 def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(tmp_path: Path, probe: Probe) -> None:
     for arguments, message in [
-        ("--all", "--all has no effect on a checkpoint: leave it out"),
+        ("--all", "--where and --all choose runs"),
         ("--lengths 5000", "no validation document has the 5001 tokens"),
         ("--lengths 64", "--lengths 64 is too short for a probe"),
-        ("task=copy", "task=copy has no effect on a checkpoint"),
+        ("task=copy", "say --task copy"),
         ("encoding=alibi", "encoding=alibi has no effect on a checkpoint"),
         ("--task niah", "unknown --task 'niah'"),
         ("--task vt --depths 3", "depths=3 has no effect on prompts"),
@@ -157,9 +157,9 @@ def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(tmp_path: Path, pr
         assert outcome.code == 2 and message in outcome.line, arguments
     options: dict[str, Any]
     for name, options, message in [
-        (f"hf:{tmp_path / 'llama'}", {"code": "mine.py"}, "code has no effect on a checkpoint"),
+        (f"hf:{tmp_path / 'llama'}", {"code": "mine.py"}, "code is for a run: leave it out"),
         (f"hf:{tmp_path / 'llama'}", {"task": "fwe", "depths": 3}, "depths=3 has no effect on prompts"),
-        ("rope", {"task": "fwe"}, "task=fwe is for a checkpoint"),
+        ("rope", {"task": "fwe"}, "task is for a checkpoint"),
     ]:
         with pytest.raises(UserError, match=message):
             pe_bench.probe(name, 800, results_dir=tmp_path / "results", **options)
