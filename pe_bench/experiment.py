@@ -25,7 +25,6 @@ from pe_bench.model.attention import is_kernel_here, training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
-from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import (
     FirstStage,
     locked,
@@ -98,11 +97,10 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     job, plans = load(_with_started_processes(config), planner)
     check_processes(job.config, job.device)
     check_tracker(config.tracker)
-    source = config.train.from_run
+    source, job = job.source, replace(job, source=None)
     if source is None or latest_checkpoint(job.folder / "checkpoints") is not None:
         return job, plans
-    run = find_run(str(job.config.train.from_run), Path(config.results_dir))
-    trained = require_trained(run, read_config(run).train.total_steps)
+    trained = require_trained(source, read_config(source).train.total_steps)
     load_weights(trained.path, _decoder(job), is_start=True)
     return replace(job, source=trained.path), plans
 
@@ -163,10 +161,9 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     plans = planner(config, config.eval, data)
     for side in ("training", "validation"):
         windows_of(data, config.train.length, side=side)  # which refuses data without any
-    job = Job(
-        *(config, folder, str(together), str(label), str(label), device, dtype, threads, data, model), first
-    )
-    return job, plans
+    names = config, folder, str(together), str(label), str(label)
+    job = Job(*names, device, dtype, threads, data, model, first=first)
+    return replace(job, source=source.run if source and config.train.from_run else None), plans
 
 
 def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:

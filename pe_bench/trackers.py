@@ -108,11 +108,8 @@ class MLflow:
         self.entities = importlib.import_module("mlflow.entities")
         self.client = importlib.import_module("mlflow.tracking").MlflowClient(address)
         experiment = self.client.get_experiment_by_name("pe-bench")
-        number = (
-            experiment.experiment_id
-            if experiment
-            else self.client.create_experiment("pe-bench", str(folder / "artifacts"))
-        )
+        number = experiment.experiment_id if experiment else None
+        number = number or self.client.create_experiment("pe-bench", str(folder / "artifacts"))
         runs = self.client.search_runs([number], f"tags.mlflow.runName = '{run.name}'")
         if runs:
             self.id = runs[0].info.run_id
@@ -163,31 +160,29 @@ class Tracking:
     def __init__(self, run: Path, config: Config):
         self.name, self.log_every = config.tracker, config.train.log_every
         self.tracker: Tracker | None = None
-        with self._forgiven():
-            if self.name is not None:
-                checkpoint = latest_checkpoint(run / "checkpoints")
-                self.tracker = TRACKERS[self.name](run, config, checkpoint.meta.step if checkpoint else 0)
+        if self.name is not None:
+            begin, checkpoint = TRACKERS[self.name], latest_checkpoint(run / "checkpoints")
+            self.tracker = self._forgiven(
+                lambda: begin(run, config, checkpoint.meta.step if checkpoint else 0)
+            )
 
     def step(self, step: Step) -> None:
-        due = step.step % self.log_every == 0 or step.validation_loss is not None
-        with self._forgiven():
-            if self.tracker is not None and due:
-                self.tracker.step(step)
+        tracker, is_due = self.tracker, step.step % self.log_every == 0 or step.validation_loss is not None
+        if tracker is not None and is_due:
+            self._forgiven(lambda: tracker.step(step))
 
     def scores(self, rows: Sequence[Row]) -> None:
-        with self._forgiven():
-            if self.tracker is not None:
-                self.tracker.scores([row for row in rows if row.scored_with == row.encoding])
+        tracker = self.tracker
+        if tracker is not None:
+            self._forgiven(lambda: tracker.scores([row for row in rows if row.scored_with == row.encoding]))
 
     def end(self) -> None:
-        with self._forgiven():
-            if self.tracker is not None:
-                self.tracker.end()
+        if self.tracker is not None:
+            self._forgiven(self.tracker.end)
 
-    @contextmanager
-    def _forgiven(self) -> Iterator[None]:
+    def _forgiven(self, call: Callable[[], Any]) -> Any:
         try:
-            yield
+            return call()
         except Exception as error:
             self.tracker = None
             reason = f"{type(error).__name__}: {first_line(error)}"
@@ -197,11 +192,11 @@ class Tracking:
 @contextmanager
 def tracking(run: Path, config: Config) -> Iterator[Tracking]:
     """Open the tracker that `tracker=` names, and close it; a run that has a record there continues it."""
-    tracking = Tracking(run, config)
+    tracked = Tracking(run, config)
     try:
-        yield tracking
+        yield tracked
     finally:
-        tracking.end()
+        tracked.end()
 
 
 def check_tracker(name: str | None) -> None:

@@ -250,7 +250,10 @@ def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Environment:
-    """Versions and a machine; what is not known of them is empty. git: the commit, + where changed since."""
+    """Versions and a machine; what is not known of them is empty.
+
+    git: the commit, with `+` and a hash of the code after changes.
+    """
 
     pe_bench: str = ""
     git: str = ""

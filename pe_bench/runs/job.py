@@ -26,7 +26,7 @@ class Job:
     data: Data
     model: LanguageModel
     first: FirstStage | None = None  # of its family, where the run is not that itself
-    source: Path | None = None  # the checkpoint whose weights its training starts from
+    source: Path | None = None  # the run whose weights its training starts from; then their checkpoint
     tokens_per_second: float = 0.0  # of its training
     forced: bool = False  # `scored_with` is not compatible with what was trained
 

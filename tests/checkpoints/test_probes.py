@@ -159,7 +159,6 @@ def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(tmp_path: Path, pr
     for name, options, message in [
         (f"hf:{tmp_path / 'llama'}", {"code": "mine.py"}, "code is for a run: leave it out"),
         (f"hf:{tmp_path / 'llama'}", {"task": "fwe", "depths": 3}, "depths=3 has no effect on prompts"),
-        ("rope", {"task": "fwe"}, "task is for a checkpoint"),
     ]:
         with pytest.raises(UserError, match=message):
             pe_bench.probe(name, 800, results_dir=tmp_path / "results", **options)

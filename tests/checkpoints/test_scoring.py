@@ -231,8 +231,6 @@ def test_what_evaluate_cannot_do_with_a_checkpoint_is_a_user_error(tmp_path: Pat
         ({"overrides": ["data=files", "data.path=nowhere"]}, "nowhere"),
         ({"key_tokens_of": "rope"}, "key_tokens_of is for a run"),
         ({"code": "mine.py"}, "code is for a run"),
-        ({"run": "rope", "overrides": "data=files"}, "overrides is for a checkpoint"),
-        ({"run": "rope", "plain": True}, "plain is for a checkpoint"),
     ]:
         with pytest.raises(UserError, match=message):
             pe_bench.evaluate(**{"run": name, "results_dir": tmp_path / "results", **options})
