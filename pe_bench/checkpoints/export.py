@@ -37,6 +37,7 @@ EXPORTED = (
 )
 MAX_DIFFERENCE = 1e-4  # of logits, over the largest
 COMPARED_TIMES = 2  # the training length
+WINDOW = "sliding_window"  # a key of transformers' configurations
 NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 NAMES = {
     "attention.query": "self_attn.q_proj",
@@ -113,11 +114,11 @@ def _family(
     rotates: Sequence[bool], has_window: Sequence[bool], window: int | None, *, qk_norm: bool
 ) -> dict[str, Any]:
     """Return the model of transformers with such layers, and what only it is told."""
-    windowed = {"use_sliding_window": window is not None, "sliding_window": window}
+    windowed = {"use_sliding_window": window is not None, WINDOW: window}
     if qk_norm:
         return {"model_type": "qwen3", **(windowed | {"max_window_layers": 0} if window is not None else {})}
     if all(rotates) and all(has_window):
-        return {"model_type": "mistral", "sliding_window": window}
+        return {"model_type": "mistral", WINDOW: window}
     if all(rotates) and window is None:
         return {"model_type": "llama"}
     types = ["sliding_attention" if has else "full_attention" for has in has_window]
