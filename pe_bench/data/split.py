@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pe_bench.data.sources import Document, character_boundary
-from pe_bench.errors import UserError
+from pe_bench.errors import require
 
 FEWEST_DOCUMENTS = 5  # with fewer, each document is cut in two instead
 WINDOW_BYTES = 48
@@ -75,19 +75,14 @@ def _cut_each(documents: list[Document], fraction: float) -> tuple[list[Document
 
 
 def _check_sides(train: list[Document], held_out: list[Document], kept: list[Document]) -> None:
-    if not train:
-        raise UserError(
-            f"no training documents are left ({len(held_out)} for validation): "
-            "use more documents, or a smaller data.validation_fraction"
-        )
-    if not held_out:
-        raise UserError(f"there are {len(train)} training documents and none for validation: use more text")
-    if not kept:
-        raise UserError(
-            f"each of the {len(held_out)} validation documents is contained in the {len(train)} training "
-            f"documents (more than {MAX_SHARE:.0%} of its {WINDOW_BYTES}-byte windows): "
-            "use more varied text, or name other text by data.validation_path"
-        )
+    sizes = f"{len(train)} training and {len(held_out)} validation documents"
+    require(bool(train), f"{sizes}: use more documents, or a smaller data.validation_fraction")
+    require(bool(held_out), f"{sizes}: use more text")
+    require(
+        bool(kept),
+        f"{sizes}, and training has more than {MAX_SHARE:.0%} of each one's {WINDOW_BYTES}-byte windows: "
+        "use more varied text, or name other text by data.validation_path",
+    )
 
 
 def without_overlap(validation: Sequence[Document], training: Sequence[Document]) -> list[Document]:
