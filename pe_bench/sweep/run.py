@@ -39,7 +39,6 @@ from pe_bench.system.signals import (
     write_line,
 )
 
-SWEEP_DIR = "hydra.sweep.dir"
 QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job after some minutes
 
 
@@ -74,7 +73,7 @@ def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) ->
 
     A signal stops all jobs, which save; a second one leaves at once.
     """
-    folder = SweepFolder(_new_folder(overrides, swept))
+    folder = SweepFolder(_new_folder(swept.results_dir))
     task = _job_runner(folder, swept, config_flags(search))
     _ask_queue_without_accounts()
     problem = ""
@@ -187,21 +186,12 @@ def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
         yield
 
 
-def _new_folder(overrides: Sequence[str], swept: Swept) -> Path:
-    """Return a new folder below `results_dir`, or below the one that the overrides name."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    named = [text for text in overrides if parse_override(text).key == SWEEP_DIR]
-    parent = swept.results_dir / "sweeps"
-    if named:
-        value = str(OverridesParser.create().parse_override(named[-1]).value())
-        if "${" in value:
-            raise UserError(f"{named[-1]}: name the folder as it is, without ${{...}}")
-        parent = Path(value)
-    return parent / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
+def _new_folder(results_dir: Path) -> Path:
+    return (
+        results_dir / "sweeps" / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
+    )
 
 
 def _launched(overrides: Sequence[str], folder: Path) -> list[str]:
     """Name the folder: an interpolation, resolved anew in each process, would find another."""
-    rest = [text for text in overrides if parse_override(text).key != SWEEP_DIR]
-    return list(with_swept_options([*rest, f"{SWEEP_DIR}={quote(str(folder.absolute()))}"]))
+    return list(with_swept_options([*overrides, f"hydra.sweep.dir={quote(str(folder.absolute()))}"]))

@@ -284,7 +284,7 @@ def _failure(error: Any, count: int) -> BaseException:
     who = f"rank {number} of {count} processes"
     if failure.exitcode < 0:
         return LostProcessError(f"{who} died (killed by {failure.signal_name()}), {WAY_OUT}")
-    kinds = {kind.__name__: kind for kind in (RunError, UserError, LostProcessError)}
+    kinds = {kind.__name__: kind for kind in (RunError, UserError, *RunError.__subclasses__())}
     message = str(failure.error_file_data["message"]["message"])
     name, _, reason = message.partition(": ")
     return kinds[name](reason) if name in kinds else RunError(f"{who} failed: {message.splitlines()[0]}")

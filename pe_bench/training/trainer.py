@@ -105,12 +105,7 @@ def _take_steps(
         log[-1:] = [replace(last, validation_loss=loss) for last in log[-1:]]
     with group.finish_step_on_signal() as stop_requested:
         for step in range(first, train.total_steps):
-            try:
-                state = trainer.step(step, seconds)
-            except NonFiniteError as error:
-                raise RunError(
-                    f"{error}; {_what_is_kept(folder)}: {_way_out(step, trainer.config)}"
-                ) from error
+            state = trainer.step(step, seconds)
             seconds = state.seconds
             share_cores()
             if _validation_due(state.step, train):
@@ -134,17 +129,6 @@ def _take_steps(
                 )
 
 
-def _way_out(step: int, config: Config) -> str:
-    if step == 0:  # no weight has changed yet
-        return f"try `pe-bench check {config.encoding['name']}`"
-    return f"lower train.lr={config.train.lr:g}"
-
-
-def _what_is_kept(folder: Path) -> str:
-    newest = latest_checkpoint(folder)
-    return f"the checkpoint of step {newest.meta.step} is kept" if newest else "no checkpoint was written yet"
-
-
 def _validation_due(step: int, train: TrainConfig) -> bool:
     return _due(step, train.validate_every, train.total_steps)
 
@@ -153,7 +137,7 @@ def _due(step: int, every: int, last: int) -> bool:
     return step % every == 0 or step == last
 
 
-class NonFiniteError(ArithmeticError):
+class NonFiniteError(RunError):
     """An infinite loss or gradient, or one that is no number; the weights are as before the step."""
 
 
@@ -312,6 +296,9 @@ class Trainer:
         return user_code_errors(self.model.encoding, kind=RunError)
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            what = f"the loss ({loss})" if not math.isfinite(loss) else f"the gradient's norm ({norm})"
-            raise NonFiniteError(f"{what} is not finite at step {number + 1}")
+        for name, value in {"the loss": loss, "the gradient's norm": norm}.items():
+            if not math.isfinite(value):
+                way_out = f"what was saved is kept: lower train.lr={self.config.train.lr:g}"
+                if number == 0:  # no weight has changed yet
+                    way_out = f"try `pe-bench check {self.config.encoding['name']}`"
+                raise NonFiniteError(f"{name} ({value}) is not finite at step {number + 1}; {way_out}")

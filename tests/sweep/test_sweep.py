@@ -13,11 +13,8 @@ from filelock import FileLock
 from support.commands import living, tiny_overrides, write_corpus
 from support.sweeps import states
 
-from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
-from pe_bench.sweep.check import Swept
 from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, JobProgress, SweepFolder
-from pe_bench.sweep.run import _launched, _new_folder
 from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import latest_checkpoint
 
@@ -204,17 +201,6 @@ def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_reque
     assert "1 job, done already" in again.err
     level = re.compile(r"^nope +.*", re.MULTILINE)
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
-
-
-def test_each_sweep_gets_a_new_folder_inside_the_named_one():
-    swept = Swept(("seed",), 2, Path("results"))
-    first, second = (_new_folder(["hydra.sweep.dir='a b'"], swept) for _ in range(2))
-    assert first.parent == second.parent == Path("a b") and first != second
-    assert _new_folder([], swept).parent == Path("results/sweeps")
-    launched = _launched(["seed=0", "hydra.sweep.dir=x"], Path("/it's"))
-    assert launched == ["seed=0", """hydra.sweep.dir="/it's\""""]
-    with pytest.raises(UserError, match="name the folder as it is"):
-        _new_folder(["hydra.sweep.dir=${results_dir}/x"], swept)
 
 
 def test_a_signal_that_hydra_turns_into_an_error_stops_the_sweep_and_blames_no_launcher(train, monkeypatch):
