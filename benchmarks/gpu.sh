@@ -33,9 +33,8 @@ else
     scoring=(-m pe_bench speed --lengths 65536 --repeats 1 device=cuda model=small)
     study=(-m pe_bench reproduce --gpu device=cuda)
 fi
-gpus=$("$python" -c "import torch; print(torch.cuda.device_count())")
-together=(benchmarks/several_gpus.py --processes "$([ "${GPU_TOY:-}" ] && echo 2 || echo "$gpus")")
-[ "${GPU_TOY:-}" ] && together+=(device=cpu threads=1)
+together=(benchmarks/several_gpus.py --processes "${GPU_TOY:+2}")
+[ "${GPU_TOY:-}" ] && together+=(device=cpu threads=1 train.steps=3 train.batch_tokens=256 eval.targets=2)
 training+=(--output "$results/training.csv")
 scoring+=(--output "$results/scoring.csv")
 study+=(--results-dir "$results/study" ${text:+--text "$text"})

@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 RUN = ["encoding=t5", "train.steps=50", "train.log_every=1", "train.batch_tokens=8192", "eval.lengths=[128]"]
 WAYS = {"one process": [], "ddp": [], "fsdp": ["train.sharding=fsdp"]}
 
@@ -23,15 +25,16 @@ def last_steps(run: Path) -> list[dict[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, required=True)
+    parser.add_argument("--processes", default="", help="default: as many as there are GPUs")
     chosen, overrides = parser.parse_known_args()
-    if chosen.processes < 2:
+    processes = int(chosen.processes or torch.cuda.device_count())
+    if processes < 2:
         print("fewer than two GPUs: nothing to compare")
         return 0
     folder = Path(tempfile.mkdtemp())
     losses = {}
     for way, words in WAYS.items():
-        count = [] if way == "one process" else [f"train.processes={chosen.processes}"]
+        count = [] if way == "one process" else [f"train.processes={processes}"]
         command = [sys.executable, "-m", "pe_bench", "train", *RUN, "precision=float32", *overrides]
         results = folder / way.replace(" ", "-")
         subprocess.run([*command, *count, *words, f"results_dir={results}"], check=True, capture_output=True)
