@@ -101,7 +101,7 @@ def _python() -> str:
         "# Python",
         "Four calls do what the commands do. [A notebook](../quick-start.ipynb) shows three of them.",
     ]
-    for name in ("train", "evaluate", "probe", "results"):
+    for name in ("train", "evaluate", "probe", "results", "import_runs"):
         call = getattr(pe_bench, name)
         parts += [
             f"## {name}",
