@@ -99,7 +99,7 @@ def _encodings() -> str:
 def _python() -> str:
     parts = [
         "# Python",
-        "Four calls do what the commands do. [A notebook](../quick-start.ipynb) shows three of them.",
+        "Five calls do what the commands do. [A notebook](../quick-start.ipynb) shows three of them.",
     ]
     for name in ("train", "evaluate", "probe", "results", "import_runs"):
         call = getattr(pe_bench, name)
