@@ -70,5 +70,7 @@ def test_the_reference_has_every_command_option_key_encoding_and_call(site: Path
     encodings = text_of(reference / "encodings.html")
     assert [name for name in names_in("encoding") if name not in encodings] == []
     calls = text_of(reference / "python.html")
-    assert all(f"pe_bench.{name}(" in calls for name in ("train", "evaluate", "probe", "results", "import_runs"))
+    assert all(
+        f"pe_bench.{name}(" in calls for name in ("train", "evaluate", "probe", "results", "import_runs")
+    )
     assert pe_bench.train.__doc__ and pe_bench.train.__doc__.splitlines()[0] in calls
