@@ -1,13 +1,57 @@
-"""What a sweep prints when it ends: counts, failures, and the tables of its jobs."""
+"""What a sweep shows while it runs and when it ends: lines, counts, failures, and the tables of its jobs."""
 
+import io
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.sweeps import summary_of
+from rich.console import Console
+from support.sweeps import states, summary_of
 
-from pe_bench.sweep.jobs import DONE, RUNNING, SKIPPED, STOPPED, JobState
+from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
 from pe_bench.sweep.summary import Summary, print_summary
+from pe_bench.sweep.view import View
+
+
+def shown(folder: Path, jobs: int, *written: list[JobState], is_terminal: bool = False) -> str:
+    """Return what a view of so many jobs shows, whose states are written one list after another."""
+    text = io.StringIO()
+    with View(
+        SweepFolder(folder), jobs, Console(file=text, force_terminal=is_terminal, width=100, highlight=False)
+    ):
+        for jobs_at_once in written:
+            for state in jobs_at_once:
+                SweepFolder(folder).write(state)
+            time.sleep(0.4)
+    return text.getvalue()
+
+
+def test_a_terminal_has_a_line_for_each_running_job_and_the_total(tmp_path):
+    text = shown(tmp_path, 9, states(DONE, SKIPPED, FAILED, RUNNING, RUNNING), is_terminal=True)
+    assert "seed=0: done in 10 s" in text and "seed=2: failed:" in text
+    assert "seed=1:" not in text, "it is counted alone"
+    assert re.search(r"seed=3\s+━+·+\s+step 3 of 9", text) and re.search(r"seed=4\s+━+·+\s+step 4 of 9", text)
+    assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
+
+
+def test_without_a_terminal_a_job_that_begins_or_ends_has_a_line(tmp_path):
+    begun = replace(states(RUNNING)[0], share=0.1)
+    text = shown(tmp_path / "a", 2, [begun], [JobState(0, "seed=0", "", DONE, seconds=3700.0)])
+    assert text.splitlines() == ["seed=0: begins", "seed=0: done in 1 h 01 min"]
+    slow = JobState(0, "seed=0", "", started=time.time() - 60)  # to find out whether it is done
+    assert shown(tmp_path / "b", 2, [slow]) == "seed=0: begins\n"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_sweep_with_nothing_to_do_prints_one_line_before_its_table(tmp_path, capsys, is_terminal):
+    begun = JobState(0, "seed=0", "", started=time.time())
+    told = shown(tmp_path, 2, [begun], states(SKIPPED, SKIPPED), is_terminal=is_terminal)
+    assert told.endswith("2 jobs, all done already\n") and told.count("done already") == 1
+    assert "seed=0:" not in told and (is_terminal or told.count("\n") == 1)
+    print_summary(summary_of(tmp_path, [SKIPPED, SKIPPED], 2))
+    assert capsys.readouterr().err == "", "the view has printed it"
 
 
 def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, capsys):
@@ -19,21 +63,24 @@ def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, caps
 
 
 @pytest.mark.parametrize(
-    ("kinds", "line"),
+    ("kinds", "jobs", "line"),
     [
-        ([DONE, SKIPPED, SKIPPED], "3 jobs: 1 done, 2 done already\n"),
-        ([SKIPPED, STOPPED], "2 jobs: 1 done already, 1 stopped or not started\n"),
-        ([STOPPED], "1 job: 0 done, 1 stopped or not started\n"),
+        ([DONE, SKIPPED, SKIPPED], 3, "3 jobs: 1 done, 2 done already\n"),
+        ([SKIPPED, STOPPED], 2, "2 jobs: 1 done already, 1 stopped or not started\n"),
+        ([STOPPED], 1, "1 job: 0 done, 1 stopped or not started\n"),
+        ([DONE, STOPPED, RUNNING], 5, "5 jobs: 1 done, 4 stopped or not started\n"),
     ],
 )
-def test_the_summary_counts_jobs_that_were_done_before(tmp_path, capsys, kinds, line):
-    print_summary(summary_of(tmp_path, kinds, len(kinds), stopped=True))
-    assert capsys.readouterr().err == line
+def test_the_summary_of_a_stopped_sweep_counts_its_jobs_and_blames_none(tmp_path, capsys, kinds, jobs, line):
+    summary = summary_of(tmp_path, kinds, jobs, stopped=True)
+    print_summary(summary)
+    assert capsys.readouterr().err == line and not summary.failed
+    assert summary.is_done == (kinds.count(STOPPED) == 0)
 
 
-def scored(*jobs: tuple[str, str, str], margin: float = 0.01) -> list[JobState]:
-    """Return finished jobs, each from its label, its run and a letter for each set of targets."""
-    return [
+def tables_of(*jobs: tuple[str, str, str], margins: tuple[float, ...] = ()) -> list[tuple[str, str, str]]:
+    """Return runs, targets and words of the tables of jobs: label, run, a letter for each set."""
+    finished = [
         JobState(
             number,
             label,
@@ -42,58 +89,41 @@ def scored(*jobs: tuple[str, str, str], margin: float = 0.01) -> list[JobState]:
             run=f"results/runs/{run}",
             has_rows=True,
             target_hashes=list(targets),
-            margin=margin,
+            margin=margins[number] if margins else 0.01,
         )
         for number, (label, run, targets) in enumerate(jobs)
     ]
-
-
-def tables_of(finished: list[JobState]) -> list[tuple[list[str], str, str]]:
     tables = Summary(Path(), finished, len(finished), "", False).tables
-    return [([run.name for run in table.runs], "".join(table.target_hashes), table.words) for table in tables]
+    return [
+        (" ".join(run.name for run in table.runs), "".join(table.target_hashes), table.words)
+        for table in tables
+    ]
 
 
 def test_jobs_that_score_one_run_on_other_targets_have_separate_named_tables():
-    jobs = scored(
-        ("encoding=nope eval.targets=6", "nope", "a"),
-        ("encoding=nope eval.targets=9", "nope", "b"),
-        ("encoding=rope eval.targets=6", "rope", "a"),
-        ("encoding=rope eval.targets=9", "rope", "b"),
-    )
-    both = ["nope", "rope"]
-    assert tables_of(jobs) == [(both, "a", "eval.targets=6"), (both, "b", "eval.targets=9")]
-    # Where rope failed with 6, its 9 belong to nope's all the same.
-    found = tables_of([*jobs[:2], jobs[3]])
-    assert [(runs, targets) for runs, targets, _ in found] == [(["nope"], "a"), (both, "b")]
-
-
-def test_protocols_that_share_their_targets_are_named_together():
-    protocols = ("paired", "a"), ("nonoverlapping", "b"), ("sliding", "b")
     jobs = [
-        (f"encoding={name} eval.protocol={protocol}", name, targets)
+        (f"encoding={name} eval.targets={targets}", name, letter)
         for name in ("nope", "rope")
-        for protocol, targets in protocols
+        for targets, letter in ((6, "a"), (9, "b"))
     ]
-    arguments = [arguments for _, _, arguments in tables_of(scored(*jobs))]
-    assert arguments == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
+    first, second = tables_of(*jobs)
+    assert first == ("nope rope", "a", "eval.targets=6") and second == ("nope rope", "b", "eval.targets=9")
+    # Where rope failed with 6, its 9 belong to nope's all the same.
+    assert [table[:2] for table in tables_of(*jobs[:2], jobs[3])] == [("nope", "a"), ("nope rope", "b")]
+    protocols = [
+        (f"encoding={name} eval.protocol={protocol}", name, letter)
+        for name in ("nope", "rope")
+        for protocol, letter in (("paired", "a"), ("nonoverlapping", "b"), ("sliding", "b"))
+    ]
+    words = [words for _, _, words in tables_of(*protocols)]
+    assert words == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
+    two = ("report.margin=0.01", "nope", "a"), ("report.margin=0.1", "nope", "a")
+    assert len(tables_of(*two, margins=(0.01, 0.1))) == 2
 
 
 def test_jobs_that_fit_into_one_table_share_it_without_a_name():
-    longer = scored(("eval.lengths=[16]", "nope", "a"), ("eval.lengths=[16,128]", "nope", "ab"))
-    assert tables_of(longer) == [(["nope"], "ab", "")]
-    texts = scored(("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b"))
-    assert tables_of(texts) == [(["nope-1", "nope-2"], "ab", "")]
-    assert tables_of([]) == []
-
-
-def test_two_margins_of_one_run_have_separate_tables():
-    coarse = [replace(state, number=1) for state in scored(("report.margin=0.1", "nope", "a"), margin=0.1)]
-    jobs = [*scored(("report.margin=0.01", "nope", "a")), *coarse]
-    assert [table.margin for table in Summary(Path(), jobs, 2, "", False).tables] == [0.01, 0.1]
-
-
-def test_the_summary_of_a_stopped_sweep_blames_no_job(tmp_path, capsys):
-    summary = summary_of(tmp_path, [DONE, STOPPED, RUNNING], 5, stopped=True)
-    print_summary(summary)
-    assert capsys.readouterr().err == "5 jobs: 1 done, 4 stopped or not started\n"
-    assert not summary.is_done and not summary.failed
+    longer = ("eval.lengths=[16]", "nope", "a"), ("eval.lengths=[16,128]", "nope", "ab")
+    assert tables_of(*longer) == [("nope", "ab", "")]
+    texts = ("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b")
+    assert tables_of(*texts) == [("nope-1 nope-2", "ab", "")]
+    assert tables_of() == []

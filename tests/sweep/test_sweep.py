@@ -230,11 +230,24 @@ def test_a_damaged_file_of_a_job_hides_no_other_and_progress_that_cannot_be_writ
     assert report.state.share == 0.5
 
 
-def test_values_of_a_key_that_takes_a_list_are_not_taken_as_lists_of_one(train, folder):
-    result = train("-m", "encoding=nope", "eval.lengths=64,128")
-    assert result.code == 2
-    assert "'eval.lengths=[64,128]' for one list, 'eval.lengths=[...],[...]' for several" in result.err
-    assert not list(folder.rglob("runs"))
+SLURM = "hydra/launcher=submitit_slurm"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["eval.lengths=64,128"],
+            "'eval.lengths=[64,128]' for one list, 'eval.lengths=[...],[...]' for several",
+        ),
+        ([SLURM, "hydra.launcher.nodes=2"], "a run takes 1 machine; say hydra.launcher.nodes=1"),
+        ([SLURM, "hydra.launcher.tasks_per_node=4"], "hydra.launcher.tasks_per_node=4: a run takes 1 task"),
+    ],
+)
+def test_a_sweep_that_cannot_mean_what_it_says_is_refused_before_anything_starts(train, folder, words, told):
+    outcome = train("-m", "encoding=nope", *words)
+    assert outcome.code == 2 and told in outcome.line
+    assert not (folder / "results").exists()
 
 
 def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_path):
