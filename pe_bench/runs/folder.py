@@ -15,8 +15,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from pe_bench.config.parse import parse_config, to_plain
-from pe_bench.config.schema import Config, DataConfig
-from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.config.schema import NAME, Config, DataConfig
+from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.commands import recorded_commands, takes_code_from
 from pe_bench.runs.means import KeptMeans, Means, Slices, find_means, read_means, read_slices, rows_of_slice
 from pe_bench.runs.rows import Row, read_rows
@@ -145,6 +145,9 @@ class FirstStage:
         if values is None:
             return None
         values = check_type(values, dict[str, Any], "first_stage")
+        run = check_type(values.get("run"), str, "run")
+        # A stranger's may be no name: a path could lead anywhere.
+        require(NAME.fullmatch(run) is not None and not run.startswith("."), f"{run!r} is no run's name")
         kinds = {"run": str, "length": int, "steps": int, "setting": str, "longest": int}
         return FirstStage(**{name: check_type(values.get(name), kind, name) for name, kind in kinds.items()})
 

@@ -129,3 +129,26 @@ def test_a_source_that_is_not_there_or_is_not_the_only_one_is_refused(
     outcome = train("encoding=yarn", *overrides)
     assert outcome.code == 2 and told in outcome.line, outcome.err
     assert len(runs_of(folder)) == 2
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "..", "/etc", "a/b", ""])
+def test_a_first_stage_that_is_no_name_is_not_looked_for(begin: Command, folder: Path, name: str) -> None:
+    assert begin("encoding=rope").code == 0
+    [run] = runs_of(folder)
+    result = json.loads((run / "result.json").read_text())
+    first = {"run": name, "length": 8, "steps": 1, "setting": "x", "longest": 16}
+    (run / "result.json").write_text(json.dumps({**result, "first_stage": first}))
+    [table] = build_tables(folder / "results")
+    assert (table.key.train_length, [line.longest for line in table.lines]) == (16, [0])
+
+
+def test_without_positions_queries_and_keys_are_normed_and_the_run_of_each_seed_goes_on(
+    train: Command, folder: Path
+) -> None:
+    for seed in ("seed=0", "seed=1"):
+        assert train("encoding=rope", seed).code == 0
+        outcome = train("experiment=drope", FROM, seed, "train.steps=2")
+        assert outcome.code == 0, outcome.err
+    [table] = build_tables(folder / "results")
+    lines = {line.label: line.seeds for line in table.lines}
+    assert lines == {"rope": 2, "rope, then nope with qk_norm (128)": 2}
