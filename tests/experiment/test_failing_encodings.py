@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.commands import Command, Outcome, only_run
+from support.commands import Command, only_run
 
 HEAD = """import torch
 from pe_bench.encodings import LayerEncoding, PositionalEncoding
@@ -213,18 +213,6 @@ def test_an_error_in_training_is_one_line_with_its_place(
     assert outcome.code == 1 and "Traceback" not in outcome.err
     assert f"{line_of(file, 'raise')}: KeyError: 'only here'" in outcome.line
     assert "Traceback" in (only_run(folder) / "error.txt").read_text(), "who wants all of it finds it there"
-
-
-def test_a_sweep_says_which_job_failed_at_a_length_and_shows_its_other_rows(
-    train: Command, write: Write, folder: Path
-) -> None:
-    file = write(TABLE)
-    outcome: Outcome = train("--config-dir", str(folder / "mine"), "-m", "encoding=mine,nope")
-    assert outcome.code == 1
-    assert "2 jobs: 1 done, 1 failed" in outcome.err
-    assert "failed: encoding=mine: mine@" in outcome.err
-    assert f"{line_of(file, 'distance.long()')}: IndexError" in "".join(outcome.err).replace("\n", " ")
-    assert "mine@" in outcome.out and "nope" in outcome.out
 
 
 def test_an_error_at_import_is_one_line_with_its_place(

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import Command, only_run
-from support.results import add_run
 from support.scoring import BLOCK, DATA, EVAL, scored, trained_model
 
 from pe_bench.config.schema import DataConfig, EvalConfig, TokenizerConfig
 from pe_bench.data.packed import load_data
-from pe_bench.report.build import build_tables
-from pe_bench.report.export import to_frame
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.scoring.plans import make_plans
@@ -48,16 +45,6 @@ def test_every_row_has_the_protocols_name_and_the_hash_of_the_targets(train: Com
     assert {row.target_tokens for row in rows} == {16}
     # An eighth of the length is scored at once: 4 tokens, which see 28 to 31.
     assert {row.context_mean for row in rows if row.length == 32} == {(28 + 31) / 2}
-
-
-def test_every_encoding_and_every_seed_of_training_scores_the_same_targets(
-    begin: Command, folder: Path
-) -> None:
-    for arguments in (("encoding=rope",), ("encoding=nope",), ("encoding=rope", "seed=1")):
-        assert begin(*arguments).code == 0
-    runs = list((folder / "results" / "runs").iterdir())
-    assert len(runs) == 3
-    assert len({row.target_hash for run in runs for row in rows_of(run)}) == 1
 
 
 def plan_at(lengths: Sequence[int], trained: Job, length: int = 12) -> Plan:
@@ -114,11 +101,3 @@ def test_fewer_blocks_than_requested_are_reported_in_one_line(train: Command, fo
         f"with room for {row.targets // 16} of eval.targets=100000 target blocks; those are scored"
     ]
     assert "too few documents" not in train("encoding=nope").err
-
-
-def test_a_control_on_other_targets_says_nothing_of_the_use_of_context(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {32: 3.2, 128: 3.0, 512: 2.8}, spread=0.002)
-    add_run(tmp_path, "rope", {512: 2.95}, control="swap", spread=0.002, target_hash="0ther")
-    at = {record["length"]: record for record in to_frame(build_tables(tmp_path)).to_dict("records")}
-    assert at[512]["uses_context"] == ""
-    assert at[512]["swap_gain"] is None

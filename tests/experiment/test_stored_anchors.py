@@ -81,18 +81,6 @@ def test_runs_of_a_seed_share_their_anchors_and_another_seed_has_its_own(
     assert len(folders(folder)) == 6
 
 
-def test_an_untrained_model_has_neither_verdicts_nor_a_rank(
-    begin: Command, command: Command, folder: Path
-) -> None:
-    printed = begin("encoding=rope", "train.steps=1", "train.warmup_steps=1").out
-    [line] = [line for line in printed.splitlines() if line.startswith("rope")]
-    assert line.split()[1].endswith("*")
-    assert line.split()[2:] == ["-", "-"]
-    assert "with neither rank nor verdicts" in " ".join(printed.split())
-    [table] = build_tables(folder / "results")
-    assert [(line.unlearned, line.break_point.kind) for line in table.lines] == [("frequencies", "unknown")]
-
-
 def test_an_anchor_is_no_run(begin: Command, command: Command, folder: Path) -> None:
     begin("encoding=rope")
     results = ("--results-dir", str(folder / "results"))

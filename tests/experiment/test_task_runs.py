@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -194,11 +193,3 @@ def test_a_run_without_a_task_has_no_key_of_it_in_its_configuration() -> None:
         "symbols": 128,
         "reach": 8,
     }
-
-
-def test_show_prints_a_task_with_an_example_whose_answers_are_marked(command: Command) -> None:
-    outcome = command("show", "task=mqar", "task.spread=4")
-    assert outcome.code == 0
-    assert "arXiv:2312.04927" in outcome.out and "task.spread   4" in outcome.out and "[v" in outcome.out
-    assert "it is a task, so say task=mqar" in command("show", "mqar").line
-    assert np.all([name in command("list", "tasks").out for name in ("copy_unique", "flip_flop")])
