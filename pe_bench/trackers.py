@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
@@ -20,18 +20,6 @@ from pe_bench.runs.rows import TASK, Row
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.log import Step
-
-
-class Tracker(Protocol):
-    def step(self, step: Step) -> None:
-        """Record one row of train.csv."""
-        ...
-
-    def scores(self, rows: Sequence[Row]) -> None:
-        """Record all rows of the run under its own encoding, some of which it may have been given before."""
-        ...
-
-    def end(self) -> None: ...
 
 
 class TensorBoard:
@@ -146,8 +134,9 @@ class MLflow:
         self.client.log_batch(self.id, metrics)
 
 
-# Each takes the run's directory, its configuration, and the step from which it goes on.
-TRACKERS: dict[str, Callable[[Path, Config, int], Tracker]] = {
+# Each takes the run's directory, its configuration, and the step from which it goes on. `step` records a row
+# of train.csv, and `scores` all rows under the run's own encoding, some of which it may have had before.
+TRACKERS: dict[str, Callable[[Path, Config, int], Any]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
@@ -159,7 +148,7 @@ class Tracking:
 
     def __init__(self, run: Path, config: Config):
         self.name, self.log_every = config.tracker, config.train.log_every
-        self.tracker: Tracker | None = None
+        self.tracker: Any = None
         if self.name is not None:
             begin, checkpoint = TRACKERS[self.name], latest_checkpoint(run / "checkpoints")
             self.tracker = self._forgiven(
@@ -209,8 +198,8 @@ def check_tracker(name: str | None) -> None:
 
 def _values_of(step: Step) -> dict[str, float]:
     """Return the values that trackers draw against the step."""
-    values = {"loss": step.loss, "lr": step.lr, "gradient_norm": step.gradient_norm, "seconds": step.seconds}
-    return values if step.validation_loss is None else {**values, "validation_loss": step.validation_loss}
+    names = ("loss", "lr", "gradient_norm", "seconds", "validation_loss")
+    return {name: value for name in names if (value := getattr(step, name)) is not None}
 
 
 def _score_name(row: Row) -> str:

@@ -59,11 +59,8 @@ def checkpoint_config(
     lengths = [] if TRAIN_LENGTH in keys else [f"{TRAIN_LENGTH}={length}"]
     values = compose([*files, *overrides, "encoding=nope", *lengths])
     data = values["data"]
-    if (
-        data["source"] == "files"
-        and data["validation_path"] is None
-        and not keys & {"data.validation_fraction"}
-    ):
+    is_one = data["source"] == "files" and data["validation_path"] is None
+    if is_one and "data.validation_fraction" not in keys:
         data["validation_fraction"] = 1.0  # nothing is trained on, so all of it is scored
     if prompts is not None:
         values |= {"data": {"name": prompts, "source": "task"}, "task": {"name": prompts}}
@@ -143,14 +140,14 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
 def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
     for text in overrides:
         key = parse_override(text).key.lstrip("+~")
-        is_of_text = key.split(".")[0] == "data"
-        require(has_text or not is_of_text, f"{text} has no effect with --task, which has its own text")
-        is_known = key.split(".")[0] in SCORING_KEYS or key == TRAIN_LENGTH
-        require(
-            is_known,
+        section = key.split(".")[0]
+        message = f"{text} has no effect with --task, which has its own text"
+        require(has_text or section != "data", message)
+        message = (
             f"{text} has no effect on a checkpoint, which brings its own model, encoding and tokenizer: "
-            f"change {', '.join(SCORING_KEYS[:3])} or {TRAIN_LENGTH}",
+            f"change {', '.join(SCORING_KEYS[:3])} or {TRAIN_LENGTH}"
         )
+        require(section in SCORING_KEYS or key == TRAIN_LENGTH, message)
 
 
 def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tuple[int, str]:
