@@ -77,12 +77,9 @@ def check_encodings(
     show(lambda width: [line for grid in grids for line in [*draw(grid, width), Text()]][:-1])
     states = [finding.state for result in results.values() for finding in result.values()]
     failed, unknown = states.count("fails"), states.count("not checked")
-    if failed or unknown:
-        told = [f"{failed} of {len(states)} checks failed"] if failed else []
-        told += (
-            [f"{unknown}{'' if failed else f' of {len(states)} checks'} could not be made"] if unknown else []
-        )
-        raise RunError(", ".join(told))
+    if failed:
+        told = f"{failed} of {len(states)} checks failed"
+        raise RunError(f"{told}, {unknown} could not be made" if unknown else told)
     hint = "" if verbose else "; the number of each: --verbose"
     write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
 
@@ -135,15 +132,14 @@ def _failure(prop: Property, finding: Finding) -> list[str | Cell]:
 
 def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
     """Check every encoding, with a bar on a terminal."""
-    results: dict[str, Results] = {}
     from pe_bench.inspection.check import PROPERTIES, check_all
 
+    results: dict[str, Results] = {case.name: {} for case in cases}
     with progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
         for case in cases:
-            done = itertools.count(len(results) * len(PROPERTIES))
-            results[case.name] = check_all(
-                case, lambda prop, name=case.name, done=done: bar.show(next(done), f"{name}: {prop.name}")
-            )
+            for prop, finding in check_all(case):
+                results[case.name][prop] = finding
+                bar.show(sum(map(len, results.values())), f"{case.name}: {prop.name}")
     return results
 
 

@@ -41,7 +41,7 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH) -> str:
     folders = "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in subject.config.search)
     steps = [("check it", f"pe-bench check {shlex.quote(subject.name)}{folders}")]
     if ":" not in subject.name:
-        options = " KEY=VALUE ..." if subject.given else ""
+        options = " KEY=VALUE ..." if subject.typed else ""
         steps.append(("train it", f"pe-bench train encoding={subject.name}{options}{folders}"))
     return _page_of(subject.label, [*blocks, _facts(subject, width), align(steps, width)])
 
@@ -57,7 +57,7 @@ def _facts(subject: ResolvedEncoding, width: int) -> str:
     except UserError as error:  # some have options that no default could stand for
         return wrap(f"cannot be built as it is: {error}", width)
     model = subject.config.model
-    keys = [key.removeprefix("model.") for key in sorted(subject.given) if key.startswith("model.")]
+    keys = [key.removeprefix("model.") for key in sorted(subject.typed) if key.startswith("model.")]
     sizes = "".join(f" model.{key}={getattr(model, key)}" for key in keys)
     where = f"(model={model.name}{sizes}, train.length={subject.config.train.length})"
     facts = [
@@ -111,7 +111,7 @@ def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str,
     for option, value in part.values.items():
         if option in NOT_OPTIONS or option in part.nested:
             continue
-        if f"{part.key}.{option}" in subject.given:
+        if f"{part.key}.{option}" in subject.typed:
             origin = "given"
         elif option in part.values.get("derived", []) and str(written.get(option, "${")).startswith("${"):
             origin = f"from {_formula(str(written.get(option, 'the rest')))}"

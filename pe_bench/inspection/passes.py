@@ -207,12 +207,12 @@ class Bench:
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
             length, (first, *_) = next(iter(subjects.items()))
             self._pass(first, length)()  # the first pass loads libraries, which cost no encoding
-        for length, (first, *others) in subjects.items():
+        for length, (first, *compared) in subjects.items():
             watch(f"{length:,} tokens: {first.label}")
             row, reference = self.row(first, length)
             yield row if reference is None else replace(row, relative=1.0)
-            for number, subject in enumerate(others, start=2):
-                watch(f"{length:,} tokens, {number} of {len(others) + 1}: {subject.label}")
+            for subject in compared:
+                watch(f"{length:,} tokens: {subject.label}")
                 yield self.row(subject, length, reference)[0]
 
     def row(

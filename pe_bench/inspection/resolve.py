@@ -38,7 +38,7 @@ class ResolvedEncoding:
 
     name: str
     config: Config
-    given: frozenset[str] = frozenset()  # keys among the command's overrides, such as encoding.base
+    typed: frozenset[str] = frozenset()  # keys among the command's overrides, such as encoding.base
 
     @cached_property
     def spec(self) -> "EncodingSpec":
@@ -84,27 +84,24 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     An option of an encoding goes to those that have it, and several values of it make several encodings.
     Raises `UserError` for what cannot be.
     """
-    typed, texts = split_arguments(arguments)
-    _check(typed, texts, search)
-    names = list(dict.fromkeys(find_name("encoding", name, search) for name in typed))
+    typed_names, texts = split_arguments(arguments)
+    _check(typed_names, texts, search)
+    names = list(dict.fromkeys(find_name("encoding", name, search) for name in typed_names))
     overrides = [parse_override(text) for text in texts]
     options = [override for override in overrides if _is_option(override)]
     shared = [str(override) for override in overrides if not _is_option(override)]
     chosen = {name: [f"encoding={name}", *shared] for name in names}
     composed = {name: compose(chosen[name], search) for name in names}
     _refuse_unknown([option for option in options if not option.prefix], composed)
-    found = []
+    subjects = []
     for name in names:
-        own = [
-            option
-            for option in (in_full(name, composed[name]["encoding"], option) for option in options)
-            if option
-        ]
-        given = frozenset((*(parse_override(text).key for text in shared), *(option.key for option in own)))
-        for values in product(*map(_each_value, own)):
+        in_whole = [in_full(name, composed[name]["encoding"], option) for option in options]
+        chosen_options = [option for option in in_whole if option]
+        keys = frozenset(parse_override(text).key for text in (*shared, *map(str, chosen_options)))
+        for values in product(*map(_each_value, chosen_options)):
             config = compose([*chosen[name], *values], search) if values else composed[name]
-            found.append(ResolvedEncoding(name, parse_config(config, search), given))
-    return found
+            subjects.append(ResolvedEncoding(name, parse_config(config, search), keys))
+    return subjects
 
 
 def _check(names: Sequence[str], overrides: Sequence[str], search: Sequence[Path]) -> None:
@@ -124,20 +121,20 @@ def _is_option(override: Override) -> bool:
     return override.section == "encoding" or ("." not in override.key and override.key not in NAMED_ALONE)
 
 
-def _refuse_unknown(options: Sequence[Override], known: dict[str, dict[str, Any]]) -> None:
+def _refuse_unknown(overrides: Sequence[Override], composed: dict[str, dict[str, Any]]) -> None:
     """Raise `UserError` for an option that no encoding has; or for a mistyped key of the run."""
-    for option in options:
-        if any(in_full(name, values["encoding"], option) for name, values in known.items()):
+    for option in overrides:
+        if any(in_full(name, values["encoding"], option) for name, values in composed.items()):
             continue
-        short = {name: _short_options(values["encoding"]) for name, values in known.items()}
+        short = {name: _short_options(values["encoding"]) for name, values in composed.items()}
         every = [*chain(*short.values()), *NAMED_ALONE]
         closest = (close_to(option.key, every) or [""])[0]
         if "." in option.key:
-            raise unknown_key(option.key, next(iter(known.values())))
+            raise unknown_key(option.key, next(iter(composed.values())))
         if not closest or closest in NAMED_ALONE:
             raise UserError(unknown(option.key, "key", set(every)), option.key)
-        name = next(name for name, found in short.items() if closest in found)
-        raise unknown_key(f"encoding.{option.key}", known[name])
+        name = next(name for name, options in short.items() if closest in options)
+        raise unknown_key(f"encoding.{option.key}", composed[name])
 
 
 def _short_options(encoding: dict[str, Any]) -> list[str]:

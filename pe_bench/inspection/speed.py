@@ -54,8 +54,8 @@ class Request:
             windows = max(1, check_type(train["batch_tokens"], int, "train.batch_tokens") // length)
             step = [f"train.length={length}", f"train.batch_tokens={windows * length}"]
         reference = resolve([REFERENCE, *self.shared, *step], self.search)
-        others = resolve([*self.names, *self.overrides, *step], self.search)
-        return list({subject.label: subject for subject in (*reference, *others)}.values())
+        subjects = resolve([*self.names, *self.overrides, *step], self.search)
+        return list({subject.label: subject for subject in (*reference, *subjects)}.values())
 
 
 def read_request(arguments: Sequence[str], train: bool, search: Sequence[Path]) -> Request:

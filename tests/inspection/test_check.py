@@ -19,7 +19,7 @@ BASIC = [one.name for one in BASICS]
 def test_a_wrong_encoding_fails_where_it_is_wrong_and_nowhere_else_and_says_how(name: str) -> None:
     expected, says = WRONG[name]
     if expected and expected[0] in BASIC:  # which ends the check
-        findings = {one.name: result for one, result in check_all(find_wrong(name)).items()}
+        findings = {one.name: result for one, result in check_all(find_wrong(name))}
         failed = {key: result.measured for key, result in findings.items() if result.state == "fails"}
         later = list(findings)[list(findings).index(expected[0]) + 1 :]
         assert {findings[key].state for key in later} == {"not checked"}

@@ -6,7 +6,7 @@ The docstring begins with what must hold. The function returns what was measured
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pe_bench.inspection.check import decoder, hooks, layers, numbers, reference, sizes
@@ -40,10 +40,10 @@ PROPERTIES = tuple(
 BASICS = PROPERTIES[:4]  # the first that fails ends the check: all others would fail, with wrong advice
 
 
-def check(case: Case, wanted: Property) -> Finding:
+def check(case: Case, prop: Property) -> Finding:
     """Check one property; an encoding that raises has failed it, whatever it is."""
     try:
-        result = wanted.check(case)
+        result = prop.check(case)
     except INTERRUPTIONS:
         raise
     except UnclaimedError as reason:
@@ -51,21 +51,16 @@ def check(case: Case, wanted: Property) -> Finding:
     except BaseException as error:
         if not isinstance(error, FailureError):
             return Finding("fails", describe(error))
-        changed = [] if wanted in BASICS else changed_hooks(case.encoding, hooks.SHAPES)
+        changed = [] if prop in BASICS else changed_hooks(case.encoding, hooks.SHAPES)
         places = [f"{hooks.line_of(part, hook)} {hook}" for part, hook in changed]
         return Finding("fails", str(error), places=tuple(dict.fromkeys(places)))
     return result if isinstance(result, Finding) else Finding("holds", result)
 
 
-def check_all(case: Case, watch: Callable[[Property], None] = lambda _: None) -> dict[Property, Finding]:
-    """Check all properties; after a basic one that fails, the others are 'not checked'.
-
-    `watch` gets each property before it is checked.
-    """
-    findings = dict.fromkeys(PROPERTIES, Finding("not checked", ""))
-    for wanted in PROPERTIES:
-        watch(wanted)
-        findings[wanted] = check(case, wanted)
-        if wanted in BASICS and findings[wanted].state == "fails":
-            break
-    return findings
+def check_all(case: Case) -> Iterator[tuple[Property, Finding]]:
+    """Check all properties; after a basic one that fails, the others are 'not checked'."""
+    is_broken = False
+    for prop in PROPERTIES:
+        finding = Finding("not checked", "") if is_broken else check(case, prop)
+        is_broken = is_broken or (prop in BASICS and finding.state == "fails")
+        yield prop, finding

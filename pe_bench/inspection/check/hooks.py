@@ -7,6 +7,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -263,36 +264,29 @@ def options(case: Case) -> str:
 
 def _is_read(encoding_class: type, option: str) -> bool:
     """Return whether the constructor uses an option, or any method the attribute that it is stored in."""
-    nodes = [node for parent in encoding_class.__mro__ for node in _nodes(parent)]
-    constructor = next((node for node in nodes if _constructs_with(node, option)), None)
+    nodes = [node for kind in encoding_class.__mro__ for node in _nodes(kind)]
+    constructors = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    constructor = next((node for node in constructors if option in _parameters(node)), None)
     if constructor is None:  # no source, or one that collects its arguments
         return True
     inside = list(ast.walk(constructor))
     uses = [node for node in inside if isinstance(node, ast.Name) and node.id == option]
-    stores = [  # `self.NAME = OPTION`
-        node.targets
-        for node in inside
-        if isinstance(node, ast.Assign) and node.value in uses
-        if all(isinstance(target, ast.Attribute) for target in node.targets)
-    ]
-    kept = {target.attr for targets in stores for target in targets if isinstance(target, ast.Attribute)}
+    stores = [node for node in inside if isinstance(node, ast.Assign) and node.value in uses]
+    targets = [node.targets[0] for node in stores]  # of `self.NAME = OPTION`
+    kept = {target.attr for target in targets if isinstance(target, ast.Attribute)}
     reads = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
-    return len(uses) > len(stores) or any(node.attr in kept for node in reads)
+    return len(uses) > len(kept) or any(node.attr in kept for node in reads)
 
 
 def _nodes(kind: type) -> Iterator[ast.AST]:
     """Yield all nodes of the source of a class, as far as there is any."""
     if not kind.__module__.startswith(("torch.", "builtins")):
-        try:
+        with suppress(OSError, TypeError, SyntaxError):
             yield from ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind))))
-        except (OSError, TypeError, SyntaxError):
-            return
 
 
-def _constructs_with(node: ast.AST, option: str) -> bool:
-    if not isinstance(node, ast.FunctionDef) or node.name != "__init__":
-        return False
-    return option in {argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)}
+def _parameters(function: ast.FunctionDef) -> list[str]:
+    return [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
 
 
 def never_called(part: nn.Module) -> str:

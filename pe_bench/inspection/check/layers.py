@@ -45,12 +45,12 @@ def blocks(case: Case) -> str:
     length, errors = 13, []
     inputs, jumping = case.inputs(length), 2 * torch.arange(length)
     for layer, position in itertools.product(case.layers, (jumping, torch.stack([jumping, jumping // 2]))):
-        whole = reference_attention(layer, *inputs, position, block=length)
+        at_once = reference_attention(layer, *inputs, position, block=length)
         for block in (4, 5):
-            errors.append(worst(reference_attention(layer, *inputs, position, block=block), whole))
+            errors.append(worst(reference_attention(layer, *inputs, position, block=block), at_once))
         for row in (0, 6, length - 1):
             alone = reference_attention(layer, *inputs, position, rows=range(row, row + 1))
-            errors.append(worst(alone, whole[:, :, row : row + 1]))
+            errors.append(worst(alone, at_once[:, :, row : row + 1]))
     return at_most("blocks of queries and the whole differ by", *errors)
 
 
@@ -305,43 +305,36 @@ def levels_off_at(case: Case) -> str:
 
     A window or a table of the training length is a design; of another length, it is a limit left in the code.
     """
-    values = [("distance", _logits_at(layer, DISTANCES)) for layer in case.layers]
-    if case.overrides("embed"):
-        x = layer_inputs(1, batch=1)[0].expand(-1, len(DISTANCES), -1)
-        text = torch.zeros(1, len(DISTANCES), dtype=torch.long)
-        values.append(("position", case.encoding.embed(x, torch.tensor(DISTANCES), text)[0]))
-    for what, value in values:
-        differs = ((value - value[-1]).abs().amax(-1) > EXACT).nonzero()
+    for what, values in _values(case, DISTANCES):
+        differs = ((values - values[-1]).abs().amax(-1) > EXACT).nonzero()
         last = int(differs.max()) if len(differs) else 0
         level = DISTANCES[last + 1] if last + 1 < len(DISTANCES) else FARTHEST
-        jump = float((value[last] - value[-1]).abs().max())
+        jump = float((values[last] - values[-1]).abs().max())
         if TRAIN_LENGTH < level < FARTHEST / 2 and jump > SHOWS:
             return f"{what} {level:,}"
     return ""
 
 
-def _logits_at(layer: LayerEncoding, distances: list[int]) -> Tensor:
-    """Return the logits [n, H] of equal tokens at distances from their query, of which 0 is the first."""
-    position = FARTHEST + 1 - torch.tensor([*reversed(distances)])
-    length = len(position)
-    queries, keys = project(layer, *one_token_repeated(length), position)
-    row, _ = logits(layer, slice_tokens(queries, length - 1, length), keys, MODEL.d_head**-0.5)
-    return row[0, :, 0].flip(-1).mT
-
-
 @torch.no_grad()
 def clamps(case: Case) -> str:
-    """Check that, where all tokens are the same, all far enough have the same scores and inputs."""
-    length, half = 1_024, 512
-    x, q, k = one_token_repeated(length)
-    position, spreads = torch.arange(length), []
+    """Check that equal tokens far enough away have the same scores, and the same inputs far enough on."""
+    spreads = [values.amax(0) - values.amin(0) for _, values in _values(case, range(512, 1_024))]
+    errors = [float(spread.max()) for spread in spreads]
+    return at_most("clamps: beyond distance 512 equal tokens differ by", *errors)
+
+
+def _values(case: Case, distances: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+    """Yield logits [n, H] of equal tokens at distances from their query, and inputs [n, D] at such ids."""
+    x, q, k = one_token_repeated(len(distances) + 1)
+    position = FARTHEST + 1 - torch.tensor([*reversed(distances), 0])
     for layer in case.layers:
         queries, keys = project(layer, x, q, k, position)
-        row, _ = logits(layer, slice_tokens(queries, length - 1, length), keys, MODEL.d_head**-0.5)
-        spreads.append(float((row[..., :half].amax(-1) - row[..., :half].amin(-1)).max()))
-    embedded = case.encoding.embed(x, position, torch.zeros(1, length, dtype=torch.long))
-    spreads.append(worst(embedded[:, half:], embedded[:, -1:]))
-    return at_most(f"clamps: beyond distance {half} equal tokens differ by", *spreads)
+        query = slice_tokens(queries, len(distances), len(distances) + 1)
+        row, _ = logits(layer, query, keys, MODEL.d_head**-0.5)
+        yield "distance", row[0, :, 0, :-1].flip(-1).mT
+    if case.overrides("embed"):
+        text = torch.zeros(1, len(distances), dtype=torch.long)
+        yield "position", case.encoding.embed(x[:, 1:], torch.tensor([*distances]), text)[0]
 
 
 def visible_keys(layer: LayerEncoding, length: int) -> int:

@@ -121,12 +121,9 @@ def slopes(case: Case) -> str:
     moved, initial = _Moved(case.with_random_parameters(), inputs), _Moved(case.as_built(), inputs)
     parameters = {name: tensor for name, tensor in moved.encoding.named_parameters() if tensor.requires_grad}
     named = parameters | dict(zip("xqkv", inputs, strict=True))
-    generator = torch.Generator().manual_seed(6)
-    drawn = [
-        torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        for tensor in (*moved.encoding.parameters(), *inputs)
-    ]
-    directions = dict(zip((*moved.encoding.parameters(), *inputs), drawn, strict=True))
+    generator, tensors = torch.Generator().manual_seed(6), [*moved.encoding.parameters(), *inputs]
+    drawn = [torch.randn(tensor.shape, generator=generator, dtype=torch.float64) for tensor in tensors]
+    directions = dict(zip(tensors, drawn, strict=True))
     for name, tensor in parameters.items():
         as_built, step = initial.encoding.get_parameter(name), MOVE * directions[tensor]
         is_inert = max(moved.change(tensor, step), initial.change(as_built, step)) <= EXACT
@@ -153,7 +150,7 @@ def _named_inert(encoding: Composition) -> set[Tensor]:
 def _weighed(outputs: Sequence[Tensor]) -> Tensor:
     """Return the sum of all outputs with fixed random weights."""
     generator = torch.Generator().manual_seed(7)
-    weights = (torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs)
+    weights = [torch.randn(output.shape, generator=generator, dtype=torch.float64) for output in outputs]
     return torch.stack(
         [(output * weight).sum() for output, weight in zip(outputs, weights, strict=True)]
     ).sum()

@@ -78,12 +78,13 @@ def _built(part: PartSpec, options: Mapping[str, Any]) -> nn.Module:
     """Build a part with these options alone, which those that it holds have too; the rest is as composed."""
     if not part.nested:
         return part.encoding_class(**options)
-    return PartSpec(_with_options(part.values, options)).build(options["n_layers"])
+    return PartSpec(with_options(part.values, options)).build(options["n_layers"])
 
 
-def _with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an encoding's values with these options, also in the encodings that it holds."""
     return {
-        option: _with_options(value, options) if isinstance(value, dict) else options.get(option, value)
+        option: with_options(value, options) if isinstance(value, dict) else options.get(option, value)
         for option, value in values.items()
     }
 

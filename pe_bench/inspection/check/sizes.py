@@ -6,7 +6,7 @@ Letters: B batch, H query heads, T tokens, K head width.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -16,6 +16,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import first_line
 from pe_bench.inspection.check import decoder, layers
 from pe_bench.inspection.check.case import MODEL, TRAIN_LENGTH, Case, Inputs
+from pe_bench.inspection.check.reference import with_options
 from pe_bench.inspection.check.result import (
     EXACT,
     FailureError,
@@ -36,6 +37,7 @@ ROUGH = 1e-3  # float32 against float64 in products of many features
 AROUND = 8  # tokens on either side of a limit
 FACTORS = (1e-3, 0.1, 10.0, 1e3)
 COUNTS = (0, 1, 2, 50, 300)
+paths_agree = partial(layers.paths_agree, lengths=(TRAIN_LENGTH,), limits=(ROUGH, ROUGH, math.inf))
 
 
 def wide_heads(case: Case) -> str:
@@ -51,7 +53,7 @@ def wide_heads(case: Case) -> str:
     for share, narrow in zip(_changed_shares(wide), _changed_shares(case), strict=True):
         measured = f"positions change {share:.0%} of {WIDE} features, and all of {MODEL.d_head}"
         expect(narrow < 1 or share == 1, measured)
-    checks = (layers.norm, layers.score_scale, layers.blocks, _paths_agree, decoder.shift)
+    checks = (layers.norm, layers.score_scale, layers.blocks, paths_agree, decoder.shift)
     _expect_too(wide, case, *checks)
     return f"heads of {WIDE} features as well"
 
@@ -126,7 +128,7 @@ def option_ends(case: Case) -> str:
         accepted = sorted(_accepted(case, option, value), key=lambda pair: pair[0])
         for end, changed in accepted[:: max(1, len(accepted) - 1)]:
             told = f"with {option}={end:g} "
-            _expect_too(changed, case, layers.blocks, _paths_agree, layers.sight, told=told)
+            _expect_too(changed, case, layers.blocks, paths_agree, layers.sight, told=told)
         count += len(accepted)
     return f"{count} other values" if count else "no numeric options"
 
@@ -163,20 +165,10 @@ def _failure(case: Case, check: Callable[[Case], str | Finding]) -> str:
     return ""
 
 
-def _paths_agree(case: Case) -> str:
-    return layers.paths_agree(case, (TRAIN_LENGTH,), (ROUGH, ROUGH, math.inf))
-
-
 def _widened(case: Case) -> Case:
-    def widen(values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {
-            key: WIDE if key == "d_head" else None if key in case.examples else widen(value)
-            for key, value in values.items()
-        }
-
-    spec = EncodingSpec(widen(case.spec.values), case.spec.search).with_examples()
+    examples = dict.fromkeys(case.examples)  # which are made anew
+    values = with_options(case.spec.values, {**examples, "d_head": WIDE})
+    spec = EncodingSpec(values, case.spec.search).with_examples()
     return replace(case, spec=spec, sizes=replace(MODEL, d_head=WIDE))
 
 
