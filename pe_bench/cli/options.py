@@ -102,11 +102,12 @@ def _is_option(parameter: inspect.Parameter) -> bool:
 
 def _kind(annotation: Any) -> Any:
     """Return the type of a command's option for that of a parameter, which may take several."""
-    kinds = [get_origin(kind) or kind for kind in get_args(annotation) or [annotation]]
-    several = [kind for kind in kinds if kind in (Sequence, list)]
-    return (
-        list[str] if several else next((kind for kind in (bool, float, int, str, Path) if kind in kinds), str)
-    )
+    kinds = get_args(annotation) or [annotation]
+    if list[Path] in kinds:
+        return list[Path]
+    if any(get_origin(kind) in (Sequence, list) for kind in kinds):
+        return list[str]
+    return next((kind for kind in (bool, float, int, str, Path) if kind in kinds), str)
 
 
 def _checked(key: str, value: Any) -> Any:

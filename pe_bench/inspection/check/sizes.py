@@ -33,11 +33,12 @@ LIMITS = (64, 128, 256, 512, 1_000, 1_024, 2_048, 4_096, 8_192, 32_768, 65_536)
 MOST_KEYS = 8_192
 # Of texts of these lengths groups of tokens leave the same rest.
 LENGTHS = [5 + TRAIN_LENGTH * groups for groups in (3, 19, 35, 67, 257)]
-ROUGH = 1e-3  # float32 against float64 in products of many features
 AROUND = 8  # tokens on either side of a limit
 FACTORS = (1e-3, 0.1, 10.0, 1e3)
 COUNTS = (0, 1, 2, 50, 300)
-paths_agree = partial(layers.paths_agree, lengths=(TRAIN_LENGTH,), limits=(ROUGH, ROUGH, math.inf))
+paths_agree = partial(
+    layers.paths_agree, lengths=(TRAIN_LENGTH,), limits=(layers.ROUGH, layers.ROUGH, math.inf)
+)
 
 
 def wide_heads(case: Case) -> str:
