@@ -284,12 +284,12 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     reason = " ".join(text_of(error).split())
     if is_out_of_memory(error):
         return "out_of_memory", reason
-    statuses = {LengthError: "undefined", NonFiniteError: "not_finite"}
-    status = next((status for kind, status in statuses.items() if isinstance(error, kind)), "failed")
-    description = describe_user_code_error(error) if status == "failed" else reason
+    if isinstance(error, LengthError | NonFiniteError):
+        return ("undefined" if isinstance(error, LengthError) else "not_finite"), reason
+    description = describe_user_code_error(error)
     if description is None:
         raise error
-    return status, description
+    return "failed", description
 
 
 def peak_of(first: Pass) -> float | None:

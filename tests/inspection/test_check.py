@@ -8,7 +8,7 @@ from support import wrong_encodings
 from support.cases import LONG, PROPERTY, failures, find_case, find_wrong, finding
 from support.wrong_encodings import WRONG
 
-from pe_bench.config.groups import encoding_names
+from pe_bench.config.groups import encoding_names, names_in
 from pe_bench.inspection.check import BASICS, PROPERTIES, check_all, reference
 
 FILE = Path(wrong_encodings.__file__)
@@ -62,6 +62,10 @@ def test_a_reference_number_that_does_not_hold_fails_and_says_by_how_much(monkey
     result = finding(find_case("alibi"), "numbers")
     assert result.state == "fails"
     assert result.measured == "bias_of_heads with {'n_heads': 2} is off by 2.5e-01"
+
+
+def test_all_reference_numbers_are_those_of_encodings_which_check_compares() -> None:
+    assert set(reference.reference_numbers()) <= {*encoding_names(), *names_in("modifier")}
 
 
 # The command

@@ -41,12 +41,6 @@ def row_of_scores(encoding: LayerEncoding, head: int = 0, row: int = 3) -> Tenso
     return encoding.scores(queries, keys, 1 / math.sqrt(K))[0, head, row]
 
 
-def row_of_weights(encoding: LayerEncoding, head: int = 0, row: int = 3) -> Tensor:
-    """Return the weights of one query: its output when the values are the identity."""
-    identity = torch.eye(T, dtype=torch.float64).expand(B, H, T, T)
-    return reference_attention(encoding.double(), X4, Q4, K4, identity, torch.arange(T))[0, head, row]
-
-
 def near(actual: Tensor, expected: list[float] | Tensor, tolerance: float = 2e-6) -> bool:
     expected = torch.as_tensor(expected, dtype=torch.float64)
     return actual.shape == expected.shape and bool((actual.double() - expected).abs().max() < tolerance)

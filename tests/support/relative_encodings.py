@@ -35,15 +35,6 @@ def final_logits(layer: LayerEncoding, position: Tensor | None = None, q: Tensor
     return logits(layer, queries, keys, 1 / math.sqrt(K))[0].detach().tril()
 
 
-def spread_of_scores(encoding: PositionalEncoding | LayerEncoding) -> float:
-    """The standard deviation of logits of random queries and keys of variance 1."""
-    generator = torch.Generator().manual_seed(1)
-    q, k = torch.randn(2, 4, 8, 64, 16, generator=generator)
-    queries, keys = project(layer_of(encoding), q.transpose(1, 2).flatten(2), q, k, torch.arange(64))
-    found = logits(layer_of(encoding), queries, keys, 1 / math.sqrt(16))[0]
-    return found[..., torch.ones(64, 64).tril().bool()].std().item()
-
-
 def deberta(max_distance: int = 3, terms: Terms = "c2p+p2c", buckets: int | None = None) -> DeBERTa:
     return with_parameters(DeBERTa(D, H, K, LAYERS, max_distance, buckets, terms))
 

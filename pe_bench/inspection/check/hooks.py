@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.signatures import argument_of
-from pe_bench.errors import first_line
 from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
@@ -143,40 +143,39 @@ def _returned(case: Case) -> Iterator[Returned]:
     """Yield what each hook that the encoding changes returns, in the decoder's order."""
     for encoding, dtype in ((case.as_built(), torch.float32), (case.encoding, torch.float64)):
         for part in parts_of(encoding):
-            is_layer = isinstance(part, LayerEncoding)
-            results = _of_layer(part, dtype) if is_layer else _of_model(part, encoding, dtype)
-            yield from (Returned(part, *result) for result in results if changes(part, result[0]))
+            calls = _calls(part, encoding, dtype)
+            yield from (call for call in calls if changes(part, call.hook))
 
 
-def _of_model(part: nn.Module, encoding: Composition, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    assert isinstance(part, PositionalEncoding)
-    text, x = tokens(2, TOKENS), layer_inputs(TOKENS, dtype)[0]
-    for train in (True, False):
-        yield "ids", part.ids(text, train=train, generator=torch.Generator().manual_seed(3))
-    yield "embed", part.embed(x, ids_of(encoding, text), text)
-
-
-def _of_layer(part: LayerEncoding, dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
-    """Yield hooks, what they return, and where that does not matter."""
+def _calls(part: nn.Module, encoding: Composition, dtype: torch.dtype) -> Iterator[Returned]:
+    returned = partial(Returned, part)
     (x, q, k, v), position = layer_inputs(TOKENS, dtype), torch.arange(TOKENS)
+    if isinstance(part, PositionalEncoding):
+        text = tokens(2, TOKENS)
+        for train in (True, False):
+            generator = torch.Generator().manual_seed(3)
+            yield returned("ids", part.ids(text, train=train, generator=generator))
+        yield returned("embed", part.embed(x, ids_of(encoding, text), text))
+    if not isinstance(part, LayerEncoding):
+        return
     values = part.prepare(x)
-    yield from (("prepare", value) for value in values.values())
+    yield from (returned("prepare", value) for value in values.values())
     turned = tuple(side.x for side in project(part, x, q, k, position))
-    yield from (("transform", value) for value in turned)
+    yield from (returned("transform", value) for value in turned)
     queries, keys = (Side(x, raw, position, position, values) for x, raw in zip(turned, (q, k), strict=True))
-    yield "distance_bias", part.distance_bias(position)
+    yield returned("distance_bias", part.distance_bias(position))
     visible = part.visible(queries, keys)
-    yield "visible", visible
-    yield "logit_scale", part.logit_scale(queries)
-    yield "bias", part.bias(queries, keys)
+    yield returned("visible", visible)
+    yield returned("logit_scale", part.logit_scale(queries))
+    yield returned("bias", part.bias(queries, keys))
     scores = part.scores(queries, keys, MODEL.d_head**-0.5)
-    yield "scores", scores, ~torch.ones(TOKENS, TOKENS).tril().bool()
+    yield returned("scores", scores, ~torch.ones(TOKENS, TOKENS).tril().bool())
     scores = part.adjust(scores, visible, queries, keys)
-    yield "adjust", scores, ~visible
+    yield returned("adjust", scores, ~visible)
     weights = part.weights(scores, visible)
-    yield "weights", weights
-    yield "null_logit", part.null_logit(queries)
-    yield "mix", part.mix(weights, v, queries, keys)
+    yield returned("weights", weights)
+    yield returned("null_logit", part.null_logit(queries))
+    yield returned("mix", part.mix(weights, v, queries, keys))
 
 
 def _misfit(hook: str, value: Any) -> str:
@@ -242,11 +241,9 @@ def device(case: Case) -> str:
     except INTERRUPTIONS:
         raise
     except BaseException as error:
-        where = describe(error)
         if isinstance(error, RuntimeError) and " device" in str(error):
-            raise FailureError(where) from error
-        reason = f"{where.removesuffix(f': {first_line(error)}')}: cannot be followed without values"
-        raise UnclaimedError(reason) from error
+            raise FailureError(describe(error)) from error
+        raise UnclaimedError(f"cannot be followed without values: {describe(error)}") from error
     return "no tensor stayed on the CPU"
 
 
