@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.schema import DataConfig
-from pe_bench.errors import UserError, require
+from pe_bench.errors import UserError
 
 TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".json": "json", ".parquet": "parquet"}
-NO_TEXT = "convert it, take it out of the folder, or say data.encoding=NAME, such as latin-1"
+MAX_NAMED = 10  # files that are no text
+NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
 ROWS = 256  # of Parquet that are in memory at once
 # Not the standard library itself: tests, other people's packages, applications, copies, and tables.
 LEFT_OUT = {
@@ -73,6 +74,10 @@ def read_newlines(text: bytes, newlines: str) -> bytes:
 # Files: a text file is one document, a row of a JSON lines or Parquet file is one.
 
 
+class NoTextError(Exception):
+    """An error about a file that is no text; its text says where."""
+
+
 def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     """Yield every document under `path`, a folder or one file, in the order of the names.
 
@@ -86,13 +91,20 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     files = files_in(root, key) if root.is_dir() else [root]
     if not files:
         raise UserError(f"{key}={path} holds no files (hidden ones are ignored): put text files into it", key)
-    is_empty = True
+    is_empty, problems = True, list[str]()
     for file in files:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
-        for document in _documents_in(file, name, config):
-            if document.text:
-                is_empty = False
-                yield document
+        try:
+            for document in _documents_in(file, name, config):
+                is_empty = is_empty and not document.text
+                if document.text and not problems:
+                    yield document
+        except NoTextError as error:  # all of them are named at once
+            problems.append(f"{name} ({error})")
+    if problems:
+        names = ", ".join(problems[:MAX_NAMED]) + (", ..." if len(problems) > MAX_NAMED else "")
+        count = f"{len(problems)} of {len(files)} files cannot be read as {config.encoding} text"
+        raise UserError(f"{key}={path}: {count}: {names}: {NO_TEXT}", key)
     if is_empty:
         what = f"only empty files ({len(files)})" if root.is_dir() else "no text"
         raise UserError(f"{key}={path} holds {what}: choose files that have text in them", key)
@@ -137,15 +149,15 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
 
 
 def _text_in(path: Path, encoding: str) -> bytes:
-    """Return the text of a file in UTF-8. Raises `UserError`."""
+    """Return the text of a file in UTF-8. Raises `NoTextError`."""
     try:
         text = path.read_bytes().decode(encoding).encode()
-        require(b"\0" not in text, f"{path} cannot be read as {encoding} text: a byte is zero: {NO_TEXT}")
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+        raise NoTextError(error.strerror) from error
     except UnicodeError as error:
-        where = f"byte {getattr(error, 'start', 0)} is none"
-        raise UserError(f"{path} cannot be read as {encoding} text: {where}: {NO_TEXT}") from error
+        raise NoTextError(f"byte {getattr(error, 'start', 0)}") from error
+    if b"\0" in text:
+        raise NoTextError(f"byte {text.index(0)} is zero")
     return text
 
 

@@ -101,15 +101,16 @@ def test_validation_path_gives_the_other_side(tmp_path):
     assert validation == [Document("b.txt", b"validation")]
 
 
-def test_a_file_that_is_not_text_is_named_and_may_have_another_encoding(tmp_path):
+def test_all_files_that_are_not_text_are_named_at_once_and_may_have_another_encoding(tmp_path):
     (tmp_path / "good.txt").write_text("good")
-    (tmp_path / "old.txt").write_bytes(b"caf\xe9")
+    for number in range(1, 13):
+        (tmp_path / f"{number:02}.txt").write_bytes(b"caf\xe9")
     documents, _ = read_corpus(files(tmp_path, encoding="latin-1"))
     assert {document.text for document in documents} == {b"good", "café".encode()}
+    (tmp_path / "00.txt").write_bytes(b"ab\0c")
     message = one_line(files(tmp_path))
-    assert f"{tmp_path}/old.txt cannot be read as utf-8 text: byte 3 is none: convert it" in message
-    (tmp_path / "old.txt").write_bytes(b"ab\0c")
-    assert "old.txt cannot be read as utf-8 text: a byte is zero" in one_line(files(tmp_path))
+    assert f"{tmp_path}: 13 of 14 files cannot be read as utf-8 text: 00.txt (byte 2 is zero), 01" in message
+    assert "01.txt (byte 3), " in message and "09.txt (byte 3), ...: convert them" in message
 
 
 def test_a_source_that_cannot_be_read_is_told_in_one_line(tmp_path, monkeypatch, capfd):
