@@ -83,11 +83,6 @@ def scale_of_lengths(lengths: Sequence[float]) -> Scale:
     return Scale(low / air, high * air, "log")
 
 
-def scale_of_ratios(ratios: Sequence[float]) -> Scale:
-    """Return a logarithmic axis with all ratios and 1 in it."""
-    return _fit(Scale(0.0, 1.0, "log"), np.array([*ratios, 1.0]), np.array([]), 0.2)
-
-
 def _fit(scale: Scale, values: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
     """Return the scale with limits for `values` and for as much of the bands as leaves them room.
 

@@ -15,7 +15,7 @@ from pe_bench.errors import require
 from pe_bench.report.lines import on_other_targets
 from pe_bench.report.notes import Note, few_names
 from pe_bench.report.pairs import ScoreFiles, grouped, has_number
-from pe_bench.report.records import Line, TableKey
+from pe_bench.report.records import CHECKPOINTS, Line, TableKey, is_checkpoint
 from pe_bench.report.selection import RunKeys
 from pe_bench.runs.find import finished_runs
 from pe_bench.runs.rows import ALL, Row
@@ -37,14 +37,18 @@ def table_key(row: Row, keys: RunKeys, by: Sequence[str]) -> TableKey:
     """Return the key of a row's table, but for what its runs have in common; `by`: what may differ."""
     row = keys.first_stage(row)
     differ_in_steps = not {"train.steps", "train.tokens"}.isdisjoint(by)
+    model, tokenizer, setting = row.model, row.tokenizer, keys.setting_without(row, by)
+    if "model" in by and is_checkpoint(row.model):
+        # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
+        model, tokenizer, setting = CHECKPOINTS, "", ""
     return TableKey(
-        row.model,
+        model,
         row.data,
         row.data_hash,
-        row.tokenizer,
+        tokenizer,
         row.train_length,
         0 if differ_in_steps else row.steps,
-        keys.setting_without(row, by),
+        setting,
         row.protocol,
         row.stride_rule,
         row.score_dtype,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from pe_bench.report.records import Line, Table, TableKey, is_checkpoint, quarter_of, slice_name
+from pe_bench.report.records import Line, Table, TableKey, quarter_of, slice_name
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.values import (
     context_answer,
@@ -37,12 +37,15 @@ def short_title(table: Table) -> list[str]:
 def setting_title(key: TableKey, seeds_of_lines: Sequence[int]) -> list[str]:
     """Return the model, the text or task and the training of all lines, and how many seeds they have."""
     steps = f", {key.steps:,} steps" if key.steps else ""
-    tokenizer = "its tokenizer" if is_checkpoint(key.model) else key.tokenizer
     seeds = sorted(set(seeds_of_lines))
     seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
     return [
         key.model_title,
-        *([f"task {key.data}"] if key.is_task else [key.data, tokenizer]),
+        *(
+            [f"task {key.data}"]
+            if key.is_task
+            else [key.data, "its tokenizer" if key.is_checkpoint else key.tokenizer]
+        ),
         f"trained at {key.train_length} tokens{steps}" + (f" with {key.training}" if key.training else ""),
         "1 seed" if seeds == [1] else seeds_text,
     ]

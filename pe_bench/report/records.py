@@ -10,7 +10,7 @@ from pe_bench.report.pairs import Paired
 from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.runs.rows import ALL, HALF, TASK, Row
 
-CHECKPOINT = "hf:"  # begins the name of a model
+CHECKPOINT, CHECKPOINTS = "hf:", "checkpoints"  # begins the name of a model; the name of several
 NOTHING = Paired(None, None, "")
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
 
@@ -230,6 +230,10 @@ def is_checkpoint(model: str) -> bool:
     return model.startswith(CHECKPOINT)
 
 
+def name_of_checkpoint(model: str, size: str) -> str:
+    return model.removeprefix(CHECKPOINT) + (f" ({size})" if size else "")
+
+
 def quarter_of(train_length: int) -> int:
     return round(train_length / 4)
 
@@ -269,11 +273,16 @@ class TableKey:
         return self.protocol == TASK
 
     @property
+    def is_checkpoint(self) -> bool:
+        return self.model == CHECKPOINTS or is_checkpoint(self.model)
+
+    @property
     def model_title(self) -> str:
         """Return `tiny model with d_model=96`, or `checkpoint NAME (Llama, 0.26M)`."""
+        if self.model == CHECKPOINTS:
+            return CHECKPOINTS
         if is_checkpoint(self.model):
-            sizes = f" ({self.model_sizes})" if self.model_sizes else ""
-            return f"checkpoint {self.model.removeprefix(CHECKPOINT)}{sizes}"
+            return f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}"
         return f"{self.model} model" + (f" with {self.model_sizes}" if self.model_sizes else "")
 
     @property
@@ -346,7 +355,7 @@ class Table:
         coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
         training = f" with {key.training}" if key.training else ""
         part = "" if key.slice == ALL else f", targets: {slice_name(self)}"
-        tokenizer = "its tokenizer" if is_checkpoint(key.model) else f"tokenizer {key.tokenizer}"
+        tokenizer = "its tokenizer" if key.is_checkpoint else f"tokenizer {key.tokenizer}"
         data = f"data {key.data} ({key.data_hash[:8]}), {tokenizer}"
         if self.is_task:
             data = f"task {key.data} ({key.data_hash[:8]})"

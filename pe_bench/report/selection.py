@@ -10,6 +10,7 @@ from typing import Any
 
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.errors import UserError, require
+from pe_bench.report.records import is_checkpoint, name_of_checkpoint
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.find import Condition, RunValues, check_key, is_number, one_a_run
 from pe_bench.runs.identity import NOT_IDENTITY
@@ -118,9 +119,8 @@ class RunKeys(RunValues):
 
         They are such as `d_model=96 d_head=24`; of a checkpoint its architecture and parameters.
         """
-        architecture = self.config_of(rows[0]).get("checkpoint.architecture")
-        if architecture:
-            return f"{architecture}, {_in_millions(rows[0].parameters)}"
+        if is_checkpoint(rows[0].model):
+            return "" if "model" in by else self._size_of_checkpoint(rows[0])
         for row in one_a_run([self.first_stage(row) for row in one_a_run(rows)]):
             config = self.config_of(row)
             model = {key[6:]: value for key, value in config.items() if key[:6] == "model." and key not in by}
@@ -140,7 +140,19 @@ class RunKeys(RunValues):
 
     def label(self, row: Row, by: Sequence[str]) -> str:
         """Return what the label of a line says of these keys."""
-        return " ".join(f"{key}={self.value(row, key)}" for key in by)
+        return " ".join(
+            f"of {name_of_checkpoint(row.model, self._size_of_checkpoint(row))}"
+            if key == "model" and is_checkpoint(row.model)
+            else f"{key}={self.value(row, key)}"
+            for key in by
+        )
+
+    def _size_of_checkpoint(self, row: Row) -> str:
+        """Return its architecture, where that is known, and its parameters: `Llama, 0.26M`."""
+        architecture = self.config_of(row).get("checkpoint.architecture")
+        millions = row.parameters / 1e6
+        size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
+        return ", ".join(filter(None, (architecture, size)))
 
     def setting_without(self, row: Row, by: Sequence[str]) -> str:
         """A hash of what rows must share to be compared, but for these keys of the configuration."""
@@ -208,10 +220,6 @@ def _validation_loss(run: str, keys: RunKeys) -> float:
     if loss is None:
         raise UserError(f"--best: {run} has no validation loss in its train.csv; leave it out")
     return loss
-
-
-def _in_millions(parameters: int) -> str:
-    return f"{parameters / 1e6:.2f}M" if parameters < 1e7 else f"{parameters / 1e6:,.0f}M"
 
 
 def _is_setting(key: str) -> bool:

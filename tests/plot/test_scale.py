@@ -9,7 +9,6 @@ from pe_bench.plot.scale import (
     scale_of_changes,
     scale_of_lengths,
     scale_of_levels,
-    scale_of_ratios,
     set_values,
     tick_labels,
 )
@@ -37,7 +36,6 @@ def test_every_axis_has_several_ticks_within_it_and_labels_that_differ() -> None
     several = [(2.0, 2.0), (4.486, 4.49), (2.0, 5.9), (1e-4, 30.0), (0.0, 1e6), (1.5, 12.0), (2.0, 9e9)]
     scales = [levels(*values) for values in several]
     scales += [changes(0.003), changes(-0.06, 3.3), changes(-900.0, 900.0)]
-    scales += [scale_of_ratios(ratios) for ratios in ([1.0, 1.001], [0.9, 1.3], [0.5, 3000.0])]
     for scale in scales:
         for maximum in (5, 7, 9):
             labels = ticks_of(scale, maximum)

@@ -205,3 +205,17 @@ def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None
     table = only(tmp_path)
     assert table.margin == 0.01
     assert any("the runs differ in report.margin" in note for note in table.notes)
+
+
+def test_by_model_checkpoints_of_one_text_and_one_tokenizer_are_lines_of_one_table(tmp_path: Path) -> None:
+    for name in ("base", "long"):
+        names = {"model": f"hf:{name}", "tokenizer": name, "setting": name, "steps": 0}
+        add_run(tmp_path, "rope", BREAKING, **names)
+    add_run(
+        tmp_path, "rope", BREAKING, model="hf:other", setting="other", data_hash="0ther123456789", steps=0
+    )
+    assert len(build_tables(tmp_path)) == 3
+    alone, together = build_tables(tmp_path, selection=Selection(by=("model",)))
+    assert labels(together) == ["rope of base (0.82M)", "rope of long (0.82M)"]
+    assert together.title.startswith("checkpoints, data stdlib (da7a0123), its tokenizer, ")
+    assert labels(alone) == ["rope of other (0.82M)"]
