@@ -79,7 +79,7 @@ def extend(
     plot: Path | None = None,
     **options: Any,
 ) -> None:
-    """Stretch a trained model to longer texts: as it is, and trained a little further.
+    """Stretch trained runs to longer texts, in one table.
 
     Scores runs unchanged and under each encoding as it is; with --tokens trains each
     further. Prints one table, and draws a picture: dashed as it is, solid trained so.
@@ -89,7 +89,7 @@ def extend(
 
     Examples:
       pe-bench extend rope --to 4x --with yarn,rope_pi --tokens 128000
-      pe-bench extend rope --with yarn --with 'rope base=80000' --tokens 128000 --long
+      pe-bench extend rope --with 'rope base=80000' --tokens 128000 --long
       pe-bench extend hf:FOLDER data=files data.path=texts --with yarn
     """
     from pe_bench.cli.extend import extend
