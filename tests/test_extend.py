@@ -91,6 +91,6 @@ def test_longrope_s_factors_are_searched_and_none_does_better_that_was_tried(
     family = pe_bench.extend("rope", "2x", "longrope", results_dir=folder / "results")
     [table] = family.tables
     [label] = [line.label for line in table.lines if line.label != "rope"]
-    assert label.startswith("rope -> longrope factor=2.0 long_factors@")
+    assert label.startswith("rope -> longrope factor=2.0 long_factors=[")
     again = pe_bench.extend("rope", "2x", "longrope", results_dir=folder / "results")
     assert [line.label for line in again.tables[0].lines] == [line.label for line in table.lines]

@@ -44,6 +44,7 @@ MAPPING = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 AUTO, FIXED = "auto", "fixed"
 # Each stage of training has its own.
 OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "only")
+MAX_NUMBERS = 8  # of an option, that a label spells
 SECTIONS = ("model", "data", "tokenizer", "train")
 PART = re.compile(rf"(?:\[[^\]]*\]|{MAPPING}|\S)+")
 
@@ -453,11 +454,15 @@ def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
 
 
 def _with_short_lists(spec: EncodingSpec) -> str:
-    """Return the label with a hash in place of what was searched: the numbers of all pairs would fill it."""
+    """Return the label with a hash in place of many numbers that were searched, which would fill it."""
     option = spec.base.encoding_class.searched
     value = spec.base.options.get(option) if option else None
     short = hashlib.sha256(str(value).encode()).hexdigest()[:4]
-    return spec.label if value is None else spec.label.replace(f"{option}={value}", f"{option}@{short}")
+    return (
+        spec.label
+        if len(value or ()) <= MAX_NUMBERS
+        else spec.label.replace(f"{option}={value}", f"{option}@{short}")
+    )
 
 
 def _require_fit(label: str, encoding: EncodingSpec, trained: EncodingSpec, n_layers: int) -> None:
