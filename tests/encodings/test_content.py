@@ -1,21 +1,17 @@
 """Content encodings against their double loops, and what encodings become at the ends of their ranges."""
 
 import math
-from collections.abc import Callable
 
-import pytest
 import torch
 from support.reference_inputs import (
     D,
     H,
-    K,
     fill,
     near,
     output,
     series,
 )
 
-from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi, alibi_slopes
 from pe_bench.encodings.bias.kerple_log import KerpleLog
 from pe_bench.encodings.bias.t5 import T5
@@ -23,7 +19,6 @@ from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.content.stick_breaking import StickBreaking
 from pe_bench.encodings.inputs.learned import Learned
-from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
 
 
@@ -37,31 +32,6 @@ def test_stick_breaking_in_logarithms_is_the_product_and_stays_finite() -> None:
     extreme = StickBreaking().weights(200 * scores.float(), visible)
     assert extreme.isfinite().all()
     assert (extreme.sum(-1) <= 1 + 1e-5).all()
-
-
-def fox_without_forgetting() -> FoX:
-    encoding = FoX(d_model=D, n_heads=H)
-    fill(encoding.weight, torch.zeros(H, D))
-    fill(encoding.intercept, torch.full((H,), 100.0))
-    return encoding
-
-
-def shaw_zero() -> Shaw:
-    encoding = Shaw(d_head=K, max_distance=2)
-    fill(encoding.keys, torch.zeros(3, K))
-    fill(encoding.values, torch.zeros(3, K))
-    return encoding
-
-
-def t5_zero() -> T5:
-    encoding = T5(d_model=D, n_heads=H)
-    fill(encoding.table, torch.zeros(H, 32))
-    return encoding
-
-
-@pytest.mark.parametrize("make", [shaw_zero, t5_zero, fox_without_forgetting, lambda: CoPE(d_head=K)])
-def test_parametric_encoding_at_zero_is_nope(make: Callable[[], LayerEncoding]) -> None:
-    assert near(output(make()).detach(), output(NoPE()), 1e-12)
 
 
 def test_fox_with_a_constant_gate_is_alibi() -> None:

@@ -1,18 +1,14 @@
 """Rotary scores at other distances, what is read from indices or positions, and factors of logits."""
 
 import math
-from collections.abc import Callable
 
-import pytest
 import torch
-from support.fixed_inputs import JUMPING, ROWS, TOKENS, inputs, output
+from support.fixed_inputs import JUMPING, ROWS, inputs, output
 from support.reference_inputs import H, K, near
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.compose import stack
-from pe_bench.encodings.distance.leaky_rerope import LeakyReRoPE
 from pe_bench.encodings.distance.lm_infinite import LMInfinite
 from pe_bench.encodings.distance.rerope import ReRoPE
 from pe_bench.encodings.distance.self_extend import SelfExtend
@@ -31,34 +27,6 @@ def rotary_score(q: Tensor, k: Tensor, distance: float, base: float = 10_000.0) 
     return float(
         (a * b.conj() * torch.polar(torch.ones_like(theta), distance * theta)).real.sum()
     ) / math.sqrt(K)
-
-
-@pytest.mark.parametrize("make", [ReRoPE, LeakyReRoPE, lambda *sizes: SelfExtend(*sizes, group_size=2)])
-def test_a_text_within_the_training_length_has_all_its_distances(make: Callable[..., LayerEncoding]) -> None:
-    within, beyond = make(K, TOKENS, 2), make(K, TOKENS - 1, 2)
-    assert near(output(within), output(RoPE(K)), 1e-12)
-    assert not near(output(beyond), output(RoPE(K)), 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("encoding", "moves"),
-    [
-        (ReRoPE(K, 3, 5), True),
-        (ReRoPE(K, 3, 5, log_n=False), True),
-        (LeakyReRoPE(K, 3, 5), True),
-        (LMInfinite(K, 5, 3), True),
-        (Streaming(K, 7, 2), True),
-        (SelfExtend(K, 3, 6, 3), False),
-    ],
-)
-@pytest.mark.parametrize("position", [ROWS, JUMPING])
-def test_scores_do_not_change_with_all_positions_but_for_groups(
-    encoding: LayerEncoding, moves: bool, position: Tensor
-) -> None:
-    assert ("shift_invariant" in encoding.claims) == moves
-    assert near(output(encoding, position + 37), output(encoding, position), 1e-11) == moves
-    if not moves:  # by whole groups
-        assert near(output(encoding, position + 36), output(encoding, position), 1e-11)
 
 
 def test_window_of_distances_is_one_of_positions_where_ids_jump() -> None:
@@ -87,16 +55,6 @@ def test_what_is_seen_is_a_matter_of_indices() -> None:
         ]
         assert torch.equal(seen[0], seen[1])
         assert torch.equal(seen[0], seen[2])
-
-
-def test_streaming_is_rope_on_the_text_of_its_cache() -> None:
-    """The last query's output, as if what was dropped had never been."""
-    x, q, k, v = inputs()
-    kept = [0, 1, 2, *range(TOKENS - 5, TOKENS)]
-    expected = reference_attention(
-        RoPE(K), x[:, kept], q[:, :, kept], k[:, :, kept], v[:, :, kept], torch.arange(8)
-    )
-    assert near(output(Streaming(K, cache=8, sinks=3))[:, :, -1], expected[:, :, -1], 1e-12)
 
 
 def test_temperature_of_one_is_the_inner_encoding_and_another_multiplies_logits() -> None:

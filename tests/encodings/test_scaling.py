@@ -1,13 +1,12 @@
 """Scalings of RoPE against the numbers of public code, the cases of their formulas, and plain RoPE."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 from support.encodings import turned_sides
 from support.reference_inputs import near, series
-from support.scalings import BASE, LONG, SCALINGS, TRAIN, WIDTH, every_scaling, same, scaling, turned
+from support.scalings import BASE, LONG, TRAIN, WIDTH, every_scaling, same, scaling, turned
 from torch import Tensor
 
 from pe_bench.encodings.rotary.rope import RoPE, rope_frequencies
@@ -19,10 +18,6 @@ from pe_bench.encodings.scalings.rope_pi import RopePI
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ntk_frequencies
 from pe_bench.encodings.scalings.yarn import YaRN
 
-every_scaling_with_a_factor = pytest.mark.parametrize(
-    "name", [name for name in SCALINGS if name != "rope_dynamic_ntk"]
-)
-
 
 def test_yarn_of_a_wide_head_has_the_ratios_of_the_released_code() -> None:
     assert ramp_ends(128, BASE, 4_096, 32, 1) == (20, 46)
@@ -30,13 +25,6 @@ def test_yarn_of_a_wide_head_has_the_ratios_of_the_released_code() -> None:
     ratio = rope_frequencies(128, BASE) / YaRN(128, 4_096, factor=16.0).scaled(1).frequencies
     expected = [1, 1, 1.03741, 1.76271, 10.14634, 16, 16]
     assert near(ratio[[0, 20, 21, 32, 45, 46, 63]], expected, 1e-5)
-
-
-@every_scaling_with_a_factor
-def test_factor_of_one_is_rope_at_any_length(name: str) -> None:
-    options: dict[str, Any] = {"long_factors": [1.0] * 8} if name == "longrope" else {}
-    encoding = scaling(name, train_length=8, factor=1.0, **options)
-    assert same(turned(encoding, 40), turned(RoPE(WIDTH), 40))
 
 
 @pytest.mark.parametrize(
@@ -60,19 +48,6 @@ def test_queries_of_half_precision_are_rounded_once() -> None:
     half, _ = turned_sides(encoding, rounded, rounded, position, position)
     assert half.dtype == torch.bfloat16
     assert torch.equal(half, single.bfloat16())
-
-
-@every_scaling
-def test_factor_that_is_not_given_is_that_of_the_window(name: str) -> None:
-    encoding = scaling(name)
-    short, trained, double, fourfold = (encoding.scaled(n) for n in (1, TRAIN, 2 * TRAIN, 4 * TRAIN))
-    assert torch.equal(short.frequencies, trained.frequencies)
-    assert short.attention_factor == trained.attention_factor == 1
-    assert not torch.equal(trained.frequencies, double.frequencies)
-    different = [not torch.equal(double.frequencies, fourfold.frequencies)]
-    different.append(double.attention_factor != fourfold.attention_factor)
-    assert any(different)
-    assert "prefix_consistent" not in encoding.claims
 
 
 @every_scaling
