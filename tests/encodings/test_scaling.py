@@ -9,6 +9,8 @@ from support.reference_inputs import near, series
 from support.scalings import BASE, LONG, TRAIN, WIDTH, every_scaling, same, scaling, turned
 from torch import Tensor
 
+from pe_bench.encodings.rotary.p_rope import PRoPE
+from pe_bench.encodings.rotary.partial_rope import PartialRoPE
 from pe_bench.encodings.rotary.rope import RoPE, rope_frequencies
 from pe_bench.encodings.scalings.llama3 import Llama3
 from pe_bench.encodings.scalings.longrope import LongRoPE
@@ -117,6 +119,17 @@ def test_within_the_training_length_it_is_rope(name: str) -> None:
             ours = turned(scaling(name, train_length=32, layout=layout), tokens, dtype)
             assert same(ours, turned(rope, tokens, dtype))
     assert not same(turned(scaling(name, train_length=32), 33), turned(RoPE(WIDTH), 33))
+
+
+@every_scaling
+def test_a_fraction_is_that_of_partial_rope_or_of_p_rope(name: str) -> None:
+    for fraction_of, trained in (("features", PartialRoPE(WIDTH, 0.5)), ("frequencies", PRoPE(WIDTH, 0.5))):
+        options: dict[str, Any] = {"fraction": 0.5, "fraction_of": fraction_of, "train_length": 32}
+        if name == "longrope" and fraction_of == "features":
+            options["long_factors"] = LONG[:4]
+        q, k = turned(scaling(name, **options), 32)
+        expected_q, expected_k = turned(trained, 32)
+        assert near(q, expected_q, 1e-12) and near(k, expected_k, 1e-12)
 
 
 def test_dynamic_ntk_factor_is_the_published_formula() -> None:
