@@ -46,7 +46,7 @@ def require_class(name: str, search: Sequence[Path] = ()) -> None:
     if not name.endswith(".py"):
         return
     text = find_file(name, search).read_text(encoding="utf-8", errors="replace")
-    classes = re.findall(r"^class (\w+)", text, re.MULTILINE)
+    classes = re.findall(r"^class (\w+)(?=.*:)", text, re.MULTILINE)
     way = f"{name}:{classes[0] if len(classes) == 1 else 'CLASS'}"
     raise UserError(
         f"'{name}' is a file: say {way}" + (f" with one of {', '.join(classes)}" if classes[1:] else "")

@@ -1,6 +1,7 @@
 """Scalings of RoPE against the numbers of public code, the cases of their formulas, and plain RoPE."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
