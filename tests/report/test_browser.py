@@ -224,14 +224,3 @@ def test_touching_a_point_shows_its_values_inside_a_phones_window(page):
     assert tip(page).startswith("sinusoidal at 1024 tokens")
     box = find(page, "#tip").rect
     assert box["x"] >= 0 and box["x"] + box["width"] <= 375
-
-
-def test_dark_and_light_follow_the_system(page):
-    def colours():
-        style = "getComputedStyle(document.documentElement)"
-        return page.execute_script(f"return [{style}.backgroundColor, {style}.color]")
-
-    light = colours()
-    use_theme(page, "dark")
-    assert light == ["rgb(255, 255, 255)", "rgb(27, 31, 36)"]
-    assert colours() == ["rgb(20, 23, 26)", "rgb(231, 234, 237)"]

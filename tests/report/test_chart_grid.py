@@ -49,10 +49,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Table, Figure]:
     return table, draw([table])
 
 
-def title_of(figure: Figure, name: str) -> int:
-    return [axes.get_title(loc="left") for axes in figure.axes].index(name)
-
-
 def test_each_encoding_has_a_panel_in_the_order_of_the_table(drawn: tuple[Table, Figure]) -> None:
     table, figure = drawn
     titles = [axes.get_title(loc="left") for axes in figure.axes]

@@ -118,12 +118,6 @@ def test_the_scored_lengths_are_the_ticks_of_a_log2_axis_with_the_training_lengt
     assert draws_training_length(axes, 128)
 
 
-def test_ticks_too_close_together_stay_and_lose_their_number(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {16: 4.0, 127: 3.0, 128: 3.0, 129: 3.0, 2048: 3.0})
-    [axes] = draw(build_tables(tmp_path)).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["16", "", "128", "", "2048"]
-
-
 def level_ticks(figure: Figure) -> list[str]:
     figure.draw_without_rendering()
     [axes] = figure.axes

@@ -58,12 +58,6 @@ def test_the_title_says_which_sizes_are_not_those_of_the_models_name(tmp_path: P
     assert all("they differ in model, model sizes, and" in table.why for table in tables)
 
 
-def test_a_run_whose_configuration_is_lost_stays_with_those_of_its_setting(tmp_path: Path) -> None:
-    add_run(tmp_path, "alibi", FLAT)
-    with_model(add_run(tmp_path, "rope", BREAKING), d_ff=96)
-    assert only(tmp_path).title.startswith("tiny model with d_ff=96, data")
-
-
 def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
     assert add_run(tmp_path, "rope", {128: 3.02, 256: 3.04}, score_dtype="bfloat16") == run
@@ -79,11 +73,6 @@ def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_
     rows = [row for row in read_rows(run / "eval.csv") if row.score_dtype == "bfloat16"]
     [table] = run_tables(rows, run)
     assert table.lengths == (128, 256), "a row of another precision is no reference"
-
-
-def test_no_runs_are_an_error_with_the_command_that_makes_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="pe-bench train encoding=rope"):
-        build_tables(tmp_path)
 
 
 def test_a_damaged_run_is_named_under_the_tables_of_the_others(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from pe_bench.runs.rows import COLUMNS, read_rows
 from pe_bench.scored import Run
 
 LABEL = "evil\n[red]x[/red] \u200b|$\\frac{$<script>alert(1)</script>\\input{/etc/passwd}![a](http://b)"
-SHOWN = "evil [red]x[/red] \\u200b|$\\frac{$<script>alert(1)</script>\\input{/etc/passwd}![a](http://b)"
 TEXTS = ("encoding", "scored_with", "model", "data", "tokenizer")
 NUMBERS = (
     "documents",

@@ -7,7 +7,7 @@ import pytest
 from support.results import add_run
 from support.tables import BREAKING, HOLDING, labels, only, where
 
-from pe_bench.config.schema import Config, ReportConfig, TrainConfig
+from pe_bench.config.schema import Config, ReportConfig
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_markdown
@@ -45,21 +45,6 @@ def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> Non
     ]
     assert {line.seeds for line in table.lines} == {2}
     assert table.why == ""
-
-
-def test_by_steps_runs_trained_for_different_times_are_one_table(tmp_path: Path) -> None:
-    for steps in (100, 200):
-        run = add_run(tmp_path, "rope", BREAKING, setting=f"{steps}", code=f"{steps}", steps=steps)
-        write_config(
-            run,
-            Config(
-                {"name": "rope", "class": ROPE},
-                train=TrainConfig(steps=steps),
-            ),
-        )
-    table = only(tmp_path, by=("train.steps",))
-    assert labels(table) == ["rope train.steps=100", "rope train.steps=200"]
-    assert "steps" not in table.title
 
 
 def test_by_seed_every_seed_is_a_line(results: Path) -> None:
@@ -101,11 +86,6 @@ def test_lines_are_in_the_requested_order(
     assert table.ranked_at == ranked_at
     said = f"ranked by bits/byte at {ranked_at}" if ranked_at else f"in order of {sort}"
     assert any(note.startswith(said) for note in table.notes)
-
-
-def test_a_line_without_the_length_ranks_last(results: Path) -> None:
-    add_run(results, "t5", {128: 1.0, 512: 5.0})
-    assert labels(only(results, sort="256")) == ["rope", "alibi", "t5"]
 
 
 def test_an_unscored_length_is_refused_with_the_scored_ones(results: Path) -> None:

@@ -148,14 +148,6 @@ def test_the_way_out_for_runs_without_key_targets_names_the_judge(results: Path)
     )
 
 
-def test_a_judge_is_not_told_to_judge_itself(results: Path) -> None:
-    [judge] = (results / "runs").glob("rope-s0-*")
-    for run in (results / "runs").iterdir():
-        if run != judge:
-            keep_slices(run, {ROW.target_hash: {KEY: IS_RECALL}}, judge=judge.name)
-    assert only(results, slice=KEY).lacking == ""
-
-
 def test_slices_that_different_judges_chose_are_different_tables(results: Path) -> None:
     for run in (results / "runs").iterdir():
         judge = f"{run.name.split('-')[0]}-judge"

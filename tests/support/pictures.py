@@ -14,7 +14,7 @@ from matplotlib.transforms import Bbox
 from support.results import add_run
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.records import ContextUse, Line, Position, Table
+from pe_bench.report.records import Line, Position, Table
 from pe_bench.report.verdicts import find_break_point
 
 LENGTHS = (64, 128, 192, 256, 512)
@@ -37,17 +37,6 @@ def with_positions(tables: Sequence[Table], seeds: int = 1) -> list[Table]:
             Position(1.5 * 2**k, tuple(5 - 0.3 * k + 0.1 * n for n in range(seeds))) for k in range(10)
         ]
         return replace(line, positions=tuple(positions))
-
-    return [replace(table, lines=tuple(add(line) for line in table.lines)) for table in tables]
-
-
-def with_use(tables: Sequence[Table], judged: Mapping[int, str]) -> list[Table]:
-    """Return the same tables, with the answers of the controls at some lengths."""
-
-    def add(line: Line) -> Line:
-        uses = {length: ContextUse(found, "", None, None, "") for length, found in judged.items()}
-        cells = {length: replace(cell, use=uses.get(length)) for length, cell in line.records.items()}
-        return replace(line, records=cells)
 
     return [replace(table, lines=tuple(add(line) for line in table.lines)) for table in tables]
 
