@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -148,7 +149,9 @@ def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), **named
 @pytest.mark.parametrize("machines", [1, 2])
 def test_torchrun_starts_a_run_on_one_machine_or_on_several(run_of, folder, machines):
     one, results = run_of("one", "encoding=nope"), f"results_dir={folder / 'results'}"
-    several = ["--nnodes", "2", "--master-port", "29555"]  # two of them, both here
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    several = ["--nnodes", "2", "--master-port", str(port)]  # two of them, both here
     starts = [["--standalone"]] if machines == 1 else [[*several, "--node-rank", str(n)] for n in range(2)]
     each = [*TORCHRUN[:-1], str(2 // machines)]
     commands = [
