@@ -153,7 +153,7 @@ def run_in_child(state: JobState, context: LaunchContext, config: Config) -> Non
     if last.state == RUNNING:
         last = _after_crash(folder, last, child.exitcode, context.work)
         folder.write(last)
-    if is_worker and "SLURM_JOB_ID" in os.environ:
+    if is_worker and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
         _end_as_slurm_expects(last.state, is_stopped=folder.is_stopped)
 
 
