@@ -207,15 +207,6 @@ def test_rows_of_other_measurements_stay_and_those_measured_again_are_replaced(s
     assert {one["dtype"] for one in written()[len(after) :]} == {"bfloat16"}
 
 
-def test_rows_of_another_machine_stay(tmp_path):
-    file = tmp_path / "speed.csv"
-    here, there = (row("rope", 16, 1.0, processor=name) for name in ("here", "there"))
-    for rows in ([there], [here], [here, row("rope", 16, 1.0, processor="here", threads=2)]):
-        write_rows(file, rows)
-    machines = [(one["processor"], one["threads"]) for one in written(file)]
-    assert machines == [("there", "0"), ("here", "0"), ("here", "2")]
-
-
 def test_of_two_commands_at_once_neither_loses_the_others_rows(tmp_path, monkeypatch):
     def slow(path):
         rows = read_rows(path)
@@ -286,12 +277,6 @@ def test_too_little_memory_is_a_row_even_of_the_reference(monkeypatch):
     rows = list(bench.rows({32: resolve(["nope", "rope", *TINY])}, lambda _: None))
     told = ("out_of_memory", "it is too much by far", 1)
     assert [(one.status, one.reason, one.batch) for one in rows] == [told] * 2
-
-
-def test_without_a_reference_there_is_a_time_and_no_ratio():
-    (subject,) = resolve(["rope", *TINY])
-    one, _ = Bench("", False, 1, CPU, 1).row(subject, 16)
-    assert one.milliseconds is not None and one.relative is None and one.status == "ok"
 
 
 def test_a_fault_is_no_row_and_keeps_those_before_it(speed, monkeypatch):
@@ -403,11 +388,3 @@ def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder
     assert outcome.code == 2 and not outcome.out, outcome.err
     assert message in outcome.line and outcome.err == f"{outcome.line}\n"
     assert sorted(path.name for path in Path().rglob("*")) == before
-
-
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(command, folder, monkeypatch):
-    monkeypatch.setattr("pe_bench.system.files.os.access", lambda *_: False)
-    for arguments in ([], ["--output", "mine.csv"]):
-        outcome = command("speed", "rope", *arguments)
-        assert outcome.code == 2 and "cannot be written" in outcome.line
-        assert not outcome.out

@@ -49,9 +49,3 @@ def near(actual: Tensor, expected: list[float] | Tensor, tolerance: float = 2e-6
 def fill(parameter: Tensor, values: Tensor) -> None:
     with torch.no_grad():
         parameter.copy_(values)
-
-
-def residual_of_the_best_shift(table: Tensor) -> float:
-    """Return the error of the best linear map from each row to the one 7 places later."""
-    shift = torch.linalg.lstsq(table[:-7], table[7:]).solution
-    return float((table[:-7] @ shift - table[7:]).abs().max())

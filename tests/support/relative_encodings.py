@@ -7,7 +7,7 @@ import torch
 from support.reference_inputs import K4, Q4, X4, D, H, K, T, fill, series
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.relative.deberta import DeBERTa, Terms
 from pe_bench.encodings.relative.tupe import TUPE, Positions
 from pe_bench.model.attention import logits, project
@@ -22,10 +22,6 @@ def with_parameters(encoding: E) -> E:
     for number, parameter in enumerate(encoding.double().parameters()):
         fill(parameter, series(torch.sin, 0.3 + 0.17 * number, *parameter.shape))
     return encoding
-
-
-def layer_of(encoding: PositionalEncoding | LayerEncoding, number: int = 0) -> LayerEncoding:
-    return encoding if isinstance(encoding, LayerEncoding) else encoding.layer(number)
 
 
 def final_logits(layer: LayerEncoding, position: Tensor | None = None, q: Tensor = Q4) -> Tensor:
