@@ -13,9 +13,7 @@ import pytest
 from support.commands import Command, Outcome, only_run, tiny_overrides, write_corpus
 from support.run_contents import contents
 
-from pe_bench import experiment
 from pe_bench.runs.folder import locked
-from pe_bench.system import machine as versions
 
 ARGUMENTS = ("encoding=shaw", "train.steps=6")
 NOBODY = 65534
@@ -142,19 +140,6 @@ def test_a_finished_run_needs_a_lost_file_only_for_work_that_uses_it(train, comm
     assert "scores at 32, 48 are discarded (`pe-bench eval` restores them)" in again.err
 
 
-@pytest.mark.parametrize("damage", [flip, cut])
-def test_damaged_scores_are_named_by_the_report_and_computed_again(command, rescore, run, folder, damage):
-    unbroken, drawn = contents(folder / "results"), random.Random(0)
-    for path in sorted((run / "scores").iterdir()):
-        for _ in range(3):
-            damage(path, drawn)
-            report = command("report", "--results-dir", str(folder / "results"), "--markdown", "-")
-            if path.name.startswith("paired-32"):
-                assert f"{path.name} is damaged" in report.out
-            assert rescore().code == 0
-            assert contents(folder / "results") == unbroken
-
-
 def test_a_configuration_damaged_anywhere_is_named_and_made_whole_by_the_training_command(
     train, rescore, run, folder
 ):
@@ -220,26 +205,6 @@ def signal_never_comes() -> None:
 
     signal.pause()
     os._exit(0)
-
-
-@pytest.mark.parametrize("jump", [-40 * 365 * 86400, 60 * 365 * 86400], ids=["backwards", "forwards"])
-def test_a_clock_that_jumps_changes_nothing_but_dates(train, run, folder, monkeypatch, jump):
-    """The clock jumps between two checkpoints, before gathering, and for all files on the disk."""
-    import time
-
-    unbroken, clock = contents(folder / "results"), time.time
-    for name in ("result.json", "eval.csv"):
-        (run / name).unlink()
-    shutil.rmtree(run / "checkpoints" / "step-00000006")
-    for path in (folder / "results").rglob("*"):
-        os.utime(path, (clock() - jump, clock() - jump))
-    monkeypatch.setattr(time, "time", lambda: clock() + jump)
-    for module in (versions, experiment):
-        monkeypatch.setattr(
-            module, "today", lambda: "1970-01-01T00:00:00+00:00" if jump < 0 else "2086-01-01"
-        )
-    assert train(*ARGUMENTS).code == 0
-    assert contents(folder / "results") == unbroken
 
 
 def test_edited_results_are_rebuilt_by_the_next_command(command, rescore, run, folder):

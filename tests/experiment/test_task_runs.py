@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config, to_plain
+from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import load_data_of
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.rows import Row, read_rows
@@ -184,12 +184,3 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_is_written(
     ):
         outcome = command(*arguments)
         assert outcome.code == 2 and message in outcome.line
-
-
-def test_a_run_without_a_task_has_no_key_of_it_in_its_configuration() -> None:
-    assert "task" not in to_plain(parse_config(compose([])))
-    assert to_plain(parse_config(compose(["task=index"])))["task"] == {
-        "name": "index",
-        "symbols": 128,
-        "reach": 8,
-    }

@@ -260,31 +260,29 @@ def test_rows_that_could_do_harm_are_refused_by_name(stranger):
         assert told != "eval" or (outcome.code == 1 and "eval.csv is damaged" in outcome.line)
 
 
-LIES = {
-    "an unknown protocol": ("paired,", "unheard,"),
-    "an unknown control": (",none,", ",other,"),
-    "an unknown status": (",ok,", ",fine,"),
-    "no length": (",32,", ",1,"),
-    "a large length": (",32,", f",{2**62},"),
-    "a label of marks": (",rope,", ",[bold]x[/italic],"),
-    "a label for a page": (",rope,", f",{SCRIPT},"),
-    "a label of mathematics": (",rope,", r",$\frac{x}{$ $y$,"),
-    "a label of LaTeX": (",rope,", r",\input{/etc/passwd},"),
-}
+LIES = [
+    ("paired,", "unheard,"),
+    (",none,", ",other,"),
+    (",ok,", ",fine,"),
+    (",32,", ",1,"),
+    (",32,", f",{2**62},"),
+]
+LIES += [(",rope,", r",$\frac{x}{$ $y$,"), (",rope,", f",{SCRIPT},")]
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_rows_with_false_values_are_shown_as_text_and_do_no_harm(stranger, name):
-    stranger.replace_in_rows(*LIES[name])
-    latex, markdown = (stranger.report(option, "-") for option in ("--latex", "--markdown"))
-    assert r"\input" not in latex.out and "<script" not in markdown.out
-    outcomes = [latex, markdown, stranger.report("--html", str(stranger.page))]
-    if "length" in name or "mathematics" in name:
+def test_rows_with_false_values_are_shown_as_text_and_do_no_harm(stranger):
+    path = stranger.run / "eval.csv"
+    content = path.read_bytes()
+    for lie in LIES:
+        path.write_bytes(content)
+        stranger.replace_in_rows(*lie)
+        outcomes = [stranger.report("--html", str(stranger.page)), stranger.report("--markdown", "-")]
         outcomes.append(stranger.report("--plot", str(stranger.page.with_suffix(".svg"))))
-    if "length" in name:
-        outcomes.append(stranger.eval("--with", "yarn factor=2"))
-    assert all(outcome.code in (0, 1, 2) for outcome in outcomes)
-    assert not stranger.page.exists() or "<script>alert" not in stranger.page.read_text()
+        assert all(outcome.code in (0, 1, 2) for outcome in outcomes), lie
+        assert "<script" not in outcomes[1].out and "<script>alert" not in stranger.page.read_text()
+    path.write_bytes(content)
+    stranger.replace_in_rows(*LIES[4])
+    assert stranger.eval("--with", "yarn factor=2").code in (0, 1, 2)
 
 
 def test_commands_that_are_not_pe_benchs_are_not_shown(stranger):
