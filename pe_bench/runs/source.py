@@ -58,15 +58,15 @@ def find_source(config: Config, data_hash: str) -> Source | None:
         run = find_run(word, Path(config.results_dir))
     trained, result = read_config(run), read_result(run) or {}
     require(trained.checkpoint is None, f"{key}={word} is a checkpoint, and training goes on from runs alone")
-    own = FirstStage(
+    single = FirstStage(
         run.name,
         trained.train.length,
         trained.train.total_steps,
         str(result.get("setting")),
         trained.train.length,
     )
-    first = FirstStage.read(result) or own
-    return Source(run, trained, str(result.get("encoding")), own.setting, first)
+    first = FirstStage.read(result) or single
+    return Source(run, trained, str(result.get("encoding")), single.setting, first)
 
 
 def after_source(config: Config, source: Source | None) -> Config:

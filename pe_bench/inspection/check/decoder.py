@@ -94,8 +94,8 @@ def batch(case: Case) -> str:
     error = worst(hidden(case.model, text)[1:2], hidden(case.model, text[1:2]))
     at_most("a sequence alone and in a batch differ by", error)
     errors, text = [], tokens(2, len(IDS))
-    for ids, others in ((IDS, IDS + 3), (OTHER_IDS, IDS + 7)):
-        both = case.model.hidden(text, torch.stack([others, ids]))
+    for ids, moved in ((IDS, IDS + 3), (OTHER_IDS, IDS + 7)):
+        both = case.model.hidden(text, torch.stack([moved, ids]))
         errors.append(worst(both[1:], case.model.hidden(text[1:], ids)))
     return at_most("alone and in a batch, also of other ids, a sequence differs by", *errors)
 
