@@ -102,7 +102,6 @@ from support.commands import files_in, only_run
         (["train", "train.from=elsewhere"], "no finished run 'elsewhere'"),
         (["train", "data=files", "data.path=/nowhere"], "data.path=/nowhere does not exist"),
         (["train", "data=pg19"], "data=stdlib"),
-        (["train", "tokenizer=hub", "tokenizer.name=gpt2"], "tokenizer=b"),
         (["eval"], "no finished run"),
         (["eval", "nothing"], "no finished run 'nothing'"),
         (
