@@ -104,8 +104,8 @@ def inline_svg(draw: Callable[[], Figure], key: str, parts: Mapping[str, Sequenc
 
 def _describe(group: ElementTree.Element, attributes: Attributes, marks: Iterator[Attributes]) -> None:
     """Give a group its attributes, its marks theirs, and each of them the `title` as an element."""
-    for element, attributes_of in [(group, attributes), *((mark, None) for mark in group.iter("use"))]:
-        values = dict(next(marks, {}) if attributes_of is None else attributes_of)
+    for element, found in [(group, attributes), *((mark, None) for mark in group.iter("use"))]:
+        values = dict(next(marks, {}) if found is None else found)
         title = values.pop("title", None)
         element.attrib.update(values)
         if title:
@@ -190,13 +190,13 @@ def name_ends(
     for column in (is_left, ~is_left):
         if column.any():
             heights[column] = spread_apart(heights[column], gap, height)
-    for (label, text, colour), end, share, centre in zip(names, ends, at, heights, strict=True):
+    for (label, text, colour), end, share, place in zip(names, ends, at, heights, strict=True):
         stroke = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
             text,
             end,
             xycoords="axes fraction",
-            xytext=(share + FONT / width, centre / height),
+            xytext=(share + FONT / width, place / height),
             textcoords="axes fraction",
             va="center",
             color=colour,
@@ -207,16 +207,16 @@ def name_ends(
         )
 
 
-def spread_apart(centres: np.ndarray, gap: float, height: float) -> np.ndarray:
+def spread_apart(wanted: np.ndarray, gap: float, height: float) -> np.ndarray:
     """Return places [n] from 0 to `height`, `gap` apart or more, in the order of `wanted` [n] and near it.
 
     Where n of them do not fit they go on beyond `height`.
     """
     from scipy.optimize import isotonic_regression  # imported here: it takes longer than a report
 
-    order = np.argsort(centres, kind="stable")
-    steps = gap * np.arange(len(centres))
-    nearest = np.clip(isotonic_regression(centres[order] - steps).x, 0, max(0.0, height - steps[-1]))
-    places = np.empty(len(centres))
+    order = np.argsort(wanted, kind="stable")
+    steps = gap * np.arange(len(wanted))
+    nearest = np.clip(isotonic_regression(wanted[order] - steps).x, 0, max(0.0, height - steps[-1]))
+    places = np.empty(len(wanted))
     places[order] = nearest + steps
     return places

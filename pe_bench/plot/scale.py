@@ -33,8 +33,8 @@ class Scale:
 
     def share(self, value: float) -> float:
         """Return where a value lies on the axis: 0 at its lower end, 1 at its upper end."""
-        low, high, position = self.stretch(np.array([self.low, self.high, value]))
-        return float((position - low) / (high - low))
+        low, high, place = self.stretch(np.array([self.low, self.high, value]))
+        return float((place - low) / (high - low))
 
     def stretch(self, values: np.ndarray) -> np.ndarray:
         if self.shape == "linear":
@@ -43,10 +43,10 @@ class Scale:
             return np.arcsinh(values / self.linear_width)
         return np.log(np.maximum(values, np.finfo(float).tiny))
 
-    def unstretch(self, position: float) -> float:
+    def unstretch(self, place: float) -> float:
         if self.shape == "linear":
-            return position
-        return self.linear_width * math.sinh(position) if self.shape == "asinh" else math.exp(position)
+            return place
+        return self.linear_width * math.sinh(place) if self.shape == "asinh" else math.exp(place)
 
 
 def scale_of_levels(levels: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
@@ -122,8 +122,8 @@ def set_lengths(
 def _apart(places: Mapping[int, float], gap: float) -> list[int]:
     """Return those whose places are `gap` or more from the places of all before."""
     kept: list[int] = []
-    for value, position in places.items():
-        if all(abs(position - places[other]) >= gap for other in kept):
+    for value, place in places.items():
+        if all(abs(place - places[other]) >= gap for other in kept):
             kept.append(value)
     return kept
 
@@ -133,7 +133,7 @@ def set_values(axes: Axes, scale: Scale, ticks: int, signed: bool = False) -> No
     from matplotlib.ticker import FixedLocator, Formatter, LogLocator, MaxNLocator, NullLocator
 
     class Plain(Formatter):
-        def __call__(self, value: float, position: int | None = None) -> str:
+        def __call__(self, value: float, place: int | None = None) -> str:
             return self.format_ticks([value])[0]
 
         def format_ticks(self, values: Sequence[float]) -> list[str]:
