@@ -13,7 +13,6 @@ from support.reference_inputs import (
     near,
     series,
 )
-from torch import Tensor
 
 from pe_bench.encodings.base import LengthError, PositionalEncoding
 from pe_bench.encodings.ids.bipe import BiPE
@@ -22,7 +21,7 @@ from pe_bench.encodings.inputs.complex import Complex
 from pe_bench.encodings.inputs.conv import Convolution
 from pe_bench.encodings.inputs.learned import Learned, Overflow
 from pe_bench.encodings.inputs.multiplicative import Multiplicative
-from pe_bench.encodings.inputs.recursive import Cell, FlowCell, Recursive, euler_step, rk4_step
+from pe_bench.encodings.inputs.recursive import Cell, FlowCell, Recursive
 from pe_bench.encodings.inputs.sinusoidal import Sinusoidal, sinusoids
 from pe_bench.errors import UserError
 
@@ -31,11 +30,6 @@ def test_learned_past_its_table_is_an_error_that_names_both_lengths_and_the_way_
     x = torch.zeros(1, 7, 8)
     with pytest.raises(LengthError, match=r"max_position=6 .* position 6.*overflow=clamp"):
         Learned(d_model=8, max_position=6).embed(x, torch.arange(7), x)
-
-
-def test_learned_clamp_repeats_the_last_row() -> None:
-    encoding, x = Learned(d_model=8, max_position=6, overflow="clamp"), torch.zeros(1, 9, 8)
-    assert torch.equal(encoding.embed(x, torch.arange(9), x)[0, 5:], encoding.table[5].expand(4, 8))
 
 
 def test_learned_interpolate_stretches_first_to_first_and_last_to_last() -> None:
@@ -188,16 +182,6 @@ def test_an_unknown_vocabulary_is_told_when_it_is_needed(make: Callable[[int], P
     encoding.read_vocabulary(())
     with pytest.raises(UserError, match="without a*.* vocabulary|vocabulary and was built without"):
         embedded(encoding, torch.zeros(1, 3, 8))
-
-
-@pytest.mark.parametrize(("step", "tolerance"), [(rk4_step, 2e-6), (euler_step, 0.02)])
-def test_a_turning_field_is_a_sinusoid(step: Callable[..., Tensor], tolerance: float) -> None:
-    """dp/dt = (p_1, -p_0) from (0, 1): sine and cosine are a special case."""
-    p = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    for k in range(300):
-        p = step(lambda p, t: torch.stack([p[1], -p[0]]), p, torch.tensor([0.01 * k]), 0.01)
-    assert near(p, [0.141120008, -0.989992497], tolerance)
-    assert not near(p, [0.141120008, -0.989992497], 1e-12)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.model.attention import project, reference_attention
+from pe_bench.model.attention import reference_attention
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
@@ -34,11 +34,6 @@ X4 = series(torch.cos, 0.37, B, T, D)
 def output(encoding: LayerEncoding, position: Tensor | None = None, x: Tensor = X4) -> Tensor:
     position = torch.arange(T) if position is None else position
     return reference_attention(encoding.double(), x, Q4, K4, V4, position)
-
-
-def row_of_scores(encoding: LayerEncoding, head: int = 0, row: int = 3) -> Tensor:
-    queries, keys = project(encoding.double(), X4, Q4, K4, torch.arange(T))
-    return encoding.scores(queries, keys, 1 / math.sqrt(K))[0, head, row]
 
 
 def near(actual: Tensor, expected: list[float] | Tensor, tolerance: float = 2e-6) -> bool:

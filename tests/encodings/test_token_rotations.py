@@ -1,22 +1,78 @@
-"""Rotations by Fourier series and by angles read from the tokens: where they are RoPE, and what is fixed."""
+"""Wall attention, PaTH, FoPE and selective RoPE against their formulas, and what is fixed in them."""
 
 import pytest
 import torch
 from support.encodings import turned_sides
+from torch import Tensor
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
+from pe_bench.encodings.content.path_attention import CHUNK, DIRECTION, STRENGTH, Path
 from pe_bench.encodings.content.selective_rope import ANGLES, SelectiveRoPE
+from pe_bench.encodings.content.wall import FORGOTTEN, Wall
 from pe_bench.encodings.rotary.fope import FoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.check.case import layer_inputs
 from pe_bench.inspection.check.result import worst
 from pe_bench.inspection.passes import TrainingPass
+from pe_bench.model.attention import project
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
+H, K, D, T = 4, 8, 32, 20  # those of `layer_inputs`
 
-H, K, D, T = 4, 8, 32, 20  # the first three are those of `layer_inputs`
+
+def made_wall(strength: float = 1.0, dtype: torch.dtype = torch.float64) -> Wall:
+    torch.manual_seed(0)
+    encoding = Wall(D, H, K)
+    encoding.weight.data *= strength
+    encoding.intercept.data.zero_()
+    return encoding.to(dtype)
+
+
+def pair_by_pair(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
+    between = (passed.mT.unsqueeze(-2) - passed.mT.unsqueeze(-3)).clamp(max=0)
+    return torch.einsum("bhik,bhjk,bhijk->bhij", q, k, between.exp())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("strength", [0.1, 300.0])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 8, 43])
+def test_halves_of_blocks_are_the_formula_pair_by_pair(tokens: int, strength: float) -> None:
+    x, q, k, _ = layer_inputs(tokens)
+    queries, keys = project(made_wall(strength), x, q, k, torch.arange(tokens))
+    expected = pair_by_pair(q, k, keys.values[FORGOTTEN])
+    assert worst(made_wall().scores(queries, keys, 1.0).tril(), expected.tril()) < 1e-13
+
+
+def test_gates_that_forget_all_at_once_give_finite_scores_and_gradients_in_float32() -> None:
+    encoding = made_wall(1e4, torch.float32)
+    x, q, k, _ = layer_inputs(60, torch.float32)
+    queries, keys = project(encoding, x, q.requires_grad_(), k.requires_grad_(), torch.arange(60))
+    scores = encoding.scores(queries, keys, 1.0)
+    gradients = torch.autograd.grad(scores.sum(), [q, k, *encoding.parameters()])
+    assert all(found.isfinite().all() for found in (scores, *gradients))
+
+
+def made_path() -> Path:
+    torch.manual_seed(0)
+    return Path(D, H, K, rank=5).double()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [1, CHUNK, 2 * CHUNK + 3])
+def test_chunks_of_keys_are_the_recursion_token_by_token(tokens: int) -> None:
+    x, q, k, _ = layer_inputs(tokens)
+    queries, keys = project(made_path(), x, q, k, torch.arange(tokens))
+    w, beta = keys.values[DIRECTION].mT, keys.values[STRENGTH].unsqueeze(-1)
+    reflected, rows = torch.empty(*k.shape[:2], 0, K, dtype=torch.float64), []
+    for t in range(tokens):
+        along = (reflected * w[:, :, t : t + 1]).sum(-1, keepdim=True)
+        reflected = reflected - beta[:, :, t : t + 1] * along * w[:, :, t : t + 1]
+        reflected = torch.cat([reflected, k[:, :, t : t + 1]], -2)
+        rows.append((q[:, :, t : t + 1] @ reflected.mT * K**-0.5).squeeze(-2))
+    scores = made_path().scores(queries, keys, K**-0.5)
+    assert max(worst(scores[:, :, t, : t + 1], row) for t, row in enumerate(rows)) < 1e-11
 
 
 @torch.no_grad()
