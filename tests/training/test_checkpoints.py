@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from pe_bench.errors import RunError, UserError
@@ -116,19 +115,6 @@ def test_weights_of_another_shape_are_refused_in_one_line_that_names_the_differe
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match=r"1.bias is missing here"):
         load_weights(saved.path, nn.Sequential(nn.Linear(4, 3)))
-
-
-def test_a_full_disk_leaves_existing_checkpoints_and_names_the_file(tmp_path, monkeypatch):
-    save(tmp_path, 1)
-
-    def full(tensors, path):
-        path.write_bytes(b"half")
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(RunError, match=r"step-00000002 could not be written: No space left on device"):
-        save(tmp_path, 2)
-    assert names(tmp_path) == ["step-00000001"]
 
 
 def test_a_checkpoint_that_may_not_be_read_is_neither_missing_nor_damaged(tmp_path, monkeypatch) -> None:
