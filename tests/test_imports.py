@@ -86,8 +86,6 @@ ALLOWED = {
     "checkpoints export scored api sweep studies",
     "__main__": "cli",
 }
-# What the command is, and what a person's own encoding is made of, are imported from the folder itself.
-EXPORTING = ("cli", "encodings")
 
 
 def folder_of(module: str) -> str:
@@ -111,15 +109,6 @@ def test_a_folder_imports_exactly_what_the_table_allows(folder: str) -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     assert [module for module in MODULES if module in reachable(module)] == []
-
-
-@pytest.mark.parametrize("folder", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
-def test_a_folder_says_in_one_sentence_what_it_is_for(folder: str) -> None:
-    tree = ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8"))
-    sentence = ast.get_docstring(tree) or ""
-    assert sentence.endswith(".")
-    assert "\n" not in sentence
-    assert folder in EXPORTING or len(tree.body) == 1, "it imports nothing"
 
 
 # Names of encodings

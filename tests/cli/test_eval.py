@@ -103,11 +103,3 @@ def test_a_run_elsewhere_may_be_one_of_several(evaluate: Command, folder: Path) 
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("encoding ") == 2, "it is in no folder of results to be compared in"
     assert json.loads((elsewhere / "result.json").read_text())["encoding"] == "rope"
-
-
-def test_an_unfinished_run_is_named_as_such(evaluate: Command, folder: Path) -> None:
-    run = next((folder / "results" / "runs").glob("alibi-s0-*"))
-    (run / "result.json").unlink()
-    for word in (run.name, "alibi", str(run)):
-        outcome = evaluate(word, "--lengths", "48")
-        assert outcome.code == 2 and f"{run.name} is not finished: repeat the command" in outcome.line

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support.results import add_run
 
 from pe_bench.cli.completion import complete_word
 from pe_bench.cli.list import COLUMNS, decoder_parameters
@@ -80,7 +81,9 @@ def test_at_80_columns_each_encoding_is_one_line_with_what_it_is(shown, catalogu
     header, *rows = shown(80, "encodings")
     assert re.split(" {2,}", header) == ["encoding", "family", "parameters", "what it is"]
     assert [row.split()[0] for row in rows] == list(catalogue)
-    assert all(row.endswith(catalogue[row.split()[0]]["what_it_is"]) for row in rows)
+    phrases = [catalogue[row.split()[0]]["what_it_is"] for row in rows]
+    assert all(row.endswith(phrase) for row, phrase in zip(rows, phrases, strict=True))
+    assert all(len(phrase) <= 39 for phrase in phrases) and len(phrases) == len(set(phrases))
 
 
 def test_papers_are_whole_at_80_columns(shown, catalogue):
@@ -91,12 +94,6 @@ def test_papers_are_whole_at_80_columns(shown, catalogue):
     assert all(name in joined for row in catalogue.values() for name in row["is"].split()), (
         "nothing is cut off"
     )
-
-
-def test_what_an_encoding_is_fits_a_line_and_no_two_are_the_same(catalogue):
-    phrases = [row["what_it_is"] for row in catalogue.values()]
-    assert all(len(phrase) <= 39 and not phrase.endswith(".") for phrase in phrases)
-    assert len(phrases) == len(set(phrases))
 
 
 def test_the_terminal_shows_what_the_file_has(command, catalogue, tmp_path):
@@ -129,13 +126,16 @@ def test_parameters_of_a_model_are_those_that_it_is_built_with_and_are_listed_wi
     assert large - small == pytest.approx((50_257 - 257) * 768 / 1e6, abs=0.11) and "50,257" in listed[0]
 
 
-def test_models_are_listed_without_loading_torch():
+def test_lists_and_a_report_do_not_load_torch(tmp_path):
+    add_run(tmp_path / "results", "rope", {64: 3.1, 128: 3.0})
     program = (
-        "import sys; from pe_bench.cli.program import run; "
-        "print([run(['list', name]) for name in ('models', 'data', 'keys')], 'torch' in sys.modules)"
+        "import sys; from pe_bench.cli.program import run; lists = ('models', 'data', 'keys'); "
+        "codes = [run(['list', name]) for name in lists] + [run(['report', '--csv', '-'])]; "
+        "print(codes, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[0, 0, 0] False"
+    run = {"capture_output": True, "text": True, "check": True, "cwd": tmp_path}
+    done = subprocess.run([sys.executable, "-c", program], **run)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0] False"
 
 
 @pytest.mark.parametrize(

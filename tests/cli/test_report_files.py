@@ -115,17 +115,6 @@ def test_a_reader_that_leaves_early_hears_nothing_more(results, tmp_path, argume
     assert (done.returncode, done.stderr) == (0, f"wrote {tmp_path / 'a.svg'}\n")
 
 
-def test_a_report_does_not_import_what_trains(results):
-    program = (
-        "import sys; from pe_bench.cli.program import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
-    )
-    arguments = ["report", "--csv", "-", "--results-dir", str(results)]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "0 False"
-
-
 @pytest.mark.parametrize("result", ["{", "{}", "[]", '{"steps": 8, "loss": null}', "\udcff"])
 def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command, results, result):
     bad = add_run(results, "alibi", LEVELS)
@@ -166,16 +155,6 @@ def test_runs_are_listed_with_what_tables_call_their_encoding_and_the_lengths_th
     ]
     [rope] = listed.values()
     assert rope.split()[0] == "rope" and rope.endswith("64, 128, 256")
-
-
-def test_many_lengths_of_a_run_take_one_line_and_are_all_in_the_file(command, results):
-    run = add_run(results, "alibi", dict.fromkeys((32, 64, 128, 256, 512), 3.0))
-    for path in (results / "runs").iterdir():
-        write_config(path, parse_config(compose(["encoding=rope", "train.steps=250"])))
-        (path / "result.json").write_text('{"steps": 250, "loss": 1.25}')
-    assert list_runs(command, results)[run.name].endswith("32 to 512 (5)")
-    found = command("list", "runs", "--csv", "-", "--results-dir", str(results)).out
-    assert '"32, 64, 128, 256, 512"' in found
 
 
 def test_a_run_is_reported_by_its_path_and_by_what_tables_call_its_encoding(command, results):
