@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 from pe_bench.plot.scale import (
     Scale,
     scale_of_changes,
-    scale_of_lengths,
     scale_of_levels,
     set_values,
     tick_labels,
@@ -51,21 +50,10 @@ def test_an_axis_of_levels_spans_ten_margins_at_least(values: tuple[float, float
         assert scale.low < min(values) and max(values) < scale.high
 
 
-def test_an_axis_of_changes_spans_ten_margins_and_has_zero_in_it() -> None:
-    scale = scale_of_changes(np.array([0.003, 0.004]), NO_BANDS, 0.01, 0.1)
-    assert scale.shape == "linear"
-    assert scale.high - scale.low >= 0.1
-    assert scale.low < 0 < 0.004 < scale.high
-
-
 def test_levels_more_than_fourfold_are_logarithmic() -> None:
     assert [levels(2.0, 7.9).shape, levels(2.0, 8.1).shape] == ["linear", "log"]
     assert levels(0.05, 8.0).shape == "linear", "what is as good as nothing is not magnified"
     assert scale_of_levels(np.array([0.2, 0.9]), NO_BANDS, 5.0).shape == "linear", "within ten margins"
-
-
-def test_an_axis_without_values_is_drawn_too() -> None:
-    assert levels() == Scale(0.0, 1.0)
 
 
 def test_a_change_beyond_ten_margins_makes_the_axis_logarithmic_beyond_one() -> None:
@@ -80,13 +68,6 @@ def test_bands_widen_an_axis_by_a_quarter_at_most() -> None:
     scale = scale_of_levels(np.array([2.0, 3.0]), bands, 0.1)
     assert 1.6 < scale.low < 1.75 + 1e-9
     assert 3.25 - 1e-9 < scale.high < 3.4
-
-
-def test_lengths_are_logarithmic_and_stay_inside() -> None:
-    scale = scale_of_lengths([32, 128, 512])
-    assert scale.share(128) == pytest.approx(0.5)
-    assert 0 < scale.share(32) < scale.share(512) < 1
-    assert scale_of_lengths([128]).share(128) == pytest.approx(0.5)
 
 
 def test_matplotlib_puts_values_where_the_scale_does() -> None:
@@ -110,7 +91,3 @@ def test_matplotlib_puts_values_where_the_scale_does() -> None:
 )
 def test_labels_of_an_axis_have_the_same_number_of_decimals(ticks: list[float], labels: list[str]) -> None:
     assert tick_labels(ticks) == labels
-
-
-def test_labels_of_changes_have_a_sign_but_zero() -> None:
-    assert tick_labels([-0.1, 0.0, 0.1], signed=True) == ["-0.1", "0.0", "+0.1"]

@@ -27,8 +27,3 @@ def test_names_that_would_share_a_colour_differ_in_it_where_there_are_enough() -
 def test_no_two_lines_of_a_picture_look_alike(count: int) -> None:
     styles = styles_of(f"encoding{number}" for number in range(count))
     assert len(set(styles.values())) == count
-
-
-def test_all_encodings_in_one_picture_look_different() -> None:
-    names = names_in("encoding")
-    assert len(set(styles_of(names).values())) == len(names)

@@ -148,31 +148,6 @@ def test_a_line_opens_for_its_details_by_mouse_and_by_keyboard(page):
         assert details.is_displayed() is not shown
 
 
-def test_the_picture_shows_levels_or_changes(page):
-    def shown() -> list[str]:
-        figures = page.find_elements("css selector", "#table-1 figure.view")
-        return [figure.get_attribute("class") for figure in figures if figure.is_displayed()]
-
-    assert shown() == ["view of-levels"]
-    find(page, "#table-1 input[value=change]").click()
-    assert shown() == ["view of-change"]
-    assert len(page.find_elements("css selector", "#table-2 figure.of-levels")) == 1
-    assert find(page, "#table-2 figure.of-levels").is_displayed()
-
-
-@pytest.mark.parametrize("view", ["levels", "change"])
-def test_no_number_of_an_axis_is_cut_off(page, view):
-    find(page, f"#table-1 input[value={view}]").click()
-    for width in (320, 390, 768, 1440):
-        use_window(page, width, 844)
-        frame = find(page, f"#table-1 .of-{view} .frame").rect
-        for text in page.find_elements("css selector", f"#table-1 .of-{view} :is(.grid, .axis) text"):
-            if text.is_displayed():
-                box = text.rect
-                assert box["x"] >= frame["x"] - 0.5, (width, text.text)
-                assert box["x"] + box["width"] <= frame["x"] + frame["width"] + 0.5, (width, text.text)
-
-
 def test_hovering_over_a_point_shows_its_values_and_highlights_its_row(page):
     hover(page, point(page, "sinusoidal at 1024"))
     said = tip(page).split("\n")
@@ -183,21 +158,6 @@ def test_hovering_over_a_point_shows_its_values_and_highlights_its_row(page):
     hover(page, find(page, "h1"))
     assert not find(page, "#tip").is_displayed()
     assert page.find_elements("css selector", ".on") == []
-
-
-def test_focusing_a_point_shows_its_values_and_arrow_keys_move_to_the_next(page):
-    page.execute_script("arguments[0].focus()", point(page, "rope at 64"))
-    assert tip(page).startswith("rope at 64 tokens")
-    press(page, "\ue014")
-    assert tip(page).startswith("rope at 128 tokens")
-    press(page, "\ue014", "\ue014")
-    assert tip(page).startswith("rope at 1024 tokens")
-    press(page, "\ue015")
-    assert tip(page).startswith("sinusoidal at 1024 tokens")
-    press(page, "\ue012")
-    assert tip(page).startswith("sinusoidal at 256 tokens")
-    press(page, "\ue00c")
-    assert not find(page, "#tip").is_displayed()
 
 
 @pytest.mark.parametrize("width", [320, 375, 768, 1280])

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from support.pictures import (
     LENGTHS,
     curve_lines,
@@ -57,17 +56,6 @@ def test_every_curve_is_named_and_no_two_names_overlap_or_leave_the_picture(
     assert all(picture.y0 <= box.y0 and box.y1 <= picture.y1 for box in boxes)
 
 
-def test_a_long_name_is_shortened_and_does_not_squeeze_the_panel(tmp_path: Path) -> None:
-    options = "factor=4 beta_fast=16 beta_slow=2 base=10000 layout=half fraction=1.0"
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, scored_with=f"yarn {options}")
-    [axes] = draw(build_tables(tmp_path)).axes
-    [name] = names_beside(axes)
-    assert len(name) < 40
-    assert name.startswith("rope -> yarn")
-    assert name.endswith("tion=1.0")
-    assert axes.get_position().width * axes.figure.get_figwidth() > 4.5
-
-
 def test_encodings_have_different_line_styles_and_keep_them_in_every_panel(tmp_path: Path) -> None:
     tables_of(tmp_path, 8)
     add_run(tmp_path, "encoding7", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
@@ -116,24 +104,6 @@ def test_the_scored_lengths_are_the_ticks_of_a_log2_axis_with_the_training_lengt
     assert [label.get_text() for label in axes.get_xticklabels()] == list(map(str, LENGTHS))
     assert "training length 128" in [text.get_text() for text in axes.texts]
     assert draws_training_length(axes, 128)
-
-
-def level_ticks(figure: Figure) -> list[str]:
-    figure.draw_without_rendering()
-    [axes] = figure.axes
-    low, high = axes.get_ylim()
-    ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
-    return [label.get_text() for place, label in ticks if low <= place <= high]
-
-
-def test_levels_far_apart_are_on_a_log_axis_that_says_so_in_plain_numbers(tmp_path: Path) -> None:
-    add_run(tmp_path, "alibi", {128: 1.5, 256: 1.5})
-    add_run(tmp_path, "rope", {128: 1.6, 256: 12.0})
-    figure = draw(build_tables(tmp_path))
-    [axes] = figure.axes
-    assert axes.get_yscale() == "log"
-    assert axes.get_ylabel() == "bits per byte, log scale (lower is better)"
-    assert level_ticks(figure) == ["1.5", "2.0", "3.0", "4.0", "5.0", "6.0", "8.0", "10.0"]
 
 
 def test_a_curve_that_fails_flattens_no_other_in_the_view_of_changes(tmp_path: Path) -> None:

@@ -92,13 +92,6 @@ def test_without_a_score_at_a_quarter_the_way_to_judge_is_named(tmp_path: Path) 
     assert "no score at 32, a quarter of the training length: add it with --lengths 32" in printed(tmp_path)
 
 
-def test_an_encoding_that_has_a_window_is_not_compared_with_one(tmp_path: Path) -> None:
-    add_controlled(tmp_path, 2.8, 2.95, None)
-    assert use_at(tmp_path).beats_window == "n/a"
-    assert use_at(tmp_path).uses_context == "yes"
-    assert " improves yes n/a" in printed(tmp_path)
-
-
 def test_without_a_second_document_to_swap_in_the_answer_is_empty_with_the_reason(tmp_path: Path) -> None:
     run = add_controlled(tmp_path, 2.8, None, 2.9)
     for one in run.parent.iterdir():

@@ -130,18 +130,3 @@ def test_a_copied_run_is_left_out_as_long_as_its_original_is_there(tmp_path: Pat
         build_tables(tmp_path, [copy.name])
     shutil.rmtree(run)
     assert [line.runs for line in only(tmp_path).lines] == [(copy.name,)]
-
-
-def test_another_stride_rule_is_another_table_with_separate_changes(tmp_path: Path) -> None:
-    lengths = (64, 128, 256, 512)
-    add_run(tmp_path, "rope", dict.fromkeys(lengths, 3.0), sliding="half")
-    add_run(tmp_path, "alibi", {64: 3.1, 128: 2.0, 256: 2.5, 512: 2.6}, sliding=32)
-    half, fixed = build_tables(tmp_path)
-    assert half.title.endswith("sliding protocol, stride half the length")
-    assert fixed.title.endswith("sliding protocol, stride 32")
-    assert ([line.label for line in half.lines], [line.label for line in fixed.lines]) == (
-        ["rope"],
-        ["alibi"],
-    )
-    assert fixed.lines[0].records[256].change == pytest.approx(0.5, abs=1e-6)
-    assert "they differ in stride rule," in fixed.why

@@ -5,15 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.console import Console
 from support.results import add_run
 
-from pe_bench.config.groups import config_dir
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
 from pe_bench.report.columns import show
-from pe_bench.report.groups import QUICK_TOKENS
 from pe_bench.report.page import describe_result
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
@@ -135,13 +132,6 @@ def test_a_pipe_gets_at_most_a_hundred_columns_and_no_blanks_at_the_end(results:
     assert lines[-1] == "more: --details"
 
 
-def test_without_a_level_at_the_training_length_levels_are_shown(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {64: 3.0, 256: 3.5})
-    text = printed(build_tables(tmp_path))
-    assert cells_of(text, "rope") == ["3.000", "3.500", "-"]
-    assert "without a score at 128, the training length, there are no changes" in text
-
-
 @pytest.mark.parametrize(
     ("swaps", "answer"),
     [
@@ -188,11 +178,6 @@ def test_a_quick_run_is_the_newest_only_where_all_are_quick(results: Path) -> No
     assert [table.key.steps for table in build_tables(results)] == [250, 10]
     add_run(results / "alone", "nope", {128: 3.0, 256: 3.0}, **quick)
     assert len(build_report(results / "alone", newest_only=True).tables) == 1
-
-
-def test_what_counts_as_quick_is_what_the_experiment_trains() -> None:
-    found = yaml.safe_load((config_dir() / "experiment" / "quick.yaml").read_text(encoding="utf-8"))
-    assert found["train"]["tokens"] == QUICK_TOKENS
 
 
 def test_named_lengths_are_shown_beside_the_training_length_and_change_no_verdict(

@@ -1,8 +1,6 @@
 """The interval, the verdict, the answers on context and on a baseline, and the break point."""
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -157,12 +155,6 @@ def test_a_broken_reference_is_no_improvement() -> None:
 def test_no_differences_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="seeds, documents"):
         paired_interval(np.zeros(shape))
-
-
-def test_a_quantile_needs_no_import_of_all_statistics() -> None:
-    program = "import sys, pe_bench.report.statistics; print('scipy.stats' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(

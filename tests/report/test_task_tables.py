@@ -176,15 +176,3 @@ def test_a_baseline_shows_differences_of_which_more_is_better(tmp_path: Path) ->
     found = lines["pope"].records[64].baseline
     assert found is not None and found.mean is not None
     assert found.mean == pytest.approx(0.7, abs=0.01) and found.verdict == "better"
-
-
-def test_damaged_scores_leave_a_level_without_a_verdict(tmp_path: Path) -> None:
-    add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: 0.2})
-    for path in tmp_path.rglob("task-64-*.safetensors"):
-        path.write_bytes(b"")
-    cell = table(tmp_path).lines[0].records[64]
-    assert (
-        cell.level == pytest.approx(0.2, abs=0.01)
-        and cell.verdict == ""
-        and "damaged" in cell.compared.missing
-    )

@@ -116,14 +116,6 @@ def test_an_encoding_that_no_run_has_is_refused_with_those_there_are(
         build_tables(own, selection=Selection(where=where(word)))
 
 
-def test_a_condition_on_what_was_scored_keeps_the_reference(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
-    table = only(tmp_path, where=where("scored_with=yarn*"))
-    assert labels(table) == ["rope -> yarn factor=auto"]
-    assert table.lines[0].records[512].change == pytest.approx(0.2, abs=1e-6)
-
-
 @pytest.mark.parametrize("damage", ["absent", "bomb", "broken", "deep"])
 def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path, damage: str) -> None:
     run = next(iter(sorted((rates / "runs").iterdir())))
