@@ -89,15 +89,3 @@ def test_a_length_without_a_token_to_see_is_refused_before_anything_is_scored(
     assert rows_of(only_run(folder)) == before
     assert command(*arguments, "2").code == 0
     assert {row.context_mean for row in rows_of(only_run(folder)) if row.length == 2} == {1}
-
-
-def test_fewer_blocks_than_requested_are_reported_in_one_line(train: Command, folder: Path) -> None:
-    outcome = train("encoding=rope", "eval.targets=100000")
-    told = [line for line in outcome.err.splitlines() if "too few documents" in line]
-    row = rows_of(only_run(folder))[0]
-    assert told == [
-        # Windows of 63 tokens score 4 of the 16, and so begin furthest back, 59 tokens before the block.
-        f"too few documents: {row.documents} reach the {16 + 59} tokens of a target block and its context, "
-        f"with room for {row.targets // 16} of eval.targets=100000 target blocks; those are scored"
-    ]
-    assert "too few documents" not in train("encoding=nope").err
