@@ -1,17 +1,27 @@
 """pe-bench: train short, test long. A runner for length-extrapolation experiments.
 
-From Python: `train`, `evaluate`, `extend`, `probe`, `results` and `import_runs` do what the commands do, and
-raise `UserError` and `RunError`.
+From Python: `train`, `evaluate`, `extend`, `probe`, `results`, `try_change` and `import_runs` do what the
+commands do, and raise `UserError` and `RunError`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_bench.api import evaluate, extend, import_runs, probe, results, train
+    from pe_bench.api import evaluate, extend, import_runs, probe, results, train, try_change
     from pe_bench.errors import RunError, UserError
 
-__all__ = ["RunError", "UserError", "evaluate", "extend", "import_runs", "probe", "results", "train"]
+__all__ = [
+    "RunError",
+    "UserError",
+    "evaluate",
+    "extend",
+    "import_runs",
+    "probe",
+    "results",
+    "train",
+    "try_change",
+]
 
 
 def __getattr__(name: str) -> Any:

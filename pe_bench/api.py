@@ -1,4 +1,4 @@
-"""What notebooks call and the commands do: `train`, `evaluate`, `extend`, `probe` and `results`.
+"""What notebooks call and the commands do: `train`, `evaluate`, `extend`, `probe`, `results`, `try_change`.
 
 A command's options are the arguments of these functions, and their docstrings say what each means: a line
 `argument METAVAR: meaning` is in `--help` too. Imports wait until a call has work to do, for help has none.
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pe_bench.report.build import Report
     from pe_bench.runs.importing import Imported
     from pe_bench.scored import Run
+    from pe_bench.tries.trying import Outcome
 
 
 def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) -> "Run":
@@ -321,6 +322,50 @@ def say_problems(report: "Report") -> None:
         lengths = lengths_without_scores(folder.path, folder.rows)
         if lengths:
             say(f"warning: {folder.path.name}: {explain_lost_scores(folder.path, lengths)}")
+
+
+def try_change(
+    change: str,
+    *overrides: str,
+    against: str = "rope",
+    minutes: float = 5.0,
+    lengths: str | Sequence[int] | None = None,
+    confirm: bool = False,
+    config_dir: str | Path | None = None,
+    results_dir: str | Path = "results",
+) -> "Outcome":
+    """Try a change against a baseline: whether it is better, how sure that is, and what it costs.
+
+        print(pe_bench.try_change("my.py:RootBias"))
+        pe_bench.try_change("rope base=500000", "model=small", minutes=20).answer
+
+    The change is named with its options and +MODIFIER; overrides are KEY=VALUE of both. All runs train on as
+    many tokens, by default 256,000, and a baseline's are kept.
+
+    against NAME: The baseline, named as the change is.
+    minutes NUMBER: Begin no seed that would end later.
+    lengths N,N: Score at these; the training length and the longest decide.  [default: 128,512,2048]
+    confirm: Use other documents and seeds than any try has used.
+    config_dir DIR: A folder with your encoding/NAME.yaml.
+    results_dir DIR: The folder of runs and results.csv.
+
+    Raises `UserError` before anything is written where something cannot work, `RunError` where a run fails.
+    """
+    from pe_bench.runs.commands import called_with
+    from pe_bench.system.signals import interruptible
+    from pe_bench.tries.trying import try_change
+
+    with interruptible(), called_with(overrides):
+        return try_change(
+            change,
+            *overrides,
+            against=against,
+            minutes=minutes,
+            lengths=lengths,
+            confirm=confirm,
+            config_dir=config_dir,
+            results_dir=results_dir,
+        )
 
 
 def import_runs(

@@ -79,11 +79,12 @@ ALLOWED = {
     "experiment": "errors system config encodings data model runs training scoring checkpoints trackers",
     "export": "errors system config data model runs training checkpoints experiment",
     "scored": "errors values system config runs scoring checkpoints report experiment",
+    "tries": "errors system config runs report experiment scored",
     "sweep": "errors system config runs experiment",
     "extended": "errors system config report runs scoring experiment scored sweep",
-    "api": "errors values system config runs report experiment scored extended",
+    "api": "errors values system config runs report experiment scored tries extended",
     "cli": "errors values system config encodings plot data model runs scoring report inspection "
-    "checkpoints export scored api sweep studies",
+    "checkpoints export scored tries api sweep studies",
     "__main__": "cli",
 }
 

@@ -24,6 +24,11 @@ def test_every_command_runs_in_the_order_of_the_readme(tmp_path, monkeypatch, ca
     run_all(README, tmp_path, monkeypatch, capsys)
 
 
+def test_every_command_of_the_page_for_people_in_a_hurry_runs(tmp_path, monkeypatch, capsys):
+    printed = run_all((ROOT / "AGENTS.md").read_text(encoding="utf-8"), tmp_path, monkeypatch, capsys)
+    assert "RootBias" in printed and "(try 2 against it)" in printed and "(confirm 1 against it)" in printed
+
+
 def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "add-an-encoding.md").read_text(encoding="utf-8")
     printed = run_all(page, tmp_path, monkeypatch, capsys)

@@ -367,6 +367,32 @@ def reproduce(
     reproduce_study(names, text, search, Path(results_dir), quick=quick, write_table=write_table)
 
 
+@command("try", api.try_change, without=("change", "overrides"))
+def try_(arguments: list[str] | None = None, *, listed: bool = False, **options: Any) -> None:
+    """Is a change better than its baseline, and how sure is that?
+
+    Checks the change, trains it beside the baseline seed by seed, on 256,000 tokens each, and stops
+    when the answer is sure or the time is over. Tries are counted: the more there were, the more a try
+    must show. Exit codes: 0 better, 3 not better, 4 unclear, 1 failed, 2 wrong command, 130 stopped.
+
+    arguments CHANGE|KEY=VALUE: What to try, my.py:RootBias, 'rope base=500000' or rope+logn; then keys
+        of both.
+    listed: Show what was tried in this folder of results.
+
+    Examples:
+      pe-bench try my.py:RootBias
+      pe-bench try 'rope base=500000' --against rope --minutes 10
+      pe-bench try my.py:RootBias --confirm    # on other documents and seeds
+      pe-bench try --list
+    """
+    from pe_bench.cli.trying import list_tries, run_try
+
+    if listed:
+        list_tries(Path(options["results_dir"]))
+    else:
+        run_try(arguments or [], options)
+
+
 def _show_version(value: bool) -> None:
     if value:
         from importlib.metadata import version

@@ -30,6 +30,7 @@ SPELLED = {
     "cfg": ("--cfg", "-c"),
     "verbose": ("--verbose", "-v"),
     "folder": ("--hf",),
+    "listed": ("--list",),
 }
 
 

@@ -18,6 +18,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 ScorePrecision = Literal["float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding", "task"]
 Slice = Literal["all", "recall", "novel", "key"]  # of the targets
+Half = Literal["both", "first", "second"]
 Controls = Literal["auto", "all", "none", "offset"]
 Sharding = Literal["fsdp"]
 OptimizerName = Literal["adamw", "muon"]
@@ -224,6 +225,7 @@ class EvalConfig(Section):
     tokens: int = 65_536
     batch_tokens: int = 4_096
     precision: ScorePrecision = "float32"
+    half: Half = "both"
     seed: int = 0
     first_length: int | None = None
 

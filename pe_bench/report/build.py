@@ -136,6 +136,13 @@ def run_tables(
     return [replace(table, asked=tuple(asked)) for table in tables]
 
 
+def tables_of_rows(rows: Sequence[Row], results_dir: Path, margin: float) -> list[Table]:
+    """Return the tables of rows of several runs in a folder of results."""
+    keys = RunKeys(folders_in(runs_folder(results_dir)))
+    anchors = read_anchors(results_dir / "anchors")
+    return _tables(group_rows(rows, keys, ()), rows, anchors, keys, Selection(margin=margin))
+
+
 def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -> list[ProbeTable]:
     """Return the tables of a probe's rows, which may be of several runs; folder_of: by a run's name."""
     keys = RunKeys(folder_of)

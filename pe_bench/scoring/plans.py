@@ -56,7 +56,9 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
     if beyond:
         plans += _plans(config, evaluation, data, sorted({train_length, *beyond}), max(beyond))
     if evaluation.per_position:
-        text = scored_documents(data.validation, max(lengths), evaluation.tokens, evaluation.seed)
+        text = scored_documents(
+            data.validation, max(lengths), evaluation.tokens, evaluation.seed, evaluation.half
+        )
         plans += position_plans(data, text, max(lengths))
     return plans
 
@@ -85,11 +87,12 @@ def _plans(
 ) -> Iterator[Plan]:
     if evaluation.protocol == "paired":
         size = evaluation.resolved_target_tokens(config.train.length)
-        blocks = target_blocks(data.validation, longest, size, evaluation.targets, evaluation.seed, data.hash)
+        count, seed, half = evaluation.targets, evaluation.seed, evaluation.half
+        blocks = target_blocks(data.validation, longest, size, count, seed, data.hash, half)
         yield from (paired_plan(blocks, length) for length in lengths)
         yield from control_plans(evaluation, blocks, list(lengths), config.train.length)
         return
-    text = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed)
+    text = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed, evaluation.half)
     if evaluation.protocol == "nonoverlapping":
         yield from (nonoverlapping_plan(data, text, length) for length in lengths)
     elif evaluation.protocol == "sliding":

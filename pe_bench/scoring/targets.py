@@ -10,6 +10,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from pe_bench.config.schema import Half
 from pe_bench.data.packed import Split
 from pe_bench.errors import UserError
 
@@ -74,15 +75,21 @@ def _divisors(number: int) -> list[int]:
 
 
 def target_blocks(
-    split: Split, max_length: int, target_tokens: int, count: int, seed: int, data_hash: str
+    split: Split,
+    max_length: int,
+    target_tokens: int,
+    count: int,
+    seed: int,
+    data_hash: str,
+    half: Half = "both",
 ) -> TargetBlocks:
     """Choose at most `count` blocks, each with room for windows of up to `max_length` tokens in its document.
 
-    They are dealt round-robin over the documents, spread out in each, and never overlap. Raise
+    They are dealt round-robin over the documents of a half, spread out in each, and never overlap. Raise
     `UserError` when no document is long enough.
     """
     needed = tokens_needed(max_length, target_tokens)
-    order = _eligible(split, needed, seed)
+    order = _eligible(split, needed, seed, half)
     places = [_places(int(room), target_tokens) for room in split.lengths[order] - needed]
     sizes = np.array([len(starts) for starts in places])
     starts, ends = np.cumsum(sizes) - sizes, np.concatenate(places) + needed
@@ -112,20 +119,25 @@ class ScoredText:
     tokens: np.ndarray
 
 
-def scored_documents(split: Split, longest: int, token_budget: int, seed: int) -> ScoredText:
+def scored_documents(
+    split: Split, longest: int, token_budget: int, seed: int, half: Half = "both"
+) -> ScoredText:
     """Return beginnings of documents, each of more than `longest` tokens, for the protocols that cut windows.
 
     As many documents as the budget lets take part, at least one, and it is dealt evenly over them.
     Raises `UserError` when no document is long enough.
     """
     least = longest + 1
-    order = _eligible(split, least, seed)[: max(1, token_budget // least)]
+    order = _eligible(split, least, seed, half)[: max(1, token_budget // least)]
     spare = max(0, token_budget - least * len(order))
     return ScoredText(order, least + _pour(split.lengths[order] - least, spare))
 
 
-def _eligible(split: Split, length: int, seed: int) -> np.ndarray:
-    """Return the documents of at least `length` tokens, ordered by a hash of the seed and their content."""
+def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
+    """Return the documents of at least `length` tokens, ordered by a hash of the seed and their content.
+
+    In which half a document is follows from its content alone.
+    """
     lengths = split.lengths
     longest = int(lengths.max(initial=0))
     if longest < length:
@@ -134,11 +146,18 @@ def _eligible(split: Split, length: int, seed: int) -> np.ndarray:
             "score shorter lengths (eval.lengths, eval.max_length), or use data with longer documents"
         )
 
-    def rank(index: int) -> bytes:
+    def rank(index: int, word: str = f"{seed}") -> bytes:
         content = split.document(index).astype("<u4").tobytes()
-        return hashlib.sha256(f"{seed}:".encode() + content).digest()
+        return hashlib.sha256(f"{word}:".encode() + content).digest()
 
-    return np.array(sorted(np.flatnonzero(lengths >= length).tolist(), key=rank), np.int64)
+    eligible = [
+        index
+        for index in np.flatnonzero(lengths >= length).tolist()
+        if half == "both" or (rank(index, "half")[0] < 128) == (half == "first")
+    ]
+    if not eligible:
+        raise UserError(f"the {half} half of the documents has none of {length} tokens: say eval.half=both")
+    return np.array(sorted(eligible, key=rank), np.int64)
 
 
 def _pour(room: np.ndarray, amount: int) -> np.ndarray:

@@ -192,7 +192,7 @@ def split_of(*lengths: int) -> Split:
 SPLIT_TARGETS = split_of(400, 90, 100, 250, 103)
 
 
-def blocks_of_of_targets(
+def chosen_blocks(
     split: Split = SPLIT_TARGETS, max_length=100, target_tokens=4, count=20, seed=0, data_hash="x"
 ) -> TargetBlocks:
     return target_blocks(split, max_length, target_tokens, count, seed, data_hash)
@@ -204,38 +204,38 @@ def ends_of(blocks: TargetBlocks, document: int) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [1, 3, 4, 20, 77, 10_000])
 def test_every_block_has_its_context_and_none_overlap(count):
-    blocks = blocks_of_of_targets(count=count)
+    blocks = chosen_blocks(count=count)
     assert (blocks.end >= 100).all() and (blocks.end <= SPLIT_TARGETS.lengths[blocks.document]).all()
     for document in set(blocks.document.tolist()):
         assert (np.diff(ends_of(blocks, document)) >= 4).all()
 
 
 def test_blocks_are_dealt_round_robin_until_a_document_is_full():
-    shares = [int((blocks_of_of_targets(count=20).document == document).sum()) for document in range(5)]
+    shares = [int((chosen_blocks(count=20).document == document).sum()) for document in range(5)]
     assert shares[1] == 0, "shorter than the context"
     assert shares[2] == shares[4] == 1, "full"
     assert sum(shares) == 20 and abs(shares[0] - shares[3]) <= 1
-    assert len(set(blocks_of_of_targets(count=3).document.tolist())) == 3
+    assert len(set(chosen_blocks(count=3).document.tolist())) == 3
 
 
 def test_fewer_blocks_than_asked_for_only_when_there_are_no_more():
-    blocks = blocks_of_of_targets(count=10_000)
+    blocks = chosen_blocks(count=10_000)
     assert len(blocks.end) == (300 // 4 + 1) + 1 + (150 // 4 + 1) + 1
 
 
 def test_a_smaller_set_is_part_of_every_larger_one():
-    whole = blocks_of_of_targets(count=10_000)
+    whole = chosen_blocks(count=10_000)
     for count in (1, 2, 3, 7, 20, 77, len(whole.end)):
-        small, part = blocks_of_of_targets(count=count), whole.first(count)
+        small, part = chosen_blocks(count=count), whole.first(count)
         assert small.hash == part.hash and len(small.end) == count
         assert np.array_equal(small.document, part.document) and np.array_equal(small.end, part.end)
-    assert len({blocks_of_of_targets(count=count).hash for count in range(1, 30)}) == 29
+    assert len({chosen_blocks(count=count).hash for count in range(1, 30)}) == 29
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 20, 64, 100])
 def test_blocks_are_spread_over_a_document(count):
     """Every stretch of the text has nearly its share of the blocks, at most two off."""
-    ends = np.sort(blocks_of_of_targets(split_of(900), count=count).end - 100)
+    ends = np.sort(chosen_blocks(split_of(900), count=count).end - 100)
     for share in (0.25, 0.5, 0.75):
         assert abs(int((ends <= share * 800).sum()) - share * count) <= 2
     assert count > 1 or abs(int(ends[0]) - 400) <= 4, "one block lies in the middle"
@@ -246,7 +246,7 @@ def test_blocks_are_spread_over_a_document(count):
 )
 def test_every_window_of_every_length_and_part_lies_in_its_document(max_length, size):
     split = split_of(*[tokens_needed(max_length, size) + extra for extra in (0, 1, 200)])
-    blocks = blocks_of_of_targets(split, max_length=max_length, target_tokens=size)
+    blocks = chosen_blocks(split, max_length=max_length, target_tokens=size)
     for length in range(2, max_length + 1):
         assert min(window.start for window in paired_plan(blocks, length).windows) >= 0
     starts = [
@@ -257,19 +257,19 @@ def test_every_window_of_every_length_and_part_lies_in_its_document(max_length, 
 
 
 def test_the_set_follows_from_data_seed_and_sizes():
-    first, again = blocks_of_of_targets(), blocks_of_of_targets()
+    first, again = chosen_blocks(), chosen_blocks()
     assert first.hash == again.hash and np.array_equal(first.end, again.end)
     assert np.array_equal(first.document, again.document)
     changes = [{"data_hash": "y"}, {"max_length": 99}, {"target_tokens": 2}, {"count": 19}]
-    assert len({blocks_of_of_targets(**change).hash for change in changes} | {first.hash}) == 5
+    assert len({chosen_blocks(**change).hash for change in changes} | {first.hash}) == 5
     many = split_of(*[110] * 9)
-    assert len({tuple(blocks_of_of_targets(many, count=3, seed=seed).document) for seed in range(10)}) > 5
+    assert len({tuple(chosen_blocks(many, count=3, seed=seed).document) for seed in range(10)}) > 5
     assert len({tuple(scored(10_000, seed)) for seed in range(20)}) > 2
 
 
 def test_too_short_documents_are_refused_with_both_numbers():
     with pytest.raises(UserError, match="has the 500 tokens .*: the longest has 400"):
-        blocks_of_of_targets(max_length=500)
+        chosen_blocks(max_length=500)
     with pytest.raises(UserError, match="has the 401 tokens .*: the longest has 400"):
         scored_documents(SPLIT_TARGETS, longest=400, token_budget=1_000, seed=0)
 
@@ -309,3 +309,16 @@ def test_the_summary_counts_the_documents_that_reach_the_longest_length():
         "books: 2 training documents (0.00 MB), 5 for validation (0.00 MB), "
         "2 of them (0.00 MB) reach 250 tokens"
     )
+
+
+def test_halves_of_the_documents_share_none_and_are_all_at_every_length() -> None:
+    split = split_of(*range(100, 300, 10))
+    for length in (90, 150):
+        documents = {
+            half: set(scored_documents(split, length, 10**6, seed, half).document.tolist())
+            for half, seed in (("first", 0), ("second", 1), ("both", 2))
+        }
+        assert documents["first"] and documents["second"] and not documents["first"] & documents["second"]
+        assert documents["first"] | documents["second"] == documents["both"]
+        blocks = target_blocks(split, length, 4, 50, seed=0, data_hash="x", half="first")
+        assert set(blocks.document.tolist()) <= documents["first"]

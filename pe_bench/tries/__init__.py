@@ -1,0 +1,1 @@
+"""A change beside its baseline: whether it is better, asked after each seed and of one try after another."""

@@ -1,0 +1,296 @@
+"""`try`: train a change beside its baseline, seed by seed, until it is sure which is better."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from pe_bench.config.compose import compose_config
+from pe_bench.config.overrides import quote
+from pe_bench.config.parse import listed, parse_lengths
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.experiment import prepare, train
+from pe_bench.report.build import tables_of_rows
+from pe_bench.runs.rows import ALL, Row
+from pe_bench.scored import Run
+from pe_bench.system.files import write_text
+from pe_bench.system.machine import today
+from pe_bench.tries.sequential import FIRST_LOOK, Answer, Difference, Look, look, seeds_to_settle
+
+TOKENS = 256_000  # that each run trains on
+LENGTHS = (128, 512, 2048)
+FILE = "tries.json"
+# Tries and what confirms them share no seed and no document.
+FIRST_SEED = {"try": 0, "confirm": 1_000}
+HALF = {"try": "first", "confirm": "second"}
+WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
+
+Kind = Literal["try", "confirm"]
+
+
+@dataclass(frozen=True)
+class Try:
+    """A change that was tried against a baseline.
+
+    number: its place among the changes tried against that baseline with these settings, from 1. change_run,
+    baseline_run: the names of their runs with the first seed, which say all that changes their weights.
+    at_training, at_longest: mean differences in bits per byte, None before there is one.
+    """
+
+    kind: Kind
+    number: int
+    change: str
+    baseline: str
+    change_run: str
+    baseline_run: str
+    train_length: int
+    lengths: tuple[int, ...]
+    date: str
+    seeds: int = 0
+    answer: str = "unclear"
+    at_training: float | None = None
+    at_longest: float | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.kind, self.change_run, self.baseline_run, self.lengths
+
+    @property
+    def question(self) -> tuple[object, ...]:
+        """Return what tries are counted by."""
+        return self.kind, self.baseline_run, self.lengths
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a try found. `print` shows it, and `answer` is better, not better or unclear.
+
+    works_to: the longest length that the change works to, and the baseline; None where there is none.
+    time_ratio: the time of a training step over the baseline's. parameters: how many more there are.
+    seconds: that a seed of both took. earlier: what a confirmation confirms, if it was tried before.
+    """
+
+    tried: Try
+    look: Look
+    works_to: tuple[int | None, int | None]
+    time_ratio: float
+    parameters: int
+    seconds: float
+    earlier: Try | None
+
+    @property
+    def answer(self) -> Answer:
+        return self.look.answer
+
+    def __str__(self) -> str:
+        return "\n".join(describe(self))
+
+
+def read_tries(results_dir: Path) -> list[Try]:
+    """Return all tries of a results folder, in their order. Raise `UserError` for a damaged file."""
+    path = results_dir / FILE
+    if not path.exists():
+        return []
+    try:
+        return [
+            Try(**{**entry, "lengths": tuple(entry["lengths"])}) for entry in json.loads(path.read_text())
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}); it counts tries, so mend it, or move it away to count from 1"
+        ) from error
+
+
+def _keep(results_dir: Path, tried: Try) -> None:
+    """Add a try to the file, or replace what the file says of it."""
+    tries = [tried if entry.key == tried.key else entry for entry in read_tries(results_dir)]
+    tries += [] if tried in tries else [tried]
+    results_dir.mkdir(parents=True, exist_ok=True)
+    write_text(results_dir / FILE, json.dumps([asdict(entry) for entry in tries], indent=1) + "\n")
+
+
+def overrides_in(text: str) -> list[str]:
+    """Return what trains `rope base=500000`, `my.py:RootBias` or `rope+logn`, as overrides."""
+    name, *options = WORD.findall(text)
+    encoding, *modifiers = name.split("+")
+    for option in options:
+        require("=" in option, f"'{text}': {option} is no option; say KEY=VALUE, such as base=500000")
+    of_encoding = [option if "." in option.split("=")[0] else f"encoding.{option}" for option in options]
+    return [
+        f"encoding={encoding}",
+        *([f"modifier=[{','.join(modifiers)}]"] if modifiers else []),
+        *of_encoding,
+    ]
+
+
+def try_change(
+    change: str,
+    *overrides: str,
+    against: str,
+    minutes: float,
+    lengths: str | Sequence[int] | None,
+    confirm: bool,
+    config_dir: str | Path | None,
+    results_dir: str | Path,
+) -> Outcome:
+    """Do what `pe_bench.try_change` says."""
+    end = time.monotonic() + 60 * minutes
+    require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
+    kind: Kind = "confirm" if confirm else "try"
+    results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
+    numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
+    shared = [
+        *(f"train.tokens={TOKENS}", "eval.controls=none", f"eval.half={HALF[kind]}"),
+        *(f"eval.lengths=[{','.join(map(str, numbers))}]", f"results_dir={quote(str(results))}"),
+        *overrides,
+    ]
+
+    def of_seed(text: str, seed: int) -> list[str]:
+        return [*overrides_in(text), *shared, f"seed={FIRST_SEED[kind] + seed}"]
+
+    tried = _prepared(kind, [of_seed(text, 0) for text in (change, against)], search)
+    tried = _numbered(results, tried)
+    pairs: list[tuple[Run, Run]] = []
+    took = [0.0]
+    while True:
+        began = time.monotonic()
+        of_baseline, of_change = (_run(of_seed(text, len(pairs)), search) for text in (against, change))
+        for run in (of_baseline, of_change):
+            if run.failure:
+                raise RunError(run.failure)
+        pairs.append((of_change, of_baseline))
+        took.append(time.monotonic() - began)
+        at_training, at_longest = (
+            [_difference(*pair, length) for pair in pairs]
+            for length in (tried.train_length, tried.lengths[-1])
+        )
+        seen = look(at_training, at_longest, tried.number, of_change.margin)
+        means = {"at_training": float(seen.at_training.mean), "at_longest": float(seen.at_longest.mean)}
+        tried = replace(tried, seeds=len(pairs), answer=seen.answer, **means)
+        _keep(results, tried)
+        if seen.answer != "unclear" or time.monotonic() + max(took[-2:]) > end:
+            break
+    return Outcome(
+        tried,
+        seen,
+        (_works_to([run for run, _ in pairs], results), _works_to([run for _, run in pairs], results)),
+        median(_speed(baseline) / _speed(run) for run, baseline in pairs),
+        pairs[0][0].scored[0].parameters - pairs[0][1].scored[0].parameters,
+        median(took[1:]),
+        next((entry for entry in read_tries(results) if _is_confirmed(entry, tried)), None),
+    )
+
+
+def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[Path]) -> Try:
+    """Return what is to be tried. Raise `UserError` for what cannot work."""
+    change, baseline = (prepare(compose_config(one, search))[0] for one in overrides)
+    train_length = change.config.train.length
+    lengths = change.config.eval.resolved_lengths(train_length)
+    require(
+        lengths[-1] > train_length,
+        f"--lengths {lengths[-1]} is not above train.length={train_length}: add a longer one",
+    )
+    runs = change.folder.name, baseline.folder.name
+    require(runs[0] != runs[1], f"{change.label} is compared with itself: name another --against")
+    return Try(kind, 0, change.label, baseline.label, *runs, train_length, tuple(lengths), today())
+
+
+def _run(overrides: Sequence[str], search: Sequence[Path]) -> Run:
+    config = compose_config(overrides, search)
+    return Run(*train(config), config.report.margin)
+
+
+def _numbered(results_dir: Path, tried: Try) -> Try:
+    """Return the try with its number, and keep it: it counts from its first look, whatever comes of it."""
+    alike = [entry for entry in read_tries(results_dir) if entry.question == tried.question]
+    before = next((entry for entry in alike if entry.key == tried.key), None)
+    tried = before or replace(tried, number=len(alike) + 1)
+    _keep(results_dir, tried)
+    return tried
+
+
+def _difference(change: Run, baseline: Run, length: int) -> float:
+    """Return the difference in bits per byte of two runs on the same targets; negative is better."""
+    one, other = (_row(run, length) for run in (change, baseline))
+    if one.target_hash != other.target_hash:
+        raise RunError(f"{change.name} and {baseline.name} were not scored on the same targets at {length}")
+    if one.bits_per_byte is None or other.bits_per_byte is None:
+        return math.inf
+    return one.bits_per_byte - other.bits_per_byte
+
+
+def _row(run: Run, length: int) -> Row:
+    return next(row for row in run.scored if row.length == length and row.slice == ALL)
+
+
+def _speed(run: Run) -> float:
+    return run.scored[0].tokens_per_second
+
+
+def _works_to(runs: Sequence[Run], results_dir: Path) -> int | None:
+    """Return the longest length that an encoding works to, over all its seeds."""
+    rows = [row for run in runs for row in run.scored]
+    [table] = tables_of_rows(rows, results_dir, runs[0].margin)
+    [line] = (line for line in table.lines if line.label == rows[0].encoding)
+    return line.break_point.works_to
+
+
+def _is_confirmed(entry: Try, confirmation: Try) -> bool:
+    names = (entry.change, entry.baseline, entry.lengths)
+    return (
+        confirmation.kind == "confirm"
+        and entry.kind == "try"
+        and names
+        == (
+            confirmation.change,
+            confirmation.baseline,
+            confirmation.lengths,
+        )
+    )
+
+
+def describe(outcome: Outcome) -> list[str]:
+    """Return the lines that say what a try found."""
+    tried, seen = outcome.tried, outcome.look
+    seeds = f"{seen.seeds} {'seed' if seen.seeds == 1 else 'seeds'}"
+    what = f"{tried.kind} {tried.number} against it"
+    works_to, of_baseline = (f"{length:,}" if length else "nowhere" for length in outcome.works_to)
+    more = f"{abs(outcome.parameters):,} parameters {'fewer' if outcome.parameters < 0 else 'more'}"
+    lines = [
+        f"{tried.change} against {tried.baseline}: {seen.answer}, after {seeds} ({what})",
+        f"  at {tried.train_length:,}, trained: {_of_length(seen, seen.at_training)}",
+        f"  at {max(tried.lengths):,}, longest: {_of_length(seen, seen.at_longest)}",
+        f"  works to {works_to} ({tried.baseline}: {of_baseline}); "
+        f"a step takes {outcome.time_ratio:.2f} times as long, with {more}",
+    ]
+    if seen.answer == "unclear":
+        lines.append(f"  {_what_settles(outcome)}")
+    if outcome.earlier is not None and outcome.earlier.at_training is not None:
+        earlier = outcome.earlier
+        lines.append(
+            f"  when it was tried: {earlier.at_training:+.4f} and {earlier.at_longest:+.4f}, {earlier.answer}"
+        )
+    return lines
+
+
+def _of_length(seen: Look, difference: Difference) -> str:
+    if not math.isfinite(difference.mean):
+        return "no number"
+    if seen.seeds < FIRST_LOOK:
+        return f"{difference.mean:+.4f} bits/byte; an interval needs {FIRST_LOOK} seeds"
+    low, high = difference.bound(seen.alpha)
+    return f"{difference.mean:+.4f} bits/byte, from {low:+.4f} to {high:+.4f}"
+
+
+def _what_settles(outcome: Outcome) -> str:
+    seeds = seeds_to_settle(outcome.look)
+    if seeds is None:
+        return "at these differences no number of seeds would settle it"
+    more = seeds - outcome.look.seeds
+    minutes = max(1, round(more * outcome.seconds / 60))
+    return f"at these differences about {more} more seeds would settle it: --minutes {minutes} more"

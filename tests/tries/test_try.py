@@ -1,0 +1,82 @@
+"""The `try` command: three lines, an exit code, and a count of tries."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.commands import Command, Outcome
+
+from pe_bench.errors import UserError
+from pe_bench.tries.trying import overrides_in
+
+SMALL = (
+    *("train.length=16", "train.tokens=256", "train.batch_tokens=64", "train.warmup_steps=1"),
+    *("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=24", "threads=1"),
+    *("train.validation_tokens=64", "eval.targets=6"),
+)
+
+
+@pytest.fixture
+def tried(command: Command, folder: Path) -> Callable[..., Outcome]:
+    """Try on the tiny corpus."""
+    text = ("data=files", f"data.path={folder / 'corpus'}")
+    return lambda *arguments: command("try", *arguments, *text, *SMALL, "--lengths", "16,32")
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("rope", ["encoding=rope"]),
+        ("rope base=500000", ["encoding=rope", "encoding.base=500000"]),
+        ("my.py:RootBias strength=[1, 2]", ["encoding=my.py:RootBias", "encoding.strength=[1, 2]"]),
+        ("rope+logn modifier.logn.length=8", ["encoding=rope", "modifier=[logn]", "modifier.logn.length=8"]),
+    ],
+)
+def test_a_change_is_named_with_its_options_and_modifiers(text: str, overrides: list[str]) -> None:
+    assert overrides_in(text) == overrides
+
+
+def test_a_word_that_is_no_option_is_refused() -> None:
+    with pytest.raises(UserError, match="fast is no option"):
+        overrides_in("rope fast")
+
+
+def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
+    tried, command: Command, folder: Path
+) -> None:
+    first = tried("nope", "--minutes", "0.001")
+    assert first.code == 4, first.err
+    assert first.out.startswith("nope against rope: unclear, after 1 seed (try 1 against it)\n")
+    assert "at 16, trained" in first.out and "at 32, longest" in first.out and "works to" in first.out
+    again = tried("nope", "--minutes", "0.001")
+    assert "(try 1 against it)" in again.out, "the same change is the same try"
+    second = tried("rope base=20", "--minutes", "0.001")
+    assert "(try 2 against it)" in second.out
+    confirmed = tried("nope", "--minutes", "0.001", "--confirm")
+    assert "(confirm 1 against it)" in confirmed.out and "when it was tried" in confirmed.out
+
+    tries = json.loads((folder / "work" / "results" / "tries.json").read_text())
+    assert [(entry["kind"], entry["number"], entry["seeds"]) for entry in tries] == [
+        ("try", 1, 1),
+        ("try", 2, 1),
+        ("confirm", 1, 1),
+    ]
+    halves = {
+        run.name: (run / "config.yaml").read_text()
+        for run in (folder / "work" / "results" / "runs").iterdir()
+    }
+    assert all(("half: second" in text) == ("-s1000-" in name) for name, text in halves.items())
+    assert "confirm 1" in command("try", "--list").out
+
+
+def test_a_mistake_is_one_line_and_nothing_is_counted(tried, command: Command, folder: Path) -> None:
+    for arguments, line in (
+        (("rope",), "rope is compared with itself: name another --against"),
+        (("nopp",), "unknown encoding 'nopp': did you mean 'nope'?"),
+        (("nope", "--minutes", "0"), "--minutes must be above 0, not 0"),
+    ):
+        outcome = tried(*arguments)
+        assert (outcome.code, outcome.line) == (2, f"pe-bench: {line}")
+    assert not (folder / "work" / "results" / "tries.json").exists()
+    assert command("try", "--list").code == 2
