@@ -50,8 +50,7 @@ RELATIVE = frozenset(
     | {"transformer_xl", "deberta"}
 )
 # Families of folders that have another name.
-FAMILIES = {"inputs": "input", "logits": "scale", "masks": "mask", "layers": "schedule"}
-FAMILIES["scalings"] = "rotary"
+FAMILIES = {"inputs": "input", "logits": "scale", "masks": "mask", "layers": "schedule", "scalings": "rotary"}
 CITATION = re.compile(r"arXiv:\d{4}\.\d{5}|https?://[^\s,;]*[^\s,;.:]|modded-nanogpt#\d+")
 NO_VOCABULARY = "it was built without a vocabulary: call read_vocabulary with the text of every token id"
 

@@ -163,10 +163,3 @@ def test_ids_are_the_owners() -> None:
     assert torch.equal(ids, expected)
     plain = EncodingSpec(ROPE).build(n_layers=1).ids(tokens, train=True, generator=None)
     assert torch.equal(plain, torch.arange(5))
-
-
-def test_parameters_of_modifiers_are_registered_once() -> None:
-    composition = EncodingSpec({**LEARNED, "modifiers": {"shaw": SHAW}}).build(n_layers=2)
-    names = [name for name, _ in composition.named_parameters()]
-    assert len(names) == len(set(names)) == 1 + 2 * 2
-    assert set(composition.state_dict()) == set(names)

@@ -16,18 +16,10 @@ from pe_bench.encodings.rotary.rope import RoPE, rope_frequencies
 from pe_bench.encodings.scalings.llama3 import Llama3
 from pe_bench.encodings.scalings.longrope import LongRoPE
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
-from pe_bench.encodings.scalings.rope_ntk_by_parts import Ramp, RopeNTKByParts, ramp_ends
+from pe_bench.encodings.scalings.rope_ntk_by_parts import Ramp, RopeNTKByParts
 from pe_bench.encodings.scalings.rope_pi import RopePI
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling, ntk_frequencies
 from pe_bench.encodings.scalings.yarn import YaRN
-
-
-def test_yarn_of_a_wide_head_has_the_ratios_of_the_released_code() -> None:
-    assert ramp_ends(128, BASE, 4_096, 32, 1) == (20, 46)
-    assert ramp_ends(WIDTH, BASE, TRAIN, 32, 1) == (0, 4)
-    ratio = rope_frequencies(128, BASE) / YaRN(128, 4_096, factor=16.0).scaled(1).frequencies
-    expected = [1, 1, 1.03741, 1.76271, 10.14634, 16, 16]
-    assert near(ratio[[0, 20, 21, 32, 45, 46, 63]], expected, 1e-5)
 
 
 @pytest.mark.parametrize(

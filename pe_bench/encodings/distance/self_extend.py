@@ -45,11 +45,9 @@ class SelfExtend(EffectiveDistance):
         size = self.group_size
         window = self.train_length // 2 if self.window is None else self.window
         in_groups = max(1, window // size) * size
-        require(
-            self.window in (None, in_groups),
-            f"encoding.group_size={size} must divide encoding.window={window}: "
-            f"try encoding.window={in_groups} or another encoding.group_size",
-        )
+        way = f"try encoding.window={in_groups} or another encoding.group_size"
+        wrong = f"encoding.group_size={size} must divide encoding.window={window}: {way}"
+        require(self.window in (None, in_groups), wrong)
         self.keep_near(in_groups, self.train_length)
 
     def far_positions(self, q_position: Tensor, k_position: Tensor) -> tuple[Tensor, Tensor]:

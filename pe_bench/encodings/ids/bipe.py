@@ -51,11 +51,9 @@ class BiPE(PositionalEncoding):
         if not texts:
             return
         self.is_separator = torch.tensor([text.endswith(self.separators) for text in texts])
-        require(
-            not self.separators or bool(self.is_separator.any()),
-            f"none of {len(texts)} tokens ends with one of separators={list(self.separators)}: "
-            "name others that stand in the vocabulary",
-        )
+        ends = f"none of {len(texts)} tokens ends with one of separators={list(self.separators)}"
+        is_any = not self.separators or bool(self.is_separator.any())
+        require(is_any, f"{ends}: name others that stand in the vocabulary")
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         return self._starts(tokens).cumsum(-1)

@@ -78,10 +78,8 @@ class LocalGlobal(PositionalEncoding):
         else:
             are_global = [(number + 1) % min(every, n_layers) == 0 for number in range(n_layers)]
         are_global[-1] |= last
-        masks = [
-            *([SlidingWindow(window)] if window is not None else []),
-            *([Chunks(chunk)] if chunk is not None else []),
-        ]
+        masks: list[LayerEncoding] = [] if window is None else [SlidingWindow(window)]
+        masks += [] if chunk is None else [Chunks(chunk)]
         parts = {
             is_global: make(are_global.count(is_global))
             for is_global, make in ((False, local), (True, global_))

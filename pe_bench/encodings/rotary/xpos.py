@@ -70,6 +70,5 @@ class XPos(LayerEncoding):
         if span > longest:
             raise LengthError(
                 f"xpos with encoding.scale_base={self.scale_base:g} can number {longest:.0f} positions in "
-                f"{str(dtype).removeprefix('torch.')}, and here are {span + 1:.0f}: "
-                "train with a larger encoding.scale_base"
+                f"{dtype}, and here are {span + 1:.0f}: train with a larger encoding.scale_base"
             )

@@ -43,10 +43,8 @@ class RopeClipped(Rotary):
         turned = int((frequencies > 0).sum())
         slow = (frequencies > 0) & (frequencies < 2 * math.pi / self.train_length)
         count = int(slow.sum()) if self.clipped is None else self.clipped
-        require(
-            count <= turned,
-            f"encoding.clipped must be a number of pairs from 0 to {turned}, or null, not {self.clipped}",
-        )
+        wrong = f"encoding.clipped must be a number of pairs from 0 to {turned}, or null, not {count}"
+        require(count <= turned, wrong)
         fading = (1 + torch.linspace(0, math.pi, count, dtype=torch.float64).cos()) / 2
         frequencies[turned - count : turned] *= fading
         self.frequencies = nn.Buffer(frequencies, persistent=False)

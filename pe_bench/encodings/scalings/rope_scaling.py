@@ -48,10 +48,9 @@ class RopeScaling(Rotary):
     def __post_init__(self) -> None:
         super().__post_init__()
         part = f" of which {self.width} are turned" if self.width < self.d_head else ""
-        require(
-            self.width >= self.smallest_width,
-            f"the head width must be at least {self.smallest_width}, not model.d_head={self.d_head}{part}",
-        )
+        least = self.smallest_width
+        wrong = f"the head width must be at least {least}, not model.d_head={self.d_head}{part}"
+        require(self.width >= least, wrong)
         if self.factor is not None:
             self.claims = frozenset({"prefix_consistent", *self.claims})
 
