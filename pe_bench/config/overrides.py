@@ -193,6 +193,8 @@ def explain_hydra_errors(
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise cause(error) or _explain(error, overrides, search, is_sweep) from error
+    except yaml.YAMLError as error:
+        raise UserError(f"a YAML file cannot be read: {' '.join(str(error).split())}") from error
 
 
 @contextmanager

@@ -212,6 +212,13 @@ def test_options_derived_from_the_rest_of_the_configuration_are_marked():
     )
 
 
+def test_a_file_that_is_no_yaml_is_refused_in_one_line(folder):
+    (folder / "encoding").mkdir()
+    (folder / "encoding" / "bad.yaml").write_text("defaults: [rope\n")
+    with pytest.raises(UserError, match="^a YAML file cannot be read: .*, line 2"):
+        compose_config(["encoding=bad"], [folder])
+
+
 def test_arguments_and_environment_are_given_back(monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     before = list(sys.argv)
