@@ -137,8 +137,15 @@ def chart_svg(
 def losses_svg(
     lines: Sequence[Line], losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]
 ) -> str:
-    """Return the training losses of the lines' runs as an element of a page; empty where none is known."""
-    curves = [(line.label, losses[run]) for line in lines for run in line.runs if losses.get(run)]
+    """Return the training losses of the lines' runs as an element of a page; empty where none is known.
+
+    A run that was scored with several encodings is drawn once, with the one that it was trained with.
+    """
+    line_of: dict[str, str] = {}
+    for line in sorted(lines, key=lambda line: line.scored_with != line.encoding):
+        for run in line.runs:
+            line_of.setdefault(run, line.label)
+    curves = [(label, losses[run]) for run, label in line_of.items() if losses.get(run)]
     values = np.array([loss for _, points in curves for _, loss in points if math.isfinite(loss)])
     if not values.size:
         return ""

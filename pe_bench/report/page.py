@@ -24,6 +24,7 @@ from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, Table
 from pe_bench.report.values import number_text
 from pe_bench.runs.folder import Environment, RunRecord
+from pe_bench.runs.rows import ALL
 from pe_bench.system.grid import Cell, Column, Grid
 from pe_bench.system.terminal import in_one_line, one_line
 
@@ -186,12 +187,13 @@ def _section(
         for number, chart in enumerate((*views, *positions))
     ]
     lines = zip(table.all_lines, grid.rows, strict=True)
+    of_all = table.lines if table.key.slice == ALL else ()  # a slice is of the same runs
     return Section(
         table=table,
         result=describe_result(table),
         views=[picture for picture in drawn[: len(views)] if picture],
         positions=next(iter(drawn[len(views) :]), None),
-        losses=Markup(losses_svg(table.lines, losses, styles, f"{prefix}-losses", keys)),
+        losses=Markup(losses_svg(of_all, losses, styles, f"{prefix}-losses", keys)),
         grid=grid,
         lines=[(names[line.label], cells, _details(line, table)) for line, (_, *cells) in lines],
         title=" · ".join(title),
