@@ -183,7 +183,7 @@ def extend(
     of this machine, such as train.lr=0.002 or hydra/launcher=joblib; of a checkpoint its data. Finished work
     is reused. `print` shows the table of the command, and `plot` draws its picture.
 
-    to LENGTH: The longer length: a multiple of the training length, such as 4x, or tokens.  [default: 4x]
+    to LENGTH: The longer length: a multiple of the training length, such as 4x, or tokens.
     with_ NAME,NAME: Encodings to go on with; 'NAME KEY=VALUE' sets options; repeatable.
         [default: yarn,rope_ntk,rope_pi]
     tokens NUMBER: Train each further, at that length, on so many tokens.

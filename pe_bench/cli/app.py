@@ -26,7 +26,7 @@ def train(
         train.length=128, train.steps=null, train.lr=0.005, eval.lengths=null, results_dir=results.
     multirun: A sweep: train each combination of listed values.
     cfg job|hydra|all: Print every key and its value instead of training.
-    resolve: Print it with computed values.
+    resolve: Print them with computed values.
     plan FILE: Train nothing: check all jobs, and write the command of each on a line of its own.
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
@@ -81,8 +81,8 @@ def extend(
 ) -> None:
     """Stretch trained runs to longer texts, in one table.
 
-    Scores runs unchanged and under each encoding as it is; with --tokens trains each
-    further. Prints one table, and draws a picture: dashed as it is, solid trained so.
+    Scores the runs unchanged and, without more training, under each encoding; --tokens also trains them
+    further with each. Prints one table and draws it: dashed lines without more training, solid ones with.
 
     runs RUN: Seeds of one encoding, or hf:FOLDER; then KEY=VALUE of the training or of this machine.
     plot FILE: The picture, a PNG, SVG or PDF file.  [default: extend.png in the folder of results]
@@ -312,10 +312,10 @@ def export(name: str, *, folder: Path, results_dir: str = "results") -> None:
 def import_(folders: list[Path], **options: Any) -> None:
     """Copy finished runs from elsewhere into the folder of results.
 
-    Each is checked as a stranger's, and copied whole or not at all. A run of a name that is
-    here stays as it is, and where the two differ, that is said.
+    Each run is checked as a stranger's, and copied whole or not at all. A run that is here already
+    stays as it is, and one that differs from it is refused.
 
-    folders FOLDER: Runs, folders of runs, or folders of results.
+    folders FOLDER...: Runs, folders of runs, or folders of results.
 
     Examples:
       pe-bench import /mnt/other/results
@@ -369,14 +369,14 @@ def reproduce(
 
 @command("try", api.try_change, without=("change", "overrides"))
 def try_(arguments: list[str] | None = None, *, listed: bool = False, **options: Any) -> None:
-    """Is a change better than its baseline, and how sure is that?
+    """Say whether a change is better than its baseline.
 
     Checks the change, trains it beside the baseline seed by seed, on 256,000 tokens each, and stops
-    when the answer is sure or the time is over. Tries are counted: the more there were, the more a try
-    must show. Exit codes: 0 better, 3 not better, 4 unclear, 1 failed, 2 wrong command, 130 stopped.
+    when the answer is sure or the time is over. Tries are counted: the more there were, the larger a gain
+    has to be. Exit codes: 0 better, 3 not better, 4 unclear, 1 failed, 2 wrong command, 130 stopped.
 
-    arguments CHANGE|KEY=VALUE: What to try, my.py:RootBias, 'rope base=500000' or rope+logn; then keys
-        of both.
+    arguments CHANGE|KEY=VALUE: What to try, such as my.py:RootBias, 'rope base=500000' or rope+logn; then
+        keys of both, such as model=small.
     listed: Show what was tried in this folder of results.
 
     Examples:

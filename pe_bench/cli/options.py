@@ -66,7 +66,8 @@ def command(
                 for key, parameter in parameters.items()
             ]
         )
-        text = "\n\n".join([OPTION.sub("", text).strip(), *words])
+        text = OPTION.sub(lambda line: "" if line[1] in parameters else line[0], text)
+        text = "\n\n".join([text.strip(), *words])
         app.command(name, help=text, epilog=f"\b{EXAMPLES}{textwrap.dedent(examples)}")(call)
         return function
 
