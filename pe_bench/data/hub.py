@@ -1,16 +1,21 @@
 """Documents from the Hugging Face Hub."""
 
+import os
 import re
+import socket
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from pe_bench.config.schema import DataConfig
 from pe_bench.data.sources import Document, row_text, within_budget
 from pe_bench.errors import UserError, require
 
 OWNER_AND_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+PROBE_SECONDS = 1.0
 WITHOUT = "use data=stdlib, or data=files data.path=DIR"
 
 
@@ -36,15 +41,52 @@ def read(config: DataConfig, byte_budget: int | None) -> tuple[list[Document], l
 
 @contextmanager
 def hub_errors(what: str, instead: str) -> Iterator[None]:
-    """Turn what the Hub's libraries raise into a `UserError` of one line."""
+    """Turn what the Hub's libraries raise into a `UserError` of one line.
+
+    Where the Hub cannot be reached, they search their caches alone: they would try for 24 seconds before they
+    give up, whatever their own timeouts are, for each name that cannot be resolved is requested six times.
+    """
+    import huggingface_hub
+    from datasets import config as datasets_config
+
+    is_offline = huggingface_hub.constants.HF_HUB_OFFLINE or not is_open(huggingface_hub.constants.ENDPOINT)
+    switches: list[tuple[Any, bool]] = [
+        (module, module.HF_HUB_OFFLINE) for module in (huggingface_hub.constants, datasets_config)
+    ]
+    for module, _ in switches:
+        module.HF_HUB_OFFLINE = is_offline
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # datasets, httpx, pyarrow and fsspec each raise their own kinds
+        if is_offline:
+            message = "is not in the local cache and the Hugging Face Hub cannot be reached"
+            raise UserError(f"{what} {message}: {instead}") from error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         message = f"{what} cannot be loaded from the Hugging Face Hub ({reason})"
-        raise UserError(f"{message}: check it and the network, or {instead}") from error
+        raise UserError(f"{message}: check it, or {instead}") from error
+    finally:
+        for module, value in switches:
+            module.HF_HUB_OFFLINE = value
+
+
+def is_open(endpoint: str) -> bool:
+    """Return whether a connection to `endpoint`, or to its proxy, opens within a second."""
+    address = urlsplit(os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy") or endpoint)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    opened = threading.Event()
+
+    def connect() -> None:
+        with suppress(OSError):
+            socket.create_connection((address.hostname or "", port), timeout=PROBE_SECONDS).close()
+            opened.set()
+
+    # In a thread, because resolving a name has no timeout.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return opened.is_set()
 
 
 def _load(config: DataConfig, streaming: bool) -> dict[str, Iterable[dict[str, Any]]]:

@@ -4,17 +4,19 @@ import gzip
 import json
 import random
 import sysconfig
+import time
 from dataclasses import fields
 from pathlib import Path
 
 import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 import yaml
 
 from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import DataConfig, TokenizerConfig
-from pe_bench.data import split
+from pe_bench.data import hub, split
 from pe_bench.data.packed import load_data, read_corpus
 from pe_bench.data.sources import Document, character_boundary, within_budget
 from pe_bench.data.split import split_corpus, window_hashes, without_overlap
@@ -185,6 +187,7 @@ def served(monkeypatch):
         return splits
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub, "is_open", lambda endpoint: True)
     return splits, calls
 
 
@@ -241,16 +244,38 @@ def test_a_missing_column_is_told_before_a_stream_is_opened(served):
         read_corpus(shipped("pg19"), byte_budget=100)
 
 
-def test_a_failure_at_the_hub_is_one_line(monkeypatch):
+def test_a_failure_at_the_hub_is_one_line_and_a_hub_out_of_reach_is_asked_nothing(monkeypatch):
+    offline = []
+
     def fail(*arguments, **options):
+        offline.append((huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
         raise ValueError("BuilderConfig 'x' not found.\nAvailable: ['y']")
 
+    def told() -> str:
+        with pytest.raises(UserError) as caught:
+            read_corpus(shipped("pg19"))
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(UserError) as caught:
-        read_corpus(shipped("pg19"))
-    message = str(caught.value)
-    assert "Available: ['y']" in message and "check it and the network, or use data=stdlib" in message
-    assert "\n" not in message
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "is_open", lambda endpoint: True)
+    assert "Available: ['y']): check it, or use data=stdlib" in told()
+    monkeypatch.setattr(hub, "is_open", lambda endpoint: False)
+    assert "is not in the local cache and the Hugging Face Hub cannot be reached: use data=stdlib" in told()
+    assert offline == [(False, False), (True, True)]
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE, "it is left as it was"
+
+
+def test_an_address_that_never_answers_is_out_of_reach_soon(monkeypatch):
+    def hang(*arguments, **options):
+        time.sleep(0.6)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(hub, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(hub.socket, "create_connection", hang)
+    start = time.monotonic()
+    assert not hub.is_open("https://hub.invalid") and time.monotonic() - start < 0.5
 
 
 # The split follows from the text, has long documents on both sides, and keeps no copies
