@@ -26,8 +26,10 @@ from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.folder import (
+    BEGUN,
     FirstStage,
     locked,
+    read_begun,
     read_config,
     record_error,
     write_config,
@@ -39,7 +41,7 @@ from pe_bench.runs.job import Job
 from pe_bench.runs.means import keep_means, keep_slices
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores
-from pe_bench.runs.source import after_source, find_source
+from pe_bench.runs.source import after_source, find_source, scored_as
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import kept_rows, score, scored_rows, with_lost_plans
 from pe_bench.scoring.other_encodings import OtherEncoding, after_training, stage_label
@@ -98,7 +100,11 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     check_processes(job.config, job.device)
     check_tracker(config.tracker)
     source, job = job.source, replace(job, source=None)
-    if source is None or latest_checkpoint(job.folder / "checkpoints") is not None:
+    if latest_checkpoint(job.folder / "checkpoints") is not None:
+        return job, plans
+    if source is None:
+        if job.config.train.from_run and not _is_trained(job, plans):
+            find_source(config, job.data.hash)  # which says that it is gone: there is nothing to start from
         return job, plans
     trained = require_trained(source, read_config(source).train.total_steps)
     load_weights(trained.path, _decoder(job), is_start=True)
@@ -120,7 +126,7 @@ def _with_started_processes(config: Config) -> Config:
 def load(config: Config, planner: Planner = make_plans, run: Path | None = None) -> tuple[Job, list[Plan]]:
     """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong.
 
-    run: the folder of a finished run, which needs its source no more.
+    run: the folder of a finished run. Like one that has begun, it needs its source no more.
     """
     if config.checkpoint is not None:
         return load_checkpoint(config, planner)
@@ -153,11 +159,11 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         label, first = source.label_of(stage_label(encoding, before), config), source.first_of(config)
         together = hashed([*source.facts, together])
     elif config.train.from_run or config.train.beside:
-        result = read_result(folder)
-        if result is None:
+        about = read_result(folder) or read_begun(folder)
+        if about is None:
             raise gone or RunError(f"{folder} is not finished")
-        label, first, together = result["encoding"], FirstStage.read(result), result["setting"]
-        config = config if run else replace(config, eval=read_config(folder).eval)
+        label, first, together = about["encoding"], FirstStage.read(about), about["setting"]
+        config = config if run else scored_as(config, read_config(folder).eval)
     plans = planner(config, config.eval, data)
     for side in ("training", "validation"):
         windows_of(data, config.train.length, side=side)  # which refuses data without any
@@ -350,6 +356,9 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
 def _describe(job: Job) -> None:
     """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
     _write_config(job)
+    if job.first is not None:
+        begun = {"encoding": job.label, "setting": job.setting, "first_stage": asdict(job.first)}
+        _write_json(job.folder / BEGUN, begun)
     about: dict[str, Any] = {**environment(job.device, job.threads)}
     if job.config.checkpoint is None:
         kernel = training_kernel(job.device, job.dtype)

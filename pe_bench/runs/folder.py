@@ -36,6 +36,7 @@ HEAD = "# made by pe-bench; the last line is a checksum\n"
 CONFIG_CHECKSUM = "# sha256 of what stands above: "
 _IF_CHANGED = "delete its first and its last line if you changed it"
 ERROR = "error.txt"
+BEGUN = "begun.json"  # what a run has of its source, so that it goes on where that is gone
 
 
 def write_config(run: Path, config: Config) -> None:
@@ -150,6 +151,15 @@ class FirstStage:
         require(NAME.fullmatch(run) is not None and not run.startswith("."), f"{run!r} is no run's name")
         kinds = {"run": str, "length": int, "steps": int, "setting": str, "longest": int}
         return FirstStage(**{name: check_type(values.get(name), kind, name) for name, kind in kinds.items()})
+
+
+def read_begun(run: Path) -> Mapping[str, Any] | None:
+    """Return what a run with a source wrote of itself as it began; None where that is not there."""
+    try:
+        about = read_json(run / BEGUN)
+        return about if all(isinstance(about.get(key), str) for key in ("encoding", "setting")) else None
+    except (OSError, ValueError):
+        return None
 
 
 class RunFolder:

@@ -82,12 +82,15 @@ def after_source(config: Config, source: Source | None) -> Config:
     config = replace(config, train=replace(config.train, **{field: name}))
     if source is None:
         return config
+    return scored_as(config, replace(source.config.eval, first_length=source.first.length))
+
+
+def scored_as(config: Config, scores: EvalConfig) -> Config:
+    """Return a configuration with these `scores`, but for what was chosen in it."""
     chosen = {
         name: value for name, value in vars(config.eval).items() if value != getattr(EvalConfig(), name)
     }
-    return replace(
-        config, eval=replace(source.config.eval, **{"first_length": source.first.length, **chosen})
-    )
+    return replace(config, eval=replace(scores, **chosen))
 
 
 def _named(config: Config) -> tuple[str, str | None]:
