@@ -31,6 +31,7 @@ from pe_bench.system.signals import (
     Stopped,
     ask_to_end,
     child_context,
+    own_variables,
     signal_handlers,
     stop_on_signal,
 )
@@ -126,8 +127,7 @@ class LaunchContext:
 
 
 def launch_context(sweep: Path) -> LaunchContext:
-    variables = {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
-    return LaunchContext(sweep.absolute(), Path.cwd(), variables, os.getpid())
+    return LaunchContext(sweep.absolute(), Path.cwd(), own_variables(), os.getpid())
 
 
 def run_in_child(state: JobState, context: LaunchContext, config: Config) -> None:

@@ -205,6 +205,11 @@ def child_context(preloaded: Sequence[str]) -> Any:
     return multiprocessing.get_context(start_method())
 
 
+def own_variables() -> dict[str, str]:
+    """Return our variables for such a child: it has those of the moment when the first was started."""
+    return {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
+
+
 def end_with_parent() -> None:
     """Have the system kill this process when its parent ends, even while it is stopped.
 

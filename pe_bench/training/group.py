@@ -33,6 +33,7 @@ from pe_bench.system.signals import (
     child_context,
     end_with_parent,
     finish_step_on_signal,
+    own_variables,
     signal_handlers,
     start_method,
     stop_on_signal,
@@ -140,6 +141,7 @@ def joined(device: torch.device, timeout: int) -> Iterator[Group]:
     beats = _Heartbeat(rank(), world_size())
     try:
         yield Group(rank(), world_size(), device)
+        beats.leave()
     except RuntimeError as error:
         # What PyTorch raises where it hears nothing of a process, or what was made of it.
         is_ours = isinstance(error, RunError) and not isinstance(error.__cause__, RuntimeError)
@@ -167,14 +169,20 @@ class _Heartbeat(threading.Thread):
             while not self.over.wait(BEAT_SECONDS):
                 self.store.add(f"beat {self.rank}", 1)
 
+    def leave(self) -> None:
+        """Tell the others that this process has done its part: the first goes on alone, and scores."""
+        with suppress(RuntimeError):
+            self.store.add(f"left {self.rank}", 1)
+
     def lost_ranks(self) -> list[int]:
         try:
             before = self._beats()
             time.sleep(SILENT_SECONDS)
             after = self._beats()
+            left = [self.store.add(f"left {rank}", 0) for rank in range(self.count)]
         except RuntimeError:
             return [0]  # beside which the store is
-        return [rank for rank in range(self.count) if before[rank] == after[rank]]
+        return [rank for rank in range(self.count) if before[rank] == after[rank] and not left[rank]]
 
     def _beats(self) -> list[int]:
         return [self.store.add(f"beat {rank}", 0) for rank in range(self.count)]
@@ -238,7 +246,7 @@ def start_processes(count: int, work: Callable[..., Result], *arguments: Any) ->
         )
         try:
             with signal_handlers(heard, stop):
-                return elastic_launch(config, _work)(work, arguments)[0]
+                return elastic_launch(config, _work)(work, arguments, own_variables())[0]
         except SignalException as signalled:
             raise Stopped from signalled
         except ChildFailedError as error:
@@ -258,8 +266,9 @@ def _store_on_loopback() -> Any:
     )
 
 
-def _work(work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+def _work(work: Callable[..., Result], arguments: tuple[Any, ...], variables: dict[str, str]) -> Result:
     end_with_parent()
+    os.environ.update(variables)
     threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
         with stop_on_signal():
@@ -285,6 +294,9 @@ def _failure(error: Any, count: int) -> BaseException:
     if failure.exitcode < 0:
         return LostProcessError(f"{who} died (killed by {failure.signal_name()}), {WAY_OUT}")
     kinds = {kind.__name__: kind for kind in (RunError, UserError, *RunError.__subclasses__())}
-    message = str(failure.error_file_data["message"]["message"])
+    told = failure.error_file_data["message"]
+    if not isinstance(told, dict):  # it ended without a word, as by os._exit
+        return RunError(f"{who} ended with exit code {failure.exitcode}")
+    message = str(told["message"])
     name, _, reason = message.partition(": ")
     return kinds[name](reason) if name in kinds else RunError(f"{who} failed: {message.splitlines()[0]}")

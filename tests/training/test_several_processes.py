@@ -19,7 +19,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.training.checkpoint import latest_checkpoint
-from pe_bench.training.group import Group, check_processes
+from pe_bench.training.group import Group, check_processes, joined, start_processes
 from pe_bench.training.trainer import _read_named
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stopped stays")
@@ -206,6 +206,27 @@ def test_the_shares_of_a_batch_add_up_to_it_in_order():
     few = [Group(rank, 8).share(rows) for rank in range(8)]
     assert torch.equal(torch.cat(few[:6]), rows) and torch.equal(few[7], rows[:1])
     assert Group().share(rows) is rows
+
+
+def test_processes_get_the_variables_of_now_and_an_end_without_a_word_is_told(monkeypatch):
+    for command in ("pe-bench train seed=1", "pe-bench train seed=2"):  # runs keep the one that made them
+        monkeypatch.setenv("PE_BENCH_COMMAND", command)
+        assert start_processes(1, os.getenv, "PE_BENCH_COMMAND") == command
+    with pytest.raises(RunError, match="rank 0 of 1 processes ended with exit code 3"):
+        start_processes(1, os._exit, 3)
+
+
+def fail_when_the_others_have_left():
+    with joined(torch.device("cpu"), 60) as group:
+        group.wait()
+        if group.is_first:
+            time.sleep(1)
+            raise RunError("out of memory") from RuntimeError("of scoring")
+
+
+def test_who_has_done_its_part_is_not_lost_when_the_first_fails_later():
+    with pytest.raises(RunError, match="^out of memory$"):
+        start_processes(2, fail_when_the_others_have_left)
 
 
 # Signals and losses
