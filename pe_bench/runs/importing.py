@@ -45,9 +45,13 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     for anchors in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
         for anchor in anchors.glob("*/eval.csv"):
             target = results / "anchors" / anchor.parent.name
-            if not target.exists():
+            if os.path.lexists(target):
+                continue
+            try:
                 check_files(anchor.parent)
                 _copy(anchor.parent, target)
+            except (RunError, OSError) as error:
+                imported.refused[anchor.parent.name] = first_line(error)
     gather_and_warn(results)
     return imported
 

@@ -30,6 +30,14 @@ def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(train, 
     done = command("import", str(there))
     assert done.code == 1 and "symbolic link" in done.err and "1 imported" in done.err
     assert [run.name for run in (here / "runs").iterdir()] == [second.name]
+    shutil.rmtree(here)
+    for file in (there / "anchors").glob("*/eval.csv"):
+        os.symlink("/etc/passwd", file.with_name("notes.txt"))
+    imported = pe_bench.import_runs(there)
+    assert imported.copied == [second.name] and (here / "results.csv").exists()
+    assert not list((here / "anchors").glob("*/notes.txt"))
+    for link in (there / "anchors").glob("*/notes.txt"):
+        link.unlink()
     # A run of the same name with other scores stays as it is.
     text = (second / "result.json").read_text()
     (second / "result.json").write_text(text.replace('"loss": ', '"loss": 1'))
