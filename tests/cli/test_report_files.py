@@ -43,6 +43,12 @@ def test_a_dash_prints_csv_and_no_table(command, results):
     assert "wrote" not in outcome.err
 
 
+def test_named_lengths_stand_beside_the_training_length_alone(command, results):
+    outcome = command("report", "--lengths", "64", "--csv", "-", "--results-dir", str(results))
+    assert outcome.code == 0, outcome.err
+    assert [row["length"] for row in csv.DictReader(io.StringIO(outcome.out))] == ["64", "128"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

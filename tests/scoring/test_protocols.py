@@ -262,6 +262,9 @@ def test_the_set_follows_from_data_seed_and_sizes():
     assert np.array_equal(first.document, again.document)
     changes = [{"data_hash": "y"}, {"max_length": 99}, {"target_tokens": 2}, {"count": 19}]
     assert len({chosen_blocks(**change).hash for change in changes} | {first.hash}) == 5
+    for name in ("document", "end"):
+        moved = dataclasses.replace(first, **{name: getattr(first, name) + 1})
+        assert moved.hash != first.hash, name
     many = split_of(*[110] * 9)
     assert len({tuple(chosen_blocks(many, count=3, seed=seed).document) for seed in range(10)}) > 5
     assert len({tuple(scored(10_000, seed)) for seed in range(20)}) > 2
