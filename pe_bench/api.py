@@ -351,11 +351,10 @@ def try_change(
 
     Raises `UserError` before anything is written where something cannot work, `RunError` where a run fails.
     """
-    from pe_bench.runs.commands import called_with
     from pe_bench.system.signals import interruptible
     from pe_bench.tries.trying import try_change
 
-    with interruptible(), called_with(overrides):
+    with interruptible():
         return try_change(
             change,
             *overrides,

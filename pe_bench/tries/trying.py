@@ -10,12 +10,15 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from filelock import FileLock
+
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import quote
 from pe_bench.config.parse import listed, parse_lengths
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import prepare, train
 from pe_bench.report.build import tables_of_rows
+from pe_bench.runs.commands import called_with
 from pe_bench.runs.rows import ALL, Row
 from pe_bench.scored import Run
 from pe_bench.system.files import write_text
@@ -108,9 +111,19 @@ def read_tries(results_dir: Path) -> list[Try]:
 
 def _keep(results_dir: Path, tried: Try) -> None:
     """Add a try to the file, or replace what the file says of it."""
+    with _locked(results_dir):
+        _write(results_dir, tried)
+
+
+def _locked(results_dir: Path) -> FileLock:
+    """Return the lock without which one of two commands would lose what the other counted."""
+    results_dir.mkdir(parents=True, exist_ok=True)
+    return FileLock(results_dir / f"{FILE}.lock")
+
+
+def _write(results_dir: Path, tried: Try) -> None:
     tries = [tried if entry.key == tried.key else entry for entry in read_tries(results_dir)]
     tries += [] if tried in tries else [tried]
-    results_dir.mkdir(parents=True, exist_ok=True)
     write_text(results_dir / FILE, json.dumps([asdict(entry) for entry in tries], indent=1) + "\n")
 
 
@@ -202,15 +215,17 @@ def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[P
 
 def _run(overrides: Sequence[str], search: Sequence[Path]) -> Run:
     config = compose_config(overrides, search)
-    return Run(*train(config), config.report.margin)
+    with called_with(overrides):
+        return Run(*train(config), config.report.margin)
 
 
 def _numbered(results_dir: Path, tried: Try) -> Try:
     """Return the try with its number, and keep it: it counts from its first look, whatever comes of it."""
-    alike = [entry for entry in read_tries(results_dir) if entry.question == tried.question]
-    before = next((entry for entry in alike if entry.key == tried.key), None)
-    tried = before or replace(tried, number=len(alike) + 1)
-    _keep(results_dir, tried)
+    with _locked(results_dir):
+        alike = [entry for entry in read_tries(results_dir) if entry.question == tried.question]
+        before = next((entry for entry in alike if entry.key == tried.key), None)
+        tried = before or replace(tried, number=len(alike) + 1)
+        _write(results_dir, tried)
     return tried
 
 
@@ -219,7 +234,13 @@ def _difference(change: Run, baseline: Run, length: int) -> float:
     one, other = (_row(run, length) for run in (change, baseline))
     if one.target_hash != other.target_hash:
         raise RunError(f"{change.name} and {baseline.name} were not scored on the same targets at {length}")
-    if one.bits_per_byte is None or other.bits_per_byte is None:
+    if other.bits_per_byte is None:
+        why = other.reason or other.status
+        raise RunError(
+            f"the baseline {baseline.name} has no number at {length} tokens ({why}): "
+            "name another with --against, or shorter --lengths"
+        )
+    if one.bits_per_byte is None:
         return math.inf
     return one.bits_per_byte - other.bits_per_byte
 

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.commands import Command, Outcome
 
+import pe_bench
 from pe_bench.errors import UserError
-from pe_bench.tries.trying import overrides_in
+from pe_bench.runs.commands import VARIABLE, recorded_commands
+from pe_bench.tries.trying import Try, _numbered, overrides_in
 
 SMALL = (
     *("train.length=16", "train.tokens=256", "train.batch_tokens=64", "train.warmup_steps=1"),
@@ -35,6 +39,34 @@ def tried(command: Command, folder: Path) -> Callable[..., Outcome]:
 )
 def test_a_change_is_named_with_its_options_and_modifiers(text: str, overrides: list[str]) -> None:
     assert overrides_in(text) == overrides
+
+
+def test_tries_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
+    lengths = (16, 32)
+    tries = [
+        Try("try", 0, f"rope base={n}", "rope", f"rope-{n}", "rope-0", 16, lengths, "") for n in range(40)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        numbered = [*pool.map(partial(_numbered, tmp_path), tries)]
+    assert sorted(one.number for one in numbered) == [*range(1, 41)]
+
+
+def test_a_baseline_without_a_number_is_no_loss_of_the_change(tried, folder: Path) -> None:
+    outcome = tried("nope", "--against", "learned", "--minutes", "0.001")
+    assert outcome.code == 1 and "the baseline learned-s0-" in outcome.line, outcome.err
+    assert "has no number at 32 tokens" in outcome.line
+
+
+def test_a_program_s_try_keeps_with_each_run_the_command_that_trains_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(folder)
+    text = ("data=files", f"data.path={folder / 'corpus'}")
+    pe_bench.try_change("nope", *text, *SMALL, minutes=0.001, lengths=[16, 32])
+    for run in (folder / "results" / "runs").iterdir():
+        (kept,) = recorded_commands(run)
+        assert kept.startswith(f"pe-bench train encoding={run.name.partition('-')[0]} ")
 
 
 def test_a_word_that_is_no_option_is_refused() -> None:
