@@ -134,11 +134,15 @@ def report(
     """
     if probe:
         require("--latex" not in outputs.paths, "--latex has no table of probes: say --markdown or --csv")
+        require(not details, "--details adds nothing to --probe: leave it out")
         options["protocol"] = None
     chosen = [] if lengths is None else parse_lengths(lengths)
     numbers_only = outputs.printed == "--csv" and not outputs.files and not probe
     tables = read_report(runs=runs, lengths=chosen, numbers_only=numbers_only, **options)
-    (_report_probes if probe else _report_levels)(tables, outputs, details)
+    if probe:
+        _report_probes(tables, outputs)
+    else:
+        _report_levels(tables, outputs, details)
 
 
 def _report_levels(report: Report, outputs: Outputs, details: bool) -> None:
@@ -171,7 +175,7 @@ def _report_levels(report: Report, outputs: Outputs, details: bool) -> None:
     outputs.write(contents, draw)
 
 
-def _report_probes(report: Report, outputs: Outputs, details: bool) -> None:
+def _report_probes(report: Report, outputs: Outputs) -> None:
     """Raise `UserError` where nothing was probed."""
     require(bool(report.probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
     contents = {

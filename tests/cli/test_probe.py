@@ -162,3 +162,4 @@ def test_a_run_of_a_task_has_no_text_to_probe(begin: Command, command: Command, 
     outcome = command("report", *IN, "--probe")
     assert "nothing was probed here: make probes with `pe-bench probe RUN`" in outcome.line
     assert "--latex has no table of probes" in command("report", *IN, "--probe", "--latex", "table.tex").line
+    assert "--details adds nothing to --probe" in command("report", *IN, "--probe", "--details").line
