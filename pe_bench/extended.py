@@ -1,4 +1,4 @@
-"""`extend`: a trained model at longer texts, as it is and after a little more training, in one table.
+"""`extend`: a trained model at longer texts, without and with a little more training, in one table.
 
 It scores the unchanged runs and each scaling of them as `evaluate` does, goes on from them with each as a
 sweep of `train` does, and reads the table of the family.
@@ -55,7 +55,7 @@ class Extended:
         return text.getvalue()
 
     def plot(self, path: str | Path) -> None:
-        """Draw loss by length into a PNG, SVG or PDF file: dashed as it is, solid trained further."""
+        """Draw loss by length to a PNG, SVG or PDF file; lines of untrained encodings are dashed."""
         from pe_bench.report.draw import plot_tables
 
         plot_tables(self.tables, Path(path))
@@ -84,7 +84,9 @@ def extend_runs(
     paths = [path for path in paths if RunFolder(path).first_stage is None] or paths
     family = _Family([path.name for path in paths], results, read_config(paths[0]), overrides)
     family.check(paths)
-    length = round(_times(to) * (family.config.train.length if to.endswith("x") else 1))
+    first = family.config.train.length
+    length = round(_times(to) * (first if to.endswith("x") else 1))
+    require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_searched(each, paths[0], family.config, length) for each in requested]
     _score(paths, family, length, requested, is_trained=tokens is not None)
     jobs = [family.stage(each, length, tokens) for each in requested] if tokens else []
@@ -115,7 +117,7 @@ class _Family:
     def check(self, runs: Sequence[Path]) -> None:
         """Raise `UserError` for runs that are not seeds of one."""
         for name in ("checkpoint", "task"):
-            message = f"{self.names[0]} is a {name}'s run, and training on text goes on from text alone"
+            message = f"{self.names[0]} is a run of a {name}, and extend takes runs that were trained on text"
             require(getattr(self.config, name) is None, message)
         settings = {
             (each.flat_config.get("encoding.name"), tuple({(row.setting, row.encoding) for row in each.rows}))
@@ -171,7 +173,7 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
 def _score(
     runs: Sequence[Path], family: _Family, length: int, requested: Sequence[Requested], *, is_trained: bool
 ) -> None:
-    """Score the unchanged runs and each scaling as it is; is_trained: also what does not fit untrained."""
+    """Score the runs unchanged and with each encoding. With `is_trained`, pass over those that do not fit."""
     config, texts = family.config, []
     for each in requested:
         text = with_factor(each, length / config.train.length, config)
@@ -181,7 +183,7 @@ def _score(
         except UserError as error:
             if not is_trained:
                 raise
-            say(f"{text} is not scored as it is: {first_line(error)}")
+            say(f"{text} is not scored without training: {first_line(error)}")
     lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
     options = {"with_": texts, "lengths": lengths, "results_dir": family.results_dir, **family.machine}
     # What is not compatible is said to be so in its line.
@@ -203,5 +205,5 @@ def _times(to: str) -> float:
         number = float(to.removesuffix("x"))
     except ValueError as error:
         raise UserError(f"--to {to} is no length: say 4x, or a number of tokens such as 512") from error
-    require(number > 1, f"--to {to} is no longer length: say 4x, or a number of tokens such as 512")
+    require(number > 1, f"--to {to} is not longer: say 4x, or a number of tokens such as 512")
     return number

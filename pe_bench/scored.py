@@ -66,7 +66,7 @@ class Run(RunFolder):
 
     @property
     def scores(self) -> "pandas.DataFrame":
-        """Return the scores that the call asked for, one a row, with the columns of results.csv."""
+        """Return the scores that the call asked for: a row for each, with the columns of results.csv."""
         import pandas
 
         frame = pandas.DataFrame([vars(row) for row in self.scored], columns=list(COLUMNS))

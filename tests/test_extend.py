@@ -65,7 +65,8 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
     ("arguments", "told"),
     [
         (("--to", "far"), "--to far is no length"),
-        (("--to", "1x"), "--to 1x is no longer length"),
+        (("--to", "1x"), "--to 1x is not longer"),
+        (("--to", "16"), "--to 16 is not longer than train.length=16"),
         (("--long",), "give --tokens"),
         (("--with", "yarn nothing=1"), "nothing"),
         (("--with", "t5"), "do not fit t5"),

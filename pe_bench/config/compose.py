@@ -165,7 +165,7 @@ def parse_composed(composed: Any) -> Config:
 
 
 def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
-    """Return the options that pe-bench's own file of this name sets; none where a person has one of it."""
+    """Return the options that pe-bench's own file of this name sets; none if `search` has such a file."""
     file = config_dir() / "encoding" / f"{name}.yaml"
     if not file.is_file() or any((folder / "encoding" / file.name).is_file() for folder in search):
         return {}
@@ -174,9 +174,9 @@ def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
 
 
 def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part that names its derived options: those with a formula, and those that are as in a preset.
+    """Return a part that names its derived options: those with a formula, and those with a preset's value.
 
-    It names those that differ from the preset as well: the class may have the new value for its default.
+    It also names those that differ from the preset, because their new value may be the default of the class.
     """
     modifiers, preset_modifiers = values.get("modifiers"), preset.get("modifiers") or {}
     if isinstance(modifiers, dict) and modifiers:

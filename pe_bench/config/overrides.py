@@ -75,7 +75,7 @@ def quote(value: Any) -> str:
 
 
 def overrides_of(key: str, value: Any) -> Iterator[str]:
-    """Yield the overrides that set a key to a value, or each key of a group to one of a mapping's."""
+    """Yield the override that sets a key to a value, or those that set the keys of a group to a mapping."""
     if isinstance(value, Mapping):
         message = f"{key}={{}} names no key and changes nothing: leave it out, or name a key in it"
         require(bool(value), message)

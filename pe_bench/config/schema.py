@@ -181,11 +181,9 @@ class TrainConfig(Section):
     def check(self) -> None:
         super().check()
         length, tokens, source = self.length, self.batch_tokens, self.from_run
-        message = (
-            f"train.from={source}: training goes on from runs alone, and pe-bench eval scores checkpoints"
-        )
+        message = f"train.from={source}: training goes on from runs alone; pe-bench eval scores checkpoints"
         require(not (source or "").startswith("hf:"), message)
-        message = "train.from and train.beside exclude each other: a run from the start stands beside another"
+        message = "train.from and train.beside exclude each other: go on from a run, or start anew beside it"
         require(source is None or self.beside is None, message)
         message = "train.only=encoding goes on from a run whose other weights stay: give train.from=RUN"
         require(source is not None or self.only is None, message)

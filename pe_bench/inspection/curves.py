@@ -95,7 +95,7 @@ def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool
 
 
 def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
-    """Return 2 pi / theta of the pairs [pairs] in a window of `length` tokens, of tables that turn some."""
+    """Return 2 pi / theta of the pairs [pairs], for each frequency table, in a window of `length` tokens."""
     rows: list[Tensor] = []
     for module in (module for leaf in leaves_of(layer) for module in leaf.modules()):
         scaled = module.scaled(length) if isinstance(module, RopeScaling) else module

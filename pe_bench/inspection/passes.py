@@ -263,7 +263,7 @@ def _milliseconds(timed: Pass) -> float:
 
 
 def is_due(done: int, elapsed: float, repeats: int | None) -> bool:
-    """Return whether one more pass is timed, after so many in so many seconds."""
+    """Return whether to time one more pass, after `done` passes in `elapsed` seconds."""
     if repeats is not None:
         return done < repeats
     if done == 0 or elapsed > LONG:

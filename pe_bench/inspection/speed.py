@@ -113,7 +113,7 @@ class Row:
 
     @property
     def line(self) -> str:
-        """Describe the row to whoever waits."""
+        """Return the line that shows this row while others are timed."""
         what = f"{self.encoding}, {self.length:,} tokens: "
         if self.milliseconds is None:
             return what + self.status.replace("_", " ")

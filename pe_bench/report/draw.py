@@ -87,7 +87,7 @@ def stacked(parts: Sequence[Part], between: float) -> Figure:
 
 
 def _styles(tables: Sequence[Table], labels: Sequence[str]) -> Styles:
-    """Return the styles of curves; in a family of runs what is scored as it is is dashed, all else solid."""
+    """Return the styles of curves; in a family, lines scored with an untrained encoding are dashed."""
     styles, lines = styles_of(labels), [line for table in tables for line in table.lines]
     if not any(line.longest for line in lines):
         return styles

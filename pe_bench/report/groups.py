@@ -155,7 +155,7 @@ def groups_of_slice(
             choices = [choice for choice, _ in counts.most_common()]
 
             def place(row: Row, choices: Sequence[tuple[str, str]] = choices) -> int:
-                """Return how many choices of its set more rows have."""
+                """Return the rank of a row's slice among those of its set of targets, by number of rows."""
                 of_set = [slice_hash for target_hash, slice_hash in choices if target_hash == row.target_hash]
                 return of_set.index(row.slice_hash)
 

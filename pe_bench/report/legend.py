@@ -73,7 +73,7 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
 
 
 def later_text(table: Table) -> str:
-    """Return what lines that were trained at several lengths are judged by; empty where there is none."""
+    """Return what `^` means, the mark of lines of several training lengths; empty without such lines."""
     lengths = sorted({line.longest for line in table.lines} - {0})
     if not lengths:
         return ""

@@ -91,13 +91,13 @@ def _list_lengths(lengths: Iterable[int]) -> str:
 
 
 def _which(labels: Iterable[str], lines: Sequence[Line]) -> str:
-    """Return the labels in brackets, a few of many; nothing where they are all."""
+    """Return the labels in brackets, or only the first few; empty if they are those of all lines."""
     names = list(dict.fromkeys(labels))
     return "" if len(names) == len(lines) else f" ({few_names(names)})"
 
 
 def _places_of(lines: Sequence[Line], say: Callable[[Line, Record], Said | None]) -> dict[Said, Places]:
-    """Return where each thing is that `say` finds in records; it says None, or nothing, of most."""
+    """Return the lengths, by label, of each result of `say`, which is None or empty for most records."""
     places: dict[Said, Places] = {}
     for line in lines:
         for length, record in sorted(line.records.items()):
@@ -108,7 +108,7 @@ def _places_of(lines: Sequence[Line], say: Callable[[Line, Record], Said | None]
 
 
 def _by_lengths(places: Places) -> dict[tuple[int, ...], list[str]]:
-    """Return the labels that have the same lengths, by these."""
+    """Group the labels by their lengths."""
     labels: dict[tuple[int, ...], list[str]] = {}
     for label, lengths in places.items():
         labels.setdefault(tuple(lengths), []).append(label)
@@ -141,7 +141,7 @@ SCORED_WITH: Kinds = {
 
 
 def _holding(kinds: Kinds, lines: Sequence[Line], row: Row) -> Iterator[str]:
-    """Yield the note of each kind that some lines are of; row: of the table."""
+    """Yield the note of each kind that is true of some lines. row: any row of the table."""
     token = "byte" if row.tokenizer == "bytes" else "token"
     facts = {"length": row.train_length, "token": token, "solved": 100 * SOLVED}
     for text, is_so in kinds.items():

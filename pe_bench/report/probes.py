@@ -57,7 +57,7 @@ class Found:
 
     @property
     def by_span(self) -> float:
-        """Return how far it is from the accuracy without the span, 0, to all answers being right, 1."""
+        """Return the accuracy on a scale from 0, the accuracy without the span, to 1, all answers right."""
         missing = 1 - self.without
         return min(1.0, max(0.0, (self.accuracy.mean - self.without) / missing)) if missing > 0 else 0.0
 

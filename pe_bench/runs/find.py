@@ -148,7 +148,7 @@ class Condition:
         return any(self._names(value, one) for one in self.values) is (self.sign == "=")
 
     def unmet(self, values: Iterable[Any]) -> list[str]:
-        """Return the values that are asked for and that none of these is."""
+        """Return the values that the condition requires and that `values` lack."""
         required, different = self.values if self.sign == "=" else (), set(values)
         return [name for name in required if not any(self._names(value, name) for value in different)]
 

@@ -128,7 +128,7 @@ def write_error(run: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class FirstStage:
-    """The first stage of a run that is not its own: the run, and what its table has of it.
+    """The first stage of a run that has a source: the run of this stage, and facts for its table.
 
     longest: the longest length that the family's line was trained at, in any of its stages.
     """
@@ -345,6 +345,6 @@ def _environment(values: dict[str, Any]) -> Environment:
 
 
 def _is_part(environment: Environment, other: Environment) -> bool:
-    """Return whether all that is known of the one is so in the other too."""
+    """Return whether `other` has every value that is not empty in `environment`."""
     facts = {name: value for name, value in vars(environment).items() if value}
     return all(getattr(other, name) == value for name, value in facts.items())

@@ -221,7 +221,7 @@ def _read(name: str, text: str) -> Any:
 
 
 def read_text(text: str, name: str) -> str:
-    """Return a text that is maybe a stranger's: it goes to terminals, spreadsheets and names of files."""
+    """Return a text of a stranger's file. Raise `ValueError` for one that could do harm when it is shown."""
     if CONTROL.search(text):
         raise ValueError(f"{name} has control characters: {text!a:.60}")
     if text.startswith(FORMULA):

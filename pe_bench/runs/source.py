@@ -27,7 +27,7 @@ class Source:
 
     @property
     def facts(self) -> list[str]:
-        """Return what tells it from others but for its seed."""
+        """Return what it has in common with its other seeds alone."""
         return [self.label, self.setting]
 
     def first_of(self, config: Config) -> FirstStage:
@@ -70,7 +70,7 @@ def find_source(config: Config, data_hash: str) -> Source | None:
 
 
 def after_source(config: Config, source: Source | None) -> Config:
-    """Return a run's configuration with its source by name, scored as the source is but for what was chosen.
+    """Return a configuration that names its source, and takes over how it is scored unless that was chosen.
 
     The name's hash says what the source is, wherever it lies, also where it is gone.
     """
@@ -86,7 +86,7 @@ def after_source(config: Config, source: Source | None) -> Config:
 
 
 def scored_as(config: Config, scores: EvalConfig) -> Config:
-    """Return a configuration with these `scores`, but for what was chosen in it."""
+    """Return the configuration with `scores` in place of the values of `eval` that are defaults."""
     chosen = {
         name: value for name, value in vars(config.eval).items() if value != getattr(EvalConfig(), name)
     }

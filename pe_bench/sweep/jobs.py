@@ -158,7 +158,7 @@ def run_in_child(state: JobState, context: LaunchContext, config: Config) -> Non
 
 
 def _end_as_slurm_expects(state: str, *, is_stopped: bool) -> None:
-    """Call a failed job failed; stay until Slurm ends what it preempts: only such a job is put back."""
+    """End a failed job with exit code 1, and keep a preempted one alive until Slurm ends and requeues it."""
     if state == FAILED:
         atexit.register(_exit_failed)
     if state == STOPPED and not is_stopped:
@@ -166,7 +166,7 @@ def _end_as_slurm_expects(state: str, *, is_stopped: bool) -> None:
 
 
 def _exit_failed() -> None:
-    """End a process of Slurm's, which would call its job completed, after submitit has written its result."""
+    """Exit with code 1 after submitit has written its result: with 0 Slurm would call the job completed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

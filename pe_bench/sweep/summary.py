@@ -97,7 +97,7 @@ def _groups_of_scorings(states: Sequence[JobState]) -> list[list[Scoring]]:
 
 
 def _words_of(states: Sequence[JobState], rest: Sequence[JobState]) -> str:
-    """Return what all labels of the states have, or else what no label of the rest has."""
+    """Return the words that all labels of `states` share, or else those that no label of `rest` has."""
     if not rest:
         return ""
     labels = [state.label.split() for state in states]

@@ -155,7 +155,7 @@ def joined(device: torch.device, timeout: int) -> Iterator[Group]:
 
 
 class _Heartbeat(threading.Thread):
-    """A thread that counts seconds where all processes see it: what is stopped or gone counts no more."""
+    """A thread that counts seconds in the shared store; the count of a lost process stands still."""
 
     def __init__(self, rank: int, count: int):
         super().__init__(daemon=True)
@@ -200,9 +200,9 @@ def _stay_on_loopback() -> None:
 
 
 def start_processes(count: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Return what the first of `count` processes returns that `work`; all are ended where one fails.
+    """Run `work` in `count` processes, and return the result of the first. If one fails, all end.
 
-    Raise `RunError` with its reason, and `Stopped` where this process, or they, were asked to end.
+    Raise `RunError` with its reason, and `Stopped` if this process or the others were asked to end.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -278,7 +278,7 @@ def _work(work: Callable[..., Result], arguments: tuple[Any, ...], variables: di
 
 
 def _end_with_starter() -> None:
-    """End with the process that started this one: the system knows only the one that it is copied from."""
+    """End with the process that started this one, which may not be its parent for the system."""
     starter = multiprocessing.parent_process()
     assert starter is not None
     starter.join()

@@ -34,7 +34,7 @@ def shard(module: nn.Module, model: Decoder, device: torch.device, dtype: torch.
 
 
 def average_replicated(model: Decoder) -> None:
-    """Give every process the mean of the gradients of what is not sharded."""
+    """Average the gradients of the encoding's parameters, which are not sharded, over all processes."""
     for parameter in model.encoding.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
