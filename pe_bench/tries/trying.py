@@ -129,7 +129,9 @@ def _write(results_dir: Path, tried: Try) -> None:
 
 def overrides_in(text: str) -> list[str]:
     """Return what trains `rope base=500000`, `my.py:RootBias` or `rope+logn`, as overrides."""
-    name, *options = WORD.findall(text)
+    words = WORD.findall(text)
+    require(bool(words), f"'{text}' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn")
+    name, *options = words
     encoding, *modifiers = name.split("+")
     for option in options:
         require("=" in option, f"'{text}': {option} is no option; say KEY=VALUE, such as base=500000")
@@ -154,6 +156,11 @@ def try_change(
     """Do what `pe_bench.try_change` says."""
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
+    for override in overrides:
+        key = override.split("=")[0].lstrip("+~")
+        message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
+        require(key not in ("seed", "eval.half"), message)
+        require(key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
     kind: Kind = "confirm" if confirm else "try"
     results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
     numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))

@@ -107,6 +107,13 @@ def test_a_mistake_is_one_line_and_nothing_is_counted(tried, command: Command, f
         (("rope",), "rope is compared with itself: name another --against"),
         (("nopp",), "unknown encoding 'nopp': did you mean 'nope'?"),
         (("nope", "--minutes", "0"), "--minutes must be above 0, not 0"),
+        (("",), "'' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn"),
+        (("nope", "seed=3"), "seed=3: a try chooses the seeds and the documents itself: leave it out"),
+        (
+            ("nope", "eval.half=first"),
+            "eval.half=first: a try chooses the seeds and the documents itself: leave it out",
+        ),
+        (("nope", "results_dir=x"), "results_dir=x: say --results-dir, where tries are counted too"),
     ):
         outcome = tried(*arguments)
         assert (outcome.code, outcome.line) == (2, f"pe-bench: {line}")
