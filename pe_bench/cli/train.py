@@ -7,7 +7,7 @@ from pe_bench import api
 from pe_bench.config.compose import call_hydra, complete_overrides, is_sweep
 from pe_bench.errors import RunError, require
 from pe_bench.sweep.check import check_sweep
-from pe_bench.system.files import write_text
+from pe_bench.system.files import require_writable, write_text
 from pe_bench.system.ranks import world_size
 from pe_bench.system.terminal import say
 
@@ -61,6 +61,7 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
     """Check the jobs that overrides ask for, and write the command of each on a line of its own."""
     from pe_bench.sweep.run import check_job, plan_sweep
 
+    require_writable("--plan", plan)
     check_sweep(overrides, search, check_job)
     commands = plan_sweep(overrides, search)
     write_text(plan, "\n".join([*commands, ""]))

@@ -40,6 +40,7 @@ from support.commands import files_in, only_run
         ),
         (["train", "results_dir=~/x"], """such as 'results_dir="~/x"'"""),
         (["train", "results_dir="], "results_dir is empty"),
+        (["train", "--plan", "none/plan"], "--plan none/plan: there is no folder none; make it"),
         *(
             (
                 ["train", "experiment=quick", *keys.format("'~nobody-here/x'").split()],
