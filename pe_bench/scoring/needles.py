@@ -27,7 +27,7 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.config.schema import Config, EvalConfig, Half
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
 from pe_bench.model.decoder import LanguageModel, derive_seed
@@ -90,11 +90,13 @@ class Probe:
             plan
             for length in lengths
             for depth in self.resolved_depths
-            for plan in needle_plans(data, length, depth, self.windows, evaluation.seed)
+            for plan in needle_plans(data, length, depth, self.windows, evaluation.seed, evaluation.half)
         ]
 
 
-def needle_plans(data: Data, length: int, depth: float, count: int, seed: int) -> list[Plan]:
+def needle_plans(
+    data: Data, length: int, depth: float, count: int, seed: int, half: Half = "both"
+) -> list[Plan]:
     """Return the plan with at most `count` needles at a depth, and its control."""
     split, room = data.validation, length + 1  # the body, and after it the span that replaces another
     longest = int(split.lengths.max(initial=0))
@@ -103,7 +105,7 @@ def needle_plans(data: Data, length: int, depth: float, count: int, seed: int) -
             f"no validation document has the {tokens_needed(room, SPAN)} tokens that a window of {length} "
             f"needs: the longest has {longest}; probe shorter --lengths, or use data with longer documents"
         )
-    blocks = target_blocks(split, room, SPAN, count, seed, data.hash)
+    blocks = target_blocks(split, room, SPAN, count, seed, data.hash, half)
     windows = []
     for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
         start = end - room

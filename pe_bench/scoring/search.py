@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from pe_bench.config.schema import Config
+from pe_bench.data.packed import Split
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, require
 from pe_bench.runs.job import Job
@@ -18,11 +20,21 @@ from pe_bench.runs.means import RECALL
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer, Unscored
 from pe_bench.scoring.slices import text_slices
-from pe_bench.scoring.targets import target_blocks
+from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
 BLOCKS = 16
 ROUNDS = 40  # after the first guesses
 SPREAD = 0.15  # of the logarithm of a value, from one round to the next
+
+
+def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: int) -> TargetBlocks:
+    """Return the blocks that follow those that a run is scored on, of the same half of the documents."""
+    evaluation, trained, scored = config.eval, config.train.length, config.eval.targets
+    longest = max(length, trained, evaluation.resolved_max_length(trained))
+    size, count = evaluation.resolved_target_tokens(trained), scored + BLOCKS
+    blocks = target_blocks(split, longest, size, count, evaluation.seed, data_hash, evaluation.half)
+    names = ("document", "end", "turn", "donor_document", "donor_end")
+    return replace(blocks, **{name: getattr(blocks, name)[blocks.turn >= scored] for name in names})
 
 
 def search_option(job: Job, spec: EncodingSpec, option: str, length: int) -> Any:
@@ -32,15 +44,12 @@ def search_option(job: Job, spec: EncodingSpec, option: str, length: int) -> Any
     seed, as long as that helps. job: with trained weights. Raises `RunError` where nothing can be scored.
     """
     config, split = job.config, job.data.validation
-    first, scored = config.first_length, config.eval.targets
-    longest = max(length, config.train.length, config.eval.resolved_max_length(config.train.length))
-    size = config.eval.resolved_target_tokens(config.train.length)
-    blocks = target_blocks(split, longest, size, scored + BLOCKS, config.eval.seed, job.data.hash)
-    names = ("document", "end", "turn", "donor_document", "donor_end")
-    blocks = replace(blocks, **{name: getattr(blocks, name)[blocks.turn >= scored] for name in names})
-    message = f"no text is left to search {option} on beside eval.targets={scored}: give {option}"
+    blocks = blocks_to_search_on(config, split, job.data.hash, length)
+    message = (
+        f"no text is left to search {option} on beside eval.targets={config.eval.targets}: give {option}"
+    )
     require(len(blocks) > 0, message)
-    recall = text_slices(split, blocks, first)[RECALL]
+    recall = text_slices(split, blocks, config.first_length)[RECALL]
     plan = paired_plan(blocks, length)
 
     def loss(value: Sequence[float]) -> float:

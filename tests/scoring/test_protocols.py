@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from support.numbered_text import (
     contexts,
 )
 
+from pe_bench.config.compose import compose
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import EvalConfig, Half
 from pe_bench.data.packed import Data, Split, reach, summary
 from pe_bench.errors import UserError
 from pe_bench.scoring.protocols import (
@@ -30,6 +34,7 @@ from pe_bench.scoring.protocols import (
     target_documents,
     targets,
 )
+from pe_bench.scoring.search import BLOCKS, blocks_to_search_on
 from pe_bench.scoring.targets import (
     ScoredText,
     TargetBlocks,
@@ -325,3 +330,18 @@ def test_halves_of_the_documents_share_none_and_are_all_at_every_length() -> Non
         assert documents["first"] | documents["second"] == documents["both"]
         blocks = target_blocks(split, length, 4, 50, seed=0, data_hash="x", half="first")
         assert set(blocks.document.tolist()) <= documents["first"]
+
+
+@pytest.mark.parametrize("half", ["both", "first"])
+def test_options_are_searched_on_blocks_that_no_run_is_scored_on(half: Half) -> None:
+    split, evaluation = (
+        split_of(*[200] * 20),
+        EvalConfig(targets=30, target_tokens=4, max_length=64, half=half),
+    )
+    config = replace(parse_config(compose(["encoding=rope", "train.length=16"])), eval=evaluation)
+    searched = blocks_to_search_on(config, split, "x", 32)
+    scored = target_blocks(split, 64, 4, 30, evaluation.seed, "x", half)
+    places = [set(zip(blocks.document, blocks.end, strict=True)) for blocks in (searched, scored)]
+    assert len(searched) == BLOCKS and len(scored) == 30 and not places[0] & places[1]
+    halved = target_blocks(split, 64, 4, 10**6, evaluation.seed, "x", half)
+    assert set(searched.document) <= set(halved.document)
