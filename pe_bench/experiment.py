@@ -554,7 +554,7 @@ def _models_under(job: Job, replacements: Sequence[OtherEncoding]) -> list[Langu
 
 
 def require_replaceable(job: Job) -> None:
-    """Raise `UserError` for a model whose encoding no other can take the place of."""
+    """Raise `UserError` for a model whose encoding cannot be replaced."""
     why = job.model.fixed_encoding
     require(not why, f"{job.config.model.name} {why}, so --with has nothing to replace: leave --with out")
 

@@ -186,7 +186,7 @@ def _score(
             say(f"{text} is not scored without training: {first_line(error)}")
     lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
     options = {"with_": texts, "lengths": lengths, "results_dir": family.results_dir, **family.machine}
-    # What is not compatible is said to be so in its line.
+    # The label of a line says where an encoding is not compatible.
     _, failures = score_each(runs, {**options, "force": bool(texts)})
     if failures:
         raise RunError(failures[0])

@@ -160,7 +160,7 @@ def without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
-    """Return values, or a single one, as a list; None stands for no value."""
+    """Return values, or a single one, as a list; an empty list for None."""
     if values is None:
         return []
     return [values] if isinstance(values, str | Path) else [*values]

@@ -328,7 +328,7 @@ class Config:
 
     @property
     def first_length(self) -> int:
-        """The length of the first training, of which those that are scored are multiples."""
+        """The training length of the first stage; the default lengths to score are multiples of it."""
         return self.eval.first_length or self.train.length
 
     def check(self) -> None:

@@ -42,7 +42,7 @@ POLL_SECONDS = 0.2  # between two checks for the files that ask to stop
 ALIVE_SECONDS = 1.0  # between two checks that the process that launched a worker is alive
 PREEMPTED_SECONDS = 600  # that Slurm may wait before it kills a job that it has asked to end
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
-# Of PyTorch what the first step of an optimizer imports, which takes longer than a tiny run.
+# An optimizer's first step imports torch._dynamo, which takes longer than a tiny run.
 PRELOADED = ["pe_bench.experiment", "torch._dynamo"]
 
 

@@ -154,7 +154,7 @@ def _overrides_of_job() -> list[str]:
     from hydra.core.hydra_config import HydraConfig
 
     overrides = HydraConfig.get().overrides
-    # Where the files of a job's overrides may lie is one of Hydra's own.
+    # The search path of configurations is one of Hydra's own overrides.
     return [*(text for text in overrides.hydra if parse_override(text).key == SEARCH_PATH), *overrides.task]
 
 

@@ -143,7 +143,7 @@ def joined(device: torch.device, timeout: int) -> Iterator[Group]:
         yield Group(rank(), world_size(), device)
         beats.leave()
     except RuntimeError as error:
-        # What PyTorch raises where it hears nothing of a process, or what was made of it.
+        # PyTorch raises a RuntimeError when it hears nothing of a process; one of ours may come from it.
         is_ours = isinstance(error, RunError) and not isinstance(error.__cause__, RuntimeError)
         lost = [] if is_ours else beats.lost_ranks()
         if not lost:
@@ -181,7 +181,7 @@ class _Heartbeat(threading.Thread):
             after = self._beats()
             left = [self.store.add(f"left {rank}", 0) for rank in range(self.count)]
         except RuntimeError:
-            return [0]  # beside which the store is
+            return [0]  # whose process holds the store
         return [rank for rank in range(self.count) if before[rank] == after[rank] and not left[rank]]
 
     def _beats(self) -> list[int]:

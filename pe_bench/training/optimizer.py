@@ -156,7 +156,7 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
         else:
             multiple = multiples[own_name] if part == "encoding" else 1.0
             parameter.requires_grad_(multiple > 0)
-            # PyTorch steps no sharded and other tensors together.
+            # PyTorch cannot step sharded and other tensors in one optimizer.
             group = by_multiple.setdefault((multiple, is_sharded(parameter)), _Group(0.0, multiple))
         if train.only and part != train.only:
             parameter.requires_grad = False

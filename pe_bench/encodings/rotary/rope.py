@@ -206,5 +206,5 @@ class Rotary(LayerEncoding):
         return self.kept(rope_frequencies(self.width, self.base))
 
     def kept(self, frequencies: Tensor) -> Tensor:
-        """Return frequencies with those that p-RoPE leaves out at 0."""
+        """Return the frequencies, with 0 for those that p-RoPE leaves out."""
         return nn.functional.pad(frequencies[: self.pairs], (0, len(frequencies) - self.pairs))

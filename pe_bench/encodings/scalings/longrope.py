@@ -80,7 +80,7 @@ class LongRoPE(RopeScaling):
 
     @classmethod
     def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
-        """Return those that make RoPE, position interpolation, NTK-aware scaling and NTK by parts of it."""
+        """Return the factors that make it RoPE, interpolation, NTK-aware scaling and NTK by parts."""
         width, base = 2 * len(cls.example(options)["long_factors"]), options.get("base", 10_000.0)
         train_length, plain = options["train_length"], rope_frequencies(width, base)
         factor = length / train_length

@@ -162,7 +162,7 @@ def layers_of(encoding: Composition) -> list[LayerEncoding]:
 
 
 def _traits(leaf: LayerEncoding) -> list[object]:
-    """Return a class, and what tells two of that class apart: options and tables."""
+    """Return a class with what differs between two objects of it: options and tables."""
     options = {name: value for name, value in vars(leaf).items() if isinstance(value, int | float | str)}
     return [type(leaf), sorted(options.items()), [float(table.double().sum()) for table in leaf.buffers()]]
 

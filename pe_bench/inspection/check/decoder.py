@@ -86,7 +86,7 @@ def shift(case: Case) -> str:
 
 @torch.no_grad()
 def batch(case: Case) -> str:
-    """Sequences of a batch do not meet, nor do their ids.
+    """Sequences of a batch do not influence each other, nor do their ids.
 
     Look at: a sum or a maximum over the batch; ids of the first sequence taken for all; a shared cache.
     """

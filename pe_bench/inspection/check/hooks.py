@@ -222,7 +222,7 @@ def _describe_bad(result: Returned, bad: Tensor) -> str:
 
 @torch.no_grad()
 def device(case: Case) -> str:
-    """What a hook makes is made where its inputs are.
+    """Hooks make tensors on the device of their inputs.
 
     Look at: torch.arange, tensor, zeros, .. without device=, or a tensor that is no buffer.
 

@@ -39,7 +39,7 @@ ROUGH = 1e-3  # float32 over several chunks, and in products of many features
 
 
 def blocks(case: Case) -> str:
-    """Blocks of queries are the whole.
+    """Queries in blocks give what all queries at once give.
 
     Look at: queries.position and queries.index, where an arange was taken; hooks that read other rows.
     """
@@ -56,7 +56,7 @@ def blocks(case: Case) -> str:
 
 
 def positions(case: Case) -> str:
-    """Position ids are read, and no others counted.
+    """Positions are those of the ids, and are not counted anew.
 
     Look at: queries.position, where an arange or an index was taken.
 
@@ -129,7 +129,7 @@ def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
 
 
 def fused(case: Case) -> str:
-    """The fused path is the reference, in float64 and float32.
+    """The fused path gives what the reference gives, in float64 and float32.
 
     Look at: columns and distance_bias, against bias; the scale: 1/sqrt(d_head) multiplies scores alone.
     """
@@ -220,7 +220,7 @@ def decay(case: Case) -> str:
 
 
 def heads(case: Case) -> str:
-    """An encoding of each head tells heads apart that share a key.
+    """An encoding with values for each head tells heads apart that share a key.
 
     Look at: a parameter or constant that is n_kv_heads long and repeated.
     """
