@@ -214,7 +214,7 @@ def test_own_code_that_fails_is_one_line_and_nothing_is_printed_or_drawn(command
     [
         ("class A:\n    pass\n", "'mine.py' is a file: say mine.py:A"),
         ("class A:\n    pass\nclass B(A):\n    pass\n", "say mine.py:CLASS with one of A, B"),
-        ("class A(\n", "'mine.py' is a file: say mine.py:A"),
+        ("class A(\n", "'mine.py' is a file: say mine.py:CLASS"),
     ],
 )
 def test_a_file_without_a_class_is_answered_with_those_that_it_has(folder, code, told):

@@ -126,17 +126,17 @@ def test_masks_are_the_same_in_any_chunks_and_ask_for_few_pairs_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Counting(Streaming):
-        pairs: list[int] = []
+        asked_for: list[int] = []
 
         def visible(self, queries: Side, keys: Side) -> Tensor:
-            self.pairs.append(len(queries.index) * len(keys.index))
+            self.asked_for.append(len(queries.index) * len(keys.index))
             return super().visible(queries, keys)
 
     at_once = mask_of(Counting(K, cache=40), 700)
-    Counting.pairs.clear()
+    Counting.asked_for.clear()
     monkeypatch.setattr(flex, "CHUNK_ELEMENTS", 2 * BLOCK * 700)
     chunked = mask_of(Counting(K, cache=40), 700)
-    assert max(Counting.pairs) <= 2 * BLOCK * 700
+    assert max(Counting.asked_for) <= 2 * BLOCK * 700
     assert torch.equal(shown(chunked, 700), shown(at_once, 700))
     assert all(torch.equal(getattr(chunked, name), getattr(at_once, name)) for name in BLOCKS)
 
