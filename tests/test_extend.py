@@ -8,6 +8,7 @@ from support.commands import Command
 import pe_bench
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import read_config
+from pe_bench.runs.rows import read_rows
 
 SEEDS = ("seed=0", "seed=1")
 SCORED = ("eval.lengths=null", "eval.max_length=256")
@@ -52,6 +53,8 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
         "rope, then rope base=500.0 at 32 (256)": (2, 32),
         "rope, trained at 32 (768)": (2, 32),
     }
+    rows = [row for run in runs for row in read_rows(run / "eval.csv")]
+    assert len({row.target_hash for row in rows}) == 1, "all lines are of the same targets"
     for run in runs:
         config = read_config(run)
         assert config.seed == int(run.name.split("-s")[1][0])

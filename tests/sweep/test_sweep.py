@@ -31,6 +31,8 @@ class Ending(NoPE):
         self.end = end
 
     def logit_scale(self, queries):
+        if self.end == "late" and queries.index.max() >= 16:  # past the training length
+            _fail()
         if multiprocessing.parent_process() is not None:
             {"raise": _fail, "kill": _kill, "slow": _wait}.get(self.end, bool)()
         return None
@@ -134,6 +136,12 @@ def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(t
     before, again = tensors(tmp_path), pe_bench(tmp_path, *ending(tmp_path, launcher, "well"))
     assert again.returncode == 0 and "1 job, done already" in again.stderr, again.stderr
     assert before == tensors(tmp_path), "nothing is trained or scored twice"
+
+
+def test_a_job_that_fails_at_some_lengths_has_failed_and_the_others_are_shown(train, folder):
+    outcome = train(*ending(folder, "basic", "late"))
+    assert outcome.code == 1 and "1 job: 0 done, 1 failed" in outcome.err, outcome.err
+    assert "could not be scored at 32" in outcome.err and "works to" in outcome.out
 
 
 @each_launcher
