@@ -315,7 +315,7 @@ def import_(folders: list[Path], **options: Any) -> None:
     Each run is checked as a stranger's, and copied whole or not at all. A run that is here already
     stays as it is, and one that differs from it is refused.
 
-    folders FOLDER...: Runs, folders of runs, or folders of results.
+    folders FOLDER: Runs, folders of runs, or folders of results.
 
     Examples:
       pe-bench import /mnt/other/results

@@ -9,7 +9,8 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 
@@ -104,7 +105,7 @@ def _is_option(parameter: inspect.Parameter) -> bool:
 
 def _kind(annotation: Any) -> Any:
     """Return the type of a command's option for that of a parameter, which may take several."""
-    kinds = get_args(annotation) or [annotation]
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if list[Path] in kinds:
         return list[Path]
     if any(get_origin(kind) in (Sequence, list) for kind in kinds):

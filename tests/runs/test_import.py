@@ -21,7 +21,7 @@ def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(train, 
         kept = {str(path.relative_to(there)) for path in (there / name).rglob("*") if path.name != "lock"}
         assert kept == {str(path.relative_to(here)) for path in (here / name).rglob("*")}
     assert (here / "results.csv").read_text() == (there / "results.csv").read_text()
-    assert "2 here already" in command("import", str(there / "runs")).err
+    assert "2 here already" in command("import", *map(str, (there / "runs").iterdir())).err
     # What is not as it should be is refused, and the others are taken.
     shutil.rmtree(here)
     first, second = sorted((there / "runs").iterdir())
