@@ -73,7 +73,7 @@ class Try:
 class Outcome:
     """What a try found. `print` shows it, and `answer` is better, not better or unclear.
 
-    works_to: the longest length that the change works to, and the baseline; None where there is none.
+    works_to: the longest length that the change works to, and the baseline; None where none was judged.
     time_ratio: the time of a training step over the baseline's. parameters: how many more there are.
     seconds: that a seed of both took. earlier: what a confirmation confirms, if it was tried before.
     """
@@ -175,6 +175,7 @@ def try_change(
 
     tried = _prepared(kind, [of_seed(text, 0) for text in (change, against)], search)
     tried = _numbered(results, tried)
+    earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
     pairs: list[tuple[Run, Run]] = []
     took = [0.0]
     while True:
@@ -192,8 +193,10 @@ def try_change(
         seen = look(at_training, at_longest, tried.number, of_change.margin)
         means = {"at_training": float(seen.at_training.mean), "at_longest": float(seen.at_longest.mean)}
         tried = replace(tried, seeds=len(pairs), answer=seen.answer, **means)
-        _keep(results, tried)
-        if seen.answer != "unclear" or time.monotonic() + max(took[-2:]) > end:
+        is_sure = seen.answer != "unclear"
+        if is_sure or len(pairs) >= earlier:
+            _keep(results, tried)
+        if is_sure or (len(pairs) >= earlier and time.monotonic() + max(took[-2:]) > end):
             break
     return Outcome(
         tried,
@@ -287,7 +290,7 @@ def describe(outcome: Outcome) -> list[str]:
     tried, seen = outcome.tried, outcome.look
     seeds = f"{seen.seeds} {'seed' if seen.seeds == 1 else 'seeds'}"
     what = f"{tried.kind} {tried.number} against it"
-    works_to, of_baseline = (f"{length:,}" if length else "nowhere" for length in outcome.works_to)
+    works_to, of_baseline = map(_in_words, outcome.works_to)
     more = f"{abs(outcome.parameters):,} parameters {'fewer' if outcome.parameters < 0 else 'more'}"
     lines = [
         f"{tried.change} against {tried.baseline}: {seen.answer}, after {seeds} ({what})",
@@ -304,6 +307,10 @@ def describe(outcome: Outcome) -> list[str]:
             f"  when it was tried: {earlier.at_training:+.4f} and {earlier.at_longest:+.4f}, {earlier.answer}"
         )
     return lines
+
+
+def _in_words(works_to: int | None) -> str:
+    return "an unknown length" if works_to is None else f"{works_to:,}" if works_to else "no length"
 
 
 def _of_length(seen: Look, difference: Difference) -> str:

@@ -81,16 +81,18 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
     assert first.code == 4, first.err
     assert first.out.startswith("nope against rope: unclear, after 1 seed (try 1 against it)\n")
     assert "at 16, trained" in first.out and "at 32, longest" in first.out and "works to" in first.out
+    file = folder / "work" / "results" / "tries.json"
+    file.write_text(file.read_text().replace('"seeds": 1', '"seeds": 2'))  # as one with more time would
     again = tried("nope", "--minutes", "0.001")
-    assert "(try 1 against it)" in again.out, "the same change is the same try"
+    assert "after 2 seeds (try 1 against it)" in again.out, "the same change is the same try, with its seeds"
     second = tried("rope base=20", "--minutes", "0.001")
     assert "(try 2 against it)" in second.out
     confirmed = tried("nope", "--minutes", "0.001", "--confirm")
     assert "(confirm 1 against it)" in confirmed.out and "when it was tried" in confirmed.out
 
-    tries = json.loads((folder / "work" / "results" / "tries.json").read_text())
+    tries = json.loads(file.read_text())
     assert [(entry["kind"], entry["number"], entry["seeds"]) for entry in tries] == [
-        ("try", 1, 1),
+        ("try", 1, 2),
         ("try", 2, 1),
         ("confirm", 1, 1),
     ]
