@@ -105,9 +105,10 @@ class Declared:
         package, _, folder = cls.__module__.rpartition(".")[0].rpartition(".")
         if package == "pe_bench.encodings":
             cls.family = FAMILIES.get(folder, folder)
-        cited = CITATION.search(sys.modules[cls.__module__].__doc__ or "")
-        if package.startswith("pe_bench") and cited and "paper" not in vars(cls):
-            cls.paper = cited[0]
+        if package.startswith("pe_bench") and "paper" not in vars(cls):
+            cited = CITATION.search(sys.modules[cls.__module__].__doc__ or "")
+            if cited:
+                cls.paper = cited[0]
 
     @classmethod
     def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:

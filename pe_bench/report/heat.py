@@ -33,10 +33,7 @@ def draw_probes(tables: Sequence[ProbeTable]) -> Figure:
 def heat_svg(table: ProbeTable, key: str) -> str:
     """Return the maps of a table as an element of a page; each cell says what it means."""
     meanings = {
-        _gid(line, at): _meaning(line, at, table)
-        for line in table.lines
-        for at in line.found
-        if at[1] is not None
+        _gid(line, at): _meaning(line, at) for line in table.lines for at in line.found if at[1] is not None
     }
     parts = {
         gid: [{"role": "img", "aria-label": meaning, "title": meaning}] for gid, meaning in meanings.items()
@@ -61,7 +58,7 @@ def _gid(line: ProbeLine, at: tuple[int, float | None]) -> str:
     return f"cell {line.label} {at}"
 
 
-def _meaning(line: ProbeLine, at: tuple[int, float | None], table: ProbeTable) -> str:
+def _meaning(line: ProbeLine, at: tuple[int, float | None]) -> str:
     found, where = line.found[at], f"{line.label} at {at[0]:,} tokens, depth {_depth(at[1] or 0.0)}"
     if isinstance(found, str):
         return f"{where}\n{found}"

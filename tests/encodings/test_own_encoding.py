@@ -2,12 +2,15 @@
 
 import re
 import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 import yaml
 from support.commands import only_run
 
 from pe_bench.cli.completion import complete_word
+from pe_bench.encodings import LayerEncoding
 from pe_bench.encodings.signatures import options_of
 from pe_bench.encodings.source import digest, sources
 from pe_bench.system.machine import CHECKOUT, changed_files, git_commit, package_version
@@ -285,6 +288,16 @@ def test_a_class_in_a_file_is_taken_as_a_shipped_name_is(train, command, folder,
     assert outcome.code == 2 and "did you mean 'encoding.strength'?" in outcome.line
     outcome = train(f"encoding={name.partition(':')[0]}")
     assert outcome.code == 2 and outcome.line.endswith(f"is a file: say {name}")
+
+
+def test_a_class_may_be_of_a_module_that_python_does_not_list(folder):
+    (folder / "own.py").write_text(CODE)
+    spec = spec_from_file_location("not_listed", folder / "own.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "not_listed" not in sys.modules
+    assert [kind for kind in vars(module).values() if kind in LayerEncoding.__subclasses__()]
 
 
 def test_options_are_read_without_running_the_code(folder):
