@@ -34,9 +34,20 @@ def shard(module: nn.Module, model: Decoder, device: torch.device, dtype: torch.
 
 
 def average_replicated(model: Decoder) -> None:
-    """Average the gradients of the encoding's parameters, which are not sharded, over all processes."""
-    for parameter in model.encoding.parameters():
-        if parameter.grad is not None:
+    """Average the gradients of the encoding's parameters, which are not sharded, over all processes.
+
+    A parameter may have a gradient in some processes alone, where an encoding looks at its tokens first. One
+    that has a gradient in none stays without.
+    """
+    parameters = [parameter for parameter in model.encoding.parameters() if parameter.requires_grad]
+    if not parameters:
+        return
+    flags = torch.tensor([float(parameter.grad is not None) for parameter in parameters])
+    flags = flags.to(parameters[0].device)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    for parameter, flag in zip(parameters, flags.tolist(), strict=True):
+        if flag:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
 

@@ -9,6 +9,8 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
+from pe_bench.training.sharding import average_replicated
 from pe_bench.training.trainer import _read_named
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stopped stays")
@@ -227,6 +230,21 @@ def fail_when_the_others_have_left():
 def test_who_has_done_its_part_is_not_lost_when_the_first_fails_later():
     with pytest.raises(RunError, match="^out of memory$"):
         start_processes(2, fail_when_the_others_have_left)
+
+
+def gradients_where_the_first_has_none():
+    with joined(torch.device("cpu"), 20) as group:
+        encoding = torch.nn.Linear(2, 2)
+        if not group.is_first:
+            encoding.weight.grad = torch.ones(2, 2)
+        model: Any = SimpleNamespace(encoding=encoding)
+        average_replicated(model)
+        return encoding.weight.grad, encoding.bias.grad
+
+
+def test_a_gradient_of_one_process_alone_is_averaged_beside_sharded_weights():
+    of_weight, of_bias = start_processes(2, gradients_where_the_first_has_none)
+    assert torch.equal(of_weight, torch.full((2, 2), 0.5)) and of_bias is None
 
 
 # Signals and losses
