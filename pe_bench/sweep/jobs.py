@@ -82,6 +82,15 @@ class SweepFolder:
         temporary.write_text(json.dumps(asdict(state)), encoding="utf-8")
         os.replace(temporary, target)
 
+    def write_surely(self, state: JobState) -> None:
+        """Try twice: a disk that fails for a moment must not make a finished job a failed one."""
+        try:
+            self.write(state)
+        except OSError:
+            time.sleep(WRITE_SECONDS)
+            with suppress(OSError):
+                self.write(state)
+
     def states(self) -> list[JobState]:
         """Return the states of the jobs that began, in their order."""
         states = []
@@ -152,7 +161,7 @@ def run_in_child(state: JobState, context: LaunchContext, config: Config) -> Non
     last = folder.latest(state)
     if last.state == RUNNING:
         last = _after_crash(folder, last, child.exitcode, context.work)
-        folder.write(last)
+        folder.write_surely(last)
     if is_worker and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
         _end_as_slurm_expects(last.state, is_stopped=folder.is_stopped)
 
@@ -290,7 +299,7 @@ def _work(state: JobState, context: LaunchContext, config: Config) -> None:
             traceback.print_exc()
             end = {"state": FAILED, "reason": _reason(error)}
     progress.reload()
-    folder.write(replace(progress.state, **end, seconds=time.time() - state.started))
+    folder.write_surely(replace(progress.state, **end, seconds=time.time() - state.started))
 
 
 def _run(progress: JobProgress, config: Config) -> dict[str, Any]:

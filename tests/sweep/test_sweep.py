@@ -271,3 +271,16 @@ def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_p
     xargs = ["xargs", "-P", "2", "-I{}", "-a", "plan", "sh", "-c", "{}"]
     subprocess.run(xargs, cwd=tmp_path, env={**environment(), "PATH": path}, check=True, capture_output=True)
     assert [run.name.split("-")[0] for run in sorted(finished(tmp_path))] == ["alibi", "nope"]
+
+
+def test_a_disk_that_fails_for_a_moment_does_not_lose_how_a_job_ended(tmp_path, monkeypatch):
+    folder, write, failures = SweepFolder(tmp_path), SweepFolder.write, iter([True])
+
+    def failing(self, state):
+        if next(failures, False):
+            raise OSError("no space left")
+        write(self, state)
+
+    monkeypatch.setattr(SweepFolder, "write", failing)
+    folder.write_surely(states(DONE)[0])
+    assert [state.state for state in folder.states()] == [DONE]
