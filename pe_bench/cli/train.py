@@ -28,6 +28,8 @@ def run_train(
     if cfg or resolve:
         cfg = cfg or PRINTED[0]
         require(cfg in PRINTED, f"--cfg prints one of {', '.join(PRINTED)}, not '{cfg}'")
+        is_one = plan is None and not multirun
+        require(is_one, "--cfg prints the keys of one job: leave out -m and --plan")
         flags = ["--cfg", cfg, *(["--resolve"] if resolve else [])]
         call_hydra(complete_overrides(overrides, search), search, flags, lambda composed: None)
     elif plan is not None:

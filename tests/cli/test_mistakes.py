@@ -77,6 +77,11 @@ from support.commands import files_in, only_run
         ),
         (["train", "encoding=nope", "encoding.base=500"], "unknown key 'encoding.base': nope has no options"),
         (["train", "--dry-run", "seed=1"], "No such option: --dry-run"),
+        (["train", "-m", "seed=0,1", "--cfg=job"], "--cfg prints the keys of one job: leave out -m"),
+        (
+            ["train", "--cfg=job", "--plan", "plan"],
+            "--cfg prints the keys of one job: leave out -m and --plan",
+        ),
         (["train", "--cfg=jobb"], "--cfg prints one of job, hydra, all, not 'jobb'"),
         (["train", "--multirun=3"], "'--multirun' does not take a value"),
         (["train", "-m", "encoding=glob(z*)"], "encoding=glob(z*) gives no values: name at least one"),
