@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from support.commands import only_run, tiny_overrides
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import TrainConfig
-from pe_bench.data.packed import load_data
+from pe_bench.data.packed import Data, load_data
 from pe_bench.model.decoder import build_decoder
 from pe_bench.training.optimizer import Muon, learning_rate, make_optimizer
 from pe_bench.training.trainer import Trainer
@@ -124,6 +125,19 @@ def test_micro_batches_give_the_same_step_up_to_rounding(folder):
         a, b = whole.step(number, 0.0), parts.step(number, 0.0)
         assert a.loss == pytest.approx(b.loss, rel=1e-5)
         assert a.gradient_norm == pytest.approx(b.gradient_norm, rel=1e-4)
+
+
+def test_the_validation_loss_is_of_validation_documents_alone(folder):
+    trainer = trainer_of(folder, "encoding=rope")
+    config, model = trainer.config, trainer.model
+    data = load_data(config.data, config.tokenizer, config.cache_dir)
+
+    def loss(data: Data) -> float | None:
+        return Trainer(config, model, trainer.optimizer, data, CPU, torch.float32).validation_loss()
+
+    assert (
+        loss(data) == loss(replace(data, train=data.validation)) != loss(replace(data, validation=data.train))
+    )
 
 
 def test_one_step_gives_the_pinned_loss(folder):
