@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from pe_bench.config.overrides import parse_override, quote
+from pe_bench.config.compose import compose_config
+from pe_bench.config.overrides import parse_override, quote, values_of
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.experiment import load_trained, trusted
@@ -84,6 +85,7 @@ def extend_runs(
     paths = [path for path in paths if RunFolder(path).first_stage is None] or paths
     family = _Family([path.name for path in paths], results, read_config(paths[0]), overrides)
     family.check(paths)
+    family.check_overrides(is_trained=tokens is not None)
     first = family.config.train.length
     length = round(_times(to) * (first if to.endswith("x") else 1))
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
@@ -125,6 +127,15 @@ class _Family:
         }
         message = f"{', '.join(self.names)} are not seeds of one encoding and training: name those alone"
         require(len(settings) == 1, message)
+
+    def check_overrides(self, *, is_trained: bool) -> None:
+        """Raise `UserError` for keys that no job has, and for those of training where nothing is trained."""
+        given = [each for each in map(parse_override, self.overrides) if "hydra" not in each.key]
+        single = [each for each in given if len(values_of(each)) < 2]
+        compose_config([*own_overrides(self.config), *map(str, single)], self.config.search)
+        for each in given:
+            message = f"{each} is for further training, and without --tokens there is none: give --tokens"
+            require(is_trained or each.key in OF_MACHINE, message)
 
     def stage(self, requested: Requested, length: int, tokens: int) -> list[str]:
         """Return the overrides of a sweep that goes on from each of the runs."""

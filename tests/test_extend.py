@@ -73,6 +73,9 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
         (("--long",), "give --tokens"),
         (("--with", "yarn nothing=1"), "nothing"),
         (("--with", "t5"), "do not fit t5"),
+        (("train.lenght=3",), "unknown key 'train.lenght': did you mean 'train.length'?"),
+        (("train.lenght=3", "--tokens", "256"), "unknown key 'train.lenght'"),
+        (("train.lr=0.1",), "train.lr=0.1 is for further training, and without --tokens there is none"),
     ],
 )
 def test_what_cannot_be_extended_is_refused(
