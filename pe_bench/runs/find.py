@@ -79,6 +79,8 @@ def names_of_label(label: str) -> tuple[str, ...]:
     `root_bias@1a2b strength=0.25` is `root_bias@1a2b` and `root_bias` too.
     """
     name = label.split(" ")[0]
+    if name.endswith(","):  # `rope, then yarn x4`, which is not the encoding `rope`
+        return (label,)
     return label, name, re.sub(r"@[0-9a-f]+", "", name)
 
 
