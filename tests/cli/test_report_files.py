@@ -49,6 +49,12 @@ def test_named_lengths_stand_beside_the_training_length_alone(command, results):
     assert [row["length"] for row in csv.DictReader(io.StringIO(outcome.out))] == ["64", "128"]
 
 
+@pytest.mark.parametrize(("margin", "verdict"), [((), "degrades"), (("--margin", "0.2"), "holds")])
+def test_the_named_margin_decides_the_verdict(command, results, margin, verdict):
+    outcome = command("report", *margin, "--csv", "-", "--results-dir", str(results))
+    assert list(csv.DictReader(io.StringIO(outcome.out)))[-1]["verdict"] == verdict
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

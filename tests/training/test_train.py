@@ -119,6 +119,23 @@ def test_another_seed_changes_weights_encoding_parameters_and_batches(folder):
     assert not torch.equal(one.windows.batch(4, 0, 0).tokens, two.windows.batch(4, 1, 0).tokens)
 
 
+def test_position_ids_are_drawn_anew_from_seed_and_step_and_no_gradient_outlives_its_step(folder):
+    def drawn(seed: int) -> list[torch.Tensor]:
+        trainer, ids = trainer_of(folder, "encoding=randomized", f"seed={seed}"), []
+        encoding = trainer.model.encoding
+        draw = encoding.ids
+        encoding.ids = lambda *arguments, **named: ids.append(draw(*arguments, **named)) or ids[-1]
+        for number in range(2):
+            trainer.step(number, 0.0)
+            gradients = [parameter.grad for parameter in trainer.model.parameters()]
+            assert not any(gradient.any() for gradient in gradients if gradient is not None)
+        return ids
+
+    (first, second), again, (other, _) = drawn(0), drawn(0), drawn(1)
+    assert torch.equal(first, again[0]) and torch.equal(second, again[1])
+    assert not torch.equal(first, second) and not torch.equal(first, other)
+
+
 def test_micro_batches_give_the_same_step_up_to_rounding(folder):
     whole, parts = (trainer_of(folder, "encoding=rope", f"train.micro_batches={n}") for n in (1, 4))
     for number in range(3):
