@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -274,7 +275,11 @@ def _work(work: Callable[..., Result], arguments: tuple[Any, ...], variables: di
         with stop_on_signal():
             return work(*arguments)
     except Stopped:
-        raise SystemExit(EXIT_CODE) from None
+        # A second signal may come anywhere. Destructors of PyTorch's that run after it wait for its threads,
+        # and these for Python's lock.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
 
 
 def _end_with_starter() -> None:
