@@ -3,7 +3,7 @@
 Threads of OpenMP meet several times in each layer, and wait there without sleeping. Where another process
 takes one of their cores, each meeting lasts until its slice of time ends: two runs with two threads each on
 two cores compute a fraction of what two runs with one thread do. Shorter waiting would slow a run that is
-alone. The number of threads changes no result.
+alone. Losses with one thread and with two were equal to the last digit where that was tried.
 """
 
 import os

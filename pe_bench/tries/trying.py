@@ -156,11 +156,7 @@ def try_change(
     """Do what `pe_bench.try_change` says."""
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
-    for override in overrides:
-        key = override.split("=")[0].lstrip("+~")
-        message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
-        require(key not in ("seed", "eval.half"), message)
-        require(key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
+    _refuse_keys_of_its_own(overrides)
     kind: Kind = "confirm" if confirm else "try"
     results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
     numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
@@ -207,6 +203,15 @@ def try_change(
         median(took[1:]),
         next((entry for entry in read_tries(results) if _is_confirmed(entry, tried)), None),
     )
+
+
+def _refuse_keys_of_its_own(overrides: Sequence[str]) -> None:
+    """Raise `UserError` for keys that a try sets itself."""
+    for override in overrides:
+        key = override.split("=")[0].lstrip("+~")
+        message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
+        require(key not in ("seed", "eval.half"), message)
+        require(key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
 
 
 def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[Path]) -> Try:
