@@ -73,7 +73,6 @@ ALLOWED = {
     "scoring": "errors values system config encodings data model runs",
     "checkpoints": "errors system config encodings data model runs scoring",
     "report": "errors values system config plot runs",
-    "studies": "errors values system config data runs report",
     "inspection": "errors values system config encodings plot data model training scoring",
     "trackers": "errors system config runs training",
     "experiment": "errors system config encodings data model runs training scoring checkpoints trackers",
@@ -81,9 +80,10 @@ ALLOWED = {
     "scored": "errors values system config runs scoring checkpoints report experiment",
     "tries": "errors system config runs report experiment scored",
     "sweep": "errors system config runs experiment",
+    "studies": "errors values system config data runs scoring report scored sweep",
     "extended": "errors system config report runs scoring experiment scored sweep",
     "api": "errors values system config runs report experiment scored tries extended",
-    "cli": "errors values system config encodings plot data model runs scoring report inspection "
+    "cli": "errors values system config encodings plot data model runs report inspection "
     "checkpoints export scored tries api sweep studies",
     "__main__": "cli",
 }
