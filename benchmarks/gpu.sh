@@ -5,7 +5,7 @@
 #   training     training steps at the size of gpt2, against the rate of matrix products there       4 minutes
 #   scoring      one text of 65,536 tokens with every encoding                                       6 minutes
 #   together     one run on all GPUs of the machine, DDP and FSDP2 through NCCL; *not run* so far     5 minutes
-#   study        pe-bench reproduce --gpu: seven encodings, 30M parameters, 10^8 tokens             22 minutes
+#   study        pe-bench reproduce gpu: seven encodings, 30M parameters, 10^8 tokens             22 minutes
 #
 # With more than one GPU, `together` compares their losses with those of one; it is skipped with fewer.
 #
@@ -25,13 +25,13 @@ if [ "${GPU_TOY:-}" ]; then
     correctness=(benchmarks/gpu_paths.py rope fire --device cpu --lengths 40)
     training=(-m pe_bench speed rope --train --lengths 32 --repeats 1 device=cpu threads=1)
     scoring=(-m pe_bench speed rope fox --lengths 64 --repeats 1 device=cpu threads=1)
-    study=(-m pe_bench reproduce --gpu --quick threads=1)
+    study=(-m pe_bench reproduce gpu --quick threads=1)
 else
     correctness=(benchmarks/gpu_paths.py "${hooks[@]}" --device cuda --lengths 300)
     training=(-m pe_bench speed "${timed[@]}" --train --lengths 1024 device=cuda model=gpt2
         train.batch_tokens=16384 precision=bfloat16)
     scoring=(-m pe_bench speed --lengths 65536 --repeats 1 device=cuda model=small)
-    study=(-m pe_bench reproduce --gpu device=cuda)
+    study=(-m pe_bench reproduce gpu device=cuda)
 fi
 together=(benchmarks/several_gpus.py --processes "${GPU_TOY:+2}")
 [ "${GPU_TOY:-}" ] && together+=(device=cpu threads=1 train.steps=3 train.batch_tokens=256 eval.targets=2)

@@ -1,5 +1,6 @@
 """The commands. What each does is a function of another file, which help does not wait for."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from pe_bench.cli.options import app, command
 
 @command("train")
 def train(
-    overrides: list[str] | None = None,
+    overrides: Sequence[str] = (),
     *,
     multirun: bool = False,
     cfg: str | None = None,
@@ -38,16 +39,12 @@ def train(
     """
     from pe_bench.cli.train import run_train
 
-    run_train(overrides or [], cfg, config_dir, plan, multirun=multirun, resolve=resolve)
+    run_train(overrides, cfg, config_dir, plan, multirun=multirun, resolve=resolve)
 
 
 @command("eval", api.evaluate, without=("run", "overrides"))
 def evaluate(
-    runs: list[str] | None = None,
-    *,
-    where: list[str] | None = None,
-    everything: bool = False,
-    **options: Any,
+    runs: Sequence[str] = (), *, where: Sequence[str] = (), everything: bool = False, **options: Any
 ) -> None:
     """Score runs or checkpoints at other lengths or encodings.
 
@@ -68,17 +65,11 @@ def evaluate(
     """
     from pe_bench.cli.score import evaluate
 
-    evaluate(runs or [], where or [], everything, options)
+    evaluate(runs, where, everything, options)
 
 
 @command("extend", api.extend, without=("runs", "overrides"))
-def extend(
-    runs: list[str] | None = None,
-    *,
-    to: str = "4x",
-    plot: Path | None = None,
-    **options: Any,
-) -> None:
+def extend(runs: Sequence[str] = (), *, to: str = "4x", plot: Path | None = None, **options: Any) -> None:
     """Stretch trained runs to longer texts, in one table.
 
     Scores the runs unchanged and, without more training, under each encoding; --tokens also trains them
@@ -92,16 +83,16 @@ def extend(
       pe-bench extend rope --with 'rope base=80000' --tokens 128000 --long
       pe-bench extend hf:FOLDER data=files data.path=texts --with yarn
     """
-    from pe_bench.cli.extend import extend
+    from pe_bench.cli.train import extend
 
-    extend(runs or [], plot, {"to": to, **options})
+    extend(runs, plot, {"to": to, **options})
 
 
 @command("probe", api.probe, api.evaluate, without=("run", "overrides"))
 def probe(
-    runs: list[str] | None = None,
+    runs: Sequence[str] = (),
     *,
-    where: list[str] | None = None,
+    where: Sequence[str] = (),
     everything: bool = False,
     plot: Path | None = None,
     **options: Any,
@@ -127,12 +118,12 @@ def probe(
     """
     from pe_bench.cli.score import probe
 
-    probe(runs or [], where or [], everything, plot, options)
+    probe(runs, where, everything, plot, options)
 
 
 @command("report", api.results)
 def report(
-    runs: list[str] | None = None,
+    runs: Sequence[str] = (),
     *,
     sort: str | None = None,
     lengths: str | None = None,
@@ -172,16 +163,16 @@ def report(
 
     files = {"csv": csv, "markdown": markdown, "latex": latex, "html": html, "plot": plot}
     outputs = Outputs({f"--{name}": path for name, path in files.items() if path is not None}, plot_of)
-    report(runs or [], outputs, lengths, details, probe, sort=sort, everything=everything, **options)
+    report(runs, outputs, lengths, details, probe, sort=sort, everything=everything, **options)
 
 
 @command("check")
 def check(
-    arguments: list[str] | None = None,
+    arguments: Sequence[str] = (),
     *,
     everything: bool = False,
     verbose: bool = False,
-    config_dir: list[Path] | None = None,
+    config_dir: Sequence[Path] = (),
 ) -> None:
     """Check that an encoding is correct: the shipped ones, or yours.
 
@@ -201,7 +192,7 @@ def check(
     """
     from pe_bench.cli.inspect import check_encodings
 
-    check_encodings(arguments or [], config_dir or [], everything=everything, verbose=verbose)
+    check_encodings(arguments, config_dir, everything=everything, verbose=verbose)
 
 
 @command("list")
@@ -232,12 +223,7 @@ def list_(
 
 
 @command("show")
-def show(
-    arguments: list[str] | None = None,
-    *,
-    plot: Path | None = None,
-    config_dir: list[Path] | None = None,
-) -> None:
+def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir: Sequence[Path] = ()) -> None:
     """Show an encoding's equation, options and claims; or a task.
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.
@@ -252,18 +238,18 @@ def show(
     """
     from pe_bench.cli.inspect import show_encodings
 
-    show_encodings(arguments or [], plot, config_dir or [])
+    show_encodings(arguments, plot, config_dir)
 
 
 @command("speed")
 def speed(
-    arguments: list[str] | None = None,
+    arguments: Sequence[str] = (),
     *,
     lengths: str = "512,2048,8192",
     train: bool = False,
     repeats: int | None = None,
     output: Path | None = None,
-    config_dir: list[Path] | None = None,
+    config_dir: Sequence[Path] = (),
 ) -> None:
     """Measure time and memory of encodings, relative to nope.
 
@@ -284,7 +270,7 @@ def speed(
     """
     from pe_bench.cli.inspect import time_encodings
 
-    time_encodings(arguments or [], lengths, repeats, output, config_dir or [], train=train)
+    time_encodings(arguments, lengths, repeats, output, config_dir, train=train)
 
 
 @command("export")
@@ -309,7 +295,7 @@ def export(name: str, *, folder: Path, results_dir: str = "results") -> None:
 
 
 @command("import", api.import_runs, without=("folders",))
-def import_(folders: list[Path], **options: Any) -> None:
+def import_(folders: Sequence[Path], **options: Any) -> None:
     """Copy finished runs from elsewhere into the folder of results.
 
     Each run is checked as a stranger's, and copied whole or not at all. A run that is here already
@@ -329,10 +315,9 @@ def import_(folders: list[Path], **options: Any) -> None:
 
 @command("reproduce")
 def reproduce(
-    arguments: list[str] | None = None,
+    arguments: Sequence[str] = (),
     *,
     quick: bool = False,
-    gpu: bool = False,
     text: str = "stdlib",
     write_table: bool = False,
     config_dir: Path | None = None,
@@ -347,7 +332,6 @@ def reproduce(
     arguments NAME|KEY=VALUE: A study, then settings of this machine: threads, device, cache_dir,
         hydra/launcher.
     quick: Train toy models, in minutes, to see that everything works.
-    gpu: Run the study named gpu, which needs a GPU.
     text stdlib|DIR: The text: Python's standard library, or a folder of files.
     write_table: Make our levels the study's table (for maintainers).
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
@@ -362,13 +346,12 @@ def reproduce(
     """
     from pe_bench.cli.reproduce import reproduce_study
 
-    names = [*(arguments or []), *(["gpu"] if gpu and "gpu" not in (arguments or []) else [])]
     search = [config_dir] if config_dir else []
-    reproduce_study(names, text, search, Path(results_dir), quick=quick, write_table=write_table)
+    reproduce_study(arguments, text, search, Path(results_dir), quick=quick, write_table=write_table)
 
 
 @command("try", api.try_change, without=("change", "overrides"))
-def try_(arguments: list[str] | None = None, *, listed: bool = False, **options: Any) -> None:
+def try_(arguments: Sequence[str] = (), *, listed: bool = False, **options: Any) -> None:
     """Say whether a change is better than its baseline.
 
     Checks the change, trains it beside the baseline seed by seed, on 256,000 tokens each, and stops
@@ -385,12 +368,12 @@ def try_(arguments: list[str] | None = None, *, listed: bool = False, **options:
       pe-bench try my.py:RootBias --confirm    # on other documents and seeds
       pe-bench try --list
     """
-    from pe_bench.cli.trying import list_tries, run_try
+    from pe_bench.cli.train import list_tries, run_try
 
     if listed:
         list_tries(Path(options["results_dir"]))
     else:
-        run_try(arguments or [], options)
+        run_try(arguments, options)
 
 
 def _show_version(value: bool) -> None:

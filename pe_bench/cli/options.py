@@ -57,12 +57,15 @@ def command(
         words = [": ".join(meanings[each.name]) for each in _parameters(function) if not _is_option(each)]
 
         def call(**values: Any) -> None:
-            function(**{key: _checked(key, value) for key, value in values.items()})
+            defaults = {key: parameters[key].default for key, value in values.items() if value is None}
+            function(**{key: _checked(key, value) for key, value in (values | defaults).items()})
 
         call.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
             [
                 parameter.replace(
-                    annotation=_annotation(parameter, *meanings[key]), kind=parameter.KEYWORD_ONLY
+                    annotation=_annotation(parameter, *meanings[key]),
+                    default=parameter.default if parameter.default != () else None,
+                    kind=parameter.KEYWORD_ONLY,
                 )
                 for key, parameter in parameters.items()
             ]

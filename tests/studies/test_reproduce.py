@@ -202,7 +202,7 @@ def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
         (["alibi", "hydrant=1"], "hydrant=1 would change the study"),
         (["alibi", "--text", "nowhere"], "--text nowhere is neither stdlib nor a folder"),
         (["--quick"], "one study at a time: name one"),
-        (["--gpu"], "the study gpu needs a GPU"),
+        (["gpu"], "the study gpu needs a GPU"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_written(
