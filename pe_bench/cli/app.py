@@ -18,6 +18,7 @@ def train(
     cfg: str | None = None,
     resolve: bool = False,
     plan: Path | None = None,
+    as_json: bool = False,
     config_dir: Path | None = None,
 ) -> None:
     """Train a model, score it at longer lengths, print the table. Finished work is reused.
@@ -29,6 +30,7 @@ def train(
     cfg job|hydra|all: Print every key and its value instead of training.
     resolve: Print them with computed values.
     plan FILE: Train nothing: check all jobs, and write the command of each on a line of its own.
+    as_json: Print data for programs instead of tables (docs/json.md).
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
     Examples:
@@ -39,12 +41,17 @@ def train(
     """
     from pe_bench.cli.train import run_train
 
-    run_train(overrides, cfg, config_dir, plan, multirun=multirun, resolve=resolve)
+    run_train(overrides, cfg, config_dir, plan, as_json=as_json, multirun=multirun, resolve=resolve)
 
 
 @command("eval", api.evaluate, without=("run", "overrides"))
 def evaluate(
-    runs: Sequence[str] = (), *, where: Sequence[str] = (), everything: bool = False, **options: Any
+    runs: Sequence[str] = (),
+    *,
+    where: Sequence[str] = (),
+    everything: bool = False,
+    as_json: bool = False,
+    **options: Any,
 ) -> None:
     """Score runs or checkpoints at other lengths or encodings.
 
@@ -55,6 +62,7 @@ def evaluate(
     runs RUN: Runs by encoding, name, the beginning of a name, or path.
     where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
     everything: Score every finished run, not only the last.
+    as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
       pe-bench eval --lengths 512,2048
@@ -65,7 +73,7 @@ def evaluate(
     """
     from pe_bench.cli.score import evaluate
 
-    evaluate(runs, where, everything, options)
+    evaluate(runs, where, everything, as_json, options)
 
 
 @command("extend", api.extend, without=("runs", "overrides"))
@@ -95,6 +103,7 @@ def probe(
     where: Sequence[str] = (),
     everything: bool = False,
     plot: Path | None = None,
+    as_json: bool = False,
     **options: Any,
 ) -> None:
     """Ask runs or checkpoints to find a span of the text.
@@ -108,6 +117,7 @@ def probe(
     where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
     everything: Probe every finished run, not only the last.
     plot FILE: Draw a heat map by length and depth to a PNG, SVG or PDF file.
+    as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
       pe-bench probe --lengths 512,2048
@@ -118,7 +128,7 @@ def probe(
     """
     from pe_bench.cli.score import probe
 
-    probe(runs, where, everything, plot, options)
+    probe(runs, where, everything, plot, as_json, options)
 
 
 @command("report", api.results)
@@ -136,6 +146,7 @@ def report(
     details: bool = False,
     probe: bool = False,
     everything: bool = False,
+    as_json: bool = False,
     **options: Any,
 ) -> None:
     """Compare runs in a table, and write it to files or draw it.
@@ -152,6 +163,7 @@ def report(
     details: Add intervals, controls, speed and all notes.
     probe: Show what pe-bench probe found, instead of levels.
     everything: Print every table, not only the newest run's.
+    as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
       pe-bench report --baseline rope
@@ -162,7 +174,9 @@ def report(
     from pe_bench.cli.report import Outputs, report
 
     files = {"csv": csv, "markdown": markdown, "latex": latex, "html": html, "plot": plot}
-    outputs = Outputs({f"--{name}": path for name, path in files.items() if path is not None}, plot_of)
+    outputs = Outputs(
+        {f"--{name}": path for name, path in files.items() if path is not None}, plot_of, as_json
+    )
     report(runs, outputs, lengths, details, probe, sort=sort, everything=everything, **options)
 
 
@@ -172,6 +186,7 @@ def check(
     *,
     everything: bool = False,
     verbose: bool = False,
+    as_json: bool = False,
     config_dir: Sequence[Path] = (),
 ) -> None:
     """Check that an encoding is correct: the shipped ones, or yours.
@@ -182,6 +197,7 @@ def check(
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings and their options.
     everything: Every encoding.
     verbose: Every property, with what was measured.
+    as_json: Print data for programs instead of tables (docs/json.md).
     config_dir DIR: A folder with your encoding/NAME.yaml.
 
     Examples:
@@ -192,7 +208,7 @@ def check(
     """
     from pe_bench.cli.inspect import check_encodings
 
-    check_encodings(arguments, config_dir, everything=everything, verbose=verbose)
+    check_encodings(arguments, config_dir, everything=everything, verbose=verbose, as_json=as_json)
 
 
 @command("list")
@@ -202,6 +218,7 @@ def list_(
     family: str | None = None,
     papers: bool = False,
     csv: Path | None = None,
+    as_json: bool = False,
     results_dir: str = "results",
 ) -> None:
     """List what you can choose from, and what was run.
@@ -210,6 +227,7 @@ def list_(
     family NAME: Only encodings of this family.
     papers: Show where encodings are from, and what they do with long texts.
     csv FILE: Write the list to a file; - prints it as CSV.
+    as_json: Print data for programs instead of tables (docs/json.md).
     results_dir DIR: The folder of runs and results.csv.
 
     Examples:
@@ -219,7 +237,7 @@ def list_(
     """
     from pe_bench.cli.list import print_list
 
-    print_list(name or "", Path(results_dir), family, csv, papers=papers)
+    print_list(name or "", Path(results_dir), family, csv, papers=papers, as_json=as_json)
 
 
 @command("show")
@@ -249,6 +267,7 @@ def speed(
     train: bool = False,
     repeats: int | None = None,
     output: Path | None = None,
+    as_json: bool = False,
     config_dir: Sequence[Path] = (),
 ) -> None:
     """Measure time and memory of encodings, relative to nope.
@@ -260,6 +279,7 @@ def speed(
     train: Time training steps instead of scoring.
     repeats NUMBER: Timed passes per encoding.  [default: 5 to 25, fewer if slow]
     output FILE: CSV file to add rows to.  [default: RESULTS_DIR/speed.csv]
+    as_json: Print data for programs instead of tables (docs/json.md).
     config_dir DIR: A folder with your encoding/NAME.yaml.
 
     Examples:
@@ -270,7 +290,7 @@ def speed(
     """
     from pe_bench.cli.inspect import time_encodings
 
-    time_encodings(arguments, lengths, repeats, output, config_dir, train=train)
+    time_encodings(arguments, lengths, repeats, output, config_dir, train=train, as_json=as_json)
 
 
 @command("export")
@@ -351,7 +371,9 @@ def reproduce(
 
 
 @command("try", api.try_change, without=("change", "overrides"))
-def try_(arguments: Sequence[str] = (), *, listed: bool = False, **options: Any) -> None:
+def try_(
+    arguments: Sequence[str] = (), *, listed: bool = False, as_json: bool = False, **options: Any
+) -> None:
     """Say whether a change is better than its baseline.
 
     Checks the change, trains it beside the baseline seed by seed, on 256,000 tokens each, and stops
@@ -361,6 +383,7 @@ def try_(arguments: Sequence[str] = (), *, listed: bool = False, **options: Any)
     arguments CHANGE|KEY=VALUE: What to try, such as my.py:RootBias, 'rope base=500000' or rope+logn; then
         keys of both, such as model=small.
     listed: Show what was tried in this folder of results.
+    as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
       pe-bench try my.py:RootBias
@@ -371,9 +394,9 @@ def try_(arguments: Sequence[str] = (), *, listed: bool = False, **options: Any)
     from pe_bench.cli.train import list_tries, run_try
 
     if listed:
-        list_tries(Path(options["results_dir"]))
+        list_tries(Path(options["results_dir"]), as_json)
     else:
-        run_try(arguments, options)
+        run_try(arguments, as_json, options)
 
 
 def _show_version(value: bool) -> None:

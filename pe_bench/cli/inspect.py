@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from pe_bench.cli.data import print_data
 from pe_bench.config.groups import encoding_names
 from pe_bench.config.overrides import parse_override
 from pe_bench.config.parse import parse_lengths
@@ -49,6 +50,7 @@ def check_encodings(
     *,
     everything: bool = False,
     verbose: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Check the encodings among `arguments` with the options among them; print counts and what failed.
 
@@ -70,18 +72,35 @@ def check_encodings(
         for option, value in encoding.examples.items():
             say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
     results = _check_each(cases)
+    states = [finding.state for result in results.values() for finding in result.values()]
+    failed, unknown = states.count("fails"), states.count("not checked")
+    if as_json:
+        print_data("check", encodings=itertools.starmap(_data, results.items()))
+    else:
+        _show(results, verbose)
+    if failed:
+        told = f"{failed} of {len(states)} checks failed"
+        raise RunError(f"{told}, {unknown} could not be made" if unknown else told)
+    if not as_json:
+        hint = "" if verbose else "; the number of each: --verbose"
+        write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
+
+
+def _data(name: str, result: Results) -> dict[str, Any]:
+    """Return what a program reads of an encoding: each property with what was found of it."""
+    about = [
+        {"property": prop.name, "means": prop.means, "look": prop.look, **finding._asdict()}
+        for prop, finding in result.items()
+    ]
+    return {"encoding": name, "findings": about}
+
+
+def _show(results: dict[str, Results], verbose: bool) -> None:
     noted = {name: [f.note for f in result.values() if f.note] for name, result in results.items()}
     notes = [f"{name}: {'; '.join(texts)}" for name, texts in noted.items() if texts]
     grids = [*_grids(results, verbose)]
     grids[-1] = replace(grids[-1], notes=notes)
     show(lambda width: [line for grid in grids for line in [*draw(grid, width), Text()]][:-1])
-    states = [finding.state for result in results.values() for finding in result.values()]
-    failed, unknown = states.count("fails"), states.count("not checked")
-    if failed:
-        told = f"{failed} of {len(states)} checks failed"
-        raise RunError(f"{told}, {unknown} could not be made" if unknown else told)
-    hint = "" if verbose else "; the number of each: --verbose"
-    write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
 
 
 def _grids(results: dict[str, Results], verbose: bool) -> Iterator[Grid]:
@@ -183,6 +202,7 @@ def time_encodings(
     search: Sequence[Path],
     *,
     train: bool,
+    as_json: bool = False,
 ) -> None:
     """Time the encodings among `arguments`, or all, at each length; print and write the results.
 
@@ -213,10 +233,12 @@ def time_encodings(
     threads, device = set_threads(config.threads), resolve_device(config.device)
     if train and device.type == "cpu" and not is_kernel_here():
         say(f"attention: {training_kernel(device, dtype_of(config, train=True))}")
-    _measure(Bench(" ".join(request.shared), train, repeats, device, threads), subjects, file)
+    _measure(Bench(" ".join(request.shared), train, repeats, device, threads), subjects, file, as_json)
 
 
-def _measure(bench: Bench, subjects: Mapping[int, Sequence[ResolvedEncoding]], file: Path) -> None:
+def _measure(
+    bench: Bench, subjects: Mapping[int, Sequence[ResolvedEncoding]], file: Path, as_json: bool
+) -> None:
     rows: list[Row] = []
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -228,7 +250,10 @@ def _measure(bench: Bench, subjects: Mapping[int, Sequence[ResolvedEncoding]], f
     finally:
         if rows:
             grid = grid_of(rows)
-            show(lambda width: draw(grid, width))
+            if as_json:
+                print_data("speed", rows=rows)
+            else:
+                show(lambda width: draw(grid, width))
             say(f"wrote {file}")
     if not any(row.status == "ok" for row in rows):
         raise RunError("nothing could be timed: the reasons are below the table")

@@ -1,10 +1,12 @@
 """The `list` command: what there is to choose from, and what was run."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pe_bench.cli.completion import LISTS
+from pe_bench.cli.data import print_data
 from pe_bench.cli.report import Outputs
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import aliases, description, keys, names_in, paper
@@ -34,16 +36,31 @@ ABOUT_STUDIES = (
 
 
 class Listing(NamedTuple):
-    """A table: its columns, its rows, the columns that a terminal shows, and lines below it there."""
+    """A table: its columns, its rows, the columns that a terminal shows, and lines below it there.
+
+    records: the same rows as a program reads them, where these say more; a list with its names is one.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Row]
     shown: Sequence[str]
     remarks: Sequence[str] = ()
+    records: Sequence[Any] = ()
+
+    def data(self) -> list[Any]:
+        """Return the rows for a program, by their columns."""
+        names = [column.replace(" ", "_") for column in self.columns]
+        return [*self.records] or [dict(zip(names, row, strict=True)) for row in self.rows]
 
 
 def print_list(
-    name: str, results_dir: Path, family: str | None = None, csv: Path | None = None, *, papers: bool = False
+    name: str,
+    results_dir: Path,
+    family: str | None = None,
+    csv: Path | None = None,
+    *,
+    papers: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Print one of the lists, or write it to the file `csv`; `-` prints CSV.
 
@@ -52,7 +69,7 @@ def print_list(
     """
     if name not in LISTS:
         raise UserError(unknown(name, "list", LISTS) if name else f"name what to list: {', '.join(LISTS)}")
-    outputs = Outputs({} if csv is None else {"--csv": csv})
+    outputs = Outputs({} if csv is None else {"--csv": csv}, as_json=as_json)
     for option in [*(["--family"] if family else []), *(["--papers"] if papers else [])]:
         require(name == "encodings", f"{option} is for the list of encodings, and this is the list of {name}")
     listing = _listing(name, results_dir)
@@ -60,7 +77,10 @@ def print_list(
         families = {str(row[1]) for row in listing.rows}
         require(family in families, unknown(family, "family", families))
         listing = listing._replace(rows=[row for row in listing.rows if row[1] == family])
-    if outputs.printed:
+        listing = _with_names(listing)
+    if as_json:
+        print_data("list", list=name, rows=listing.data())
+    elif outputs.printed:
         write_out(_csv(listing))
     elif csv is None:
         grid = _grid(listing, OF_PAPERS if papers else listing.shown)
@@ -105,16 +125,25 @@ def _shown(value: str | int, column: str) -> str:
 def _listing(name: str, results_dir: Path) -> Listing:
     match name:
         case "encodings":
-            return Listing(COLUMNS, list(catalogue()), SHOWN)
+            return _with_names(Listing(COLUMNS, list(catalogue()), SHOWN))
         case "models":
             columns = ("model", "parameters", f"with {GPT2:,} tokens", "layers", "width", "heads")
-            return Listing(columns, [_model(model) for model in names_in("model")], columns)
+            models = [_model(model) for model in names_in("model")]
+            records = [
+                {**asdict(model), "parameters": decoder_parameters(model, BYTES), "vocabulary": BYTES}
+                for model in models
+            ]
+            return Listing(columns, [*map(_sizes, models)], columns, records=records)
         case "keys":
             columns = ("key", "default", "meaning")
             return Listing(columns, keys(), columns)
         case "studies":
-            rows = [_study(study, results_dir) for study in study_names()]
-            return Listing(STUDY_COLUMNS, rows, STUDY_COLUMNS, [ABOUT_STUDIES])
+            studies = [_study(study, results_dir) for study in study_names()]
+            rows = [
+                (study["study"], study["minutes"], f"{study['done']} of {study['runs']}", study["question"])
+                for study in studies
+            ]
+            return Listing(STUDY_COLUMNS, rows, STUDY_COLUMNS, [ABOUT_STUDIES], studies)
         case "runs":
             return _runs(results_dir)
     group = name.removesuffix("s")
@@ -130,7 +159,14 @@ def _runs(results_dir: Path) -> Listing:
     require(bool(states), message)
     # People read the problems in lines below the table, which has no room for them.
     remarks = [f"{state.run}: {state.problem}" for state in states if state.problem]
-    return Listing(RUN_COLUMNS, list(map(_run, states)), RUN_COLUMNS[:-1], remarks)
+    return Listing(RUN_COLUMNS, list(map(_run, states)), RUN_COLUMNS[:-1], remarks, [*map(_data, states)])
+
+
+def _data(state: RunState) -> dict[str, Any]:
+    """Return a run's state with its numbers as such; None for one that is not known."""
+    texts = asdict(state)
+    numbers = {"steps": int, "total": int, "loss": float}
+    return texts | {name: kind(texts[name]) if texts[name] else None for name, kind in numbers.items()}
 
 
 def _run(state: RunState) -> Row:
@@ -139,17 +175,21 @@ def _run(state: RunState) -> Row:
     return (*facts, lengths, state.problem)
 
 
-def _study(name: str, results_dir: Path) -> Row:
+def _study(name: str, results_dir: Path) -> dict[str, Any]:
     study = read_study(name)
     variant = Variant(study)
     done = Progress(results_dir, variant.progress_name).finished_runs(map(variant.key, study.sweeps))
-    return study.name, study.minutes, f"{done} of {study.runs}", study.question
+    facts = {"study": study.name, "minutes": study.minutes, "done": done}
+    return facts | {"runs": study.runs, "question": study.question}
 
 
-def _model(name: str) -> Row:
-    model = parse_config(compose([f"model={name}", "encoding=nope"])).model
+def _model(name: str) -> ModelConfig:
+    return parse_config(compose([f"model={name}", "encoding=nope"])).model
+
+
+def _sizes(model: ModelConfig) -> Row:
     counts = [f"{decoder_parameters(model, vocabulary) / 1e6:.1f}M" for vocabulary in (BYTES, GPT2)]
-    return name, *counts, str(model.n_layers), str(model.d_model), str(model.n_heads)
+    return model.name, *counts, str(model.n_layers), str(model.d_model), str(model.n_heads)
 
 
 def decoder_parameters(model: ModelConfig, vocabulary: int) -> int:
@@ -189,6 +229,24 @@ def catalogue() -> Iterator[Row]:
             paper(name) or cited,
             "; ".join(filter(None, parts)),
         )
+
+
+def _with_names(listing: Listing) -> Listing:
+    """Return the list of encodings with what a program reads: other names, and whether it is a modifier."""
+    modifiers, names = names_in("modifier"), aliases()
+    records = [
+        dict(
+            zip(
+                ("encoding", "family", "parameters", "what_it_is", "past_training", "paper"),
+                row,
+                strict=False,
+            )
+        )
+        | {"modifier": row[0] in modifiers}
+        | {"aliases": [alias for alias, first in names.items() if first == row[0]]}
+        for row in listing.rows
+    ]
+    return listing._replace(records=records)
 
 
 def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:

@@ -32,6 +32,7 @@ SPELLED = {
     "verbose": ("--verbose", "-v"),
     "folder": ("--hf",),
     "listed": ("--list",),
+    "as_json": ("--json",),
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_bench.api import read_report, require_levels, say_problems
+from pe_bench.cli.data import print_data
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import require
 from pe_bench.plot.paper import picture_format
@@ -40,14 +41,19 @@ PICTURE_HINT = "picture: --plot curve.png"
 class Outputs:
     """What a command writes beside its table, by the option that names the file; `-` prints a text instead.
 
-    Raises `UserError` for what cannot be written. view: what pictures draw, if not levels.
+    Raises `UserError` for what cannot be written. view: what pictures draw, if not levels. as_json: data are
+    printed in place of the table.
     """
 
     paths: Mapping[str, Path] = field(default_factory=dict)
     view: str | None = None
+    as_json: bool = False
 
     def __post_init__(self) -> None:
         printed = [option for option, path in self.paths.items() if str(path) == "-"]
+        require(
+            not (printed and self.as_json), f"--json prints instead of {''.join(printed)} -: leave one out"
+        )
         for option in printed:
             require(option in TEXTS, f"{option} - would print something other than text: name a file")
         options = " and ".join(f"{option} -" for option in printed)
@@ -80,12 +86,16 @@ class Outputs:
             say(f"wrote {path}")
 
 
+def tables_of_run(run: "Run") -> list[Table]:
+    return run_tables(run.scored, run.path, run.margin, run.lengths)
+
+
 def print_run(run: "Run") -> None:
     """Print the table of one run, and where its parts are, wherever that is.
 
     There are several tables where its rows contradict each other.
     """
-    tables = run_tables(run.scored, run.path, run.margin, run.lengths)
+    tables = tables_of_run(run)
     folder = run.path if run.path.parent.name == "runs" else Path(os.path.abspath(run.path))
     results_dir = folder.parent.parent
     in_results = folder.parent.name == "runs"
@@ -106,12 +116,19 @@ def _hint(results_dir: Path, runs: Sequence[Path]) -> str:
 
 def print_sweep_tables(sweep_tables: Sequence["SweepTable"]) -> None:
     """Print the tables of a sweep, and where its runs are."""
-    folders = {run.parent.parent: None for part in sweep_tables for run in part.runs}
-    for results_dir in folders:
-        tables = [table for part in sweep_tables for table in _tables_of(part, results_dir)]
+    for results_dir, tables in tables_of_sweep(sweep_tables).items():
         show(tables, hint=_hint(results_dir, [run for part in sweep_tables for run in part.runs]))
         rows, command = results_file(results_dir), f"pe-bench report{results_option(results_dir)}"
         say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   compare: {command}")
+
+
+def tables_of_sweep(sweep_tables: Sequence["SweepTable"]) -> dict[Path, list[Table]]:
+    """Return the tables of runs by their folder of results."""
+    folders = dict.fromkeys(run.parent.parent for part in sweep_tables for run in part.runs)
+    return {
+        results_dir: [table for part in sweep_tables for table in _tables_of(part, results_dir)]
+        for results_dir in folders
+    }
 
 
 def _tables_of(part: "SweepTable", results_dir: Path) -> list[Table]:
@@ -155,7 +172,9 @@ def _report_levels(report: Report, outputs: Outputs, details: bool) -> None:
         "--latex": partial(to_latex, report.tables, details=details),
         "--html": partial(_html, report, view),
     }
-    if outputs.printed:
+    if outputs.as_json:
+        _print_data(report)
+    elif outputs.printed:
         write_out(contents[outputs.printed]())
         if outputs.printed == "--csv":
             say_problems(report)
@@ -183,13 +202,21 @@ def _report_probes(report: Report, outputs: Outputs) -> None:
         "--markdown": partial(probes_to_markdown, report.probes),
         "--html": partial(_html, report, "levels"),
     }
-    if outputs.printed:
+    if outputs.as_json:
+        _print_data(report)
+    elif outputs.printed:
         write_out(contents[outputs.printed]())
     else:
         show_probes(report.probes, hint="" if "--plot" in outputs.files else "by depth: --plot FILE.png")
         for problem in report.problems:
             write_out(f"{problem}\n")
     outputs.write(contents, partial(draw_probes, report.probes))
+
+
+def _print_data(report: Report) -> None:
+    print_data(
+        "report", **{name: getattr(report, name) for name in ("tables", "probes", "problems", "others")}
+    )
 
 
 def draw_probes(tables: Sequence[ProbeTable], path: Path) -> None:

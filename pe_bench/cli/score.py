@@ -2,12 +2,21 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pe_bench import api
 from pe_bench.checkpoints.load import check_prompts
-from pe_bench.cli.report import Outputs, draw_probes, print_run, print_sweep_tables
+from pe_bench.cli.data import print_runs
+from pe_bench.cli.report import (
+    Outputs,
+    draw_probes,
+    print_run,
+    print_sweep_tables,
+    tables_of_run,
+    tables_of_sweep,
+)
 from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.report.build import probes_of_rows
@@ -20,21 +29,26 @@ from pe_bench.sweep.summary import SweepTable
 from pe_bench.system.terminal import say
 
 
-def evaluate(names: Sequence[str], where: Sequence[str], everything: bool, options: dict[str, Any]) -> None:
+def evaluate(
+    names: Sequence[str], where: Sequence[str], everything: bool, as_json: bool, options: dict[str, Any]
+) -> None:
     """Score the runs or the checkpoint that `eval` names, with the options of `api.evaluate`."""
     options = {**options, "lengths": _lengths(options), "per_position": options["per_position"] or None}
     scored, failures = _score(names, where, everything, options, api.evaluate)
-    if len(scored) == 1:
-        print_run(scored[0])
+    # One that lies elsewhere has no folder of results to be compared in.
+    alone = [run for run in scored if len(scored) == 1 or run.path.parent.name != "runs"]
+    compared = [run.path for run in scored if run not in alone]
+    margins = {run.margin for run in scored}
+    margin = margins.pop() if len(margins) == 1 else MARGIN
+    hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
+    together = [SweepTable(compared, list(hashes), margin, "")] if compared else []
+    if as_json:
+        tables = chain(*map(tables_of_run, alone), *tables_of_sweep(together).values())
+        print_runs("eval", [run.path for run in scored], failures, tables=tables)
     else:
-        elsewhere = [run for run in scored if run.path.parent.name != "runs"]
-        for run in elsewhere:  # there is no folder of results to compare it in
+        for run in alone:
             print_run(run)
-        compared = [run.path for run in scored if run not in elsewhere]
-        margins = {run.margin for run in scored}
-        margin = margins.pop() if len(margins) == 1 else MARGIN
-        hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
-        print_sweep_tables([SweepTable(compared, list(hashes), margin, "")] if compared else [])
+        print_sweep_tables(together)
     _raise_failures(failures)
 
 
@@ -43,6 +57,7 @@ def probe(
     where: Sequence[str],
     everything: bool,
     plot: Path | None,
+    as_json: bool,
     options: dict[str, Any],
 ) -> None:
     """Probe the runs or the checkpoint that `probe` names, with the options of `api.probe`."""
@@ -50,7 +65,7 @@ def probe(
     options = {**options, "lengths": _lengths(options)}
     if options["task"] is not None:
         require(plot is None, "--plot draws scores by depth, and --task has no depths: leave it out")
-        _probe_prompts(names, options)
+        _probe_prompts(names, as_json, options)
         return
     read_probe(options)  # whose mistakes come before those of RUN
     scored, failures = _score(names, where, everything, options, api.probe)
@@ -59,19 +74,27 @@ def probe(
         tables = probes_of_rows([row for run in scored for row in run.scored], runs.__getitem__)
         picture = "" if plot else "by depth: --plot FILE.png    "
         results_dir = Path(options["results_dir"])
-        show_probes(tables, hint=f"{picture}again: pe-bench report{results_option(results_dir)} --probe")
+        if as_json:
+            print_runs("probe", [run.path for run in scored], failures, probes=tables)
+        else:
+            show_probes(tables, hint=f"{picture}again: pe-bench report{results_option(results_dir)} --probe")
         outputs.write({}, partial(draw_probes, tables))
     _raise_failures(failures)
 
 
-def _probe_prompts(names: Sequence[str], options: dict[str, Any]) -> None:
+def _probe_prompts(names: Sequence[str], as_json: bool, options: dict[str, Any]) -> None:
     """Score prompts of each kind with a checkpoint, and print their tables."""
     require(any(map(is_checkpoint, names)), "--task is for a checkpoint (hf:FOLDER): leave it out")
     name, overrides = _only_checkpoint(names)
     each = [{**options, "overrides": overrides, "task": kind.strip()} for kind in options["task"].split(",")]
     check_prompts(name, overrides, [probe for one in each if (probe := read_probe(one)) is not None])
-    for one in each:
-        print_run(api.probe(name, **one))
+    runs = (api.probe(name, **one) for one in each)
+    if as_json:
+        scored = [*runs]
+        print_runs("probe", [run.path for run in scored], tables=chain(*map(tables_of_run, scored)))
+    else:
+        for run in runs:
+            print_run(run)
 
 
 def _lengths(options: dict[str, Any]) -> list[int] | None:

@@ -1,12 +1,14 @@
 """The commands that train: `train`, for a run or a sweep, `extend` and `try`; `import` takes runs in."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from pe_bench import api
+from pe_bench.cli.data import print_data, print_runs
 from pe_bench.config.compose import call_hydra, complete_overrides, is_sweep
 from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
@@ -26,6 +28,7 @@ def run_train(
     config_dir: Path | None,
     plan: Path | None,
     *,
+    as_json: bool,
     multirun: bool,
     resolve: bool,
 ) -> None:
@@ -44,23 +47,32 @@ def run_train(
         require(
             world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N"
         )
-        _train_many(overrides, search)
+        _train_many(overrides, search, as_json=as_json)
     else:
         run = api.train(*overrides, config_dir=config_dir)
-        from pe_bench.cli.report import print_run
+        from pe_bench.cli.report import print_run, tables_of_run
 
-        print_run(run)
+        if as_json:
+            print_runs("train", [run.path], [run.failure], tables=tables_of_run(run))
+        else:
+            print_run(run)
         if run.failure:
             raise RunError(run.failure)
 
 
-def _train_many(overrides: Sequence[str], search: Sequence[Path]) -> None:
-    from pe_bench.cli.report import print_sweep_tables
+def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
+    from pe_bench.cli.report import print_sweep_tables, tables_of_sweep
     from pe_bench.sweep.run import launch, require_done
     from pe_bench.sweep.summary import print_summary
 
     summary = launch(overrides, search)
-    print_sweep_tables(summary.tables)
+    if as_json:
+        runs = dict.fromkeys(run for part in summary.tables for run in part.runs)
+        failures = [f"{state.label}: {state.reason or state.text}" for state in summary.failed]
+        tables = chain(*tables_of_sweep(summary.tables).values())
+        print_runs("train", runs, failures, tables=tables)
+    else:
+        print_sweep_tables(summary.tables)
     print_summary(summary)
     require_done(summary)
 
@@ -102,20 +114,23 @@ def extend(words: Sequence[str], plot: Path | None, options: dict[str, Any]) -> 
     say(f"wrote {picture}   details: pe-bench report{results_option(results_dir)} --all --details")
 
 
-def run_try(arguments: Sequence[str], options: dict[str, Any]) -> None:
+def run_try(arguments: Sequence[str], as_json: bool, options: dict[str, Any]) -> None:
     """Try a change, print what was found, and exit with its code. Raises `UserError`, `RunError`."""
     require(bool(arguments), "name what to try, such as my.py:RootBias or 'rope base=500000'")
     change, *overrides = arguments
     if ".py:" in change:
         from pe_bench.tries.trying import overrides_in
 
-        _check(overrides_in(change), options["config_dir"])
+        _check(overrides_in(change), options["config_dir"], as_json)
     outcome = api.try_change(change, *overrides, **options)
-    write_out(f"{outcome}\n")
+    if as_json:
+        print_data("try", outcome=outcome)
+    else:
+        write_out(f"{outcome}\n")
     raise typer.Exit(EXIT_CODES[outcome.answer])
 
 
-def _check(overrides: Sequence[str], config_dir: str | Path | None) -> None:
+def _check(overrides: Sequence[str], config_dir: str | Path | None, as_json: bool) -> None:
     """Say that all properties of an encoding hold, or print which fail and raise `RunError`."""
     from pe_bench.cli.inspect import check_encodings
     from pe_bench.inspection.check import check_all
@@ -125,17 +140,20 @@ def _check(overrides: Sequence[str], config_dir: str | Path | None) -> None:
     options = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides]
     states = [result.state for case in find_cases(options, search) for _, result in check_all(case)]
     if {"fails", "not checked"} & {*states}:
-        check_encodings(options, search)
+        check_encodings(options, search, as_json=as_json)
     say(f"check: {states.count('holds')} properties hold, none fails")
 
 
-def list_tries(results_dir: Path) -> None:
+def list_tries(results_dir: Path, as_json: bool) -> None:
     """Print a table of all that was tried."""
     from pe_bench.system.grid import Cell, Column, Grid, draw, show
     from pe_bench.tries.trying import read_tries
 
     tries = read_tries(results_dir)
     require(bool(tries), f"{results_dir} has no tries: pe-bench try my.py:RootBias makes one")
+    if as_json:
+        print_data("try", tries=tries)
+        return
     columns = [Column(name, is_left=name in ("change", "baseline", "answer")) for name in TRIES]
     rows = [
         [

@@ -1,0 +1,145 @@
+"""`--json`: data for programs, by one schema."""
+
+import csv
+import io
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from jsonschema.exceptions import best_match
+from support.commands import Command, Outcome
+from support.golden_results import FOLDERS
+
+from pe_bench.cli.completion import LISTS
+from pe_bench.cli.data import plain
+from pe_bench.report.statistics import Interval
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "pe-bench.schema.json"
+IN = ("--results-dir", "../results")
+SMALL = (
+    *("train.tokens=256", "train.batch_tokens=64", "train.length=16", "train.warmup_steps=1", "threads=1"),
+    *("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=24"),
+    *("train.validation_tokens=64", "eval.targets=6", "data=files", "data.path=../corpus"),
+)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Return the schema. It allows names that it does not know: programs skip them; ours have none such."""
+    text = SCHEMA.read_text(encoding="utf-8")
+    closed = {"additionalProperties": False}
+    return json.loads(text, object_hook=lambda part: part | (closed if part.get("type") == "object" else {}))
+
+
+def document_of(outcome: Outcome, code: int = 0) -> dict[str, Any]:
+    """Return the one document that a command printed, which the schema describes to the last name."""
+    assert outcome.code == code, outcome.err
+
+    def refuse(word: str) -> float:
+        raise ValueError(f"{word} is no JSON")
+
+    document = json.loads(outcome.out, parse_constant=refuse)
+    error = best_match(jsonschema.Draft202012Validator(schema()).iter_errors(document))
+    assert error is None, f"{error.json_path}: {error.message:.300}"
+    return document
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMA.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_report_is_told_as_data(
+    name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write, options = FOLDERS[name]
+    write(tmp_path / "results")
+    document = document_of(command("report", *options, "--json"))
+    rows = csv.DictReader(io.StringIO(command("report", *options, "--csv", "-").out))
+    told = [
+        (line["encoding"], str(record["length"]), record["verdict"])
+        for table in document["tables"]
+        for line in [*table["lines"], *table["anchors"]]
+        for record in line["records"]
+    ]
+    assert sorted(told) == sorted((row["encoding"], row["length"], row["verdict"]) for row in rows)
+
+
+def test_what_is_scored_and_probed_is_told_as_data(train: Command, command: Command, folder: Path) -> None:
+    one = document_of(train("encoding=rope", "--json"))
+    (table,), (run,) = one["tables"], one["runs"]
+    assert run["name"].startswith("rope-s0-") and one["failures"] == []
+    line = next(line for line in table["lines"] if line["label"] == "rope")
+    levels = {record["length"]: record["level"] for record in line["records"]}
+    assert set(levels) == {16, 32} and all(isinstance(level, float) for level in levels.values())
+    change = line["records"][1]["compared"]
+    assert change["interval"]["low"] < change["mean"] < change["interval"]["high"]
+
+    many = document_of(train("-m", "encoding=rope,nope", "--json"))
+    assert {run["name"].split("-")[0] for run in many["runs"]} == {"rope", "nope"}
+    compared = document_of(command("report", *IN, "--baseline", "rope", "--json"))
+    (nope,) = (line for line in compared["tables"][0]["lines"] if line["label"] == "nope")
+    assert nope["records"][0]["baseline"]["verdict"] in ("better", "same", "worse", "unclear")
+    both = document_of(command("eval", "rope", "nope", "--lengths", "16,24", *IN, "--json"))
+    assert {line["label"] for table in both["tables"] for line in table["lines"]} >= {"rope", "nope"}
+    document_of(command("eval", "rope", "--with", "rope_pi factor=4", *IN, "--json"))
+
+    probe = ("--lengths", "128", "--depths", "2", "--windows", "6", *IN)
+    (probed,) = document_of(command("probe", "rope", *probe, "--json"))["probes"]
+    depths = [found["depth"] for found in probed["lines"][0]["found"]]
+    assert depths == [None, 0.0, 1.0]
+    assert document_of(command("report", *IN, "--probe", "--json"))["probes"] == [probed]
+
+
+def test_a_failure_is_in_the_document_too_and_keeps_its_exit_code(command: Command, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        "from pe_bench.encodings import LayerEncoding\n"
+        "class Wrong(LayerEncoding):\n"
+        "    def distance_bias(self, distance):\n"
+        "        return -0.01 * distance.flip(-1)\n"
+    )
+    (found,) = document_of(command("check", f"{wrong}:Wrong", "--json"), 1)["encodings"]
+    assert "fails" in {finding["state"] for finding in found["findings"]}
+    refused = command("report", "--sort", "colour", "--json")
+    assert (refused.code, refused.out) == (2, "")
+    both = command("list", "encodings", "--csv", "-", "--json")
+    assert both.code == 2 and "--json prints instead of --csv -" in both.line
+
+
+def test_a_try_and_all_tries_are_told_as_data(command: Command, folder: Path) -> None:
+    arguments = ("nope", "--minutes", "0.001", "--lengths", "16,32", *SMALL)
+    outcome = document_of(command("try", *arguments, "--json"), 4)["outcome"]
+    assert (outcome["answer"], outcome["look"]["seeds"]) == ("unclear", 1)
+    assert outcome["look"]["at_training"]["low"] == "-Infinity", "one seed has no interval"
+    (tried,) = document_of(command("try", "--list", "--json"))["tries"]
+    assert tried == outcome["tried"] and tried["change"] == "nope"
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_is_told_as_data(name: str, command: Command, begin: Command, folder: Path) -> None:
+    if name == "runs":
+        begin("encoding=rope")
+    document = document_of(command("list", name, *IN, "--json"))
+    assert document["list"] == name and document["rows"]
+    if name == "runs":
+        assert (document["rows"][0]["lengths"], document["rows"][0]["steps"]) == ([16, 32], 8)
+    if name == "encodings":
+        rows = {row["encoding"]: row for row in document["rows"]}
+        assert "ape" in rows["learned"]["aliases"] and rows["logn"]["modifier"]
+
+
+def test_a_check_and_a_measurement_are_told_as_data(command: Command, folder: Path) -> None:
+    (checked,) = document_of(command("check", "rope", "--json"))["encodings"]
+    assert {finding["state"] for finding in checked["findings"]} == {"holds", "not claimed"}
+    speed = document_of(command("speed", "nope", "--lengths", "16", "--repeats", "1", "threads=1", "--json"))
+    assert speed["rows"][0]["encoding"] == "nope" and speed["rows"][0]["milliseconds"] > 0
+
+
+def test_what_is_no_number_is_a_word() -> None:
+    interval = plain(Interval(float("nan"), float("-inf"), float("inf"), 1, 1))
+    assert (interval["mean"], interval["low"], interval["high"]) == ("NaN", "-Infinity", "Infinity")
