@@ -101,7 +101,7 @@ def print_run(run: "Run") -> None:
     in_results = folder.parent.name == "runs"
     show(tables, hint=_hint(results_dir, [run.path]) if in_results else "")
     if any(line.positions for table in tables for line in table.lines):
-        say("the scores by position: in pictures, pe-bench report --plot FILE.png or --html FILE.html")
+        say("the scores by position: pe-bench report --html FILE.html")
     command = f"pe-bench report{results_option(results_dir)}"
     compare = f"   all rows: {results_file(results_dir)}   compare: {command}" if in_results else ""
     say(f"the run: {run.path}{compare}")

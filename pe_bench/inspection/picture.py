@@ -18,8 +18,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.inspection import curves
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.plot.paper import mark_length
-from pe_bench.plot.style import DASHES, GREY, STROKES, styles_of, wrapped
+from pe_bench.plot.paper import DASHES, GREY, STROKES, mark_length, styles_of, wrapped
 
 REACH, MASK_REACH = 8, 4  # times the training length, for scores and for masks
 WIDTH, ROW = 10.0, 2.7  # inches, of the page and of a row

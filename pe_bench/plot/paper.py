@@ -1,26 +1,42 @@
-"""Figures: where their parts lie, the file that one is written to, and the SVG that stands in a page."""
+"""What all pictures share: colours, sizes and names, the file of one, and the SVG that stands in a page."""
 
 from __future__ import annotations
 
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
-
-import numpy as np
+from zlib import crc32
 
 from pe_bench.errors import UserError
-from pe_bench.plot.style import COLOURS, DASHES, FONT, GREY, NOTE_FONT, RULE
 from pe_bench.system.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Okabe and Ito's colours, which colour-blind people can tell apart, without the yellow that white swallows.
+COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#0072B2", "#CC79A7", "#000000", "#D55E00")
+MARKERS = ("P", "<", "o", ">", "s", "D", "v", "^")  # without the cross, which marks a break point
+STROKES = ("-", "--", ":")
+COMMON = ("rope", "alibi", "sinusoidal", "t5", "nope", "kerple_log", "learned")  # compared most often
+SALT = 178926  # chosen by trial, so that these get different colours
+DASHES = (0, (4, 3))
+GREY = "0.35"  # of text and marks beside the data
+RULE = "#e5e5e5"  # of the grid
+
+WIDTH = 9.0  # inches, of the page
+LEFT = 0.75  # inches, left of the panels
+FONT = 11  # points
+NOTE_FONT = 9.5  # points
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+MAX_LINE = 80  # characters of a note
 # Without these dates, writing a picture twice gives the same bytes.
 UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 # Text stays text: in an SVG as elements that can be searched and edited, in a PDF as embedded TrueType.
@@ -31,7 +47,6 @@ SETTINGS: dict[Any, Any] = {
     "pdf.fonttype": 42,
 }
 DOTS_PER_INCH = 150  # of a PNG; for print there are PDF and SVG
-NAME_GAP = 1.3 * FONT  # points between the middles of two names
 # The page's own words for colours: it has a light and a dark theme.
 THEMED = {colour.lower(): f"var(--colour{number})" for number, colour in enumerate(COLOURS)}
 THEMED |= {
@@ -42,6 +57,68 @@ THEMED |= {
 }
 
 Attributes = Mapping[str, str]
+Choice = TypeVar("Choice")
+
+
+# Lines
+
+
+@dataclass(frozen=True)
+class Style:
+    """The colour, marker and stroke of a line."""
+
+    colour: str
+    marker: str
+    stroke: str
+
+
+def styles_of(labels: Iterable[str]) -> dict[str, Style]:
+    """Return a style for each label, no two alike, with the colour and marker that follow from its name.
+
+    Where there are colours enough, of labels that would share one the later in alphabetical order get the
+    next, but for the encodings that are compared most often, which keep theirs everywhere; a colour that is
+    used again comes with another stroke and marker.
+    """
+    styles: dict[str, Style] = {}
+    ordered = sorted(set(labels), key=lambda label: (label not in COMMON, label))
+    for label in ordered:
+        number = crc32(f"{SALT}{label}".encode())
+        colours = [style.colour for style in styles.values()]
+        taken = colours if len(ordered) <= len(COLOURS) else []
+        colour = _least_used(COLOURS, taken, number % len(COLOURS))
+        stroke = STROKES[colours.count(colour) % len(STROKES)]
+        of_colour = [style for style in styles.values() if style.colour == colour]
+        # What is drawn in the same stroke counts first, what is only of the same colour after it.
+        used = [style.marker for style in of_colour if style.stroke == stroke] * len(ordered)
+        used += [style.marker for style in of_colour]
+        marker = _least_used(MARKERS, used, number // len(COLOURS) % len(MARKERS))
+        styles[label] = Style(colour, marker, stroke)
+    return styles
+
+
+def _least_used(choices: Sequence[Choice], used: Sequence[Choice], first: int) -> Choice:
+    """Return the choice that was used least, the earliest from number `first` on."""
+    return min([*choices[first:], *choices[:first]], key=used.count)
+
+
+def fitting(labels: Sequence[str], characters: int) -> dict[str, str]:
+    """Return each label within so many characters, without its middle, but for those that would be alike."""
+    end = characters // 3
+    short = {
+        label: label
+        if len(label) <= characters
+        else label[: characters - end - 1].rstrip() + ELLIPSIS + label[-end:].lstrip()
+        for label in labels
+    }
+    return {label: text if [*short.values()].count(text) == 1 else label for label, text in short.items()}
+
+
+def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:
+    """Return the sentences in lines of at most `width` characters."""
+    return fill(" ".join(sentences), width, break_long_words=False)
+
+
+# Files and pages
 
 
 def picture_format(path: Path) -> str:
@@ -167,56 +244,3 @@ def mark_length(axes: Axes, length: float, text: str = "", width: float = 1.0, o
             color=GREY,
             fontsize=FONT if offset > 5 else NOTE_FONT,
         )
-
-
-def name_ends(
-    axes: Axes,
-    names: Sequence[tuple[str, str, Any]],
-    ends: Sequence[tuple[float, float]],
-    height: float,
-    width: float,
-    beside: Sequence[float] | None = None,
-    gap: float = NAME_GAP,
-) -> None:
-    """Write the names of curves beside where they end, as near as can be, with thin strokes between them.
-
-    names: of each its label, its text and its colour. ends: where it ends, in shares of a panel of some width
-    and height in points. beside: the share of the width at which its name begins; by default the panel's.
-    """
-    at = [1.0] * len(names) if beside is None else beside
-    heights = height * np.array([end[1] for end in ends])
-    # Names in the left half do not reach those beside the panel: the two do not push each other away.
-    is_left = np.array([share < 0.5 for share in at], dtype=bool)
-    for column in (is_left, ~is_left):
-        if column.any():
-            heights[column] = spread_apart(heights[column], gap, height)
-    for (label, text, colour), end, share, place in zip(names, ends, at, heights, strict=True):
-        stroke = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
-        axes.annotate(
-            text,
-            end,
-            xycoords="axes fraction",
-            xytext=(share + FONT / width, place / height),
-            textcoords="axes fraction",
-            va="center",
-            color=colour,
-            annotation_clip=False,
-            arrowprops={**stroke, "relpos": (0, 0.5)},
-            bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
-            gid=f"name of {label}",
-        )
-
-
-def spread_apart(wanted: np.ndarray, gap: float, height: float) -> np.ndarray:
-    """Return places [n] from 0 to `height`, `gap` apart or more, in the order of `wanted` [n] and near it.
-
-    Where n of them do not fit they go on beyond `height`.
-    """
-    from scipy.optimize import isotonic_regression  # imported here: it takes longer than a report
-
-    order = np.argsort(wanted, kind="stable")
-    steps = gap * np.arange(len(wanted))
-    nearest = np.clip(isotonic_regression(wanted[order] - steps).x, 0, max(0.0, height - steps[-1]))
-    places = np.empty(len(wanted))
-    places[order] = nearest + steps
-    return places

@@ -3,8 +3,9 @@
 Files and the page draw the same charts (`draw`).
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from math import inf, isfinite
@@ -13,8 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from pe_bench.plot.scale import Scale, scale_of_changes, scale_of_lengths, scale_of_levels
-from pe_bench.report.records import BITS, Line, Measure, Record, Table
+from pe_bench.report.records import Line, Record, Table
 from pe_bench.report.statistics import student_interval
 
 SHARE_PADDING = 0.03  # above 1 and below 0
@@ -23,9 +23,92 @@ VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
 MAX_TITLE = 64  # characters
 MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
+POSITION_LABEL = "position of the token (tokens before it)"
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
+LOGARITHMIC_FROM = 4.0  # the highest level over the lowest
+NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify negligible changes
+BAND_SHARE = 0.25  # of the values' span that bands may add above and below
+PADDING = 0.05  # of the span
+SIDE_PADDING = 0.03  # of the span of lengths
 
 PlotValues = Literal["levels", "change"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The limits of an axis and its shape; asinh is linear around 0, as far as `linear_width`, then log."""
+
+    low: float
+    high: float
+    shape: Literal["linear", "log", "asinh"] = "linear"
+    linear_width: float = 1.0
+
+    def share(self, value: float) -> float:
+        """Return where a value lies on the axis: 0 at its lower end, 1 at its upper end."""
+        low, high, place = self.stretch(np.array([self.low, self.high, value]))
+        return float((place - low) / (high - low))
+
+    def stretch(self, values: np.ndarray) -> np.ndarray:
+        if self.shape == "linear":
+            return values
+        if self.shape == "asinh":
+            return np.arcsinh(values / self.linear_width)
+        return np.log(np.maximum(values, np.finfo(float).tiny))
+
+    def unstretch(self, place: float) -> float:
+        if self.shape == "linear":
+            return place
+        return self.linear_width * math.sinh(place) if self.shape == "asinh" else math.exp(place)
+
+
+def scale_of_levels(levels: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
+    """Return an axis of all levels [n] and most of their bands [m] that spans `smallest_span` or more.
+
+    It is logarithmic where the highest level is more than four times the lowest.
+    """
+    if not levels.size:
+        return Scale(0.0, max(1.0, smallest_span))
+    low, high = float(levels.min()), float(levels.max())
+    if low > NEARLY_ZERO and high > LOGARITHMIC_FROM * low and high - low >= smallest_span:
+        return _fit(Scale(low, high, "log"), levels, bands, 0.0)
+    return _fit(Scale(low, high), levels, bands, smallest_span)
+
+
+def scale_of_changes(changes: np.ndarray, bands: np.ndarray, margin: float, smallest_span: float) -> Scale:
+    """Return an axis that shows 0, all changes [n] and most of their bands [m].
+
+    It is logarithmic beyond the margin where changes are larger than `smallest_span`, so that one curve that
+    fails does not flatten the others.
+    """
+    values = np.append(changes, 0.0)
+    if np.abs(values).max() > smallest_span:
+        return _fit(Scale(0.0, 1.0, "asinh", margin), values, bands, 0.0)
+    return _fit(Scale(0.0, 1.0), values, bands, smallest_span)
+
+
+def scale_of_lengths(lengths: Sequence[float]) -> Scale:
+    """Return a logarithmic axis with all lengths in it."""
+    low, high = min(lengths), max(lengths)
+    if low == high:
+        low, high = low / 2, high * 2
+    air = (high / low) ** SIDE_PADDING
+    return Scale(low / air, high * air, "log")
+
+
+def _fit(scale: Scale, values: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
+    """Return the scale with limits for `values` and for as much of the bands as leaves them room.
+
+    smallest_span: of the limits, after `stretch`.
+    """
+    places = scale.stretch(values)
+    low, high = float(places.min()), float(places.max())
+    missing = max(0.0, smallest_span - (high - low)) / 2
+    low, high = low - missing, high + missing
+    room, edges = BAND_SHARE * (high - low), scale.stretch(bands[np.isfinite(bands)])
+    low, high = max(low - room, min([low, *edges])), min(high + room, max([high, *edges]))
+    padding = PADDING * (high - low)
+    ends = scale.unstretch(low - padding), scale.unstretch(high + padding)
+    return Scale(*ends, scale.shape, scale.linear_width)
 
 
 @dataclass(frozen=True)
@@ -60,32 +143,41 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves in the order of their table.
+    """The curves of a table in its order.
 
-    order_note: a sentence on how curves are ordered. values: levels or changes in bits per byte. lengths:
-    ticks of the x axis. end: where a whole curve ends. margin: of the verdicts, in bits per byte.
-    no_training: models that cost none, which do not set the axes.
+    values: levels or changes in bits per byte. lengths: ticks of the x axis; the last is where a curve ends
+    that has all of them. no_training: models that cost none, which do not set the axes.
     """
 
-    title: str
+    table: Table
     curves: tuple[Curve, ...]
     values: PlotValues
     lengths: tuple[int, ...]
-    end: float
-    train_length: int
-    x_label: str
-    order_note: str
-    margin: float
+    x_label: str = LENGTH_LABEL
     no_training: tuple[Curve, ...] = ()
-    measure: Measure = BITS
+
+    @property
+    def train_length(self) -> int:
+        return self.table.key.train_length
 
     @property
     def is_over_length(self) -> bool:
         return self.x_label == LENGTH_LABEL
 
     @property
+    def caption(self) -> str:
+        caption = f"{self.y_label[0].upper()}{self.y_label[1:]} by {self.x_label}"
+        return caption if self.is_over_length else f"{caption}. {NO_VERDICT}"
+
+    @property
     def points(self) -> list[Point]:
         return [point for curve in self.curves for point in curve.points]
+
+    @property
+    def title(self) -> str:
+        """Return the title in two lines, or more where they are long, without the hash of the data."""
+        parts = [part.replace(f" ({self.table.key.data_hash[:8]})", "") for part in self.table.title_parts]
+        return "\n".join(fill(part, MAX_TITLE, break_long_words=False) for part in parts)
 
     @cached_property
     def x(self) -> Scale:
@@ -95,45 +187,49 @@ class Chart:
     @cached_property
     def y(self) -> Scale:
         """The axis of values, which never spans less than ten margins; that of shares is whole."""
-        if self.measure.higher_is_better:
+        if self.table.is_task:
             return Scale(-SHARE_PADDING, 1 + SHARE_PADDING)
-        values = np.array([point.value for point in self.points])
+        values, margin = np.array([point.value for point in self.points]), self.table.margin
         bands = np.array([edge for point in self.points for edge in (point.low, point.high)])
         if self.values == "change":
-            return scale_of_changes(values, bands, self.margin, MIN_SPAN * self.margin)
-        return scale_of_levels(values, bands, MIN_SPAN * self.margin)
+            return scale_of_changes(values, bands, margin, MIN_SPAN * margin)
+        return scale_of_levels(values, bands, MIN_SPAN * margin)
 
     @cached_property
     def anchors(self) -> list[Curve]:
         """Return the curves of models that cost no training, those that are seen between the axes."""
-        low, high = self.y.low, self.y.high
-        ranges = [(curve, [point.value for point in curve.points]) for curve in self.no_training]
-        return [curve for curve, values in ranges if values and max(values) >= low and min(values) <= high]
+        return [
+            curve
+            for curve in self.no_training
+            if any(self.y.low <= point.value <= self.y.high for point in curve.points)
+        ]
 
     @property
     def y_label(self) -> str:
         if self.values == "change":
             return f"change against {self.train_length}, bits per byte (+ is worse)"
-        better = "higher" if self.measure.higher_is_better else "lower"
-        return f"{self.measure.unit}{', log scale' if self.y.shape == 'log' else ''} ({better} is better)"
+        measure = self.table.measure
+        better = "higher" if measure.higher_is_better else "lower"
+        return f"{measure.unit}{', log scale' if self.y.shape == 'log' else ''} ({better} is better)"
 
     @property
     def notes(self) -> list[str]:
-        """Return what crosses, bands, rings and the grey margin mean, for those that are seen."""
+        """Return what crosses, bands, rings, the grey margin and thin curves mean that are seen."""
         notes = []
         if any(curve.broken_at for curve in self.curves):
-            verbs = "be solved in part or not at all" if self.measure.higher_is_better else "degrade or fail"
+            verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
             notes.append(f"Cross: the break point, the first length seen to {verbs}.")
         bands = [point for point in self.points if isfinite(point.low) and isfinite(point.high)]
         if any(self.y.share(point.high) - self.y.share(point.low) > VISIBLE_BAND for point in bands):
             notes.append(f"Bands: {self._band_text()}.")
-        if any(len({point.seeds for point in curve.points}) > 1 for curve in self.curves):
-            notes.append("Some points are means over fewer seeds than their curve has.")
         if any(point.uses_context for point in self.points):
             notes.append("Ringed: uses the context beyond the training length.")
         if self.values == "change":
             beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
-            notes.append(f"Grey: within the margin of {self.margin:g}, where a change holds{beyond}.")
+            notes.append(f"Grey: within the margin of {self.table.margin:g}, where a change holds{beyond}.")
+        if self.anchors:
+            names = ", ".join(curve.label for curve in self.anchors)
+            notes.append(f"Thin grey: {names}, counted on the same training tokens.")
         return notes
 
     def _band_text(self) -> str:
@@ -145,18 +241,6 @@ class Chart:
         if max(seeds) <= 2:
             return of_two
         return "the 95 % interval of the mean over seeds" + (f"; with two, {of_two}" if 2 in seeds else "")
-
-    @property
-    def anchor_notes(self) -> list[str]:
-        """Return what the thin curves are, and which of them leave the axes."""
-        names = ", ".join(curve.label for curve in self.anchors)
-        outside = [
-            curve.label
-            for curve in self.anchors
-            if any(not self.y.low <= point.value <= self.y.high for point in curve.points)
-        ]
-        notes = [f"Thin grey: {names}, counted on the same training tokens."] if names else []
-        return [*notes, *([f"{', '.join(outside)} goes on beyond the axis."] if outside else [])]
 
     def end_of(self, curve: Curve) -> tuple[float, float]:
         """Return the shares of width and height where a curve ends; the right foot where it has no number."""
@@ -172,82 +256,35 @@ class Chart:
         return f"(to {curve.points[-1].x:.0f})" if self.ends_early(curve) else ""
 
     def ends_early(self, curve: Curve) -> bool:
-        return bool(curve.points) and curve.points[-1].x != self.end
+        return bool(curve.points) and curve.points[-1].x < self.lengths[-1]
 
 
-def charts_of(tables: Sequence[Table], values: PlotValues = "levels") -> list[list[Chart]]:
-    """Return the charts of each table: one over context length, and one over position where it has any.
-
-    Tables of several protocols have the same curves over position; those are in the first one's charts only.
-    """
-    drawn: set[tuple[object, ...]] = set()
-    charts_of_tables = []
-    for table in tables:
-        settings = _setting_among(table, tables)
-        charts = [_chart_over_length(table, _wrap_title(table) + settings, values)]
-        positions = tuple((line.label, line.positions) for line in table.lines if line.positions)
-        if positions and positions not in drawn:
-            drawn.add(positions)
-            by_position = replace(table, key=replace(table.key, protocol="positions", stride_rule=""))
-            charts.append(_chart_over_position(table, f"{_wrap_title(by_position)}{settings}\n{NO_VERDICT}"))
-        charts_of_tables.append(charts)
-    return charts_of_tables
-
-
-def _wrap_title(table: Table) -> str:
-    """Return the title in two lines, or more where they are long, without the hash of the data."""
-    parts = [part.replace(f" ({table.key.data_hash[:8]})", "") for part in table.title_parts]
-    return "\n".join(fill(part, MAX_TITLE, break_long_words=False) for part in parts)
-
-
-def _setting_among(table: Table, tables: Sequence[Table]) -> str:
-    """Return the hashes that tell the table from others with its title."""
-    alike = [other.key for other in tables if _wrap_title(other) == _wrap_title(table)]
-    data = f", data {table.key.data_hash[:8]}" if len({key.data_hash for key in alike}) > 1 else ""
-    has_settings = len({key.setting for key in alike}) > 1
-    return data + (f", settings {table.key.setting[:8]}" if has_settings else "")
-
-
-def _chart_over_length(table: Table, title: str, values: PlotValues) -> Chart:
+def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
+    """Return the chart of a table over context length."""
     values = "levels" if table.is_task else values  # lengths of a task are not paired, so have no change
     from_length = 0 if values == "levels" else table.key.train_length
     return Chart(
-        title=title,
-        curves=tuple(_length_curve(line, table, values) for line in table.lines),
-        values=values,
-        lengths=tuple(length for length in table.lengths if length >= from_length),
-        end=table.lengths[-1],
-        train_length=table.key.train_length,
-        x_label=LENGTH_LABEL,
-        order_note=_describe_order(table),
-        margin=table.margin,
+        table,
+        tuple(_length_curve(line, table, values) for line in table.lines),
+        values,
+        tuple(length for length in table.lengths if length >= from_length) or (table.key.train_length,),
         no_training=tuple(_length_curve(line, table, values) for line in table.anchors if values == "levels"),
-        measure=table.measure,
     )
 
 
-def _chart_over_position(table: Table, title: str) -> Chart:
-    curves = tuple(_position_curve(line) for line in table.lines if line.positions)
-    places = [point.x for curve in curves for point in curve.points] or [table.key.train_length]
-    first, last = np.ceil(np.log2(min(places))), np.floor(np.log2(max(places)))
-    powers_of_two = (2**power for power in range(max(0, int(first)), int(last) + 1))
-    return Chart(
-        title=title,
-        curves=curves,
-        values="levels",
-        lengths=tuple(sorted({table.key.train_length, *powers_of_two})),
-        end=max(places),
-        train_length=table.key.train_length,
-        x_label="position of the token (tokens before it)",
-        order_note=_describe_order(table),
-        margin=table.margin,
+def chart_over_position(table: Table) -> Chart:
+    """Return the chart of a table over the position of tokens: each has text of its own, and no verdict."""
+    curves = tuple(
+        Curve(
+            line.label,
+            tuple(_mean_point(at.context, at.levels) for at in line.positions if _is_drawable(at.levels)),
+        )
+        for line in table.lines
+        if line.positions
     )
-
-
-def _describe_order(table: Table) -> str:
-    if table.ranked_at is None:
-        return "Row by row as the table is"
-    return f"Best first, row by row, by bits per byte at context length {table.ranked_at}"
+    longest = max((point.x for curve in curves for point in curve.points), default=1.0)
+    ticks = (2**power for power in range(int(math.log2(longest)) + 1))
+    return Chart(table, curves, "levels", tuple(ticks), POSITION_LABEL)
 
 
 def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
@@ -280,11 +317,6 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     if points and trained is not None and trained in scored and trained.change is None:
         points.insert(0, Point(train_length, 0.0, scored_on=points[0].scored_on, seeds=len(trained.levels)))
     return points
-
-
-def _position_curve(line: Line) -> Curve:
-    known = [part for part in line.positions if part.context > 0 and _is_drawable(part.levels)]
-    return Curve(line.label, tuple(_mean_point(part.context, part.levels) for part in known))
 
 
 def _uses_context(record: Record | None) -> bool:

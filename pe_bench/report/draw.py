@@ -1,7 +1,7 @@
-"""The picture of some tables: few curves in a panel with their names, many in a grid of panels."""
+"""The pictures of a report: a panel of curves for each table, and the training losses of its runs."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,55 +9,50 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, Formatter, LogLocator, MaxNLocator, NullLocator
+from scipy.optimize import isotonic_regression
 
 from pe_bench.plot.paper import (
-    Attributes,
-    inline_svg,
-    lines_height,
-    mark_length,
-    name_ends,
-    new_figure,
-    place_axes,
-    place_text,
-    save_picture,
-)
-from pe_bench.plot.scale import scale_of_levels, set_lengths, set_values
-from pe_bench.plot.style import (
     COLOURS,
     FONT,
     GREY,
     LEFT,
     NOTE_FONT,
-    PALE,
     RULE,
     STROKES,
     WIDTH,
+    Attributes,
     Style,
     fitting,
+    inline_svg,
+    lines_height,
+    mark_length,
+    new_figure,
+    place_axes,
+    place_text,
+    save_picture,
     styles_of,
     wrapped,
 )
-from pe_bench.report.curves import Chart, Curve, PlotValues, Point, charts_of
+from pe_bench.report.curves import Chart, Curve, PlotValues, Point, Scale, chart_of, scale_of_levels
 from pe_bench.report.records import Line, Table
 
-MAX_IN_A_PANEL = 8  # curves; more would be a tangle, and each gets a panel of its own
 MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
 BETWEEN = 0.45  # inches between two charts
 PANEL_WIDTH, PANEL_HEIGHT = 4.9, 3.1  # inches: small, so that letters are large on a telephone
 PAGE_PANEL = 6.4  # inches, the width of a panel of the page
 ON_PAGE, TALL_ON_PAGE, LOSSES = 2.9, 4.6, 2.2  # inches that a picture of the page is high
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
-MAX_TICKS, FEW_TICKS = 9, 5  # on the y axis of a panel, and of a small one
-TICK_GAP, SMALL_TICK_GAP, WIDE_TICK_GAP = 26, 24, 45  # points between two numbers; wide: in a narrow window
+MAX_TICKS = 9  # on the y axis
+TICK_GAP, WIDE_TICK_GAP = 26, 45  # points between two numbers; wide: in a narrow window
+NAME_GAP = 1.3 * FONT  # points between the middles of two names
 MAX_NAME, MAX_NAME_ON_PAGE = 24, 19  # characters
-RING, CROSS = 10, 8  # points
 BROKEN = "#B3261E"
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
-GAP = 0.18  # inches between two columns of a grid, and twice that between two rows, for the names
-MAX_COLUMNS = 6
-SMALL = 7.5  # points, of names and numbers of a grid
-LETTER = 0.6 * SMALL  # points that a letter of a name is wide, with room to spare
 MAX_LOSSES = 200  # points of a run's training losses
+FEW_DECADES = 0.4  # of a log axis, whose ticks are those of a linear one
+STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
+LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 Styles = Mapping[str, Style]
 Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
@@ -71,24 +66,24 @@ def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "level
 
 
 def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
-    """Return a figure with the charts of the tables, one below the other."""
-    charts = [chart for of_table in charts_of(tables, values) for chart in of_table]
-    styles = _styles(tables, [curve.label for chart in charts for curve in chart.curves])
-    return stacked([_part(chart, styles) for chart in charts], BETWEEN)
+    """Return a figure with a panel for each table, one below the other."""
+    styles = _styles(tables)
+    return stacked([_part(chart_of(table, values), styles) for table in tables])
 
 
-def stacked(parts: Sequence[Part], between: float) -> Figure:
+def stacked(parts: Sequence[Part]) -> Figure:
     """Return a figure with parts one below the other."""
-    figure, top = new_figure(WIDTH, sum(height + between for height, _ in parts) - between), 0.0
+    figure, top = new_figure(WIDTH, sum(height + BETWEEN for height, _ in parts) - BETWEEN), 0.0
     for height, draw_part in parts:
         draw_part(figure, top)
-        top += height + between
+        top += height + BETWEEN
     return figure
 
 
-def _styles(tables: Sequence[Table], labels: Sequence[str]) -> Styles:
+def _styles(tables: Sequence[Table]) -> Styles:
     """Return the styles of curves; in a family, lines scored with an untrained encoding are dashed."""
-    styles, lines = styles_of(labels), [line for table in tables for line in table.lines]
+    lines = [line for table in tables for line in table.lines]
+    styles = styles_of(line.label for line in lines)
     if not any(line.longest for line in lines):
         return styles
     as_is = {line.label for line in lines if line.scored_with != line.encoding}
@@ -107,17 +102,16 @@ def chart_svg(
     """
     is_named = len(chart.curves) <= MAX_NAMED
     width, height = (PAGE_PANEL, ON_PAGE) if is_named else (WIDTH - LEFT - 0.1, TALL_ON_PAGE)
+    within = f"within the margin of {chart.table.margin}: holds"
     parts: dict[str, list[Attributes]] = {
-        "margin": [{"class": "margin", "title": f"within the margin of {chart.margin}: holds"}],
+        "margin": [{"class": "margin", "title": within}],
         "if wide": [{"class": "if-wide"}],
     }
     for curve, said in zip(chart.curves, texts, strict=True):
         line = {"data-line": keys[curve.label]}
         points = [{"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text} for text in said]
-        parts[f"curve of {curve.label}"] = [
-            {"class": f"line {class_of(styles[curve.label])}", **line},
-            *points,
-        ]
+        look = {"class": f"line {class_of(styles[curve.label])}", **line}
+        parts[f"curve of {curve.label}"] = [look, *points]
         for part in ("band", "ring", "break"):
             parts[f"{part} of {curve.label}"] = [{"class": f"line {part}", **line}]
     for curve in (*chart.curves, *chart.anchors):
@@ -161,7 +155,7 @@ def losses_svg(
             look: Look = {"color": styles[label].colour, "linestyle": styles[label].stroke, "linewidth": 1.0}
             thinned = points[:: math.ceil(len(points) / MAX_LOSSES)]
             axes.plot(*np.array(thinned).T, gid=f"losses of {label}", **look)
-        set_values(axes, scale_of_levels(values, np.array([]), 0.1), MAX_TICKS)
+        set_values(axes, scale_of_levels(values, np.array([]), 0.1))
         axes.grid(axis="y", color=RULE)
         axes.set_xlabel("step")
         return figure
@@ -174,90 +168,64 @@ def class_of(style: Style) -> str:
     return f"colour{COLOURS.index(style.colour)} stroke{STROKES.index(style.stroke)}"
 
 
-# Panels
+# Panels of curves
 
 
 def _part(chart: Chart, styles: Styles) -> Part:
-    """Return a chart with its title above and a note below, as a panel or as a grid of them."""
-    is_grid = len(chart.curves) > MAX_IN_A_PANEL
-    title = lines_height(chart.title, FONT)
-    if is_grid:
-        order = f"{chart.order_note}; all others in grey."
-        note = wrapped([order, f"Dashed: the training length, {chart.train_length}.", *chart.notes])
-        above, below, panels = 0.3, 0.6, _grid_height(chart)
-    else:
-        note = wrapped([*chart.notes, *chart.anchor_notes])
-        above, below, panels = ABOVE, BELOW, PANEL_HEIGHT
+    """Return a panel with its title above and its notes below, as high as the names of its curves need."""
+    title, note = lines_height(chart.title, FONT), wrapped(chart.notes)
+    panel = max(PANEL_HEIGHT, NAME_GAP / 72 * len(chart.curves))
 
     def draw_part(figure: Figure, top: float) -> None:
         place_text(figure, LEFT, top, chart.title)
-        top += title + above
-        if is_grid:
-            _draw_grid(figure, chart, styles, top)
-        else:
-            axes = place_axes(figure, LEFT, top, PANEL_WIDTH, PANEL_HEIGHT)
-            _draw_panel(axes, chart, styles, PANEL_WIDTH, PANEL_HEIGHT, MAX_NAME)
-            axes.set_xlabel(chart.x_label)
-            axes.set_ylabel(chart.y_label)
-        place_text(figure, LEFT, top + panels + below, note, fontsize=NOTE_FONT, color=GREY)
+        axes = place_axes(figure, LEFT, top + title + ABOVE, PANEL_WIDTH, panel)
+        _draw_panel(axes, chart, styles, PANEL_WIDTH, panel, MAX_NAME)
+        axes.set_xlabel(chart.x_label)
+        axes.set_ylabel(chart.y_label)
+        below = top + title + ABOVE + panel + BELOW
+        place_text(figure, LEFT, below, note, fontsize=NOTE_FONT, color=GREY)
 
-    return title + above + panels + below + lines_height(note, NOTE_FONT), draw_part
+    return title + ABOVE + panel + BELOW + lines_height(note, NOTE_FONT), draw_part
 
 
 def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
-    """Draw all curves of a chart in one panel, with names of so many characters where they end."""
-    _draw_axes(axes, chart, 72 * width, TICK_GAP, MAX_TICKS)
+    """Draw all curves of a chart, with names of so many characters where they end; in inches."""
+    _set_lengths(axes, chart, 72 * width)
+    set_values(axes, chart.y, signed=chart.values == "change")
+    if chart.values == "change":
+        margin = chart.table.margin
+        axes.axhspan(-margin, margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
     axes.grid(axis="y", color=RULE)
     for anchor in chart.anchors:
         for points in anchor.segments:
             look: Look = {"color": GREY, "linewidth": 0.7, "zorder": 0.8, "gid": f"anchor {anchor.label}"}
             axes.plot([point.x for point in points], [point.value for point in points], **look)
     for curve in chart.curves:
-        _draw_curve(axes, curve, styles[curve.label], 1.6, 5, RING)
+        _draw_curve(axes, curve, styles[curve.label])
     mark_length(axes, chart.train_length, f"training length {chart.train_length}")
-    curves = [*chart.curves, *chart.anchors]
-    if not max_name or not curves:
-        return
-    short = fitting([curve.label for curve in curves], max_name)
-    names = []
-    for curve in curves:
-        colour = styles[curve.label].colour if curve in chart.curves else GREY
-        names.append((curve.label, f"{short[curve.label]} {chart.remark(curve)}".rstrip(), colour))
-    ends = [chart.end_of(curve) for curve in curves]
-    beside = [end[0] if chart.ends_early(curve) else 1.0 for curve, end in zip(curves, ends, strict=True)]
-    name_ends(axes, names, ends, 72 * height, 72 * width, beside)
+    if max_name:
+        _name_ends(axes, chart, styles, 72 * width, 72 * height, max_name)
 
 
-def _draw_axes(axes: Axes, chart: Chart, width: float, gap: float, max_ticks: int) -> None:
-    inside = [length for length in chart.lengths if chart.x.low <= length <= chart.x.high]
-    ticks = sorted(inside, key=lambda length: (length != chart.train_length, -length))
-    set_lengths(axes, chart.x, ticks, width, gap, WIDE_TICK_GAP)
-    set_values(axes, chart.y, max_ticks, signed=chart.values == "change")
-    if chart.values == "change":
-        axes.axhspan(-chart.margin, chart.margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
-
-
-def _draw_curve(axes: Axes, curve: Curve, style: Style, width: float, marker: float, ring: float) -> None:
+def _draw_curve(axes: Axes, curve: Curve, style: Style) -> None:
     """Draw the curve with its bands, broken where the targets change: beyond are levels of other text.
 
-    width: of the stroke; marker: the size of markers; ring: of one where the controls say that the far
-    context is used, a little less for the cross of the break point; in points.
+    A ring is where the controls say that the far context is used, a cross the break point.
     """
     for points in curve.segments:
         x, values, low, high = np.array([(point.x, point.value, point.low, point.high) for point in points]).T
         look: Look = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
-        axes.plot(x, values, linewidth=width, markersize=marker, gid=f"curve of {curve.label}", **look)
+        axes.plot(x, values, linewidth=1.6, markersize=5, gid=f"curve of {curve.label}", **look)
         is_known = np.isfinite(low)
         if is_known.any():
             band: Look = {"color": style.colour, "alpha": 0.15, "linewidth": 0}
             axes.fill_between(x, low, high, where=is_known.tolist(), gid=f"band of {curve.label}", **band)
     ringed = [point for point in curve.points if point.uses_context]
-    hollow: Look = {"markerfacecolor": "none", "markeredgecolor": style.colour}
-    _mark(axes, ringed, marker="o", markersize=ring, gid=f"ring of {curve.label}", **hollow)
+    ring: Look = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
+    _mark(axes, ringed, markeredgecolor=style.colour, gid=f"ring of {curve.label}", **ring)
     broken = [curve.broken_at] if curve.broken_at else []
-    cross: Look = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5}
-    size = CROSS * ring / RING
-    _mark(axes, broken, marker="X", markersize=size, gid=f"break of {curve.label}", **cross)
+    cross: Look = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 8}
+    _mark(axes, broken, marker="X", gid=f"break of {curve.label}", **cross)
 
 
 def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
@@ -266,49 +234,130 @@ def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
         axes.plot(x, values, linestyle="none", clip_on=False, zorder=3, **style)
 
 
-# Grids
+def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
+    """Write the names of curves beside where they end, as near as can be, with thin strokes between them.
+
+    Names are beside the panel, but for those of curves that end early; width and height are in points.
+    """
+    curves = [*chart.curves, *chart.anchors]
+    names, ends = fitting([curve.label for curve in curves], max_name), [*map(chart.end_of, curves)]
+    beside = [end[0] if chart.ends_early(curve) else 1.0 for curve, end in zip(curves, ends, strict=True)]
+    heights = height * np.array([end[1] for end in ends])
+    # Names in the left half do not reach those beside the panel: the two do not push each other away.
+    is_left = np.array([share < 0.5 for share in beside], dtype=bool)
+    for column in (is_left, ~is_left):
+        if column.any():
+            heights[column] = spread_apart(heights[column], NAME_GAP, height)
+    for curve, end, share, place in zip(curves, ends, beside, heights, strict=True):
+        colour = styles[curve.label].colour if curve in chart.curves else GREY
+        stroke: Look = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+        axes.annotate(
+            f"{names[curve.label]} {chart.remark(curve)}".rstrip(),
+            end,
+            xycoords="axes fraction",
+            xytext=(share + FONT / width, place / height),
+            textcoords="axes fraction",
+            va="center",
+            color=colour,
+            annotation_clip=False,
+            arrowprops={**stroke, "relpos": (0, 0.5)},
+            bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
+            gid=f"name of {curve.label}",
+        )
 
 
-def _grid_size(chart: Chart) -> tuple[int, int, float, float]:
-    """Return columns and rows, and the width and height of a panel in inches: wide ones are flatter."""
-    columns = min(MAX_COLUMNS, max(1, math.ceil(math.sqrt(len(chart.curves)))))
-    width = (WIDTH - LEFT + GAP) / columns - GAP
-    return columns, math.ceil(len(chart.curves) / columns), width, 0.25 + 0.5 * width
+def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray:
+    """Return places [n] from 0 to `height`, `gap` apart or more, in the order of `preferred` [n] and near it.
+
+    Where n of them do not fit they go on beyond `height`.
+    """
+    order = np.argsort(preferred, kind="stable")
+    steps = gap * np.arange(len(preferred))
+    nearest = np.clip(isotonic_regression(preferred[order] - steps).x, 0, max(0.0, height - steps[-1]))
+    places = np.empty(len(preferred))
+    places[order] = nearest + steps
+    return places
 
 
-def _grid_height(chart: Chart) -> float:
-    _, rows, _, height = _grid_size(chart)
-    return rows * (height + 2 * GAP) - 2 * GAP
+# Ticks
 
 
-def _draw_grid(figure: Figure, chart: Chart, styles: Styles, top: float) -> None:
-    """Draw a small panel for each curve: one in colour, and all others in grey below it."""
-    columns, _, width, height = _grid_size(chart)
-    names = fitting([curve.label for curve in chart.curves], int(72 * width / LETTER))
-    everything = np.array(list(_all_points(chart))).reshape(-1, 2)
-    for number, curve in enumerate(chart.curves):
-        row, column = divmod(number, columns)
-        left, upper = LEFT + column * (width + GAP), top + row * (height + 2 * GAP)
-        axes = place_axes(figure, left, upper, width, height)
-        axes.plot(everything[:, 0], everything[:, 1], color=PALE, linewidth=0.6, zorder=1)
-        _draw_axes(axes, chart, 72 * width, SMALL_TICK_GAP, FEW_TICKS)
-        mark_length(axes, chart.train_length, width=0.7)
-        _draw_curve(axes, curve, replace(styles[curve.label], stroke="-"), 1.5, 2.5, 0.7 * RING)
-        remark: Look = {"fontsize": SMALL - 1, "color": GREY, "ha": "right", "va": "top"}
-        paper: Look = {"facecolor": "white", "linewidth": 0, "pad": 1}
-        axes.text(0.98, 0.94, chart.remark(curve), transform=axes.transAxes, bbox=paper, **remark)
-        # A given height spares matplotlib the search for one that is free of ticks.
-        axes.set_title(names[curve.label], fontsize=SMALL, loc="left", pad=3, y=1.0)
-        is_lowest = number + columns >= len(chart.curves)
-        axes.tick_params(labelsize=SMALL, length=2.5, labelleft=column == 0, labelbottom=is_lowest)
-    middle, bottom = top + _grid_height(chart) / 2, top + _grid_height(chart)
-    place_text(figure, 0.2, middle, chart.y_label, rotation=90, ha="center", va="center")
-    place_text(figure, (LEFT + WIDTH) / 2, bottom + 0.27, chart.x_label, ha="center")
+def _set_lengths(axes: Axes, chart: Chart, width: float) -> None:
+    """Give a panel, so many points wide, the chart's axis of lengths, with numbers where they have room.
+
+    The training length gets its number first, then the longest. Those that have no room in a narrow window,
+    whose letters are larger, have the gid `if wide`.
+    """
+    axes.set_xscale("log")
+    axes.set_xlim(chart.x.low, chart.x.high)
+    ticks = sorted(length for length in chart.lengths if chart.x.low <= length <= chart.x.high)
+    places = {
+        tick: width * chart.x.share(tick)
+        for tick in sorted(ticks, key=lambda length: (length != chart.train_length, -length))
+    }
+    numbered, always = _apart(places, TICK_GAP), _apart(places, WIDE_TICK_GAP)
+    axes.set_xticks(ticks, [str(tick) if tick in numbered else "" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    for tick, label in zip(ticks, axes.get_xticklabels(), strict=True):
+        if tick not in always:
+            label.set_gid("if wide")
 
 
-def _all_points(chart: Chart) -> Iterator[tuple[float, float]]:
-    """Yield the points of all segments with a gap after each: one stroke that draws them all."""
-    for curve in chart.curves:
-        for segment in curve.segments:
-            yield from ((point.x, point.value) for point in segment)
-            yield (np.nan, np.nan)
+def _apart(places: Mapping[int, float], gap: float) -> list[int]:
+    """Return those whose places are `gap` or more from the places of all before."""
+    kept: list[int] = []
+    for value, place in places.items():
+        if all(abs(place - places[other]) >= gap for other in kept):
+            kept.append(value)
+    return kept
+
+
+class _PlainNumbers(Formatter):
+    """Numbers of an axis with as many decimals as the finest needs, and a sign if they are `signed`."""
+
+    def __init__(self, signed: bool) -> None:
+        self._signed = signed
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return self.format_ticks([x])[0]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        return tick_labels(list(values), self._signed)
+
+
+def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS, signed: bool = False) -> None:
+    """Give a panel a y axis of at most so many round values, with a sign if they are `signed`."""
+    axes.set_yscale(scale.shape, **({"linear_width": scale.linear_width} if scale.shape == "asinh" else {}))
+    axes.set_ylim(scale.low, scale.high)
+    decades = math.log10(scale.high / scale.low) if scale.shape == "log" else 0.0
+    if scale.shape == "asinh":
+        axes.yaxis.set_major_locator(FixedLocator(_ticks_around_zero(scale, ticks)))
+    elif decades > FEW_DECADES:
+        sparse = [steps for steps in LOG_STEPS if decades * len(steps) < ticks]
+        axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=ticks))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=STEPS))
+    axes.yaxis.set_major_formatter(_PlainNumbers(signed))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _ticks_around_zero(scale: Scale, most: int) -> list[float]:
+    """Return 0 and round multiples of the linear width: matplotlib's own ticks overlap around 0."""
+    ends = max(abs(scale.low), abs(scale.high)) / scale.linear_width
+    sizes = [scale.linear_width * 10.0**power for power in range(math.ceil(math.log10(ends)) + 1)]
+    sparse = [tick for size in sizes for tick in (-size, size) if scale.low <= tick <= scale.high]
+    dense = [*sparse, *(3 * tick for tick in sparse if scale.low <= 3 * tick <= scale.high)]
+    ticks = sorted(dense if len(dense) < most else sparse)
+    return [0.0, *ticks[:: math.ceil(len(ticks) / (most - 1))]]
+
+
+def tick_labels(ticks: Sequence[float], signed: bool = False) -> list[str]:
+    """Return the ticks as text with as many decimals as the finest of them needs."""
+    if any(abs(tick) >= 1e6 for tick in ticks):
+        return [f"{tick:.3g}" for tick in ticks]
+    decimals = next(
+        decimals
+        for decimals in range(13)
+        if all(math.isclose(round(tick, decimals), tick, rel_tol=1e-6, abs_tol=1e-12) for tick in ticks)
+    )
+    return [f"{tick:{'+' if signed and tick else ''}.{decimals}f}" for tick in ticks]

@@ -3,21 +3,33 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from pe_bench.plot.paper import inline_svg, lines_height, new_figure, place_axes, place_text, save_picture
-from pe_bench.plot.style import COLOURS, FONT, GREY, LEFT, NOTE_FONT, WIDTH, fitting, wrapped
-from pe_bench.report.draw import Part, stacked
+from pe_bench.plot.paper import (
+    COLOURS,
+    FONT,
+    GREY,
+    LEFT,
+    NOTE_FONT,
+    WIDTH,
+    fitting,
+    inline_svg,
+    lines_height,
+    new_figure,
+    place_axes,
+    place_text,
+    save_picture,
+    wrapped,
+)
+from pe_bench.report.draw import Look, Part, stacked
 from pe_bench.report.probes import Found, ProbeLine, ProbeTable, percent
 
 COLOUR = COLOURS[3]
 CELL_WIDTH, CELL_HEIGHT = 0.55, 0.3  # inches, of a cell at most
 GAP, ABOVE, BELOW = 0.25, 0.28, 0.62  # inches: between maps, for a name, for an axis
-BETWEEN = 0.3  # inches between two charts
-LETTER = 0.6 * FONT  # points
 DARK = 0.55  # from this share on, a number is white
 
 
@@ -27,17 +39,17 @@ def plot_probes(tables: Sequence[ProbeTable], path: Path) -> None:
 
 
 def draw_probes(tables: Sequence[ProbeTable]) -> Figure:
-    return stacked([_part(table) for table in tables], BETWEEN)
+    return stacked([_part(table) for table in tables])
 
 
 def heat_svg(table: ProbeTable, key: str) -> str:
     """Return the maps of a table as an element of a page; each cell says what it means."""
-    meanings = {
-        _gid(line, at): _meaning(line, at) for line in table.lines for at in line.found if at[1] is not None
-    }
-    parts = {
-        gid: [{"role": "img", "aria-label": meaning, "title": meaning}] for gid, meaning in meanings.items()
-    }
+    parts = {}
+    for line in table.lines:
+        for (length, depth), found in line.found.items():
+            if depth is not None:
+                meaning = f"{line.label} at {length:,} tokens, depth {_depth(depth)}\n{_meaning(found)}"
+                parts[_gid(line, length, depth)] = [{"role": "img", "aria-label": meaning, "title": meaning}]
 
     def page_figure() -> Figure:
         figure = new_figure(WIDTH, _maps_height(table) + BELOW / 2)
@@ -54,16 +66,15 @@ def heat_note(table: ProbeTable) -> str:
     )
 
 
-def _gid(line: ProbeLine, at: tuple[int, float | None]) -> str:
-    return f"cell {line.label} {at}"
+def _gid(line: ProbeLine, length: int, depth: float) -> str:
+    return f"cell {line.label} {length} {depth}"
 
 
-def _meaning(line: ProbeLine, at: tuple[int, float | None]) -> str:
-    found, where = line.found[at], f"{line.label} at {at[0]:,} tokens, depth {_depth(at[1] or 0.0)}"
+def _meaning(found: Found | str) -> str:
     if isinstance(found, str):
-        return f"{where}\n{found}"
+        return found
     return (
-        f"{where}\naccuracy {percent(found.accuracy.mean)}, without the span {percent(found.without)}\n"
+        f"accuracy {percent(found.accuracy.mean)}, without the span {percent(found.without)}\n"
         f"gain {found.gain.mean:+.3f} bits per byte\n{found.verdict}"
     )
 
@@ -85,24 +96,21 @@ def _maps_height(table: ProbeTable) -> float:
 
 
 def _part(table: ProbeTable) -> Part:
-    title = f"{' · '.join(table.title)}\nspans that are found, by length and depth"
+    title = f"{' · '.join(table.title)}\nspans that are found, by length (right) and depth (down)"
     above, note = lines_height(title, FONT), wrapped([heat_note(table)])
 
     def draw_part(figure: Figure, top: float) -> None:
         place_text(figure, LEFT, top, title)
         foot = top + above + _maps_height(table)
         _draw_maps(figure, table, top + above)
-        depths: dict[str, Any] = {"rotation": 90, "ha": "left", "va": "center"}
-        place_text(figure, 0.05, (top + above + foot) / 2, "depth of the span", color=GREY, **depths)
-        place_text(figure, LEFT, foot + 0.1, "context length (tokens)", color=GREY)
-        place_text(figure, LEFT, foot + 0.36, note, fontsize=NOTE_FONT, color=GREY)
+        place_text(figure, LEFT, foot + 0.3, note, fontsize=NOTE_FONT, color=GREY)
 
     return above + _maps_height(table) + BELOW + lines_height(note, NOTE_FONT), draw_part
 
 
 def _draw_maps(figure: Figure, table: ProbeTable, top: float) -> None:
     columns, width, height = _map_size(table)
-    names = fitting([line.label for line in table.lines], max(8, int(72 * width / LETTER)))
+    names = fitting([line.label for line in table.lines], max(8, int(72 * width / (0.6 * FONT))))
     lengths, depths = [f"{length:,}" for length in table.lengths], [_depth(depth) for depth in table.depths]
     for number, line in enumerate(table.lines):
         row, column = divmod(number, columns)
@@ -114,22 +122,19 @@ def _draw_maps(figure: Figure, table: ProbeTable, top: float) -> None:
         for (length, depth), found in line.found.items():
             if depth is not None:
                 corner = table.lengths.index(length), table.depths.index(depth)
-                _draw_cell(axes, corner, found, _gid(line, (length, depth)))
-        is_lowest = number + columns >= len(table.lines)
+                _draw_cell(axes, corner, found, _gid(line, length, depth))
         axes.set_xticks([index + 0.5 for index in range(len(lengths))], lengths)
-        axes.set_yticks([index + 0.5 for index in range(len(depths))], depths)
-        axes.tick_params(length=0, labelsize=NOTE_FONT, labelbottom=is_lowest, labelleft=column == 0)
+        axes.set_yticks([index + 0.5 for index in range(len(depths))], depths if column == 0 else [])
+        axes.tick_params(length=0, labelsize=NOTE_FONT, labelbottom=number + columns >= len(table.lines))
         axes.spines[:].set(color="0.8", visible=True)
 
 
 def _draw_cell(axes: Axes, corner: tuple[int, int], found: Found | str, gid: str) -> None:
     """Draw a number on its colour: from the accuracy without the span to all answers being right."""
-    from matplotlib.patches import Rectangle
-
-    share, text = (
-        (0.0, "-") if isinstance(found, str) else (found.by_span, f"{100 * found.accuracy.mean:.0f}")
-    )
-    box: dict[str, Any] = {"facecolor": COLOUR, "alpha": share, "linewidth": 0, "gid": gid}
+    share, text = 0.0, "-"
+    if not isinstance(found, str):
+        share, text = found.by_span, f"{100 * found.accuracy.mean:.0f}"
+    box: Look = {"facecolor": COLOUR, "alpha": share, "linewidth": 0, "gid": gid}
     axes.add_patch(Rectangle(corner, 1, 1, **box))
-    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": NOTE_FONT}
+    style: Look = {"ha": "center", "va": "center", "fontsize": NOTE_FONT}
     axes.text(corner[0] + 0.5, corner[1] + 0.5, text, color="white" if share > DARK else "black", **style)

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment as Templates
 from jinja2 import PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pe_bench.plot.style import Style, styles_of
+from pe_bench.plot.paper import Style, styles_of
 from pe_bench.report.columns import details_of, point_text, short
-from pe_bench.report.curves import NO_VERDICT, Chart, Curve, PlotValues, charts_of
+from pe_bench.report.curves import Chart, Curve, PlotValues, chart_of, chart_over_position
 from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
 from pe_bench.report.heat import heat_note, heat_svg
 from pe_bench.report.legend import legend
@@ -46,8 +46,7 @@ MARKER_PATHS = {
 }
 
 
-@dataclass(frozen=True)
-class Name:
+class Name(NamedTuple):
     """A line of a table; key: what its row and its curves have in common.
 
     classes: of colour and stroke, which style.css has. marker: the path of the mark at its points.
@@ -59,16 +58,13 @@ class Name:
     marker: str
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A drawn chart; `is_named` where the names of its curves stand beside them too."""
 
-    values: PlotValues
-    caption: str
+    chart: Chart
     svg: Markup
     names: Sequence[Name]
     is_named: bool
-    notes: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -118,21 +114,16 @@ def to_html(
     templates.filters["sortable"] = _sortable
     style, script = _resource("style.css"), _resource("script.js")
     tables = [part for table in tables for part in table.with_recall]
+    styles = styles_of(line.label for table in tables for line in table.lines)
     return templates.get_template("page.html.jinja").render(
         title=one_line(title),
         view=view,
         style=style,
         script=script,
         policy=_policy(style, script),
-        sections=_sections(tables, losses),
+        sections=[_section(table, f"{number}", styles, losses) for number, table in enumerate(tables)],
         probes=[
-            {
-                "title": f"Probe: {' · '.join(table.title)}",
-                "why": table.why,
-                "note": heat_note(table),
-                "svg": Markup(heat_svg(table, f"probe-{number}")),
-                "grid": grid_of(table),
-            }
+            (table, heat_note(table), Markup(heat_svg(table, f"probe-{number}")), grid_of(table))
             for number, table in enumerate(probes)
         ],
         summary=_summary(tables, records),
@@ -157,23 +148,7 @@ def describe_result(table: Table) -> str:
     )
 
 
-def _sections(tables: Sequence[Table], losses: Losses) -> list[Section]:
-    styles = styles_of(line.label for table in tables for line in table.lines)
-    charts = zip(charts_of(tables), charts_of(tables, "change"), strict=True)
-    return [
-        _section(table, f"{number}", list(dict.fromkeys([levels[0], changes[0]])), levels[1:], styles, losses)
-        for number, (table, (levels, changes)) in enumerate(zip(tables, charts, strict=True))
-    ]
-
-
-def _section(
-    table: Table,
-    prefix: str,
-    views: Sequence[Chart],
-    positions: Sequence[Chart],
-    styles: Mapping[str, Style],
-    losses: Losses,
-) -> Section:
+def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> Section:
     """Return a table's section; `prefix` begins the keys of its lines, and tells its pictures from others."""
     grid = short(table)
     *title, _ = grid.title  # without the unit, which the pictures have
@@ -181,18 +156,19 @@ def _section(
         line.label: Name(line.label, f"{prefix}-{number}", *_look_of(line, styles))
         for number, line in enumerate(table.all_lines)
     }
-    keys = {label: name.key for label, name in names.items()}
-    drawn = [
-        _picture(chart, table, f"{prefix}-{number}", names, styles)
-        for number, chart in enumerate((*views, *positions))
+    views = [chart_of(table)] if table.is_task else [chart_of(table), chart_of(table, "change")]
+    pictures = [
+        _picture(chart, f"{prefix}-{number}", names, styles)
+        for number, chart in enumerate([*views, chart_over_position(table)])
     ]
-    lines = zip(table.all_lines, grid.rows, strict=True)
     of_all = table.lines if table.key.slice == ALL else ()  # a slice is of the same runs
+    keys = {label: name.key for label, name in names.items()}
+    lines = zip(table.all_lines, grid.rows, strict=True)
     return Section(
         table=table,
         result=describe_result(table),
-        views=[picture for picture in drawn[: len(views)] if picture],
-        positions=next(iter(drawn[len(views) :]), None),
+        views=[picture for picture in pictures[:-1] if picture],
+        positions=pictures[-1],
         losses=Markup(losses_svg(of_all, losses, styles, f"{prefix}-losses", keys)),
         grid=grid,
         lines=[(names[line.label], cells, _details(line, table)) for line, (_, *cells) in lines],
@@ -218,33 +194,27 @@ def _details(line: Line, table: Table) -> list[Grid]:
 
 
 def _picture(
-    chart: Chart, table: Table, key: str, names: Mapping[str, Name], styles: Mapping[str, Style]
+    chart: Chart, key: str, names: Mapping[str, Name], styles: Mapping[str, Style]
 ) -> Picture | None:
     """Return the chart drawn; None where it has no point."""
     if not chart.points:
         return None
     keys = {label: name.key for label, name in names.items()}
-    texts = [_point_texts(curve, chart, table) for curve in chart.curves]
-    caption = f"{chart.y_label[0].upper()}{chart.y_label[1:]} by {chart.x_label}"
-    return Picture(
-        values=chart.values,
-        caption=caption if chart.is_over_length else f"{caption}. {NO_VERDICT}",
-        svg=Markup(chart_svg(chart, styles, key, keys, texts)),
-        names=[names[curve.label] for curve in (*chart.curves, *chart.anchors)],
-        is_named=len(chart.curves) <= MAX_NAMED,
-        notes=[*chart.notes, *chart.anchor_notes],
-    )
+    texts = [_point_texts(curve, chart) for curve in chart.curves]
+    shown = [names[curve.label] for curve in (*chart.curves, *chart.anchors)]
+    svg = Markup(chart_svg(chart, styles, key, keys, texts))
+    return Picture(chart, svg, shown, len(chart.curves) <= MAX_NAMED)
 
 
-def _point_texts(curve: Curve, chart: Chart, table: Table) -> list[str]:
+def _point_texts(curve: Curve, chart: Chart) -> list[str]:
     """Return what is known at each point of a curve, some lines each."""
     if not chart.is_over_length:
         return [
             f"{curve.label}\n{point.x:,.0f} tokens before it\n{number_text(point.value)} bits/byte"
             for point in curve.points
         ]
-    line = next(line for line in table.lines if line.label == curve.label)
-    return [point_text(line, line.records[int(point.x)], table) for point in curve.points]
+    line = next(line for line in chart.table.lines if line.label == curve.label)
+    return [point_text(line, line.records[int(point.x)], chart.table) for point in curve.points]
 
 
 def _sortable(value: float) -> str:
@@ -280,32 +250,28 @@ def _policy(style: str, script: str) -> str:
 
 def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the origin of a report; typed: the commands that made it, with counts of runs."""
-    environments = [place for record in records for place in (record.trained, *record.scored)]
-    environments = [place for place in dict.fromkeys(environments) if place != Environment()]
-    number_of = {place: f"{number}" for number, place in enumerate(environments, start=1)}
+    machines = dict.fromkeys(place for record in records for place in (record.trained, *record.scored))
     datasets = Counter(dataset for record in records for dataset in record.data)
     names = [field.name for field in fields(Environment)]
+    needs = dict.fromkeys(need for record in records for need in record.needs)
     return {
-        "notes": _notes_on(records),
+        "notes": [
+            *(f"needed beside pe-bench: {need}" for need in needs),
+            *(f"no command for {record.run}: {record.missing}" for record in records if record.missing),
+        ],
         "typed": list(Counter(command for record in records for command in record.commands).items()),
         "data": _grid(
             ("data", "hash", "tokenizer", "runs"),
             ((dataset.name, dataset.hash, dataset.tokenizer, count) for dataset, count in datasets.items()),
         ),
         "environments": _grid(
-            ("no.", *(name.replace("_", "-") for name in names)),
-            ((number_of[place], *(getattr(place, name) for name in names)) for place in environments),
+            (name.replace("_", "-") for name in names),
+            ((getattr(place, name) for name in names) for place in machines if place != Environment()),
         ),
         "runs": _grid(
-            ("run", "date", "data", "trained on", "scored on as well"),
+            ("run", "date", "data"),
             (
-                (
-                    record.run,
-                    record.date,
-                    ", ".join(dataset.hash for dataset in record.data),
-                    number_of.get(record.trained, ""),
-                    ", ".join(number_of[place] for place in record.scored if place in number_of),
-                )
+                (record.run, record.date, ", ".join(dataset.hash for dataset in record.data))
                 for record in records
             ),
         ),
@@ -315,16 +281,3 @@ def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
 def _grid(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Grid:
     columns = [Column(heading, is_left=True) for heading in headings]
     return Grid(columns, [[Cell(f"{value}") for value in row] for row in rows])
-
-
-def _notes_on(records: Sequence[RunRecord]) -> list[str]:
-    """Return what commands need beside pe-bench, and for which runs none is known."""
-    needs = dict.fromkeys(need for record in records for need in record.needs)
-    missing: dict[str, list[str]] = {}
-    for record in records:
-        if record.missing:
-            missing.setdefault(record.missing, []).append(record.run)
-    notes = [f"needed beside pe-bench: {need}" for need in needs]
-    for reason, (first, *more) in missing.items():
-        notes.append(f"no command for {first}{f' and {len(more):,} more' if more else ''}: {reason}")
-    return notes

@@ -13,7 +13,7 @@ from pe_bench.errors import UserError
 from pe_bench.inspection import curves
 from pe_bench.inspection.picture import draw, rows_of
 from pe_bench.inspection.resolve import resolve
-from pe_bench.plot.style import styles_of
+from pe_bench.plot.paper import styles_of
 
 
 def scores(*arguments: str, length: int = 1_024) -> curves.Scores:

@@ -11,7 +11,7 @@ from test_short import cells_of, printed
 
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
-from pe_bench.report.curves import Chart, Curve, Point, charts_of
+from pe_bench.report.curves import chart_of
 from pe_bench.report.export import to_frame
 from pe_bench.report.page import to_html
 from pe_bench.report.records import Table
@@ -163,24 +163,12 @@ def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(re
 
 
 def test_pictures_have_anchors_as_thin_lines_that_change_no_axis(results: Path) -> None:
-    [[with_anchors]] = charts_of([only(results)])
+    with_anchors = chart_of(only(results))
     shutil.rmtree(results / "anchors")
-    [[without]] = charts_of([only(results)])
+    without = chart_of(only(results))
     assert (with_anchors.y, with_anchors.x) == (without.y, without.x)
     assert [anchor.label for anchor in with_anchors.anchors] == [TRIGRAM, COPYING]
-    [[changes]] = charts_of([only(results)], "change")
-    assert changes.anchors == []
-
-
-def test_an_anchor_that_leaves_the_axes_says_so_and_one_outside_is_not_drawn() -> None:
-    def curve(label: str, *levels: float) -> Curve:
-        return Curve(label, tuple(map(Point, (128, 256, 512), levels)))
-
-    no_training = (curve("(copy)", 1.5, 1.5, -9.0), curve("(outside)", 9.0, 9.0, 9.0))
-    lengths = (128, 256, 512)
-    chart = Chart("", (curve("rope", 1.0, 2.0, 2.0),), "levels", lengths, 512, 128, "", "", 0.01, no_training)
-    assert chart.anchor_notes == [
-        "Thin grey: (copy), counted on the same training tokens.",
-        "(copy) goes on beyond the axis.",
-    ]
-    assert chart.end_of(no_training[0]) == (pytest.approx(chart.x.share(512)), 0.0)
+    assert chart_of(only(results), "change").anchors == []
+    assert (
+        with_anchors.notes[-1] == "Thin grey: (trigram), (trigram+copy), counted on the same training tokens."
+    )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.pages import HOSTILE, some_records, some_tables
 
-from pe_bench.plot.style import COLOURS, MARKERS, STROKES, styles_of
-from pe_bench.report.curves import charts_of
+from pe_bench.plot.paper import COLOURS, MARKERS, STROKES, styles_of
+from pe_bench.report.curves import chart_of, chart_over_position
 from pe_bench.report.page import MARKER_PATHS, describe_result, to_html
 from pe_bench.report.records import Line, Table
 from pe_bench.runs.folder import Environment
@@ -157,8 +157,11 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
     assert f"\nbits/byte {cell.bits_per_byte:.3f}\nppl " in text
     assert f"\nchange {cell.change:+.3f} ± {(cell.interval.high - cell.interval.low) / 2:.3f}\n" in text
     assert "\nverdict fails\n" in text
-    charts = [chart for charts in charts_of(tables) for chart in charts]
-    charts += [charts[0] for charts in charts_of(tables, "change")]
+    charts = [
+        chart
+        for table in tables
+        for chart in (chart_of(table), chart_of(table, "change"), chart_over_position(table))
+    ]
     assert len(labels) == sum(len(chart.points) for chart in charts)
 
 

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from pe_bench.plot.scale import (
-    Scale,
-    scale_of_changes,
-    scale_of_levels,
-    set_values,
-    tick_labels,
-)
+from pe_bench.report.curves import Scale, scale_of_changes, scale_of_levels
+from pe_bench.report.draw import set_values, tick_labels
 
 NO_BANDS = np.array([])
 
