@@ -43,7 +43,7 @@ from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores
 from pe_bench.runs.source import after_source, find_source, scored_as
 from pe_bench.scoring.anchors import score_missing_anchors
-from pe_bench.scoring.evaluate import kept_rows, score, scored_rows, with_lost_plans
+from pe_bench.scoring.evaluate import kept_rows, row_key, score, scored_rows, with_lost_plans
 from pe_bench.scoring.other_encodings import OtherEncoding, after_training, stage_label
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
@@ -238,7 +238,9 @@ def finish(
     """
     processes = job.config.train.processes
     if processes > world_size() and not _is_trained(job, plans):
-        return _finish_in_processes(job, processes, bars, waits)
+        _finish_in_processes(job, processes, bars, waits)
+        rows = {row.key: row for row in read_rows(job.folder / "eval.csv")}
+        return [rows[row_key(job, plan)] for plan in plans]
     with joined(job.device, job.config.train.timeout) as group:
         if group.is_first:
             return _finish_as_first(job, plans, bars, waits, group)
@@ -246,15 +248,13 @@ def finish(
         return []
 
 
-def _finish_in_processes(
-    job: Job, processes: int, bars: Bars, waits: Callable[[str], None] | None
-) -> list[Row]:
-    """Have several processes do what `finish` does, as torchrun would; return the rows of the first."""
+def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[str], None] | None) -> None:
+    """Have several processes do what `finish` does, as torchrun would."""
     config, run = job.config, job.folder
     if job.source is not None:
         config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
     try:
-        return start_processes(processes, _finish_in_process, config, bars, waits)
+        start_processes(processes, _finish_in_process, config, bars, waits)
     except LostProcessError as error:
         write_error(run, str(error))  # the others know only what followed from it
         raise
@@ -262,9 +262,9 @@ def _finish_in_processes(
         raise Stopped(f"interrupted; {_what_is_kept(run, config.train.total_steps)}") from stopped
 
 
-def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] | None) -> list[Row]:
+def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] | None) -> None:
     job, plans = prepare(config, make_plans if rank() == 0 else lambda *_: [])
-    return finish(job, plans, bars, waits=waits)
+    finish(job, plans, bars, waits=waits)
 
 
 def _finish_as_first(

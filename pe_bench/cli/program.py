@@ -9,6 +9,7 @@ import typer
 
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.system.ranks import rank, world_size
 from pe_bench.system.signals import EXIT_CODE, Stopped, stop_on_signal
 from pe_bench.system.terminal import say
 
@@ -77,5 +78,8 @@ def _leave_quietly() -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    say(f"pe-bench: {' '.join(message.split())}")
+    line = f"pe-bench: {' '.join(message.split())}"
+    say(line)
+    if rank() > 0 and code == 1:  # else the first of torchrun's processes alone speaks
+        print(f"{line} (rank {rank()} of {world_size()} processes)", file=sys.stderr)
     return code

@@ -87,7 +87,7 @@ def kept_rows(job: Job, plans: Sequence[Plan]) -> list[Row] | None:
 def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:
     """Return the rows of a run's own encoding for the plans that are scored already."""
     kept = {row.key: row for row in read_rows(job.folder / "eval.csv")}
-    rows = [kept.get(_key(job, plan)) for plan in plans]
+    rows = [kept.get(row_key(job, plan)) for plan in plans]
     return [row for row in rows if row is not None and _is_scored(job.folder, row)]
 
 
@@ -96,7 +96,7 @@ def with_lost_plans(job: Job, plans: Sequence[Plan]) -> list[Plan]:
 
     A run may have been scored up to lengths that this command does not name, or on more targets.
     """
-    planned, lengths = {_key(job, plan) for plan in plans}, {plan.length for plan in plans}
+    planned, lengths = {row_key(job, plan) for plan in plans}, {plan.length for plan in plans}
     rows = read_rows(job.folder / "eval.csv")
     lost = [
         row
@@ -109,11 +109,11 @@ def with_lost_plans(job: Job, plans: Sequence[Plan]) -> list[Plan]:
         of_set = sorted({other.length for other in rows if other.target_hash == row.target_hash})
         targets = row.targets // (row.target_tokens or 1)
         evaluation = replace(job.config.eval, lengths=of_set, targets=targets, controls="all")
-        lost_plans |= {_key(job, plan): plan for plan in make_plans(job.config, evaluation, job.data)}
+        lost_plans |= {row_key(job, plan): plan for plan in make_plans(job.config, evaluation, job.data)}
     return [*plans, *(lost_plans[row.key] for row in lost if row.key in lost_plans)]
 
 
-def _key(job: Job, plan: Plan) -> tuple[str, ...]:
+def row_key(job: Job, plan: Plan) -> tuple[str, ...]:
     """Return the key of the row of a plan that is scored with the run's own encoding."""
     of_run = {"run": job.folder.name, "scored_with": job.label, "score_dtype": job.config.eval.precision}
     of_run |= {"slice": ALL, "judge": ""}

@@ -1,7 +1,7 @@
 """The processes that train one model together: what they share, sum and agree on.
 
-They are those of torchrun, or those that `start_processes` starts on this machine by the same launcher of
-PyTorch's. Every one runs the whole command; the first alone writes, shows progress and scores.
+They are those of torchrun, or those that `start_processes` starts on this machine by PyTorch's launcher. Each
+runs the whole command; the first alone writes, shows progress and scores.
 """
 
 import logging
@@ -10,21 +10,22 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import start_processes as start_with_torch
 
 from pe_bench.config.schema import Config
-from pe_bench.errors import RunError, UserError, require
+from pe_bench.errors import RunError, require
 from pe_bench.system.ranks import local_world_size, rank, world_size
 from pe_bench.system.signals import (
     DEBOUNCE_SECONDS,
@@ -32,7 +33,6 @@ from pe_bench.system.signals import (
     STOP_SIGNALS,
     Stopped,
     child_context,
-    end_with_parent,
     finish_step_on_signal,
     own_variables,
     signal_handlers,
@@ -41,17 +41,15 @@ from pe_bench.system.signals import (
 )
 
 LOOPBACK = "127.0.0.1"
-SAVE_SECONDS = 60  # that processes have to finish their step and save, before the launcher kills them
+END_SECONDS = 5.0  # that processes have to end by themselves after one has failed, and then at a signal
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 3.0  # without a beat, a process is gone
 PRELOADED = ["pe_bench.experiment", "torch.distributed", "torch._dynamo"]  # the last for the first step
 WAY_OUT = "and the others ended: the same command continues from the last checkpoint"
 
-Result = TypeVar("Result")
-
 
 class LostProcessError(RunError):
-    """The end of a run one of whose processes was killed, was stopped or lost its machine."""
+    """The end of a run one of whose processes, but not the first, failed, was killed or was lost."""
 
 
 class Group:
@@ -77,22 +75,19 @@ class Group:
 
     def sum(self, *values: float) -> list[float]:
         """Return each value, added up over the processes."""
-        return self._reduced(list(values), dist.ReduceOp.SUM)
+        if self.count == 1:
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        return sums.tolist()
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true in any process."""
-        return self._reduced([float(flag)], dist.ReduceOp.MAX) != [0.0]
+        return self.sum(float(flag)) != [0.0]
 
     def wait(self) -> None:
         """Return when all processes have come here."""
-        self.any(False)
-
-    def mean(self, values: Tensor) -> float:
-        """Return the mean of the values of all processes together."""
-        if self.count == 1:
-            return float(values.double().mean())
-        total, number = self.sum(float(values.double().sum()), values.numel())
-        return total / number
+        self.sum(0.0)
 
     def broadcast(self, text: str) -> str:
         """Return the first process's text, in all of them."""
@@ -107,26 +102,17 @@ class Group:
         with finish_step_on_signal() as stop_requested:
             yield lambda: self.any(stop_requested())
 
-    def _reduced(self, values: list[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
-        if self.count == 1:
-            return values
-        reduced = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(reduced, operation)
-        return reduced.tolist()
-
 
 def check_processes(config: Config, device: torch.device) -> None:
     """Raise `UserError` where there are fewer GPUs than processes, or nothing to shard over."""
     processes, sharding = config.train.processes, config.train.sharding
-    require(
-        sharding is None or processes > 1,
-        f"train.sharding={sharding} has no effect in one process: add train.processes=N, or use torchrun",
+    message = (
+        f"train.sharding={sharding} has no effect in one process: add train.processes=N, or use torchrun"
     )
-    if device.type == "cuda" and processes > 1:
-        gpus, needed = torch.cuda.device_count(), local_world_size() if world_size() > 1 else processes
-        require(
-            needed <= gpus, f"train.processes={processes} needs as many GPUs, and this machine has {gpus}"
-        )
+    require(sharding is None or processes > 1, message)
+    gpus, needed = torch.cuda.device_count(), local_world_size() if world_size() > 1 else processes
+    message = f"train.processes={processes} needs as many GPUs, and this machine has {gpus}"
+    require(device.type == "cpu" or processes == 1 or needed <= gpus, message)
 
 
 @contextmanager
@@ -139,54 +125,46 @@ def joined(device: torch.device, timeout: int) -> Iterator[Group]:
         _stay_on_loopback()
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
-    beats = _Heartbeat(rank(), world_size())
+    store: Any = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))  # pyright: ignore[reportPrivateImportUsage]
+    over = threading.Event()
+    threading.Thread(target=_beat, args=(store, over), daemon=True).start()
     try:
         yield Group(rank(), world_size(), device)
-        beats.leave()
+        with suppress(RuntimeError):
+            store.set(f"left {rank()}", "")  # the first goes on alone, and scores
     except RuntimeError as error:
         # PyTorch raises a RuntimeError when it hears nothing of a process; one of ours may come from it.
         is_ours = isinstance(error, RunError) and not isinstance(error.__cause__, RuntimeError)
-        lost = [] if is_ours else beats.lost_ranks()
+        lost = [] if is_ours else _lost_ranks(store)
         if not lost:
             raise
         raise LostProcessError(f"rank {lost[0]} of {world_size()} processes is gone, {WAY_OUT}") from error
     finally:
-        beats.over.set()
+        over.set()
         dist.destroy_process_group()
 
 
-class _Heartbeat(threading.Thread):
-    """A thread that counts seconds in the shared store; the count of a lost process stands still."""
+def _beat(store: Any, over: threading.Event) -> None:
+    """Count seconds in the shared store; the count of a lost process stands still."""
+    with suppress(RuntimeError):  # the store is gone, and the run with it
+        while not over.wait(BEAT_SECONDS):
+            store.add(f"beat {rank()}", 1)
 
-    def __init__(self, rank: int, count: int):
-        super().__init__(daemon=True)
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        self.store = dist.TCPStore(address, port)  # pyright: ignore[reportPrivateImportUsage]
-        self.rank, self.count, self.over = rank, count, threading.Event()
-        self.start()
 
-    def run(self) -> None:
-        with suppress(RuntimeError):  # the store is gone, and the run with it
-            while not self.over.wait(BEAT_SECONDS):
-                self.store.add(f"beat {self.rank}", 1)
-
-    def leave(self) -> None:
-        """Tell the others that this process has done its part: the first goes on alone, and scores."""
-        with suppress(RuntimeError):
-            self.store.add(f"left {self.rank}", 1)
-
-    def lost_ranks(self) -> list[int]:
-        try:
-            before = self._beats()
-            time.sleep(SILENT_SECONDS)
-            after = self._beats()
-            left = [self.store.add(f"left {rank}", 0) for rank in range(self.count)]
-        except RuntimeError:
-            return [0]  # whose process holds the store
-        return [rank for rank in range(self.count) if before[rank] == after[rank] and not left[rank]]
-
-    def _beats(self) -> list[int]:
-        return [self.store.add(f"beat {rank}", 0) for rank in range(self.count)]
+def _lost_ranks(store: Any) -> list[int]:
+    looks = []
+    try:
+        for pause in (SILENT_SECONDS, 0.0):
+            looks.append([store.add(f"beat {number}", 0) for number in range(world_size())])
+            time.sleep(pause)
+        left = [store.check([f"left {number}"]) for number in range(world_size())]
+    except RuntimeError:
+        return [0]  # whose process holds the store
+    return [
+        number
+        for number, (before, after) in enumerate(zip(*looks, strict=True))
+        if before == after and not left[number]
+    ]
 
 
 def _stay_on_loopback() -> None:
@@ -197,83 +175,59 @@ def _stay_on_loopback() -> None:
                 os.environ.setdefault(variable, name)
 
 
-# The short form of torchrun on one machine
+def start_processes(count: int, work: Callable[..., object], *arguments: Any) -> None:
+    """Run `work` in `count` processes of this machine, as torchrun would. If one fails, all end.
 
-
-def start_processes(count: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Run `work` in `count` processes, and return the result of the first. If one fails, all end.
-
-    Raise `RunError` with its reason, and `Stopped` if this process or the others were asked to end.
+    Raise `RunError` that names it, and `Stopped` if this process or the others were asked to end.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    children, asked = set(multiprocessing.active_children()), list[float]()
+    processes, asked = list[Any](), list[float]()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        """Have the launcher end its processes, which save; kill them at a second signal."""
+        """Have the processes save and end; kill them at a second signal."""
         if not asked or time.monotonic() - asked[0] > DEBOUNCE_SECONDS:
-            for child in set(multiprocessing.active_children()) - children if asked else ():
-                child.kill()
+            for process in processes:
+                (process.kill if asked else process.terminate)()
             asked.append(time.monotonic())
-            raise SignalException("asked to end", signal.Signals(number))
 
-    heard = tuple(number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
-    # PyTorch's own report of failures is a page for each process.
-    elastic = "torch.distributed.elastic"
-    for name in (
-        f"{elastic}.agent.server.api",
-        f"{elastic}.multiprocessing.api",
-        "torch.multiprocessing.spawn",
-    ):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(
+        logging.CRITICAL
+    )  # it warns of each that it ends
     child_context(PRELOADED)
     store = _store_on_loopback()
-    with tempfile.TemporaryDirectory() as folder:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=count,
-            run_id="pe-bench",
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            rdzv_backend="static",
-            rdzv_endpoint=f"{LOOPBACK}:{store.port}",
-            rdzv_configs={"rank": 0},
-            max_restarts=0,
-            start_method=start_method(),
-            shutdown_timeout=SAVE_SECONDS,
-            signals_to_handle="SIGQUIT",
-        )
+    heard = tuple(number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
+    with signal_handlers(heard, stop):
+        each = (count, store.port, own_variables(), work, arguments)
+        started: Any = start_with_torch(_work, each, count, join=False, start_method=start_method())
+        processes += started.processes
+        for process in processes if asked else ():
+            process.kill()
         try:
-            with signal_handlers(heard, stop):
-                return elastic_launch(config, _work)(work, arguments, own_variables())[0]
-        except SignalException as signalled:
-            raise Stopped from signalled
-        except ChildFailedError as error:
+            while not started.join(grace_period=END_SECONDS):
+                pass
+        except (ProcessExitedException, ProcessRaisedException) as error:
+            if asked or getattr(error, "exit_code", None) == EXIT_CODE:
+                raise Stopped from error
             raise _failure(error, count) from error
 
 
 def _store_on_loopback() -> Any:
-    """Return the store that the launch finds and uses; one of its own would listen on all interfaces."""
+    """Return the store in which the processes meet; one of PyTorch's choice listens on all interfaces."""
     listening = socket.create_server((LOOPBACK, 0))
-    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        LOOPBACK,
-        listening.getsockname()[1],
-        is_master=True,
-        multi_tenant=True,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
+    port, file = listening.getsockname()[1], listening.detach()
+    return dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=file)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _work(work: Callable[..., Result], arguments: tuple[Any, ...], variables: dict[str, str]) -> Result:
-    end_with_parent()
-    os.environ.update(variables)
+def _work(
+    index: int, count: int, port: int, variables: dict[str, str], work: Callable[..., object], arguments: Any
+) -> None:
+    of_torchrun = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    of_torchrun |= {"MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0}
+    os.environ.update(variables, MASTER_ADDR=LOOPBACK, TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update({name: str(number) for name, number in of_torchrun.items()})
     threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
         with stop_on_signal():
-            return work(*arguments)
+            work(*arguments)
     except Stopped:
         # A second signal may come anywhere. Destructors of PyTorch's that run after it wait for its threads,
         # and these for Python's lock.
@@ -290,18 +244,16 @@ def _end_with_starter() -> None:
     os._exit(EXIT_CODE)
 
 
-def _failure(error: Any, count: int) -> BaseException:
-    """Return the exception that says why processes failed, from the report of PyTorch's launcher."""
-    number, failure = error.get_first_failure()
-    if failure.exitcode == EXIT_CODE:
-        return Stopped()
-    who = f"rank {number} of {count} processes"
-    if failure.exitcode < 0:
-        return LostProcessError(f"{who} died (killed by {failure.signal_name()}), {WAY_OUT}")
-    kinds = {kind.__name__: kind for kind in (RunError, UserError, *RunError.__subclasses__())}
-    told = failure.error_file_data["message"]
-    if not isinstance(told, dict):  # it ended without a word, as by os._exit
-        return RunError(f"{who} ended with exit code {failure.exitcode}")
-    message = str(told["message"])
-    name, _, reason = message.partition(": ")
-    return kinds[name](reason) if name in kinds else RunError(f"{who} failed: {message.splitlines()[0]}")
+def _failure(error: Any, count: int) -> RunError:
+    """Return the exception that says which process failed and why, from that of PyTorch's launcher."""
+    rank = error.error_index
+    who, kind = f"rank {rank} of {count} processes", LostProcessError if rank else RunError
+    if isinstance(error, ProcessExitedException):
+        if error.signal_name:
+            return LostProcessError(f"{who} died (killed by {error.signal_name}), {WAY_OUT}")
+        return kind(f"{who} ended with exit code {error.exit_code}")
+    line = str(error).rstrip().splitlines()[-1]  # of its traceback
+    name, _, reason = line.partition(": ")
+    if name.endswith(LostProcessError.__name__):
+        return LostProcessError(reason)
+    return kind(f"{who} failed: {reason if name.startswith('pe_bench.') else line}")

@@ -78,7 +78,7 @@ def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
     with retain_freed_memory():
         _take_steps(trainer, checkpoint, job.folder, log, watch)
     if group.count > 1:
-        set_threads(job.threads)
+        set_threads(job.config.threads)
 
 
 def _read_named(path: Path) -> Checkpoint:
@@ -272,7 +272,9 @@ class Trainer:
             share, ids = self._share(part, derive_seed(0, "ids"), train=False)
             of_share = self._nll(share, ids)
             nll.append(of_share if self.group.rank < len(part) else of_share[:0])
-        return self.group.mean(torch.cat(nll))
+        values = torch.cat(nll)
+        total, count = self.group.sum(float(values.double().sum()), len(values))
+        return total / count
 
     def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
         """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""

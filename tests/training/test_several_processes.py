@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,12 @@ from pe_bench.errors import RunError, UserError
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
 from pe_bench.training.sharding import average_replicated
-from pe_bench.training.trainer import _read_named
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stopped stays")
 full = pytest.mark.full
 FSDP = ["train.sharding=fsdp"]
 LONG = ["train.steps=50"]
+TWO, THREE = ["train.processes=2"], ["train.processes=3"]
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 # An encoding whose second parameter has a gradient nowhere.
 CODE = """
@@ -53,12 +54,8 @@ class Idle(LayerEncoding):
 def tensors(run: Path, file: str) -> dict[str, torch.Tensor]:
     checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None and checkpoint.meta.step in (8, 50)
-    files = sorted(checkpoint.path.glob(f"{file}*.safetensors"))
-    return {
-        f"{name} {index}": t.clone()
-        for index, path in enumerate(files)
-        for name, t in load_file(path).items()
-    }
+    files = enumerate(sorted(checkpoint.path.glob(f"{file}*.safetensors")))
+    return {f"{name} {index}": t.clone() for index, path in files for name, t in load_file(path).items()}
 
 
 def assert_equal_to_rounding(one: Path, other: Path) -> None:
@@ -102,9 +99,6 @@ def test_several_processes_take_the_steps_of_one(run_of, processes, arguments):
     assert_equal_to_rounding(one, several)
 
 
-TWO, THREE = ["train.processes=2"], ["train.processes=3"]
-
-
 @full
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -132,12 +126,9 @@ def test_a_run_continues_with_other_processes_and_bit_for_bit_with_the_same(run_
 
 @full
 def test_a_parameter_without_gradient_and_an_encoding_from_outside_are_trained_together(run_of, folder):
-    (folder / "mine" / "encoding").mkdir(parents=True)
-    (folder / "mine" / "encoding" / "mine.py").write_text(CODE)
-    text = "name: mine\nclass: mine.py:Idle\nn_heads: ${model.n_heads}\n"
-    (folder / "mine" / "encoding" / "mine.yaml").write_text(text)
-    arguments = ("--config-dir", str(folder / "mine"), "encoding=mine")
-    one, two = run_of("one", *arguments), run_of("two", *arguments, "train.processes=2")
+    (folder / "mine.py").write_text(CODE)
+    encoding = f"encoding={folder}/mine.py:Idle"
+    one, two = run_of("one", encoding), run_of("two", encoding, *TWO)
     assert_equal_to_rounding(one, two)
     assert not [name for name in tensors(two, "optimizer") if "idle" in name]
 
@@ -192,11 +183,6 @@ def test_windows_that_processes_cannot_share_are_refused_with_both_values(train,
     assert not (folder / "results").exists()
 
 
-def test_a_process_that_cannot_read_the_checkpoint_does_not_start_over(folder):
-    with pytest.raises(RunError, match="step-00000004 cannot be read: repeat the command"):
-        _read_named(folder / "step-00000004")
-
-
 def test_more_processes_than_gpus_are_refused(folder):
     config = parse_config(compose([*tiny_overrides(folder), "train.processes=4"]))
     with pytest.raises(UserError, match=r"train.processes=4 needs as many GPUs, and this machine has \d+"):
@@ -211,12 +197,8 @@ def test_the_shares_of_a_batch_add_up_to_it_in_order():
     assert Group().share(rows) is rows
 
 
-def test_processes_get_the_variables_of_now_and_an_end_without_a_word_is_told(monkeypatch):
-    for command in ("pe-bench train seed=1", "pe-bench train seed=2"):  # runs keep the one that made them
-        monkeypatch.setenv("PE_BENCH_COMMAND", command)
-        assert start_processes(1, os.getenv, "PE_BENCH_COMMAND") == command
-    with pytest.raises(RunError, match="rank 0 of 1 processes ended with exit code 3"):
-        start_processes(1, os._exit, 3)
+def note_variable(file: Path):
+    file.write_text(os.environ["PE_BENCH_COMMAND"])
 
 
 def fail_when_the_others_have_left():
@@ -227,23 +209,42 @@ def fail_when_the_others_have_left():
             raise RunError("out of memory") from RuntimeError("of scoring")
 
 
-def test_who_has_done_its_part_is_not_lost_when_the_first_fails_later():
-    with pytest.raises(RunError, match="^out of memory$"):
-        start_processes(2, fail_when_the_others_have_left)
+def fail_in_the_second():
+    with joined(torch.device("cpu"), 60) as group:
+        if not group.is_first:
+            raise ZeroDivisionError("of its own")
+        group.wait()
 
 
-def gradients_where_the_first_has_none():
+def test_processes_get_the_variables_of_now_and_one_that_fails_is_named(monkeypatch, tmp_path):
+    for command in ("pe-bench train seed=1", "pe-bench train seed=2"):  # runs keep the one that made them
+        monkeypatch.setenv("PE_BENCH_COMMAND", command)
+        start_processes(1, note_variable, tmp_path / "command")
+        assert (tmp_path / "command").read_text() == command
+    for count, work, told in [
+        (1, partial(os._exit, 3), "rank 0 of 1 processes ended with exit code 3"),
+        (2, fail_in_the_second, "rank 1 of 2 processes failed: ZeroDivisionError: of its own"),
+        # who has done its part is not lost when the first fails later
+        (2, fail_when_the_others_have_left, "rank 0 of 2 processes failed: out of memory"),
+    ]:
+        with pytest.raises(RunError, match=f"^{told}$"):
+            start_processes(count, work)
+
+
+def average_where_the_first_has_no_gradient(file: Path):
     with joined(torch.device("cpu"), 20) as group:
         encoding = torch.nn.Linear(2, 2)
         if not group.is_first:
             encoding.weight.grad = torch.ones(2, 2)
         model: Any = SimpleNamespace(encoding=encoding)
         average_replicated(model)
-        return encoding.weight.grad, encoding.bias.grad
+        if group.is_first:
+            torch.save([encoding.weight.grad, encoding.bias.grad], file)
 
 
-def test_a_gradient_of_one_process_alone_is_averaged_beside_sharded_weights():
-    of_weight, of_bias = start_processes(2, gradients_where_the_first_has_none)
+def test_a_gradient_of_one_process_alone_is_averaged_beside_sharded_weights(tmp_path):
+    start_processes(2, average_where_the_first_has_no_gradient, tmp_path / "gradients")
+    of_weight, of_bias = torch.load(tmp_path / "gradients")
     assert torch.equal(of_weight, torch.full((2, 2), 0.5)) and of_bias is None
 
 
