@@ -37,7 +37,7 @@ from pe_bench.scoring.other_encodings import (
 )
 from pe_bench.scoring.search import search_option
 from pe_bench.sweep.run import launch, require_done
-from pe_bench.sweep.summary import print_summary
+from pe_bench.sweep.show import print_summary
 from pe_bench.system.terminal import say
 
 DEFAULT = ("yarn", "rope_ntk", "rope_pi")

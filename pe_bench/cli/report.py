@@ -29,7 +29,7 @@ from pe_bench.values import check_type
 
 if TYPE_CHECKING:
     from pe_bench.scored import Run
-    from pe_bench.sweep.summary import SweepTable
+    from pe_bench.sweep.show import SweepTable
 
 Contents = Mapping[str, Callable[[], str]]  # what makes the text of each option
 TEXTS = ("--csv", "--markdown", "--latex")

@@ -25,7 +25,7 @@ from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import parse_condition, runs_to_score
 from pe_bench.scored import Run, is_checkpoint, read_probe, score_each
-from pe_bench.sweep.summary import SweepTable
+from pe_bench.sweep.show import SweepTable
 from pe_bench.system.terminal import say
 
 

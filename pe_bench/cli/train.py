@@ -12,7 +12,6 @@ from pe_bench.cli.data import print_data, print_runs
 from pe_bench.config.compose import call_hydra, complete_overrides, is_sweep
 from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
-from pe_bench.sweep.check import check_sweep
 from pe_bench.system.files import require_writable, write_text
 from pe_bench.system.ranks import world_size
 from pe_bench.system.terminal import say, write_out
@@ -63,7 +62,7 @@ def run_train(
 def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
     from pe_bench.cli.report import print_sweep_tables, tables_of_sweep
     from pe_bench.sweep.run import launch, require_done
-    from pe_bench.sweep.summary import print_summary
+    from pe_bench.sweep.show import print_summary
 
     summary = launch(overrides, search)
     if as_json:
@@ -79,7 +78,7 @@ def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bo
 
 def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) -> None:
     """Check the jobs that overrides ask for, and write the command of each on a line of its own."""
-    from pe_bench.sweep.run import check_job, plan_sweep
+    from pe_bench.sweep.run import check_job, check_sweep, plan_sweep
 
     require_writable("--plan", plan)
     check_sweep(overrides, search, check_job)

@@ -47,7 +47,7 @@ class StudyRuns:
     def _train(self, sweep: Sweep) -> Step:
         """Run a sweep, note its runs, and raise `RunError` or `Stopped` where it is not done."""
         from pe_bench.sweep.run import launch, require_done
-        from pe_bench.sweep.summary import print_summary
+        from pe_bench.sweep.show import print_summary
 
         count = len(sweep.encodings) * self.variant.seeds
         name = f"{self.variant.study.name} {sweep.name}".strip()

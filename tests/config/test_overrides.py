@@ -22,7 +22,7 @@ from pe_bench.config.groups import config_dir
 from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Config
 from pe_bench.errors import UserError
-from pe_bench.sweep.check import check_sweep, with_swept_options
+from pe_bench.sweep.run import check_sweep, with_swept_options
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from pe_bench.sweep.jobs import JobState
-from pe_bench.sweep.summary import Summary
+from pe_bench.sweep.show import Summary
 
 
 def states(*kinds: str) -> list[JobState]:
@@ -15,7 +15,6 @@ def states(*kinds: str) -> list[JobState]:
             f"pe-bench train seed={number}",
             kind,
             text=f"step {number} of 9",
-            has_begun=True,
             share=number / 9,
             seconds=10.0,
             started=time.time(),

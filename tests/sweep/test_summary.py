@@ -11,8 +11,7 @@ from rich.console import Console
 from support.sweeps import states, summary_of
 
 from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
-from pe_bench.sweep.summary import Summary, print_summary
-from pe_bench.sweep.view import View
+from pe_bench.sweep.show import Summary, View, print_summary
 
 
 def shown(folder: Path, jobs: int, *written: list[JobState], is_terminal: bool = False) -> str:
@@ -36,22 +35,12 @@ def test_a_terminal_has_a_line_for_each_running_job_and_the_total(tmp_path):
     assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
 
 
-def test_without_a_terminal_a_job_that_begins_or_ends_has_a_line(tmp_path):
-    begun = replace(states(RUNNING)[0], share=0.1)
-    text = shown(tmp_path / "a", 2, [begun], [JobState(0, "seed=0", "", DONE, seconds=3700.0)])
+def test_without_a_terminal_a_job_that_works_or_ends_has_a_line_and_one_that_checks_has_none(tmp_path):
+    checks = JobState(0, "seed=0", "", started=time.time() - 60)  # it may turn out to be done already
+    begun = replace(states(RUNNING)[0], share=0.1, has_worked=True)
+    ended = JobState(0, "seed=0", "", DONE, seconds=3700.0)
+    text = shown(tmp_path, 3, [checks], [begun], [ended, *states(DONE, SKIPPED)[1:]])
     assert text.splitlines() == ["seed=0: begins", "seed=0: done in 1 h 01 min"]
-    slow = JobState(0, "seed=0", "", started=time.time() - 60)  # to find out whether it is done
-    assert shown(tmp_path / "b", 2, [slow]) == "seed=0: begins\n"
-
-
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_sweep_with_nothing_to_do_prints_one_line_before_its_table(tmp_path, capsys, is_terminal):
-    begun = JobState(0, "seed=0", "", started=time.time())
-    told = shown(tmp_path, 2, [begun], states(SKIPPED, SKIPPED), is_terminal=is_terminal)
-    assert told.endswith("2 jobs, all done already\n") and told.count("done already") == 1
-    assert "seed=0:" not in told and (is_terminal or told.count("\n") == 1)
-    print_summary(summary_of(tmp_path, [SKIPPED, SKIPPED], 2))
-    assert capsys.readouterr().err == "", "the view has printed it"
 
 
 def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, capsys):
@@ -65,6 +54,7 @@ def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, caps
 @pytest.mark.parametrize(
     ("kinds", "jobs", "line"),
     [
+        ([SKIPPED, SKIPPED], 2, "2 jobs, all done already\n"),
         ([DONE, SKIPPED, SKIPPED], 3, "3 jobs: 1 done, 2 done already\n"),
         ([SKIPPED, STOPPED], 2, "2 jobs: 1 done already, 1 stopped or not started\n"),
         ([STOPPED], 1, "1 job: 0 done, 1 stopped or not started\n"),
@@ -87,7 +77,7 @@ def tables_of(*jobs: tuple[str, str, str], margins: tuple[float, ...] = ()) -> l
             "",
             DONE,
             run=f"results/runs/{run}",
-            has_rows=True,
+            keys=[["a row"]],
             target_hashes=list(targets),
             margin=margins[number] if margins else 0.01,
         )
@@ -122,8 +112,7 @@ def test_jobs_that_score_one_run_on_other_targets_have_separate_named_tables():
 
 
 def test_jobs_that_fit_into_one_table_share_it_without_a_name():
-    longer = ("eval.lengths=[16]", "nope", "a"), ("eval.lengths=[16,128]", "nope", "ab")
-    assert tables_of(*longer) == [("nope", "ab", "")]
+    assert tables_of(("eval.lengths=[16]", "nope", "a")) == [("nope", "a", "")]
     texts = ("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b")
     assert tables_of(*texts) == [("nope-1 nope-2", "ab", "")]
     assert tables_of() == []
