@@ -231,7 +231,7 @@ def results(
     where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
     by KEY: Show a line for each value of a key, such as seed or train.lr.
     best KEY: Only the best value of a key for each encoding, such as train.lr, by validation loss.
-    baseline NAME: The encoding to compare the others with.
+    baseline NAME: The encoding, or hf:FOLDER, to compare the others with.
     margin NUMBER: A change of up to this many bits per byte counts as holding.
     protocol NAME: Only this protocol.
     slice NAME: Only some of the targets: recall, novel or key (docs/measuring.md).
@@ -267,7 +267,7 @@ def read_report(
     from pe_bench.report.build import build_report
     from pe_bench.report.groups import check_sort
     from pe_bench.report.selection import Selection, check_best, parse_by
-    from pe_bench.runs.find import find_runs, parse_condition
+    from pe_bench.runs.find import find_runs, is_checkpoint, parse_condition
     from pe_bench.runs.gather import require_results_folder
     from pe_bench.runs.rows import ALL
     from pe_bench.values import check_type
@@ -277,7 +277,8 @@ def read_report(
         if options[name] is not None:
             options[name] = check_type(plain_value(options[name]), kind, name)
     by, best, margin = (options[name] for name in ("by", "best", "margin"))
-    keys = parse_by(by) if by is not None else ()
+    several = sum(map(is_checkpoint, listed(runs))) > 1
+    keys = parse_by(by) if by is not None else ("model",) if several else ()
     if sort is not None:
         check_sort(sort)
     if margin is not None:

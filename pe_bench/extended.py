@@ -22,9 +22,9 @@ from pe_bench.experiment import load_trained, trusted
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.records import Table
-from pe_bench.runs.find import find_runs
+from pe_bench.runs.find import find_runs, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
-from pe_bench.scored import OF_MACHINE, PREFIX, prepare, score_each
+from pe_bench.scored import OF_MACHINE, prepare, score_each
 from pe_bench.scoring.other_encodings import (
     Requested,
     find_others,
@@ -75,7 +75,7 @@ def extend_runs(
     """Do as `api.extend` does. Raises `UserError`, `RunError`."""
     requested = read_with(with_ or [",".join(DEFAULT)])
     require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
-    if any(name.startswith(PREFIX) for name in runs):
+    if any(map(is_checkpoint, runs)):
         require(tokens is None, "a checkpoint of Hugging Face is scored alone: leave --tokens out")
         require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
         texts = [with_factor(each, _times(to), None) for each in requested]

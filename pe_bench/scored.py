@@ -21,7 +21,7 @@ from pe_bench.experiment import (
     score_trained,
     trusted,
 )
-from pe_bench.runs.find import find_run
+from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
@@ -42,7 +42,6 @@ NOT_SET = dict.fromkeys(
     (*OF_EVAL, *OF_MACHINE, *OF_RUNS, *OF_CHECKPOINTS, "with_", "config_dir", "data_path")
 )
 DEFAULTS: dict[str, Any] = {**NOT_SET, "force": False, "results_dir": "results"}
-PREFIX = "hf:"
 
 Options = Mapping[str, Any]  # of `evaluate` or `probe`, by the names of their arguments
 
@@ -95,10 +94,6 @@ class Run(RunFolder):
         else:
             show(run_tables(self.scored, self.path, self.margin, self.lengths), plain)
         return text.getvalue()
-
-
-def is_checkpoint(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(PREFIX)
 
 
 def score(run: Run | str | Path, options: Options) -> Run:

@@ -86,6 +86,20 @@ def checkpoint_config(
     return replace(config, eval=replace(config.eval, max_length=max(length, *config.eval.lengths)))
 
 
+def with_one_length(texts: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Add the training length that several checkpoints are measured from where theirs differ: the shortest.
+
+    Raise `UserError` for what is no checkpoint.
+    """
+    sources = map(read_source, texts)
+    lengths = [_train_length(source, load_config(source), overrides)[0] for source in sources]
+    if len(set(lengths)) == 1:
+        return [*overrides]
+    shortest = f"{TRAIN_LENGTH}={min(lengths)}"
+    say(f"{shortest}: all are measured from the shortest of their training lengths; another can be given")
+    return [*overrides, shortest]
+
+
 def check_prompts(text: str, overrides: Sequence[str], probes: Sequence[Probe]) -> None:
     """Raise `UserError` for an unknown kind of prompts, or one that does not fit the shortest length.
 

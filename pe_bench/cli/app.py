@@ -50,6 +50,7 @@ def evaluate(
     *,
     where: Sequence[str] = (),
     everything: bool = False,
+    baseline: str | None = None,
     as_json: bool = False,
     **options: Any,
 ) -> None:
@@ -62,6 +63,7 @@ def evaluate(
     runs RUN: Runs by encoding, name, the beginning of a name, or path.
     where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
     everything: Score every finished run, not only the last.
+    baseline NAME: The encoding, or hf:FOLDER, to compare the others with.
     as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
@@ -70,10 +72,11 @@ def evaluate(
       pe-bench eval rope alibi --where 'seed<3' --lengths 4096
       pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'
       pe-bench eval hf:FOLDER data=files data.path=texts --lengths 4096 --with yarn
+      pe-bench eval hf:A hf:B data.path=texts --lengths 4096 --baseline hf:A
     """
     from pe_bench.cli.score import evaluate
 
-    evaluate(runs, where, everything, as_json, options)
+    evaluate(runs, where, everything, baseline, as_json, options)
 
 
 @command("extend", api.extend, without=("runs", "overrides"))

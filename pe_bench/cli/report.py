@@ -114,27 +114,27 @@ def _hint(results_dir: Path, runs: Sequence[Path]) -> str:
     return f"95 % intervals, controls, speed: {command} --details"
 
 
-def print_sweep_tables(sweep_tables: Sequence["SweepTable"]) -> None:
-    """Print the tables of a sweep, and where its runs are."""
-    for results_dir, tables in tables_of_sweep(sweep_tables).items():
+def print_sweep_tables(sweep_tables: Sequence["SweepTable"], **choice: Any) -> None:
+    """Print the tables of a sweep, and where its runs are. choice: of `Selection`."""
+    for results_dir, tables in tables_of_sweep(sweep_tables, **choice).items():
         show(tables, hint=_hint(results_dir, [run for part in sweep_tables for run in part.runs]))
         rows, command = results_file(results_dir), f"pe-bench report{results_option(results_dir)}"
         say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   compare: {command}")
 
 
-def tables_of_sweep(sweep_tables: Sequence["SweepTable"]) -> dict[Path, list[Table]]:
+def tables_of_sweep(sweep_tables: Sequence["SweepTable"], **choice: Any) -> dict[Path, list[Table]]:
     """Return the tables of runs by their folder of results."""
     folders = dict.fromkeys(run.parent.parent for part in sweep_tables for run in part.runs)
     return {
-        results_dir: [table for part in sweep_tables for table in _tables_of(part, results_dir)]
+        results_dir: [table for part in sweep_tables for table in _tables_of(part, results_dir, **choice)]
         for results_dir in folders
     }
 
 
-def _tables_of(part: "SweepTable", results_dir: Path) -> list[Table]:
+def _tables_of(part: "SweepTable", results_dir: Path, **choice: Any) -> list[Table]:
     names = [run.name for run in part.runs if run.parent.parent == results_dir]
     where = (Condition("target_hash", "=", tuple(part.target_hashes)),) if part.target_hashes else ()
-    selection = Selection(where=where, margin=part.margin)
+    selection = Selection(where=where, margin=part.margin, **choice)
     tables = build_tables(results_dir, names, selection=selection) if names else []
     if not part.words:
         return tables

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench import api
-from pe_bench.checkpoints.load import check_prompts
+from pe_bench.checkpoints.load import check_prompts, with_one_length
 from pe_bench.cli.data import print_runs
 from pe_bench.cli.report import (
     Outputs,
@@ -23,32 +23,39 @@ from pe_bench.report.build import probes_of_rows
 from pe_bench.report.probes import show_probes
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.commands import results_option
-from pe_bench.runs.find import parse_condition, runs_to_score
-from pe_bench.scored import Run, is_checkpoint, read_probe, score_each
+from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score
+from pe_bench.scored import Run, read_probe, score_each
 from pe_bench.sweep.show import SweepTable
 from pe_bench.system.terminal import say
 
 
 def evaluate(
-    names: Sequence[str], where: Sequence[str], everything: bool, as_json: bool, options: dict[str, Any]
+    names: Sequence[str],
+    where: Sequence[str],
+    everything: bool,
+    baseline: str | None,
+    as_json: bool,
+    options: dict[str, Any],
 ) -> None:
-    """Score the runs or the checkpoint that `eval` names, with the options of `api.evaluate`."""
+    """Score the runs or the checkpoints that `eval` names, with the options of `api.evaluate`."""
     options = {**options, "lengths": _lengths(options), "per_position": options["per_position"] or None}
     scored, failures = _score(names, where, everything, options, api.evaluate)
     # One that lies elsewhere has no folder of results to be compared in.
-    alone = [run for run in scored if len(scored) == 1 or run.path.parent.name != "runs"]
+    is_one = len(scored) == 1 and baseline is None
+    alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
     compared = [run.path for run in scored if run not in alone]
     margins = {run.margin for run in scored}
     margin = margins.pop() if len(margins) == 1 else MARGIN
     hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
     together = [SweepTable(compared, list(hashes), margin, "")] if compared else []
+    choice = {"by": ("model",) if sum(map(is_checkpoint, names)) > 1 else (), "baseline": baseline}
     if as_json:
-        tables = chain(*map(tables_of_run, alone), *tables_of_sweep(together).values())
+        tables = chain(*map(tables_of_run, alone), *tables_of_sweep(together, **choice).values())
         print_runs("eval", [run.path for run in scored], failures, tables=tables)
     else:
         for run in alone:
             print_run(run)
-        print_sweep_tables(together)
+        print_sweep_tables(together, **choice)
     _raise_failures(failures)
 
 
@@ -85,7 +92,9 @@ def probe(
 def _probe_prompts(names: Sequence[str], as_json: bool, options: dict[str, Any]) -> None:
     """Score prompts of each kind with a checkpoint, and print their tables."""
     require(any(map(is_checkpoint, names)), "--task is for a checkpoint (hf:FOLDER): leave it out")
-    name, overrides = _only_checkpoint(names)
+    checkpoints, overrides = _checkpoints(names)
+    require(len(checkpoints) == 1, f"--task takes one checkpoint at a time, not {', '.join(checkpoints)}")
+    name = checkpoints[0]
     each = [{**options, "overrides": overrides, "task": kind.strip()} for kind in options["task"].split(",")]
     check_prompts(name, overrides, [probe for one in each if (probe := read_probe(one)) is not None])
     runs = (api.probe(name, **one) for one in each)
@@ -110,9 +119,9 @@ def _score(
         require(not is_folder, f"{name} is a checkpoint of Hugging Face: say hf:{name}")
     if any(map(is_checkpoint, names)):
         require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
-        name, overrides = _only_checkpoint(names)
-        run = call(name, **options, overrides=overrides)
-        return [run], [run.failure] if run.failure and call is api.probe else []
+        checkpoints, overrides = _checkpoints(names)
+        runs = [call(name, **options, overrides=overrides) for name in checkpoints]
+        return runs, [run.failure for run in runs if run.failure and call is api.probe]
     conditions = [*map(parse_condition, where)]
     runs = runs_to_score(names, conditions, Path(options["results_dir"]), everything=everything)
     if not (names or where or everything):
@@ -120,14 +129,13 @@ def _score(
     return score_each(runs, options)
 
 
-def _only_checkpoint(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the checkpoint among the names, and the others, which are KEY=VALUE."""
-    checkpoints = [name for name in names if is_checkpoint(name)]
+def _checkpoints(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the checkpoints among the names, and the others, which are KEY=VALUE."""
+    checkpoints = list(dict.fromkeys(filter(is_checkpoint, names)))
     overrides = [name for name in names if not is_checkpoint(name)]
-    require(len(checkpoints) == 1, f"give one checkpoint at a time, not {', '.join(checkpoints)}")
     for override in overrides:
         require("=" in override, f"{override} is not KEY=VALUE; score runs in a command without checkpoints")
-    return checkpoints[0], overrides
+    return checkpoints, with_one_length(checkpoints, overrides)
 
 
 def _raise_failures(failures: Sequence[str]) -> None:

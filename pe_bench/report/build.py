@@ -31,7 +31,7 @@ from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.selection import EVERYTHING, RunKeys, Selection, differing_keys, keep_best
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.verdicts import judge
-from pe_bench.runs.find import Condition
+from pe_bench.runs.find import Condition, is_checkpoint, scores_checkpoint
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import StoredAnchors, anchors_folder, read_all, read_anchors, runs_folder
 from pe_bench.runs.means import RECALL
@@ -317,7 +317,7 @@ def _table(
     for line, member in anchor_lines(plain, stored, ranks, margin, files, selection.slice):
         lines.append(line)
         members.append(member)
-    baseline = _baseline_in(lines, selection.baseline)
+    baseline = _baseline_in(lines, selection.baseline, keys)
     if baseline:
         lines = with_baseline(lines, members, baseline, margin, files)
     lines = [judge(line, key.train_length, margin) for line in lines]
@@ -372,11 +372,18 @@ def _shown(line: Line, key: TableKey, selection: Selection) -> Line:
     return replace(line, records={length: line.records[length] for length in shown})
 
 
-def _baseline_in(lines: Sequence[Line], name: str | None) -> str:
-    """Return the label of the line that `--baseline` names: exactly, or as the only one of that encoding."""
+def _baseline_in(lines: Sequence[Line], name: str | None, keys: RunKeys) -> str:
+    """Return the label of the line that `--baseline` names: exactly, or as the only one of an encoding.
+
+    Or of a checkpoint, by hf:....
+    """
     if name is None or any(line.label == name for line in lines):
         return name or ""
-    labels = [line.label for line in lines if line.encoding == line.scored_with == name]
+    own = [line for line in lines if line.encoding == line.scored_with]
+    if is_checkpoint(name):
+        labels = [line.label for line in own if scores_checkpoint(keys.folder_of(line.runs[0]), name)]
+    else:
+        labels = [line.label for line in own if line.encoding == name]
     message = f"--baseline {name} may be several lines: {', '.join(labels)}; name one of them in full"
     require(len(labels) < 2, message)
     return labels[0] if labels else ""

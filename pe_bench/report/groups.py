@@ -95,6 +95,8 @@ def explain_separation(
             together = f"; lines of one table: pe-bench report --by {','.join(swept)}"
         if len(swept) == 1 and swept[0].startswith("train."):
             together += f"; the best of each encoding: pe-bench report --best {swept[0]}"
+    if len(values["data"]) == 1 < len(values["data_hash"]) and values["model"] == {CHECKPOINTS}:
+        together += "; other tokenizers make other targets of a text: compare bits per byte by eye"
     return (
         f"table {index + 1} of {len(tables)}: they differ in {', '.join(differing)}, "
         f"and such rows are never averaged or ranked together{together}"

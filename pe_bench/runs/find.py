@@ -18,6 +18,22 @@ from pe_bench.runs.identity import encoding_in
 from pe_bench.runs.rows import COLUMNS, Row
 from pe_bench.values import unknown
 
+CHECKPOINT = "hf:"  # begins the name of a checkpoint of Hugging Face
+
+
+def is_checkpoint(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(CHECKPOINT)
+
+
+def scores_checkpoint(run: RunFolder, name: str) -> bool:
+    """Return whether a run is of the checkpoint that hf:FOLDER or hf:OWNER/NAME[@REVISION] names."""
+    config, folder = run.flat_config, Path(name.removeprefix(CHECKPOINT)).expanduser()
+    address, _, revision = name.partition("@")
+    if folder.is_dir():
+        address, revision = f"{CHECKPOINT}{folder.resolve()}", ""
+    is_revision = not revision or config.get("checkpoint.revision") == revision
+    return config.get("checkpoint.source") == address and is_revision
+
 
 def finished_runs(results_dir: Path) -> list[Path]:
     """Return the runs with a `result.json`, the one that finished last at the end."""
@@ -40,7 +56,7 @@ def find_runs(names: Iterable[str], results_dir: Path, *, anywhere: bool = False
     """Return the finished runs that names select, each once. Raise `UserError` for a name of none.
 
     A name is a run's encoding, its own, its beginning or a pattern, the name that tables give its encoding,
-    or the path of a run. Only a run `anywhere` may lie outside the folder of results.
+    the path of a run, or a checkpoint's. Only a run `anywhere` may lie outside the folder of results.
     """
     runs: dict[Path, None] = {}
     for name in names:
@@ -51,6 +67,11 @@ def find_runs(names: Iterable[str], results_dir: Path, *, anywhere: bool = False
 
 
 def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
+    if is_checkpoint(typed):
+        of_it = [run for run in finished_runs(results_dir) if scores_checkpoint(RunFolder(run), typed)]
+        way_out = f"score it with `pe-bench eval {shlex.quote(typed)}`"
+        require(bool(of_it), f"no finished run of {typed} in {runs_folder(results_dir)}: {way_out}", typed)
+        return of_it
     runs, name = finished_runs(results_dir), typed.rstrip("/")
     ways: tuple[Callable[[Path], bool], ...] = (
         lambda run: run.name == name,

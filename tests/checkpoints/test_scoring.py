@@ -85,6 +85,46 @@ def test_a_checkpoint_is_scored_reported_and_listed_like_a_run(
     assert np.allclose(tokens, tokens.round(), atol=1e-3) and row.targets == len(scores.nll)
 
 
+def test_checkpoints_side_by_side_are_lines_of_one_table_with_a_baseline(
+    tmp_path: Path, score: Command, command: Command
+) -> None:
+    write_checkpoint(tmp_path / "tuned", "llama", 1, max_position_embeddings=64)
+    both = tuple(f"hf:{tmp_path / name}" for name in ("llama", "tuned"))
+    baseline = ("--baseline", both[0])
+    done = score("llama", both[1], "--lengths", "48", *baseline, "--json")
+    assert done.code == 0, done.err
+    assert f"train.length={TRAIN_LENGTH}: all are measured from the shortest" in done.err
+    [table] = json.loads(done.out)["tables"]
+    labels = {name: f"rope of {name} (Llama, 0.05M)" for name in ("llama", "tuned")}
+    assert {line["label"] for line in table["lines"]} == set(labels.values())
+    assert table["baseline"] == labels["llama"]
+    [tuned] = [line for line in table["lines"] if line["label"] == labels["tuned"]]
+    levels = {line["label"]: line["records"][1]["level"] for line in table["lines"]}
+    difference = tuned["records"][1]["baseline"]
+    assert difference["mean"] == pytest.approx(levels[labels["tuned"]] - levels[labels["llama"]])
+    assert difference["interval"]["low"] < difference["mean"] < difference["interval"]["high"]
+
+    where = ("--results-dir", str(tmp_path / "results"))
+    [again] = json.loads(command("report", *both, *where, *baseline, "--json").out)["tables"]
+    assert (again["lines"], again["baseline"]) == (table["lines"], table["baseline"])
+    alone = command("report", both[1], *where)
+    assert alone.code == 0 and "checkpoint tuned" in alone.out and "checkpoint llama" not in alone.out
+    missing = command("report", f"hf:{tmp_path / 'none'}", *where)
+    assert missing.code == 2 and "pe-bench eval hf:" in missing.line
+
+
+def test_checkpoints_with_other_tokenizers_get_a_table_each(tmp_path: Path, score: Command) -> None:
+    write_checkpoint(tmp_path / "other", "llama", 1)
+    path = tmp_path / "other" / "tokenizer.json"
+    model = json.loads(path.read_text())["model"]
+    unused = next(token for token, number in model["vocab"].items() if number == 1)
+    vocab = {"th" if token == unused else token: number for token, number in model["vocab"].items()}
+    edit_json(path, model=model | {"vocab": vocab, "merges": [["t", "h"]]})
+    done = score("llama", f"hf:{tmp_path / 'other'}", "--lengths", "48")
+    assert done.code == 0, done.err
+    assert "table 1 of 2" in done.out and "compare bits per byte by eye" in " ".join(done.out.split())
+
+
 def test_what_is_scored_is_kept_and_another_checkpoint_is_not_mixed_with_it(
     tmp_path: Path, score: Command, command: Command
 ) -> None:
