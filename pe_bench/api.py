@@ -313,16 +313,10 @@ def require_levels(report: "Report") -> None:
 
 def say_problems(report: "Report") -> None:
     """Print the problems that tables show as notes and a data frame has no place for."""
-    from pe_bench.runs.scores import explain_lost_scores, lengths_without_scores
     from pe_bench.system.terminal import say
 
     for problem in report.problems:
         say(f"warning: {problem}")
-    runs = dict.fromkeys(run for table in report.tables for line in table.lines for run in line.runs)
-    for folder in map(report.folder_of, runs):
-        lengths = lengths_without_scores(folder.path, folder.rows)
-        if lengths:
-            say(f"warning: {folder.path.name}: {explain_lost_scores(folder.path, lengths)}")
 
 
 def try_change(

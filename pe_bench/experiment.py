@@ -26,21 +26,17 @@ from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.folder import (
-    BEGUN,
     FirstStage,
     locked,
-    read_begun,
     read_config,
     record_error,
     write_config,
     write_error,
 )
 from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
-from pe_bench.runs.identity import hashed, identity, run_name, setting
-from pe_bench.runs.job import Job
-from pe_bench.runs.means import keep_means, keep_slices
+from pe_bench.runs.job import Job, hashed, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import delete_scores
+from pe_bench.runs.scores import delete_scores, keep_slices
 from pe_bench.runs.source import after_source, find_source, scored_as
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import kept_rows, row_key, score, scored_rows, with_lost_plans
@@ -159,7 +155,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         label, first = source.label_of(stage_label(encoding, before), config), source.first_of(config)
         together = hashed([*source.facts, together])
     elif config.train.from_run or config.train.beside:
-        about = read_result(folder) or read_begun(folder)
+        about = read_result(folder)
         if about is None:
             raise gone or RunError(f"{folder} is not finished")
         label, first, together = about["encoding"], FirstStage.read(about), about["setting"]
@@ -356,9 +352,6 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
 def _describe(job: Job) -> None:
     """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
     _write_config(job)
-    if job.first is not None:
-        begun = {"encoding": job.label, "setting": job.setting, "first_stage": asdict(job.first)}
-        _write_json(job.folder / BEGUN, begun)
     about: dict[str, Any] = {**environment(job.device, job.threads)}
     if job.config.checkpoint is None:
         kernel = training_kernel(job.device, job.dtype)
@@ -485,7 +478,6 @@ def score_trained(
             _write_result(job, None)
         if judge is not None:
             keep_slices(run, judged, judge.name)
-            keep_means(run, read_rows(run / "eval.csv"))
         if (read_result(run) or {}).get("data_hash") == job.data.hash:
             score_missing_anchors(job, plans, rows)
     if run.resolve().parent == runs_folder(results_dir).resolve():

@@ -23,7 +23,7 @@ from pe_bench.experiment import (
 )
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
-from pe_bench.runs.identity import encoding_in
+from pe_bench.runs.job import encoding_in
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
 from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe
 from pe_bench.scoring.other_encodings import find_others, read_with

@@ -34,8 +34,8 @@ from pe_bench.report.verdicts import judge
 from pe_bench.runs.find import Condition, is_checkpoint, scores_checkpoint
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import StoredAnchors, anchors_folder, read_all, read_anchors, runs_folder
-from pe_bench.runs.means import RECALL
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, read_rows
+from pe_bench.runs.scores import RECALL
 from pe_bench.system.terminal import in_one_line
 from pe_bench.values import unknown
 
@@ -154,20 +154,19 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     """Return the rows of all runs or of those named that can be read, and what is left out."""
     gathered = read_all(results_dir)
     if not gathered.rows and gathered.problems:
-        raise RunError("\n".join(problem.text for problem in gathered.problems))
+        raise RunError("\n".join(gathered.lines))
     folder = runs_folder(results_dir)
     require(bool(gathered.rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
-    left_out = [f"left out: {problem.text}" for problem in gathered.problems]
+    left_out = [f"left out: {line}" for line in gathered.lines]
     if runs is None:
         return gathered.rows, left_out
     names = [Path(run).name for run in runs]
     readable = {row.run for row in gathered.rows}
-    problems = {problem.run: problem.text for problem in gathered.problems}
     for name in names:
-        if name not in readable and name not in problems:
+        if name not in readable and name not in gathered.problems:
             raise UserError(unknown(name, "run", readable))
     if readable.isdisjoint(names):
-        raise RunError("\n".join(problems[name] for name in dict.fromkeys(names)))
+        raise RunError("\n".join(gathered.problems[name] for name in dict.fromkeys(names)))
     return [row for row in gathered.rows if row.run in names], left_out
 
 

@@ -15,8 +15,8 @@ from pe_bench.report.values import (
     works_to,
 )
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
-from pe_bench.runs.means import KEY, NOVEL, RECALL
 from pe_bench.runs.rows import ALL, HALF
+from pe_bench.runs.scores import KEY, NOVEL, RECALL
 from pe_bench.system.grid import MISSING, VERDICTS, Cell
 
 

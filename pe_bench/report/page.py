@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from pe_bench.report.legend import legend
 from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, Table
 from pe_bench.report.values import number_text
-from pe_bench.runs.folder import Environment, RunRecord
+from pe_bench.runs.folder import ENVIRONMENT, RunRecord
 from pe_bench.runs.rows import ALL
 from pe_bench.system.grid import Cell, Column, Grid
 from pe_bench.system.terminal import in_one_line, one_line
@@ -252,7 +252,6 @@ def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the origin of a report; typed: the commands that made it, with counts of runs."""
     machines = dict.fromkeys(place for record in records for place in (record.trained, *record.scored))
     datasets = Counter(dataset for record in records for dataset in record.data)
-    names = [field.name for field in fields(Environment)]
     needs = dict.fromkeys(need for record in records for need in record.needs)
     return {
         "notes": [
@@ -262,16 +261,16 @@ def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
         "typed": list(Counter(command for record in records for command in record.commands).items()),
         "data": _grid(
             ("data", "hash", "tokenizer", "runs"),
-            ((dataset.name, dataset.hash, dataset.tokenizer, count) for dataset, count in datasets.items()),
+            ((*dataset, count) for dataset, count in datasets.items()),
         ),
         "environments": _grid(
-            (name.replace("_", "-") for name in names),
-            ((getattr(place, name) for name in names) for place in machines if place != Environment()),
+            (name.replace("_", "-") for name in ENVIRONMENT),
+            (place for place in machines if any(place)),
         ),
         "runs": _grid(
             ("run", "date", "data"),
             (
-                (record.run, record.date, ", ".join(dataset.hash for dataset in record.data))
+                (record.run, record.date, ", ".join(data_hash for _, data_hash, _ in record.data))
                 for record in records
             ),
         ),

@@ -11,9 +11,8 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.report.statistics import Interval, difference_of_shares, paired_interval
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.means import Means
 from pe_bench.runs.rows import ALL, TASK, Row
-from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.runs.scores import Means, load_scores, score_file
 
 Pair = tuple[Row, Row]
 Key = TypeVar("Key")
@@ -76,7 +75,7 @@ class ScoreFiles:
         return [
             row
             for run, of_run in grouped(rows, lambda row: row.run).items()
-            for row in self._folder_of(run).rows_of_slice(of_run, name)
+            for row in self._folder_of(run).means.rows_of_slice(of_run, name)
         ]
 
     def _read(self, row: Row) -> Means:

@@ -13,7 +13,7 @@ from pe_bench.errors import UserError, require
 from pe_bench.report.records import is_checkpoint, name_of_checkpoint
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.find import Condition, RunValues, check_key, is_number, one_a_run
-from pe_bench.runs.identity import NOT_IDENTITY
+from pe_bench.runs.job import NOT_IDENTITY
 from pe_bench.runs.rows import ALL, Row
 
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}

@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
+from pe_bench.errors import RunError
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL
 
@@ -56,26 +56,25 @@ def record_command(run: Path) -> None:
         write_text(run / FILE, json.dumps([*recorded, command], indent=1, ensure_ascii=False) + "\n")
 
 
-def recorded_commands(run: Path) -> tuple[str, ...]:
+def recorded_commands(run: Path) -> list[str]:
     """Return a run's commands in the order of their first use; none where they are missing or unreadable."""
     from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
 
     try:
         commands = json.loads(read_regular(run / FILE))
-    except (OSError, ValueError, RecursionError):
-        return ()
-    return tuple(command for command in commands if _is_ours(command)) if isinstance(commands, list) else ()
+    except (RunError, OSError, ValueError, RecursionError):
+        return []
+    return [command for command in commands if _is_ours(command)] if isinstance(commands, list) else []
 
 
 def _is_ours(command: object) -> bool:
     """Return whether a shell would run pe-bench with it and nothing else: the file may be a stranger's."""
-    if not isinstance(command, str):
-        return False
     try:
-        arguments = shlex.split(command)
+        arguments = shlex.split(str(command))
     except ValueError:
         return False
-    return arguments[:1] == ["pe-bench"] and command == shlex.join(arguments) and not CONTROL.search(command)
+    is_plain = command == shlex.join(arguments) and not CONTROL.search(str(command))
+    return is_plain and arguments[:1] == ["pe-bench"]
 
 
 def takes_code_from(command: str, results: Path) -> bool:
@@ -83,15 +82,9 @@ def takes_code_from(command: str, results: Path) -> bool:
 
     A stranger's run may bring both, and whoever repeated its command would run them.
     """
-    for option, argument in pairwise(shlex.split(command)):
-        words = [word for word in re.split(r"[=:,{}\[\]\s'\"]+", argument) if word]
-        is_folder = any(text.startswith(("-c", "--config")) for text in (option, argument))
-        # A name with a slash may be a file of any ending, and a name with dots a module or a package.
-        files = [Path(os.path.expanduser(word)) for word in words]
-        files = [file for file in files if is_folder or file.suffix == ".py" or file.is_file()]
-        stems = [word.replace(".", "/") for word in words]
-        modules = [Path(stem + end) for stem in stems for end in (".py", "/__init__.py")]
-        files += [module for module in modules if module.is_file()]
-        if any(file.resolve().is_relative_to(results.resolve()) for file in files):
-            return True
-    return False
+    words = re.split(r"[=:,{}\[\]\s'\"]+", command)
+    paths = [Path(os.path.expanduser(word)) for word in words]
+    modules = [Path(word.replace(".", "/") + end) for word in words for end in (".py", "/__init__.py")]
+    code = [path for path in (*paths, *modules) if path.is_file()]
+    code += [path for option, path in zip(words, paths[1:], strict=False) if re.match("--?c", option)]
+    return any(path.resolve().is_relative_to(results.resolve()) for path in code)

@@ -14,7 +14,7 @@ from typing import Any
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import folders_of_runs, read_all, read_result, runs_folder
-from pe_bench.runs.identity import encoding_in
+from pe_bench.runs.job import encoding_in
 from pe_bench.runs.rows import COLUMNS, Row
 from pe_bench.values import unknown
 
@@ -46,7 +46,7 @@ def finished_runs(results_dir: Path) -> list[Path]:
 
 def find_run(name: str, results_dir: Path) -> Path:
     """Return the one finished run that a path or a name stands for. Raise `UserError` for several."""
-    runs = [require_finished(run) for run in find_runs([name], results_dir, anywhere=True)]
+    runs = [_finished(run) for run in find_runs([name], results_dir, anywhere=True)]
     names = ", ".join(run.name for run in runs)
     require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}", name)
     return runs[0]
@@ -84,14 +84,22 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         selected = [run for run in runs if is_selected(run)]
         if selected:
             return selected
+    folder = runs_folder(results_dir)
     if typed and os.path.isfile(os.path.join(typed, "config.yaml")):  # whatever was typed is no error here
-        run = Path(typed).resolve()
-        return [require_finished(run) if anywhere else _in_results(run, typed, results_dir)]
+        run = _finished(Path(typed).resolve())
+        if not anywhere and run.parent != folder.resolve():
+            way_out = (
+                "move it into a folder named runs/, and give --results-dir the folder that contains runs/"
+            )
+            if run.parent.name == "runs":
+                way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
+            raise UserError(f"the run {typed} is not one of {folder}: {way_out}")
+        return [run if anywhere else folder / run.name]
     for begun in folders_of_runs(results_dir) if name else []:
         if begun.name.startswith(name):
-            return [require_finished(begun)]
+            return [_finished(begun)]
     way_out = "say --all for all of them" if name == "all" else "see `pe-bench list runs`"
-    raise UserError(f"no finished run '{typed}' in {runs_folder(results_dir)}: {way_out}", typed)
+    raise UserError(f"no finished run '{typed}' in {folder}: {way_out}", typed)
 
 
 def names_of_label(label: str) -> tuple[str, ...]:
@@ -112,24 +120,15 @@ def _encoding_label(run: Path) -> str:
     return ""
 
 
-def _in_results(run: Path, typed: str, results_dir: Path) -> Path:
-    """Return the finished run of the results folder at this path. Raise `UserError` for any other run."""
-    folder = runs_folder(results_dir)
-    if run.parent == folder.resolve():
-        return folder / require_finished(run).name
-    way_out = "move it into a folder named runs/, and give --results-dir the folder that contains runs/"
-    if run.parent.name == "runs":
-        way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
-    raise UserError(f"the run {typed} is not one of {folder}: {way_out}")
-
-
-def require_finished(run: Path) -> Path:
+def _finished(run: Path) -> Path:
+    """Return a run. Raise `UserError` where it is not finished."""
     try:
         result = read_result(run)
     except RunError as error:
         raise UserError(str(error)) from error
-    if result is None:
-        raise UserError(f"{run} is not finished: repeat the command that trained it, and it continues")
+    require(
+        result is not None, f"{run} is not finished: repeat the command that trained it, and it continues"
+    )
     return run
 
 
@@ -168,14 +167,9 @@ class Condition:
     def holds(self, value: Any) -> bool:
         if self.sign in ORDERS:
             return is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
-        return any(self._names(value, one) for one in self.values) is (self.sign == "=")
+        return any(self.fits(value, pattern) for pattern in self.values) is (self.sign == "=")
 
-    def unmet(self, values: Iterable[Any]) -> list[str]:
-        """Return the values that the condition requires and that `values` lack."""
-        required, different = self.values if self.sign == "=" else (), set(values)
-        return [name for name in required if not any(self._names(value, name) for value in different)]
-
-    def _names(self, value: Any, pattern: str) -> bool:
+    def fits(self, value: Any, pattern: str) -> bool:
         """Return whether a pattern fits a value, or any of its names if it is an encoding."""
         names = names_of_label(str(value)) if self.key in LABELS else (value,)
         return any(_equal(name, pattern) for name in names)
@@ -185,9 +179,8 @@ def parse_condition(word: str) -> Condition:
     """Return a condition such as `seed<3`, `encoding=rope,alibi` or `train.lr>=0.001`. Raise `UserError`."""
     match = CONDITION.fullmatch(word)
     if match is None or not match[3]:
-        raise UserError(
-            f"--where '{word}' cannot be read: say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
-        )
+        way_out = "say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
+        raise UserError(f"--where '{word}' cannot be read: {way_out}")
     key, sign, text = SYNONYMS.get(match[1], match[1]), match[2].replace("==", "="), match[3]
     message = f"--where '{word}': {key}{sign} needs a number, and '{text}' is none"
     require(sign not in ORDERS or is_number(text), message)
@@ -222,10 +215,13 @@ class RunValues:
         Raises `UserError` for a key that no run has, and for an encoding that none has.
         """
         for condition in where:
-            labels = {getattr(row, condition.key) for row in rows} if condition.key in LABELS else set()
-            for missing in condition.unmet(labels) if condition.key in LABELS else []:
-                names = {names_of_label(label)[-1] for label in labels}
-                raise UserError(unknown(missing, f"--where {condition.key}", names))
+            if condition.key not in LABELS or condition.sign != "=":
+                continue
+            labels = {getattr(row, condition.key) for row in rows}
+            for name in condition.values:
+                if not any(condition.fits(label, name) for label in labels):
+                    names = {names_of_label(label)[-1] for label in labels}
+                    raise UserError(unknown(name, f"--where {condition.key}", names))
         chosen = [condition for condition in where if condition.key not in SHOWN]
         for condition in chosen:
             self.require(rows, condition.key, "--where")
@@ -246,7 +242,7 @@ def runs_to_score(
     Raises `UserError` where there is none.
     """
     if not where:
-        named = [require_finished(run) for run in find_runs(names, results_dir, anywhere=True)]
+        named = [_finished(run) for run in find_runs(names, results_dir, anywhere=True)]
         finished = [] if named else finished_runs(results_dir)
         folder, way_out = runs_folder(results_dir), "make one with `pe-bench train encoding=rope`"
         require(bool(named or finished), f"no finished run in {folder}: {way_out}")

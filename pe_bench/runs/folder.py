@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import traceback
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,32 +19,22 @@ from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config, DataConfig
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.commands import recorded_commands, takes_code_from
-from pe_bench.runs.means import KeptMeans, Means, Slices, find_means, read_means, read_slices, rows_of_slice
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.untrusted import (
-    InvalidYamlError,
-    check_files,
-    parse_mapping,
-    read_json,
-    read_regular,
-    unreadable,
-)
+from pe_bench.runs.scores import KeptMeans, Means, compute_means, load_scores, read_means, score_file
+from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
 from pe_bench.system.files import write_text
 from pe_bench.values import check_type
 
-# The first line shows that there was a last one, so that a file that was cut short is not one made by hand.
-HEAD = "# made by pe-bench; the last line is a checksum\n"
-CONFIG_CHECKSUM = "# sha256 of what stands above: "
-_IF_CHANGED = "delete its first and its last line if you changed it"
+CONFIG_CHECKSUM = "# made by pe-bench; sha256 of what follows: "  # the first line, with a hash
 ERROR = "error.txt"
-BEGUN = "begun.json"  # what a run has of its source, so that it goes on where that is gone
+UNREADABLE = (RunError, OSError, ValueError)
 
 
 def write_config(run: Path, config: Config) -> None:
     """Write a run's configuration with absolute paths, so that it can be scored from another folder."""
     plain = to_plain(replace(config, data=_with_absolute_paths(config.data)))
-    text = HEAD + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    write_text(run / "config.yaml", f"{text}{CONFIG_CHECKSUM}{_digest(text)}\n")
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    write_text(run / "config.yaml", f"{CONFIG_CHECKSUM}{_digest(text)}\n{text}")
 
 
 def _with_absolute_paths(data: DataConfig) -> DataConfig:
@@ -57,31 +48,21 @@ def read_config(run: Path) -> Config:
     """Return the configuration of a run. Raise `UserError` where it is damaged."""
     try:
         return parse_config(read_values(run))
-    except PermissionError as error:
-        raise UserError(unreadable(error)) from error
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"
-        ) from error
+        reason, path = " ".join(str(error).split()), run / "config.yaml"
+        raise UserError(f"{path} is missing or damaged ({reason}): train the run again") from error
 
 
 def read_values(run: Path) -> dict[str, Any]:
     """Return the plain values of a run's configuration; one without a checksum was written by hand.
 
-    Raise `InvalidYamlError` where they are damaged, and `OSError` where there is no such file.
+    Raise `ValueError` where they are damaged, and `OSError` where there is no such file.
     """
-    try:
-        text = read_regular(run / "config.yaml")
-    except ValueError as error:
-        raise InvalidYamlError(str(error)) from error
-    values = parse_mapping(text)
-    above, has_checksum, checksum = text.rpartition(CONFIG_CHECKSUM)
-    if has_checksum and checksum.strip() != _digest(above):
-        raise InvalidYamlError(f"its checksum is of something else: {_IF_CHANGED}")
-    if text.startswith(HEAD) and not has_checksum:
-        raise InvalidYamlError(f"its end is missing: {_IF_CHANGED}")
-    return values
+    text = read_regular(run / "config.yaml")
+    first, _, below = text.partition("\n")
+    if first.startswith("#") and first != CONFIG_CHECKSUM + _digest(below):
+        raise ValueError("its checksum is of something else: delete its first line if you changed it")
+    return parse_mapping(text)
 
 
 def _digest(text: str) -> str:
@@ -146,20 +127,12 @@ class FirstStage:
         if values is None:
             return None
         values = check_type(values, dict[str, Any], "first_stage")
-        run = check_type(values.get("run"), str, "run")
+        kinds = typing.get_type_hints(FirstStage)
+        first = FirstStage(**{name: check_type(values.get(name), kind, name) for name, kind in kinds.items()})
         # A stranger's may be no name: a path could lead anywhere.
-        require(NAME.fullmatch(run) is not None and not run.startswith("."), f"{run!r} is no run's name")
-        kinds = {"run": str, "length": int, "steps": int, "setting": str, "longest": int}
-        return FirstStage(**{name: check_type(values.get(name), kind, name) for name, kind in kinds.items()})
-
-
-def read_begun(run: Path) -> Mapping[str, Any] | None:
-    """Return what a run with a source wrote of itself as it began; None where that is not there."""
-    try:
-        about = read_json(run / BEGUN)
-        return about if all(isinstance(about.get(key), str) for key in ("encoding", "setting")) else None
-    except (OSError, ValueError):
-        return None
+        is_name = NAME.fullmatch(first.run) is not None and not first.run.startswith(".")
+        require(is_name, f"{first.run!r} is no run's name")
+        return first
 
 
 class RunFolder:
@@ -170,7 +143,7 @@ class RunFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Return its configuration. Raises `OSError`, and `InvalidYamlError` where it is damaged."""
+        """Return its configuration. Raises `OSError`, and `ValueError` where it is damaged."""
         return read_values(self.path)
 
     @cached_property
@@ -185,40 +158,31 @@ class RunFolder:
             _ = self.config
         except FileNotFoundError:
             return "it is missing"
-        except (OSError, InvalidYamlError) as error:
+        except UNREADABLE as error:
             return first_line(error)
         return ""
 
     @cached_property
     def first_stage(self) -> FirstStage | None:
         """Return the first stage of a finished run; None where it is its own, or cannot be read."""
-        try:
+        with suppress(*UNREADABLE):
             return FirstStage.read(read_json(self.path / "result.json"))
-        except (OSError, ValueError):
-            return None
+        return None
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        try:
+        with suppress(*UNREADABLE):
             return read_json(self.path / "environment.json")
-        except (OSError, ValueError):
-            return {}
+        return {}
 
     @cached_property
-    def slices(self) -> Slices:
-        return read_slices(self.path)
-
-    @cached_property
-    def _kept_means(self) -> KeptMeans:
+    def means(self) -> KeptMeans:
         return read_means(self.path)
 
     def means_of(self, row: Row) -> Means:
         """Return the means of a row of this run, or of one of a slice. Raise `RunError`."""
-        return find_means(self.path, row, self._kept_means, self.slices)
-
-    def rows_of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
-        """Return the rows of a slice for rows of this run; none where its slices were not written."""
-        return list(rows_of_slice(rows, name, self.slices, self.means_of))
+        scores = score_file(self.path, row)
+        return self.means.of(row) or compute_means(load_scores(scores), row.protocol)
 
     @cached_property
     def validation_loss(self) -> float | None:
@@ -233,18 +197,16 @@ class RunFolder:
 
     def _logged(self, name: str) -> list[tuple[int, float]]:
         """Return the steps of train.csv that have a number in a column, with it; none where it is damaged."""
-        try:
+        with suppress(*UNREADABLE, KeyError, csv.Error):
             records = list(csv.DictReader(io.StringIO(read_regular(self.path / "train.csv"), newline="")))
             return [(int(record["step"]), float(record[name])) for record in records if record[name]]
-        except (OSError, ValueError, KeyError, csv.Error):
-            return []
+        return []
 
     @cached_property
     def rows(self) -> list[Row]:
-        try:
+        with suppress(RunError):
             return read_rows(self.path / "eval.csv")
-        except RunError:
-            return []
+        return []
 
 
 def folders_in(runs: Path) -> Callable[[str], RunFolder]:
@@ -261,30 +223,9 @@ def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
     return flat
 
 
-@dataclass(frozen=True)
-class Environment:
-    """Versions and a machine; what is not known of them is empty.
-
-    git: the commit, with `+` and a hash of the code after changes.
-    """
-
-    pe_bench: str = ""
-    git: str = ""
-    torch: str = ""
-    python: str = ""
-    platform: str = ""
-    processor: str = ""
-    device: str = ""
-    threads: str = ""
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """The data that a run was trained or scored on: names, and the hash of the text that was tokenized."""
-
-    name: str
-    hash: str
-    tokenizer: str
+# How runs were made: versions and machines as texts, in the order of these names; what is not known is empty.
+ENVIRONMENT = ("pe_bench", "git", "torch", "python", "platform", "processor", "device", "threads")
+Environment = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -292,15 +233,15 @@ class RunRecord:
     """How one run was made.
 
     commands: as they were typed; `missing` says why some or all are not there. needs: what they need beside
-    pe-bench. trained: where; scored: wherever else scores come from. data: all that it was scored on. date:
-    of the training, ISO 8601.
+    pe-bench. data: the name, the hash and the tokenizer of each text that it was scored on. trained: where;
+    scored: wherever else scores come from. date: of the training, ISO 8601.
     """
 
     run: str
     commands: tuple[str, ...]
     needs: tuple[str, ...]
     missing: str
-    data: tuple[Dataset, ...]
+    data: tuple[tuple[str, str, str], ...]
     trained: Environment
     scored: tuple[Environment, ...]
     date: str
@@ -317,16 +258,18 @@ def _record(run: RunFolder) -> RunRecord:
     missing = "" if typed else "none was kept"
     if len(commands) < len(typed):
         missing = "the code that it names is not here, and none is taken from a folder of results"
-    trained = _environment(run.environment)
-    scored = dict.fromkeys(_environment(vars(row)) for row in rows)
+    trained, *scored = dict.fromkeys(_environment(values) for values in (run.environment, *map(vars, rows)))
     return RunRecord(
         run=run.path.name,
         commands=commands,
         needs=_needs(run.flat_config),
         missing=missing,
-        data=tuple(dict.fromkeys(Dataset(row.data, row.data_hash, row.tokenizer) for row in rows)),
+        data=tuple(dict.fromkeys((row.data, row.data_hash, row.tokenizer) for row in rows)),
         trained=trained,
-        scored=tuple(environment for environment in scored if not _is_part(environment, trained)),
+        # Rows have less: an environment that says nothing else is left out.
+        scored=tuple(
+            each for each in scored if any(each[i] not in ("", value) for i, value in enumerate(trained))
+        ),
         date=str(run.environment.get("date", "")) or min((row.date for row in rows), default=""),
     )
 
@@ -339,12 +282,5 @@ def _needs(config: dict[str, Any]) -> tuple[str, ...]:
     return (*code, *([f"the run {source}, whose weights it starts from"] if source else []))
 
 
-def _environment(values: dict[str, Any]) -> Environment:
-    names = Environment.__dataclass_fields__
-    return Environment(**{name: str(values[name]) for name in names if values.get(name) is not None})
-
-
-def _is_part(environment: Environment, other: Environment) -> bool:
-    """Return whether `other` has every value that is not empty in `environment`."""
-    facts = {name: value for name, value in vars(environment).items() if value}
-    return all(getattr(other, name) == value for name, value in facts.items())
+def _environment(values: Mapping[str, Any]) -> Environment:
+    return tuple("" if values.get(name) is None else str(values[name]) for name in ENVIRONMENT)

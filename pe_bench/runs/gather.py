@@ -12,13 +12,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.commands import eval_command
 from pe_bench.runs.folder import ERROR, RunFolder, read_config
-from pe_bench.runs.identity import encoding_in
+from pe_bench.runs.job import encoding_in
 from pe_bench.runs.rows import APART, Row, read_rows, read_text, to_csv
-from pe_bench.runs.scores import explain_lost_scores, lengths_without_scores
-from pe_bench.runs.untrusted import check_files, read_json, unreadable
+from pe_bench.runs.scores import KEY, TEXT_SLICES
+from pe_bench.runs.untrusted import check_files, read_json
 from pe_bench.system.files import TEMPORARY, write_text
 from pe_bench.system.terminal import one_line, say
 
@@ -26,28 +26,17 @@ READ_ONLY = 0o444
 FORMAT = 2  # of runs; those of format 1 have other names and columns
 
 
-class FormatError(RunError):
-    """An error about a run that another version of pe-bench wrote, and reads."""
-
-    def __init__(self, run: Path, writer: str) -> None:
-        super().__init__(f"{run} is of another version: {writer} reads it")
-        self.writer = writer
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A run without rows that can be read, by its folder's name, and a line that says why."""
-
-    run: str
-    text: str
-
-
 @dataclass(frozen=True)
 class Gathered:
-    """The rows of all readable runs in a fixed order, and the problem of each run that could not be read."""
+    """The rows of all readable runs in a fixed order; why each other could not be read, by its name."""
 
     rows: list[Row]
-    problems: list[Problem]
+    problems: dict[str, str]
+
+    @property
+    def lines(self) -> list[str]:
+        """Return what is wrong, each problem once: that of another version is the same for many runs."""
+        return list(dict.fromkeys(self.problems.values()))
 
 
 def runs_folder(results_dir: Path) -> Path:
@@ -60,8 +49,8 @@ def results_file(results_dir: Path) -> Path:
 
 def require_results_folder(results_dir: Path) -> None:
     """Raise `UserError` where something else than a folder has that name."""
-    if results_dir.exists() and not results_dir.is_dir():
-        raise UserError(f"--results-dir {results_dir} is not a folder: name the folder that holds runs/")
+    is_possible = results_dir.is_dir() or not results_dir.exists()
+    require(is_possible, f"--results-dir {results_dir} is not a folder: name the folder that holds runs/")
 
 
 def gather(results_dir: Path) -> Gathered:
@@ -78,9 +67,8 @@ def gather(results_dir: Path) -> Gathered:
         gathered = read_all(results_dir)
         rows: list[Row] = []
         for name, of_run in groupby(gathered.rows, key=lambda row: row.run):
-            folder, of_targets = RunFolder(runs_folder(results_dir) / name), [*of_run]
-            slices = {name for of_set in folder.slices.values() for name in of_set}
-            of_slices = [row for name in sorted(slices) for row in folder.rows_of_slice(of_targets, name)]
+            means, of_targets = RunFolder(runs_folder(results_dir) / name).means, [*of_run]
+            of_slices = [row for part in (*TEXT_SLICES, KEY) for row in means.rows_of_slice(of_targets, part)]
             rows += sorted([*of_targets, *of_slices], key=lambda row: row.order)
         write_text(target, to_csv(rows), mode=READ_ONLY)
     return gathered
@@ -88,8 +76,8 @@ def gather(results_dir: Path) -> Gathered:
 
 def gather_and_warn(results_dir: Path) -> None:
     """Gather the rows of all runs, and print a warning for each that could not be read."""
-    for problem in gather(results_dir).problems:
-        say(f"warning: {problem.text}")
+    for line in gather(results_dir).lines:
+        say(f"warning: {line}")
 
 
 def folders_of_runs(results_dir: Path) -> list[Path]:
@@ -97,56 +85,44 @@ def folders_of_runs(results_dir: Path) -> list[Path]:
     folder = runs_folder(results_dir)
     try:
         with os.scandir(folder) as entries:
-            names = [
-                entry.name
-                for entry in entries
-                if not entry.name.startswith(".") and not entry.is_file(follow_symlinks=False)
-            ]
+            names = [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise RunError(f"{folder} cannot be read ({first_line(error)})") from error
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in sorted(names) if not name.startswith(".")]
 
 
 def read_all(results_dir: Path) -> Gathered:
     """Return the rows of every finished run. A damaged run is named and hides no other."""
-    rows: list[Row] = []
-    problems = []
-    of_writer: dict[str, list[Path]] = {}  # runs that other versions read, by these
+    gathered = Gathered([], {})
     for run in folders_of_runs(results_dir):
         try:
             # A damaged result.json is named: nothing else says that the training came to its end.
             if read_result(run) is not None:  # which checks all of the run's files
-                rows += _rows_of(run)
-        except FormatError as error:
-            of_writer.setdefault(error.writer, []).append(run)
+                gathered.rows.extend(_rows_of(run))
         except RunError as error:
-            problems.append(Problem(run.name, one_line(str(error))))
-    for writer, runs in of_writer.items():
-        text = f"{len(runs)} runs in {runs[0].parent} are of another version: {writer} reads them"
-        problems.append(Problem(runs[0].name, text if len(runs) > 1 else str(FormatError(runs[0], writer))))
-    return Gathered(rows, problems)
+            gathered.problems[run.name] = one_line(str(error))
+    return gathered
 
 
 def read_result(run: Path) -> dict[str, object] | None:
-    """Return a run's closing summary, or None while it is not finished. Raise `RunError` for damage."""
+    """Return a run's closing summary, or None while it is not finished.
+
+    Raise `RunError` for damage, and for a run of another version.
+    """
     path = run / "result.json"
     try:
-        path.lstat()
         check_files(run)
         result = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except PermissionError as error:
-        raise RunError(unreadable(error)) from error
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
     if result.get("format", FORMAT) != FORMAT:
-        environment = RunFolder(run).environment
-        version, commit = (one_line(str(environment.get(name) or "")) for name in ("pe_bench", "git"))
-        writer = f"pe-bench {version or 'of that time'}" + (f" (git {commit})" if commit else "")
-        raise FormatError(run, writer)
+        about = RunFolder(run).environment
+        writer = f"pe-bench {about.get('pe_bench', 'of that time')} (git {about.get('git') or 'unknown'})"
+        raise RunError(f"{run.parent} has runs of another version: {writer} reads them")
     return result
 
 
@@ -164,8 +140,7 @@ def _rows_of(run: Path) -> list[Row]:
     rows = read_rows(run / "eval.csv")
     if not rows:
         raise RunError(f"{run} has no scores: make them with {eval_command(run)}")
-    names = {row.run for row in rows}
-    original = names.pop() if len(names) == 1 else name
+    original = rows[0].run
     is_beside = original != name and original == Path(original).name
     if is_beside and (run.parent / original / "result.json").is_file():
         raise RunError(f"{name} is a copy of {original}")
@@ -177,13 +152,13 @@ def _rows_of(run: Path) -> list[Row]:
 class RunState:
     """A run, how far it came, and what is wrong with it; fields that are not known are empty.
 
-    state: finished, not finished, failed, no scores (finished, and without rows), scores lost or damaged.
+    state: finished, not finished, failed, no scores (finished, and without rows) or unreadable.
     encoding: its label in tables. steps, total: done, and of the whole training. lengths: that have a number.
     """
 
     run: str
     encoding: str = ""
-    state: str = "damaged"
+    state: str = "unreadable"
     steps: str = ""
     total: str = ""
     loss: str = ""
@@ -193,45 +168,38 @@ class RunState:
 
 def states_of_runs(results_dir: Path) -> Iterator[RunState]:
     """Yield the state of each run in the order of their names. A damaged one hides no other."""
-    writers: set[str] = set()
+    problems = {""}
     for run in folders_of_runs(results_dir):
-        name = one_line(run.name)
         try:
-            yield _state(run, name)
-        except FormatError as error:  # said once for all of them
-            problem = "" if error.writer in writers else f"of another version: {error.writer} reads it"
-            writers.add(error.writer)
-            yield RunState(name, encoding_in(name), "another version", problem=problem)
-        except (UserError, RunError, OSError) as error:
-            yield RunState(name, problem=one_line(first_line(error)))
-        except (KeyError, ValueError, TypeError):
-            yield RunState(name, problem="result.json or a checkpoint's meta.json lacks steps or loss")
+            state = _state(run, one_line(run.name))
+        except (RunError, OSError, ValueError, KeyError, TypeError) as error:
+            problem = "result.json or a checkpoint's meta.json lacks steps or loss"
+            is_told = isinstance(error, (RunError, UserError, OSError))
+            problem = one_line(first_line(error)) if is_told else problem
+            name = one_line(run.name)
+            state = RunState(name, encoding_in(name), problem="" if problem in problems else problem)
+            problems.add(problem)
+        yield state
 
 
 def _state(run: Path, name: str) -> RunState:
-    result = read_result(run)
+    result, problem = read_result(run), ""
     if result is None and not os.path.lexists(run / "config.yaml"):
         problem = "it has no config.yaml: nothing was trained in it"
         return RunState(name, encoding_in(name), "not finished", problem=problem)
     rows, total = read_rows(run / "eval.csv"), read_config(run).train.total_steps
-    problem = ""
     if result is None:
         state = "failed" if (run / ERROR).exists() else "not finished"
         checkpoints = sorted((run / "checkpoints").glob("step-*/meta.json"))
-        about = read_json(checkpoints[-1]) if checkpoints else {"steps": 0}
-        steps = about.get("step", 0)
+        about = read_json(checkpoints[-1]) if checkpoints else {}
+        steps = about["step"] if checkpoints else 0
     else:
-        about, steps, state = result, result["steps"], "finished"
-        lost = lengths_without_scores(run, rows)
-        if not rows:
-            state, problem = "no scores", f"it has no eval.csv: make its scores with {eval_command(run)}"
-        elif lost:
-            state, problem = "scores lost", explain_lost_scores(run, lost)
+        state, about, steps = "finished" if rows else "no scores", result, result["steps"]
+        problem = "" if rows else f"it has no eval.csv: make its scores with {eval_command(run)}"
     loss = f"{about['loss']:.3f}" if steps else ""
     label = rows[0].encoding if rows else encoding_in(name)
-    scored = [row for row in rows if row.protocol not in APART and row.nll is not None]
-    lengths = tuple(sorted({row.length for row in scored}))
-    return RunState(name, label, state, str(steps), str(total), loss, lengths, problem)
+    scored = {row.length for row in rows if row.protocol not in APART and row.nll is not None}
+    return RunState(name, label, state, str(steps), str(total), loss, tuple(sorted(scored)), problem)
 
 
 # Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each

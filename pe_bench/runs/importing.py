@@ -31,27 +31,23 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     results = check_folder(results_dir, "--results-dir", is_written=True)
     imported = Imported()
     for run in runs:
+        target = runs_folder(results) / run.name
+        is_here = os.path.lexists(target)
         try:
-            target = runs_folder(results) / run.name
             _check(run)
-            if os.path.lexists(target):
-                _compare(run, target)
-                imported.present.append(run.name)
-                continue
-            _copy(run, target)
-            imported.copied.append(run.name)
+            (_compare if is_here else _copy)(run, target)
+            (imported.present if is_here else imported.copied).append(run.name)
         except (RunError, UserError, OSError) as error:
             imported.refused[run.name] = first_line(error)
-    for anchors in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
-        for anchor in anchors.glob("*/eval.csv"):
-            target = results / "anchors" / anchor.parent.name
-            if os.path.lexists(target):
-                continue
+    for folder in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
+        for anchor in (file.parent for file in folder.glob("*/eval.csv")):
+            target = results / "anchors" / anchor.name
             try:
-                check_files(anchor.parent)
-                _copy(anchor.parent, target)
+                check_files(anchor)
+                if not os.path.lexists(target):
+                    _copy(anchor, target)
             except (RunError, OSError) as error:
-                imported.refused[anchor.parent.name] = first_line(error)
+                imported.refused[anchor.name] = first_line(error)
     gather_and_warn(results)
     return imported
 
@@ -66,24 +62,20 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _check(run: Path) -> None:
-    """Raise `RunError` for a run that is not finished, or that no command here would read."""
+    """Raise `UserError` for a run that is not finished, or that no command here would read."""
     require(NAME.fullmatch(run.name) is not None, f"{run.name!a} is no name of a run")
-    check_files(run)
-    if read_result(run) is None:
-        raise RunError("it is not finished")
+    require(read_result(run) is not None, "it is not finished")  # which checks all of its files
     read_config(run)
-    rows = read_rows(run / "eval.csv")
-    if not rows or {row.run for row in rows} != {run.name}:
-        raise RunError("its eval.csv has no rows, or those of another run")
+    names = {row.run for row in read_rows(run / "eval.csv")}
+    require(names == {run.name}, "its eval.csv has no rows, or those of another run")
 
 
 def _copy(source: Path, target: Path) -> None:
     temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}")
     target.parent.mkdir(parents=True, exist_ok=True)
+    ignore = shutil.ignore_patterns("lock", ERROR, f"{TEMPORARY}*")
     try:
-        shutil.copytree(
-            source, temporary, symlinks=True, ignore=shutil.ignore_patterns("lock", ERROR, f"{TEMPORARY}*")
-        )
+        shutil.copytree(source, temporary, symlinks=True, ignore=ignore)
         check_files(temporary)  # what was checked before may have changed since
         os.replace(temporary, target)
     finally:
@@ -91,15 +83,9 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _compare(run: Path, present: Path) -> None:
-    """Raise `RunError` where two runs of one name have other losses or scores."""
-    here, there = read_result(present), read_result(run)
-    if here is None:
-        raise RunError("a run of this name is not finished here: finish it, or delete it and import again")
-    scores = [{row.key: row.nll for row in read_rows(folder / "eval.csv")} for folder in (present, run)]
-    pairs = [("loss", here.get("loss"), (there or {}).get("loss"))]
-    pairs += [
-        (f"nats at {key}", scores[0][key], scores[1][key]) for key in scores[0].keys() & scores[1].keys()
-    ]
-    for name, ours, theirs in pairs:
-        if ours != theirs:
-            raise RunError(f"its {name} is {theirs}, and {ours} in the run of this name here, which is kept")
+    """Raise `UserError` where two runs of one name have other losses or scores."""
+    losses = [(read_result(each) or {}).get("loss") for each in (run, present)]
+    scores = [{row.key: row.nll for row in read_rows(each / "eval.csv")} for each in (run, present)]
+    is_same = all(scores[0][key] == scores[1][key] for key in scores[0].keys() & scores[1].keys())
+    message = "the run of this name here has other scores, or is not finished, and is kept"
+    require(losses[0] == losses[1] and is_same, message)

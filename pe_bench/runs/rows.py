@@ -15,7 +15,7 @@ from typing import Any
 
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.commands import eval_command
-from pe_bench.runs.untrusted import read_regular, unreadable
+from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL, FORMULA, printable
 from pe_bench.values import MAX_INTEGER
@@ -99,11 +99,9 @@ KEY = (
 _KEY_OF = attrgetter(*KEY)
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 _VALUES_OF = attrgetter(*COLUMNS)
-_TYPES = typing.get_type_hints(Row)
-_MAY_BE_EMPTY = {name for name, kind in _TYPES.items() if type(None) in typing.get_args(kind)}
-_WHOLE = {name for name, kind in _TYPES.items() if int in (kind, *typing.get_args(kind))}
-MAYBE_WHOLE = _WHOLE & _MAY_BE_EMPTY  # whole numbers that may be missing
-_FILE_NAME = re.compile(r"[\w.+-]*")
+# The types of each column: one, or two where a cell may be empty.
+_KINDS = {name: typing.get_args(kind) or (kind,) for name, kind in typing.get_type_hints(Row).items()}
+MAYBE_WHOLE = {name for name, kinds in _KINDS.items() if kinds == (int, type(None))}
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
 _AT_LEAST = {"train_length": 1, "length": 1, "targets": 1}
 MAX_REMEMBERED = 2**14  # cells: many rows share most of theirs
@@ -113,22 +111,14 @@ CHECKSUM = "rows_sha256"
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of one CSV file, none where there is no file.
-
-    Raises `RunError` when the file is damaged, or has other columns than this version's.
-    """
+    """Return the rows of one CSV file, none where there is no file. Raise `RunError` where it is damaged."""
     try:
-        lines = [*csv.reader(io.StringIO(read_regular(path), newline=""), strict=True)]
-        return _parse(lines, path)
+        return _parse([*csv.reader(io.StringIO(read_regular(path), newline=""), strict=True)])
     except FileNotFoundError:
         return []
-    except PermissionError as error:
-        raise RunError(unreadable(error)) from error
     except (OSError, ValueError, csv.Error) as error:
-        again = eval_command(path.parent)
-        raise RunError(
-            f"{path} is damaged ({first_line(error)}): delete it and score the run again, {again}"
-        ) from error
+        again = f"delete it and score the run again, {eval_command(path.parent)}"
+        raise RunError(f"{path} is damaged ({first_line(error)}): {again}") from error
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -163,61 +153,45 @@ def _checksum(lines: Sequence[Sequence[str]]) -> str:
 def _spell(value: object) -> str:
     """A cell's text. `repr` of a float reads back as the same float; numpy's would not be a number."""
     if isinstance(value, str):
-        return _spell_text(value)
+        text = printable(value)
+        return f"'{text}" if text.startswith(FORMULA) else text
     if isinstance(value, float):
         return repr(float(value))
     return "" if value is None else str(value)
 
 
-@lru_cache(maxsize=MAX_REMEMBERED)
-def _spell_text(value: str) -> str:
-    text = printable(value)
-    return f"'{text}" if text.startswith(FORMULA) else text
-
-
-def _parse(lines: list[list[str]], path: Path) -> list[Row]:
+def _parse(lines: list[list[str]]) -> list[Row]:
     if not lines:
         raise ValueError("it is empty")
-    columns, *lines = lines
-    for number, cells in enumerate(lines, 2):
-        if cells and len(cells) != len(columns):
-            raise ValueError(f"line {number} does not have {len(columns)} cells")
-    lines = [cells for cells in lines if cells]
-    if columns[-1:] == [CHECKSUM]:
-        checksums = {cells[-1] for cells in lines}
-        columns, lines = columns[:-1], [cells[:-1] for cells in lines]
+    columns, *lines = (cells for cells in lines if cells)
+    if any(len(cells) != len(columns) for cells in lines):
+        raise ValueError(f"a line does not have {len(columns)} cells")
+    if columns[-1] == CHECKSUM:
+        columns, checksums = columns[:-1], {cells.pop() for cells in lines}
         if lines and checksums != {_checksum(lines)}:
             raise ValueError("its rows are not those of its checksum")
-    odd = [f"no column {name}" for name in COLUMNS if name not in columns]
-    odd += [f"an unknown column {name}" for name in columns if name not in _TYPES]
-    if odd:
-        raise RunError(
-            f"{path} is not of this version of pe-bench ({', '.join(odd)}): "
-            "delete it and score the run again, or use the version that wrote it"
-        )
-    indices = [(name, columns.index(name)) for name in COLUMNS]
-    return [Row(*[_read(name, cells[index]) for name, index in indices]) for cells in lines]
+    if columns != [*COLUMNS]:
+        different = ", ".join(sorted({*columns} ^ {*COLUMNS}))
+        raise ValueError(f"its columns are not those of this version of pe-bench: {different}")
+    return [Row(*map(_read, COLUMNS, cells)) for cells in lines]
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
 def _read(name: str, text: str) -> Any:
     """Return the value of a cell."""
-    kind = _TYPES[name]
+    kind, *may_be_empty = _KINDS[name]
     if kind is str:
         return read_text(text, name)
-    if kind is bool:
-        if text not in ("True", "False"):
-            raise ValueError(f"{name} is {text!r:.60}, neither True nor False")
-        return text == "True"
-    if not text and name in _MAY_BE_EMPTY:
+    if not text and may_be_empty:
         return None
     try:
-        number = int(text) if name in _WHOLE else float(text)
-    except ValueError as error:
-        raise ValueError(f"{name} is {text!r:.60}, which is not a number") from error
-    if name in _WHOLE and not _AT_LEAST.get(name, 0) <= number <= MAX_INTEGER:
-        raise ValueError(f"{name} is {number}, which cannot be")
-    return number
+        value = {"True": True, "False": False}[text] if kind is bool else kind(text)
+    except (KeyError, ValueError) as error:
+        what = "neither True nor False" if kind is bool else "not a number"
+        raise ValueError(f"{name} is {text!r:.60}, which is {what}") from error
+    if kind is int and not _AT_LEAST.get(name, 0) <= value <= MAX_INTEGER:
+        raise ValueError(f"{name} is {value}, which cannot be")
+    return value
 
 
 def read_text(text: str, name: str) -> str:
@@ -226,6 +200,6 @@ def read_text(text: str, name: str) -> str:
         raise ValueError(f"{name} has control characters: {text!a:.60}")
     if text.startswith(FORMULA):
         raise ValueError(f"{name} begins as a formula does: {text!r:.60}")
-    if name in _IN_FILE_NAMES and not _FILE_NAME.fullmatch(text):
+    if name in _IN_FILE_NAMES and not re.fullmatch(r"[\w.+-]*", text):
         raise ValueError(f"{name} is {text!r:.60}, which cannot stand in a file's name")
     return text

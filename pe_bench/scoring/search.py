@@ -16,7 +16,7 @@ from pe_bench.data.packed import Split
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, require
 from pe_bench.runs.job import Job
-from pe_bench.runs.means import RECALL
+from pe_bench.runs.scores import RECALL
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer, Unscored
 from pe_bench.scoring.slices import text_slices

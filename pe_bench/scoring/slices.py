@@ -27,9 +27,18 @@ import numpy as np
 
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
-from pe_bench.runs.means import KEY, NOVEL, RECALL, TEXT_SLICES, Masks, keep_means, keep_slices, read_slices
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.runs.scores import (
+    KEY,
+    NOVEL,
+    RECALL,
+    TEXT_SLICES,
+    Masks,
+    keep_slices,
+    load_scores,
+    read_slices,
+    score_file,
+)
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
@@ -64,7 +73,6 @@ def keep_derived(
         if name in sizes
     }
     keep_slices(run, missing)
-    keep_means(run, rows)
 
 
 def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:

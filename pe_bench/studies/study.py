@@ -20,7 +20,7 @@ from pe_bench.config.schema import Protocol
 from pe_bench.data.sources import files_in
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.gather import runs_folder
-from pe_bench.runs.identity import IDENTITY_VERSION
+from pe_bench.runs.job import IDENTITY_VERSION
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.untrusted import parse_mapping, read_json
 from pe_bench.system.files import write_text

@@ -24,8 +24,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pe_bench.errors import RunError, UserError
-from pe_bench.runs.untrusted import open_regular, read_json, unreadable
+from pe_bench.errors import UserError
+from pe_bench.runs.untrusted import open_regular, read_json
 from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, usual_permissions, write_text
 from pe_bench.training.group import Group
 from pe_bench.training.optimizer import Optimizers
@@ -266,8 +266,6 @@ def _read_meta(path: Path, files: Sequence[str] = ()) -> Meta | None:
     """
     try:
         content = read_json(path / META)
-    except PermissionError as error:  # no damage, which would be deleted
-        raise RunError(unreadable(error)) from error
     except (OSError, ValueError):
         return None
     if content.get("format", FORMAT) != FORMAT:
@@ -281,8 +279,6 @@ def _read_meta(path: Path, files: Sequence[str] = ()) -> Meta | None:
         is_whole = all(Path(name).name == name for name in names) and all(
             _checksum(path / name) == meta.checksums[name] for name in names
         )
-    except PermissionError as error:
-        raise RunError(unreadable(error)) from error
     except (OSError, KeyError, UserError):
         return None
     return meta if is_whole and meta.step > 0 and meta.train_seconds > 0 else None

@@ -13,7 +13,6 @@ from pe_bench.plot.paper import COLOURS, MARKERS, STROKES, styles_of
 from pe_bench.report.curves import chart_of, chart_over_position
 from pe_bench.report.page import MARKER_PATHS, describe_result, to_html
 from pe_bench.report.records import Line, Table
-from pe_bench.runs.folder import Environment
 
 VOID = ("meta", "link", "br", "input")
 
@@ -185,13 +184,12 @@ def test_text_of_rows_is_escaped_everywhere(tables):
         key=key,
         baseline=HOSTILE,
     )
-    environment = Environment(*[HOSTILE] * 8)
     record = replace(
         some_records()[0],
         run=HOSTILE,
         commands=(HOSTILE,),
         needs=(HOSTILE,),
-        trained=environment,
+        trained=(HOSTILE,) * 8,
         date=HOSTILE,
     )
     text = to_html([hostile], [record], title=HOSTILE)

@@ -16,9 +16,18 @@ from pe_bench.report.build import build_tables
 from pe_bench.report.draw import draw
 from pe_bench.report.export import to_frame
 from pe_bench.report.selection import Selection
-from pe_bench.runs.means import KEY, NOVEL, RECALL, keep_means, keep_slices
 from pe_bench.runs.rows import read_rows, write_rows
-from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file, with_level
+from pe_bench.runs.scores import (
+    KEY,
+    NOVEL,
+    RECALL,
+    Scores,
+    keep_slices,
+    load_scores,
+    save_scores,
+    score_file,
+    with_level,
+)
 
 LENGTHS = (32, 128, 256, 512)
 DOCUMENTS = 24
@@ -96,13 +105,6 @@ def test_use_of_context_is_far_larger_on_the_slice_that_needs_it(results: Path) 
         assert use.uses_context == ("no" if name == NOVEL else "yes")
     assert gains[RECALL] == pytest.approx(1.0, abs=0.01)
     assert gains["all"] == pytest.approx(IS_RECALL.mean(), abs=0.02)
-
-
-def test_kept_means_change_no_number_of_a_slice(results: Path) -> None:
-    before = frame_of_recall(results)
-    for run in (results / "runs").iterdir():
-        keep_means(run, read_rows(run / "eval.csv"))
-    assert before.equals(frame_of_recall(results))
 
 
 def test_the_short_form_has_a_small_table_of_recall_below(results: Path) -> None:

@@ -42,7 +42,7 @@ def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(train, 
     text = (second / "result.json").read_text()
     (second / "result.json").write_text(text.replace('"loss": ', '"loss": 1'))
     imported = pe_bench.import_runs(second)
-    assert not imported.copied and "which is kept" in imported.refused[second.name]
+    assert not imported.copied and "and is kept" in imported.refused[second.name]
     assert (here / "runs" / second.name / "result.json").read_text() == text
     (second / "result.json").unlink()
     shutil.rmtree(here)

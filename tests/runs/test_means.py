@@ -4,6 +4,7 @@ import csv
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,29 +12,24 @@ from support.results import add_run, edit_rows
 
 from pe_bench.report.build import build_tables
 from pe_bench.report.records import Table
-from pe_bench.runs import means as means_module
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.gather import gather, results_file
-from pe_bench.runs.means import (
+from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.scores import (
     KEY,
+    MEANS,
     NOVEL,
     RECALL,
     SLICES,
+    Scores,
     Slice,
     compute_means,
-    keep_means,
-    keep_slices,
-    read_means,
-    read_slices,
-)
-from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import (
-    MEANS,
-    Scores,
     delete_scores,
+    keep_slices,
     load_scores,
     perplexity_of,
-    save_scores,
+    read_means,
+    read_slices,
     score_file,
 )
 
@@ -61,20 +57,12 @@ def run(tmp_path: Path) -> Path:
     return run
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Return the files of scores that are read for want of means."""
-    paths: list[Path] = []
-    monkeypatch.setattr(means_module, "load_scores", lambda path: (paths.append(path), load_scores(path))[1])
-    return paths
-
-
 def rows_of(run: Path) -> list[Row]:
     return read_rows(run / "eval.csv")
 
 
 def of_slice(run: Path, name: str) -> list[Row]:
-    return RunFolder(run).rows_of_slice(rows_of(run), name)
+    return list(RunFolder(run).means.rows_of_slice(rows_of(run), name))
 
 
 def levels(run: Path, name: str) -> dict[int, float | None]:
@@ -83,7 +71,7 @@ def levels(run: Path, name: str) -> dict[int, float | None]:
 
 def keep_all(run: Path) -> None:
     for folder in run.parent.iterdir():
-        keep_means(folder, rows_of(folder))
+        keep_slices(folder, {})
 
 
 def tables(run: Path) -> list[Table]:
@@ -96,17 +84,19 @@ def missing_differences(run: Path) -> str:
 
 
 def test_a_report_from_kept_means_is_the_same_to_the_last_bit_and_reads_no_scores(
-    run: Path, read: list[Path]
+    run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from_scores, slices_from_scores = tables(run), [of_slice(run, name) for name in MASKS]
-    assert read
+    (run / MEANS).unlink()
+    from_scores = [table.lines for table in tables(run)]
     keep_all(run)
     before = (run / MEANS).stat().st_mtime_ns
-    read.clear()
-    assert tables(run) == from_scores
-    assert [of_slice(run, name) for name in MASKS] == slices_from_scores
+    monkeypatch.setattr("pe_bench.runs.folder.load_scores", Mock(side_effect=AssertionError))
+    assert [table.lines for table in tables(run)] == from_scores
     keep_all(run)
-    assert read == [] and (run / MEANS).stat().st_mtime_ns == before, "nothing was missing"
+    assert (run / MEANS).stat().st_mtime_ns == before, "nothing was missing"
+    edit_rows(run, lambda row: replace(row, bits_per_byte=9.0) if row.length == 256 else row)
+    with pytest.raises(AssertionError):
+        tables(run)
     delete_scores(run)
     assert not (run / MEANS).exists()
 
@@ -117,44 +107,21 @@ def test_every_flipped_bit_of_means_and_slices_is_seen_and_what_is_missing_is_as
     run = add_run(tmp_path, "rope", {128: 3.0}, documents=5)  # fewer than 20 are cut into segments
     masks = {RECALL: np.arange(len(load_scores(score_file(run, rows_of(run)[0])).nll)) % 3 == 0}
     keep_slices(run, {SET: masks})
-    keep_means(run, rows_of(run))
     kept = read_means(run)
-    assert len(kept) == 2 and list(read_slices(run)[SET]) == [RECALL]
+    assert len(kept.means) == 2 and list(read_slices(run)[SET]) == [RECALL]
     for name in (MEANS, SLICES):
         content = (run / name).read_bytes()
         for index in range(len(content)):
             flipped = bytes([content[index] ^ 1 << index % 8])
             (run / name).write_bytes(content[:index] + flipped + content[index + 1 :])
             # A flipped bit in blanks or in the name of a field that nothing reads changes nothing.
-            for entry, (stamp, means) in read_means(run).items():
-                assert stamp == kept[entry][0] and np.array_equal(means.bits, kept[entry][1].bits), index
+            for entry, means in read_means(run).means.items():
+                assert np.array_equal(means.bits, kept.means[entry].bits), index
             parts = read_slices(run).get(SET, {})
             assert all(np.array_equal(part.mask, masks[name]) for name, part in parts.items()), index
         (run / name).write_bytes(content[: len(content) // 2])
-        assert not (read_means(run) if name == MEANS else read_slices(run))
+        assert not (read_means(run).means if name == MEANS else read_slices(run))
         (run / name).write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [("other scores", "does not give its row's"), ("later", ""), ("lost", "is missing")],
-)
-def test_means_of_scores_that_changed_since_are_not_used(
-    run: Path, read: list[Path], change: str, message: str
-) -> None:
-    run = next(folder for folder in run.parent.iterdir() if folder.name.startswith("alibi"))
-    keep_all(run)
-    path = next(score_file(run, row) for row in rows_of(run) if row.length == 512)
-    read.clear()
-    if change == "other scores":
-        scores = load_scores(path)
-        save_scores(path, replace(scores, nll=scores.nll + 1))
-    elif change == "later":
-        os.utime(path, ns=(0, 0))
-    else:
-        path.unlink()
-    assert message in missing_differences(run)
-    assert path in read
 
 
 def test_means_that_do_not_give_their_row_s_level_are_no_verdict(run: Path) -> None:
@@ -211,27 +178,19 @@ def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_a
     sizes = [("all", TARGETS), (RECALL, 7), (NOVEL, 30)]
     assert gathered() == sorted((length, *size) for length in LEVELS for size in sizes)
     assert {row.slice for row in rows_of(run)} == {"all"}
-    (run / SLICES).unlink()
+    (run / MEANS).unlink()
     assert {row[1] for row in gathered()} == {"all"}
 
 
-@pytest.mark.parametrize("means_are_kept", [False, True])
 @pytest.mark.parametrize("fate", ["replaced", "lost", "damaged"])
-def test_means_of_a_slice_are_never_those_of_a_slice_that_was_there_before(
-    run: Path, fate: str, means_are_kept: bool
-) -> None:
+def test_means_of_a_slice_are_never_those_of_a_slice_that_was_there_before(run: Path, fate: str) -> None:
     keep_slices(run, {SET: {KEY: slice_of(0, 1).mask}}, judge="judge-a")
-    keep_means(run, rows_of(run))
     old = levels(run, KEY)
     if fate == "lost":
         (run / SLICES).unlink()
     elif fate == "damaged":
         os.truncate(run / SLICES, 50)
-    if fate != "replaced":
-        keep_means(run, rows_of(run))
     keep_slices(run, {SET: {KEY: slice_of(60, 85).mask}}, judge="judge-b")
-    if means_are_kept:
-        keep_means(run, rows_of(run))
     scores = {row.length: load_scores(score_file(run, row)) for row in rows_of(run) if row.nll is not None}
     expected = {length: compute_means(one, "paired", slice_of(60, 85)) for length, one in scores.items()}
     assert (

@@ -99,8 +99,8 @@ def test_rows_that_were_edited_by_hand_may_have_no_checksum_and_other_ends_of_li
 @pytest.mark.parametrize(
     ("columns", "named"),
     [
-        ((*COLUMNS, "colour"), "an unknown column colour"),
-        (COLUMNS[: COLUMNS.index("date")], "no column date, no column encoding_lr"),
+        ((*COLUMNS, "colour"), "not those of this version of pe-bench: colour"),
+        (COLUMNS[: COLUMNS.index("date")], "accuracy, chance, date, depth"),
     ],
 )
 def test_the_columns_of_another_version_are_named(
@@ -123,7 +123,7 @@ def test_the_gathered_file_is_read_only_and_made_anew_whatever_was_there(tmp_pat
         path.unlink()
         if edit is not None:
             path.write_bytes(edit)
-        assert gather(tmp_path).problems == []
+        assert gather(tmp_path).problems == {}
         assert folder_contents(tmp_path) == written
         assert stat.S_IMODE(path.stat().st_mode) == 0o444
 
@@ -148,7 +148,7 @@ def test_gathering_that_was_killed_at_any_moment_ends_the_same_when_repeated(tmp
         gather(folder)
         add_run(folder, "alibi", {128: 3.0})
         died.append(moment is not None and dies_in_gathering(folder, moment))
-        assert gather(folder).problems == []
+        assert gather(folder).problems == {}
         ends.append(folder_contents(folder))
     assert died == [True, True, False, False]
     assert all(end == ends[-1] for end in ends)
@@ -165,8 +165,7 @@ def test_one_damaged_run_is_named_and_hides_no_other(tmp_path: Path) -> None:
     gathered = gather(tmp_path)
     rows = [(row.encoding, row.length) for row in gathered.rows]
     assert rows == [("alibi", 128), ("rope", 128), ("rope", 1024)], "by run and length"
-    [problem] = gathered.problems
-    assert problem.run == bad.name and str(bad) in problem.text
+    assert list(gathered.problems) == [bad.name] and str(bad) in gathered.problems[bad.name]
     assert read_rows(results_file(tmp_path)) == gathered.rows
 
 

@@ -14,7 +14,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.find import find_run, find_runs, runs_to_score
 from pe_bench.runs.folder import read_config, write_config
-from pe_bench.runs.identity import identity, run_name, setting
+from pe_bench.runs.job import identity, run_name, setting
 
 
 def config_of(*overrides: str) -> Config:

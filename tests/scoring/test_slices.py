@@ -10,9 +10,18 @@ from support.scoring import BLOCK, DATA, EVAL, data_of, scored, trained_model
 
 from pe_bench.data.packed import Split
 from pe_bench.errors import UserError
-from pe_bench.runs.means import KEY, NOVEL, RECALL, SLICES, read_slices
 from pe_bench.runs.rows import Row, read_rows, write_rows
-from pe_bench.runs.scores import load_scores, save_scores, score_file, with_level
+from pe_bench.runs.scores import (
+    KEY,
+    NOVEL,
+    RECALL,
+    SLICES,
+    load_scores,
+    read_slices,
+    save_scores,
+    score_file,
+    with_level,
+)
 from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.protocols import Plan, paired_plan
 from pe_bench.scoring.slices import MIN_BYTES, key_slices, text_slices

@@ -16,7 +16,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir
 from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError
-from pe_bench.runs.identity import identity, run_name
+from pe_bench.runs.job import identity, run_name
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.studies.outcomes import read_table
 from pe_bench.studies.study import Progress, Step, Variant, read_study, study_names

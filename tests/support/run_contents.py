@@ -28,7 +28,7 @@ def contents(results: Path) -> dict[str, object]:
                 found[name] = [
                     {k: v for k, v in row.items() if k not in CLOCK} for row in csv.DictReader(file)
                 ]
-        elif path.name == MEANS:  # its header has the times of other files
+        elif path.name == MEANS:
             found |= {f"{name}: {key}": value.tobytes() for key, value in load_file(path).items()}
         elif path.suffix == ".safetensors":
             found[name] = path.read_bytes()
