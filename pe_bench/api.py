@@ -37,7 +37,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) ->
     """
     from pe_bench.config.compose import compose_config, is_sweep
     from pe_bench.config.overrides import overrides_of, parse_override
-    from pe_bench.config.schema import warn_unused
+    from pe_bench.config.parse import warn_unused
     from pe_bench.errors import require
     from pe_bench.runs.commands import called_with
     from pe_bench.system.files import check_folder
@@ -48,7 +48,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) ->
     require(not is_sweep(texts), "hydra.mode=MULTIRUN makes many runs: call train once for each of them")
     with interruptible(), called_with(texts):
         config = compose_config(texts, [] if config_dir is None else [Path(config_dir)])
-        warn_unused([config.eval], [parse_override(text).key for text in texts])
+        warn_unused([config], [parse_override(text).key for text in texts])
         check_folder(config.results_dir, "results_dir", is_written=True)
         from pe_bench import experiment
         from pe_bench.scored import Run
@@ -192,9 +192,8 @@ def extend(
 
     Raises `UserError` (a `ValueError`) where something cannot work, `RunError` where a job fails.
     """
-    from pe_bench.config.parse import listed, plain_value
     from pe_bench.extended import extend_runs
-    from pe_bench.values import check_type
+    from pe_bench.values import check_type, listed, plain_value
 
     return extend_runs(
         [str(run) for run in listed(runs)],
@@ -262,7 +261,6 @@ def read_report(
 
     options: those of `results`. Raises `UserError` for values that are not possible, and where there is none.
     """
-    from pe_bench.config.parse import listed, plain_value
     from pe_bench.config.schema import Protocol, Slice, check_margin
     from pe_bench.report.build import build_report
     from pe_bench.report.groups import check_sort
@@ -270,7 +268,7 @@ def read_report(
     from pe_bench.runs.find import find_runs, is_checkpoint, parse_condition
     from pe_bench.runs.gather import require_results_folder
     from pe_bench.runs.rows import ALL
-    from pe_bench.values import check_type
+    from pe_bench.values import check_type, listed, plain_value
 
     kinds = dict.fromkeys(("by", "best", "baseline"), str) | {"protocol": Protocol, "slice": Slice}
     for name, kind in {**kinds, "margin": float}.items():

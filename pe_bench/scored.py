@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.config.overrides import quote
-from pe_bench.config.parse import listed, parse_config, plain_value, to_plain, without_none
-from pe_bench.config.schema import Config, EvalConfig, warn_unused
+from pe_bench.config.parse import parse_config, to_plain, warn_unused
+from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import (
     describe_failures,
@@ -30,7 +30,7 @@ from pe_bench.scoring.other_encodings import find_others, read_with
 from pe_bench.scoring.plans import make_plans
 from pe_bench.system.files import check_folder
 from pe_bench.system.terminal import say
-from pe_bench.values import check_type
+from pe_bench.values import check_type, listed, plain_value, without_none
 
 if TYPE_CHECKING:
     import pandas
@@ -220,13 +220,11 @@ def _config_of_run(run: Path, options: Options, evaluation: EvalConfig | None) -
     trained = trained if evaluation is None else replace(trained, eval=evaluation)
     # A run may come from a stranger: where tokens are cached is for its reader to say.
     values = {**to_plain(trained), "cache_dir": None, **_machine(options)}
-    if changes.get("protocol", "paired") != "paired":
-        values["eval"]["controls"] = "auto"  # the run's own are of another protocol
     values["eval"].update(changes)
     if options["data_path"] is not None:
         values["data"]["path"] = str(options["data_path"])
     config = parse_config(values)
-    warn_unused([config.eval], [f"eval.{name}" for name in changes])
+    warn_unused([config], [f"eval.{name}" for name in changes])
     return config
 
 

@@ -2,12 +2,16 @@
 
 import difflib
 import math
+import sys
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from numbers import Integral, Real
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 
 MAX_INTEGER = 2**63 - 1  # what PyTorch and numpy take for a whole number
 MIN_LAST_PART = 0.75  # likeness of a word to the last part of a name
@@ -30,8 +34,18 @@ class Range(NamedTuple):
         return least if self.most == math.inf else f"{least} and at most {self.most}"
 
 
+# Types of numbers that `check_type` takes.
+Natural = Annotated[int, Range(0)]
+AtLeast1 = Annotated[int, Range(1)]
+AtLeast2 = Annotated[int, Range(2)]
+NotNegative = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(0, is_open=True)]
+Share = Annotated[float, Range(0, 1)]
+Fraction = Annotated[float, Range(0, 1, is_open=True)]  # a share that is not 0
+
+
 def unknown(word: str, kind: str, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `unknown key 'x': did you mean 'y'?`, or the known names when none is close."""
+    """Return `unknown key 'x': did you mean 'y'?`, or the names that there are when none is close."""
     names = sorted(names)
     close = close_to(word, names, cutoff)
     section = word.rpartition(".")[0]
@@ -47,28 +61,23 @@ def close_to(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
     `lr` is for `train.lr`, and `lenght` for `train.length`.
     """
     names = list(names)
-    by_last_part: dict[str, list[str]] = {}
-    for name in names:
-        by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
-    ends = [name for name in by_last_part.get(word, []) if name != word]
-    if ends or "." in word:
-        return ends or difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
-    for part in difflib.get_close_matches(word, by_last_part, n=1, cutoff=max(cutoff, MIN_LAST_PART)):
-        return [part] if part in names else by_last_part[part]
+    if "." not in word:
+        last_parts = [name.rpartition(".")[2] for name in names]
+        parts = difflib.get_close_matches(word, last_parts, n=1, cutoff=max(cutoff, MIN_LAST_PART))
+        if parts and parts[0] not in names:
+            return [name for name, part in zip(names, last_parts, strict=True) if part == parts[0]]
     return difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
 
 
 def check_type(value: Any, kind: Any, key: str) -> Any:
-    """Return `value` as `wanted`, or raise a `UserError` that names the key, the value and the type.
+    """Return `value` as a type, or raise a `UserError` that names the key, the value and the type.
 
     Whole floats pass for integers (YAML reads `1e6` as a float) and integers for floats.
     """
-    converted = _convert(value, kind)
-    if converted is _WRONG:
-        is_one = _convert([value], kind) is not _WRONG
-        way = f": write {key}=[{value}]" if is_one else ""
-        raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way}", key)
-    return converted
+    try:
+        return _convert(value, kind)
+    except ValueError:
+        raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}", key) from None
 
 
 def shown(value: Any) -> str:
@@ -79,79 +88,91 @@ def shown(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-_WRONG = object()
-
-
 def _convert(value: Any, kind: Any) -> Any:
+    """Raise `ValueError` for a value that is not of this type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _first(_convert(value, one) for one in sorted(arguments, key=_strictness))
-    if origin is Literal:
-        return value if value in arguments else _WRONG
-    if origin in (list, tuple):
-        return _convert_sequence(value, origin, arguments)
-    if origin is dict or kind is dict:
-        return dict(value) if isinstance(value, dict) else _WRONG
-    if origin is Annotated:
-        converted = _convert(value, arguments[0])
-        return converted if converted is _WRONG or converted in arguments[1] else _WRONG
-    if kind is Any:
+        # Text comes last: it accepts numbers too, so that `tokenizer.name=123` is a name.
+        for one in sorted(arguments, key=lambda one: one is str):
+            with suppress(ValueError):
+                return _convert(value, one)
+    elif origin is Annotated:
+        number = _convert(value, arguments[0])
+        if number in arguments[1]:
+            return number
+    elif origin in (list, tuple) and isinstance(value, (list, tuple)):
+        kinds = arguments if origin is tuple else arguments * len(value)
+        if len(kinds) == len(value):
+            return origin(_convert(one, kind) for one, kind in zip(value, kinds, strict=True))
+    elif origin is Literal and value in arguments:
         return value
-    if kind is type(None):
-        return None if value is None else _WRONG
-    if kind is bool:
-        return value if isinstance(value, bool) else _WRONG
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return _WRONG
-    if kind is int:
-        return _whole(value)
-    if kind is float:
-        return _finite(value)
-    return str(value) if kind is str else _WRONG
+    elif dict in (origin, kind) and isinstance(value, dict):
+        return dict(value)
+    elif kind is Any or (kind is bool and isinstance(value, bool)) or (kind is type(None) and value is None):
+        return value
+    elif kind in (int, float, str):
+        return _convert_scalar(value, kind)
+    raise ValueError
 
 
-def _whole(value: int | float | str) -> Any:
-    is_whole = not isinstance(value, str) and value == value // 1 and abs(value) <= MAX_INTEGER
-    return int(value) if is_whole else _WRONG
-
-
-def _finite(value: int | float | str) -> Any:
-    try:
-        return float(value) if not isinstance(value, str) and math.isfinite(value) else _WRONG
-    except OverflowError:  # a whole number beyond any float
-        return _WRONG
-
-
-def _convert_sequence(value: Any, origin: type, arguments: tuple[Any, ...]) -> Any:
-    if not isinstance(value, (list, tuple)):
-        return _WRONG
-    kinds = arguments if origin is tuple else arguments * len(value)
-    if len(kinds) != len(value):
-        return _WRONG
-    converted = [_convert(one, kind) for one, kind in zip(value, kinds, strict=True)]
-    return _WRONG if any(one is _WRONG for one in converted) else origin(converted)
-
-
-def _first(candidates: Iterable[Any]) -> Any:
-    return next((one for one in candidates if one is not _WRONG), _WRONG)
-
-
-def _strictness(kind: Any) -> int:
-    """Return a rank with `str` last: it accepts numbers too, so that `tokenizer.name=123` is a name."""
-    return 1 if kind is str else 0
+def _convert_scalar(value: Any, kind: type) -> Any:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int and is_number and value == value // 1 and abs(value) <= MAX_INTEGER:
+        return int(value)
+    if kind is float and is_number and abs(value) <= sys.float_info.max:
+        return float(value)
+    if kind is str and (is_number or isinstance(value, str)):
+        return str(value)
+    raise ValueError
 
 
 def _describe(kind: Any) -> str:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(one) for one in arguments)
+        return " or ".join(map(_describe, arguments))
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin is tuple:
-        return "a list of " + " and ".join(_describe(one) for one in arguments)
+        return "a list of " + " and ".join(map(_describe, arguments))
     if origin is Annotated:
         return f"{_describe(arguments[0])} {arguments[1]}"
     if origin is list:
         return f"a list, each {_describe(arguments[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(kind, "null" if kind is type(None) else getattr(kind, "__name__", str(kind)))
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Read `512,2048` as numbers. Raises `UserError` for anything but positive whole ones."""
+    lengths = [length.strip() for length in text.split(",")]
+    for length in lengths:
+        is_length = length.isdecimal() and int(length) > 0
+        require(is_length, f"--lengths takes positive whole numbers, and '{length}' is not one")
+    return [int(length) for length in lengths]
+
+
+def without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
+    """Return values, or a single one, as a list; an empty list for None."""
+    if values is None:
+        return []
+    return [values] if isinstance(values, str | Path) else [*values]
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value as YAML has it: paths as text, numbers and arrays of NumPy as Python's.
+
+    Raise `UserError` for what is neither a text, a number nor a list of these.
+    """
+    if isinstance(value, str | bool | None):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    is_list = isinstance(value, Iterable) and not isinstance(value, Mapping | bytes)
+    require(is_list, f"{value!r} is no value of a key: give a text, a number or a list")
+    return [plain_value(inner) for inner in value]

@@ -105,7 +105,6 @@ def test_a_value_is_what_it_is_whatever_hydra_reads_in_it() -> None:
         ([], {"encoding": "rope", "seed": object()}, "is no value of a key"),
         ([], {"encoding": "rope", "config_dir": "nowhere"}, "config_dir=nowhere is not a folder"),
         (["hydra.mode=MULTIRUN"], {"encoding": "rope"}, "call train once for each"),
-        ([], {"encoding": "rope", "data.subset": "x"}, "has no effect"),
         ([], {"encoding": "rope", "train.steps": {}}, "train.steps={} names no key and changes nothing"),
     ],
 )

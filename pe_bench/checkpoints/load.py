@@ -13,8 +13,8 @@ from pe_bench.checkpoints.opened import begin_of_text, open_checkpoint, train_le
 from pe_bench.checkpoints.source import Source, load_config, read_source
 from pe_bench.config.compose import compose
 from pe_bench.config.overrides import parse_override
-from pe_bench.config.parse import parse_config, without_none
-from pe_bench.config.schema import Config, TokenizerConfig, warn_unused
+from pe_bench.config.parse import parse_config, warn_unused
+from pe_bench.config.schema import Config, TokenizerConfig
 from pe_bench.data.packed import load_data_of
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.tokenizer import load_file
@@ -29,6 +29,7 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.system.machine import explain_out_of_memory, resolve_device
 from pe_bench.system.terminal import say
 from pe_bench.system.threads import set_threads
+from pe_bench.values import without_none
 
 # Keys that say what to score, on which text and where; all others describe a training.
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
@@ -79,7 +80,7 @@ def checkpoint_config(
     }
     config = parse_config(values)
     changed = [f"eval.{name}" for name, value in changes.items() if value is not None]
-    warn_unused([config.eval], [*keys, *changed])
+    warn_unused([config], [*keys, *changed])
     if config.eval.max_length is not None or not config.eval.lengths:
         return config
     # 16 times the training length, as in a run, is more than most documents have.

@@ -3,7 +3,6 @@
 Completion reads files alone: it must answer at once.
 """
 
-import dataclasses
 import os
 import re
 import shlex
@@ -129,14 +128,9 @@ def _text(group: str, name: str) -> str:
 
 def _keys() -> list[str]:
     from pe_bench.config.groups import GROUPS
-    from pe_bench.config.schema import KEY_OF_FIELD, KEYS, SECTIONS
+    from pe_bench.config.schema import KEYS, SECTIONS, keys_of_sections
 
-    inside = [
-        KEY_OF_FIELD.get(field.name, f"{section}.{field.name}")
-        for section, schema in SECTIONS.items()
-        for field in dataclasses.fields(schema)
-    ]
-    return sorted({*GROUPS, *(key for key in KEYS if key not in SECTIONS), *inside})
+    return sorted({*GROUPS, *(key for key in KEYS if key not in SECTIONS), *keys_of_sections()})
 
 
 def respell(program: Any, arguments: Sequence[str], message: str) -> str:

@@ -15,7 +15,6 @@ from rich.text import Text
 from pe_bench.cli.data import print_data
 from pe_bench.config.groups import encoding_names
 from pe_bench.config.overrides import parse_override
-from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
 from pe_bench.inspection.speed import (
@@ -31,6 +30,7 @@ from pe_bench.system.files import check_folder, require_writable
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
 from pe_bench.system.progress import progress_bar
 from pe_bench.system.terminal import say, width_of, write_out
+from pe_bench.values import parse_lengths
 
 if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.inspection.check import Property

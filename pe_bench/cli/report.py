@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.api import read_report, require_levels, say_problems
 from pe_bench.cli.data import print_data
-from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import require
 from pe_bench.plot.paper import picture_format
 from pe_bench.report.build import Report, build_tables, run_tables
@@ -25,7 +24,7 @@ from pe_bench.runs.find import Condition
 from pe_bench.runs.gather import results_file, runs_folder
 from pe_bench.system.files import require_writable, write_text
 from pe_bench.system.terminal import say, write_out
-from pe_bench.values import check_type
+from pe_bench.values import check_type, parse_lengths
 
 if TYPE_CHECKING:
     from pe_bench.scored import Run

@@ -17,7 +17,6 @@ from pe_bench.cli.report import (
     tables_of_run,
     tables_of_sweep,
 )
-from pe_bench.config.parse import parse_lengths
 from pe_bench.errors import RunError, require
 from pe_bench.report.build import probes_of_rows
 from pe_bench.report.probes import show_probes
@@ -27,6 +26,7 @@ from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score
 from pe_bench.scored import Run, read_probe, score_each
 from pe_bench.sweep.show import SweepTable
 from pe_bench.system.terminal import say
+from pe_bench.values import parse_lengths
 
 
 def evaluate(

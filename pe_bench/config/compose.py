@@ -32,7 +32,7 @@ from pe_bench.config.overrides import (
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.encodings.signatures import read_part
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import expand_path
 
 
@@ -142,14 +142,9 @@ def _seed_of(run: str) -> int:
 
 
 def _divide(d_model: int, n_heads: int) -> int:
-    if not all(isinstance(value, int) and value > 0 for value in (d_model, n_heads)):
-        raise UserError(f"model.d_model={d_model} and model.n_heads={n_heads} must be positive whole numbers")
-    if d_model % n_heads:
-        # Heads of an even width, because a rotation takes features in pairs.
-        near = max(1, round(d_model / (2 * n_heads))) * 2 * n_heads
-        raise UserError(
-            f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}: try model.d_model={near}"
-        )
+    is_possible = all(isinstance(value, int) and value > 0 for value in (d_model, n_heads))
+    message = f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}"
+    require(is_possible and d_model % n_heads == 0, message)
     return d_model // n_heads
 
 

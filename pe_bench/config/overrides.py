@@ -13,11 +13,10 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import GROUPS, MAY_BE_NONE, SEARCH_PATH, config_dir, find_name, names_in
-from pe_bench.config.parse import plain_value
 from pe_bench.config.schema import FIELD_OF_KEY, SECTIONS
 from pe_bench.encodings.signatures import require_class
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.values import close_to, unknown
+from pe_bench.values import close_to, plain_value, unknown
 
 CONFIG = "train"  # the file that every configuration is composed from
 LAUNCHER = "hydra/launcher"

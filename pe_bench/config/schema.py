@@ -6,13 +6,24 @@ the two together. Nothing heavy is imported here: a mistake must be answered at 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pe_bench.errors import UserError, require
-from pe_bench.system.terminal import say
+from pe_bench.values import (
+    AtLeast1,
+    AtLeast2,
+    Fraction,
+    Natural,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+    check_type,
+    shown,
+)
 
 Precision = Literal["auto", "float32", "bfloat16"]
 ScorePrecision = Literal["float32", "bfloat16"]
@@ -23,77 +34,41 @@ Controls = Literal["auto", "all", "none", "offset"]
 Sharding = Literal["fsdp"]
 OptimizerName = Literal["adamw", "muon"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
+Source = Literal["stdlib", "files", "hub", "task"]
+Threads = Literal["auto"] | Annotated[int, Range(1, 1_024)]
 MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
 MIN_PAIRED_LENGTH = 2  # tokens: a target and one that it sees
 MAX_DEFAULT_BLOCK = 128
-MAX_THREADS = 1_024
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1 + 1 / 32, 1.125, 1.25, 1.5, 2, 4, 8, 16)  # times the training length
 NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
+FIELD_OF_KEY = {"train.from": "from_run"}  # `from` is a word of Python's, and cannot name a field
+KEY_OF_FIELD = {field: key for key, field in FIELD_OF_KEY.items()}
 
 
 @dataclass(frozen=True)
-class Section:
-    """A group of keys, whose numbers are positive but for those that may be zero."""
-
-    section: ClassVar[str]
-    may_be_zero: ClassVar[tuple[str, ...]] = ()
-    read_by: ClassVar[dict[str, tuple[str, ...]]] = {}  # the kinds of the section that read a key, if not all
-
-    def check(self) -> None:
-        """Raise `UserError` for a value that cannot work."""
-        for key in fields(self):
-            value, name = getattr(self, key.name), f"{self.section}.{key.name}"
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                continue
-            if key.name in self.may_be_zero:
-                require(value >= 0, f"{name} must not be negative, and is {value}")
-            else:
-                require(value > 0, f"{name} must be positive, not {value}")
-
-    def refuse_unused(self, kind_key: str, name: str) -> None:
-        """Raise `UserError` for a key without effect in this kind of section, which is called `name`."""
-        for key, kinds in self.read_by.items():
-            value = getattr(self, key)
-            if getattr(self, kind_key) not in kinds and value != getattr(type(self), key):
-                key, kind_key = f"{self.section}.{key}", f"{self.section}.{kind_key}"
-                way_out = f"remove it, or choose what has {kind_key}={' or '.join(kinds)}"
-                raise UserError(f"{key}={value} has no effect with {self.section}={name}: {way_out}", key)
-
-
-@dataclass(frozen=True)
-class ModelConfig(Section):
-    section = "model"
+class ModelConfig:
     name: str = "tiny"
-    d_model: int = 128
-    n_layers: int = 4
-    n_heads: int = 4
-    n_kv_heads: int = 4
-    d_head: int = 32
-    d_ff: int = 344
+    d_model: AtLeast1 = 128
+    n_layers: AtLeast1 = 4
+    n_heads: AtLeast1 = 4
+    n_kv_heads: AtLeast1 = 4
+    d_head: AtLeast1 = 32
+    d_ff: AtLeast1 = 344
     tie_embeddings: bool = True
     qk_norm: bool = False
 
     def check(self) -> None:
-        super().check()
-        require(
-            self.n_heads % self.n_kv_heads == 0,
-            f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.n_kv_heads}: "
-            "each key head serves the same number of query heads",
-        )
+        """Raise `UserError` for values that do not fit, as the `check` of each section does."""
+        message = f"model.n_heads={self.n_heads} is not divisible by model.n_kv_heads={self.n_kv_heads}"
+        is_divisible = self.n_heads % self.n_kv_heads == 0
+        require(is_divisible, f"{message}: each key head serves the same number of query heads")
 
 
 @dataclass(frozen=True)
-class DataConfig(Section):
-    section = "data"
-    read_by = {
-        **dict.fromkeys(("path", "text_column"), ("files", "hub")),
-        **dict.fromkeys(("validation_path", "encoding"), ("files",)),
-        **dict.fromkeys(("subset", "revision"), ("hub",)),
-        **dict.fromkeys(("newlines", "max_tokens", "validation_fraction"), ("stdlib", "files", "hub")),
-    }
+class DataConfig:
     name: str = "stdlib"
-    source: Literal["stdlib", "files", "hub", "task"] = "stdlib"
+    source: Source = "stdlib"
     path: str | None = None
     validation_path: str | None = None
     subset: str | None = None
@@ -101,69 +76,58 @@ class DataConfig(Section):
     text_column: str = "text"
     newlines: Literal["universal", "keep"] = "universal"
     encoding: str = "utf-8"
-    max_tokens: int | None = None
-    validation_fraction: float = 0.2
+    max_tokens: AtLeast1 | None = None
+    validation_fraction: Fraction = 0.2
 
     def check(self) -> None:
-        files, hub = self.source == "files", self.source == "hub"
-        needs = f"data={self.name} needs"
-        require(not files or self.path is not None, f"{needs} a folder or a file: say data.path=DIR")
-        require(not hub or self.path is not None, f"{needs} a dataset: say data.path=OWNER/NAME")
-        fraction = self.validation_fraction
-        require(0 < fraction <= 1, f"data.validation_fraction must lie between 0 and 1, not {fraction}")
-        require(
-            self.validation_path is None or fraction == DataConfig.validation_fraction,
-            f"data.validation_fraction={fraction} has no effect with data.validation_path: remove one",
-        )
+        needs = {
+            "files": "a folder or a file: say data.path=DIR",
+            "hub": "a dataset: say data.path=OWNER/NAME",
+        }
+        has_path = self.path is not None or self.source not in needs
+        require(has_path, f"data={self.name} needs {needs.get(self.source)}")
         try:
             " ".encode(self.encoding)
         except LookupError as error:
             raise UserError(f"data.encoding={self.encoding} is no encoding of text: utf-8 is one") from error
-        super().check()
-        self.refuse_unused("source", self.name)
 
 
 @dataclass(frozen=True)
-class TokenizerConfig(Section):
-    section = "tokenizer"
-    read_by = {"name": ("hub", "file"), "revision": ("hub",), "vocab_size": ("bpe",)}
+class TokenizerConfig:
     kind: Literal["bytes", "bpe", "hub", "file"] = "bytes"
     name: str | None = None
     revision: str | None = None
-    vocab_size: int | None = None
+    vocab_size: AtLeast1 | None = None
 
     def check(self) -> None:
-        hub, file = self.kind == "hub", self.kind == "file"
-        named = self.name is not None
-        require(not hub or named, "tokenizer=hub needs a name: say tokenizer.name=gpt2")
-        require(not file or named, "tokenizer=file needs a file: say tokenizer.name=FOLDER/tokenizer.json")
-        self.refuse_unused("kind", self.kind)
-        super().check()
+        examples = {"hub": "gpt2", "file": "FOLDER/tokenizer.json"}
+        has_name = self.name is not None or self.kind not in examples
+        message = f"tokenizer={self.kind} needs a name: say tokenizer.name={examples.get(self.kind)}"
+        require(has_name, message)
 
 
 @dataclass(frozen=True)
-class TrainConfig(Section):
-    section, may_be_zero = "train", ("warmup_steps", "weight_decay", "final_lr")
-    length: int = 128
-    steps: int | None = None
-    tokens: int = 1_024_000
-    batch_tokens: int = 1_024
-    micro_batches: int = 1
-    processes: int = 1
+class TrainConfig:
+    length: AtLeast2 = 128
+    steps: Natural | None = None  # 0 for a checkpoint
+    tokens: AtLeast1 = 1_024_000
+    batch_tokens: AtLeast1 = 1_024
+    micro_batches: AtLeast1 = 1
+    processes: AtLeast1 = 1
     sharding: Sharding | None = None
-    timeout: int = 600
+    timeout: AtLeast1 = 600
     optimizer: OptimizerName = "muon"
-    lr: float = 5e-3
-    encoding_lr: float | None = None
-    final_lr: float = 0.1
-    warmup_steps: int = 100
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    clip: float = 1.0
-    log_every: int = 10
-    validate_every: int = 200
-    validation_tokens: int = 32_768
-    checkpoint_every: int = 200
+    lr: Positive = 5e-3
+    encoding_lr: Positive | None = None
+    final_lr: Share = 0.1
+    warmup_steps: Natural = 100
+    weight_decay: NotNegative = 0.1
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    clip: Positive = 1.0
+    log_every: AtLeast1 = 10
+    validate_every: AtLeast1 = 200
+    validation_tokens: AtLeast1 = 32_768
+    checkpoint_every: AtLeast1 = 200
     from_run: str | None = None
     beside: str | None = None
     only: Literal["encoding"] | None = None
@@ -179,53 +143,37 @@ class TrainConfig(Section):
         return self.batch_tokens // self.length
 
     def check(self) -> None:
-        super().check()
-        length, tokens, source = self.length, self.batch_tokens, self.from_run
-        message = f"train.from={source}: training goes on from runs alone; pe-bench eval scores checkpoints"
-        require(not (source or "").startswith("hf:"), message)
+        length, tokens, parts = self.length, self.batch_tokens, self.processes * self.micro_batches
+        require(self.steps != 0, "train.steps must be a whole number of at least 1, not 0")
+        require(max(self.betas) < 1, f"train.betas must be below 1, not {self.betas}")
         message = "train.from and train.beside exclude each other: go on from a run, or start anew beside it"
-        require(source is None or self.beside is None, message)
+        require(self.from_run is None or self.beside is None, message)
         message = "train.only=encoding goes on from a run whose other weights stay: give train.from=RUN"
-        require(source is not None or self.only is None, message)
-        require(self.final_lr <= 1, f"train.final_lr is a share of train.lr from 0 to 1, not {self.final_lr}")
-        require(
-            all(0 <= beta < 1 for beta in self.betas), f"train.betas must lie in [0, 1), not {self.betas}"
-        )
-        require(length >= 2, f"train.length must be at least 2 tokens, not {length}")
-        require(
-            tokens % length == 0,
-            f"train.batch_tokens={tokens} is not a multiple of train.length={length}: "
-            f"try train.batch_tokens={length * max(1, round(tokens / length))}",
-        )
-        parts = f"train.micro_batches={self.micro_batches}"
-        if self.processes > 1:
-            parts = f"train.processes={self.processes}" + (
-                f" times {parts}" if self.micro_batches > 1 else ""
-            )
-        require(
-            self.batch % (self.processes * self.micro_batches) == 0,
-            f"{parts} does not divide the {self.batch} windows of a step "
-            f"(train.batch_tokens={tokens} / train.length={length})",
-        )
+        require(self.from_run is not None or self.only is None, message)
+        way = f"try train.batch_tokens={length * max(1, round(tokens / length))}"
+        message = f"train.batch_tokens={tokens} is not a multiple of train.length={length}: {way}"
+        require(tokens % length == 0, message)
+        message = f"train.processes={self.processes} times train.micro_batches={self.micro_batches} does not "
+        windows = f"divide the {self.batch} windows of a step (train.batch_tokens / train.length)"
+        require(self.batch % parts == 0, message + windows)
 
 
 @dataclass(frozen=True)
-class EvalConfig(Section):
-    section, may_be_zero = "eval", ("seed",)
-    lengths: list[int] | None = None
-    max_length: int | None = None
+class EvalConfig:
+    lengths: list[AtLeast1] | None = None
+    max_length: AtLeast1 | None = None
     protocol: Protocol = "paired"
-    targets: int = 128
-    target_tokens: int | None = None
-    stride: int | None = None
+    targets: AtLeast1 = 128
+    target_tokens: AtLeast1 | None = None
+    stride: AtLeast1 | None = None
     controls: Controls = "auto"
     per_position: bool = False
-    tokens: int = 65_536
-    batch_tokens: int = 4_096
+    tokens: AtLeast1 = 65_536
+    batch_tokens: AtLeast1 = 4_096
     precision: ScorePrecision = "float32"
     half: Half = "both"
-    seed: int = 0
-    first_length: int | None = None
+    seed: Natural = 0
+    first_length: AtLeast1 | None = None
 
     def resolved_lengths(self, train_length: int) -> list[int]:
         """The lengths to score, in order; the training length is always among them.
@@ -249,35 +197,12 @@ class EvalConfig(Section):
             or 1 << min(MAX_DEFAULT_BLOCK, self.first_length or train_length).bit_length() - 1
         )
 
-    @property
-    def unused(self) -> dict[str, str]:
-        """Return the keys that scoring does not read, each with the protocols that read it."""
-        protocol, of_each = self.protocol, {"nonoverlapping", "sliding"}
-        read_with = {
-            "targets": {"paired", "task"},
-            "max_length": {"paired", *of_each},
-            "target_tokens": {"paired"},
-            "stride": {"sliding"},
-            "tokens": {*of_each, *([protocol] if self.per_position else [])},
-        }
-        return {key: " or ".join(sorted(of)) for key, of in read_with.items() if protocol not in of}
-
     def check(self) -> None:
-        super().check()
-        protocol, controls = self.protocol, self.controls
         require(self.lengths != [], "eval.lengths is empty: name lengths, or null for the default ones")
-        for length in self.lengths or []:
-            require(length > 0, f"eval.lengths must be positive whole numbers, and {length} is not")
-        require(
-            controls not in ("all", "offset") or protocol in ("paired", "task"),
-            f"eval.controls={controls} has no effect with eval.protocol={protocol}: "
-            "remove it, or set eval.protocol=paired",
-        )
 
 
 @dataclass(frozen=True)
-class ReportConfig(Section):
-    section = "report"
+class ReportConfig:
     margin: float = MARGIN
 
     def check(self) -> None:
@@ -285,7 +210,7 @@ class ReportConfig(Section):
 
 
 @dataclass(frozen=True)
-class CheckpointConfig(Section):
+class CheckpointConfig:
     """The checkpoint that a run scores in place of training a model.
 
     identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
@@ -293,7 +218,6 @@ class CheckpointConfig(Section):
     theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
     """
 
-    section = "checkpoint"
     source: str
     identity: str
     train_length_from: str
@@ -316,9 +240,9 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
-    seed: int = 0
+    seed: Natural = 0
     precision: Precision = "auto"
-    threads: str | int = "auto"
+    threads: Threads = "auto"
     device: str = "auto"
     results_dir: str = "results"
     cache_dir: str | None = None
@@ -333,64 +257,41 @@ class Config:
 
     def check(self) -> None:
         """Raise `UserError` for what cannot work; each text says the value and the way out."""
-        for section in (self.model, self.data, self.tokenizer):
+        for section in (self.model, self.data, self.tokenizer, self.eval, self.report):
             section.check()
-        self._check_task()
         if self.checkpoint is None:
             self.train.check()
-        for section in (self.eval, self.report):
-            section.check()
+        data, protocol, task = self.data.source, self.eval.protocol, (self.task or {}).get("name")
+        require(
+            (self.task is not None) == (data == "task") == (protocol == "task"),
+            f"data={self.data.name} and eval.protocol={protocol} do not fit task={task}: "
+            "say task=NAME, such as task=majority, and leave the two others out",
+        )
         shortest = min(self.eval.resolved_lengths(self.train.length))
         require(
-            self.eval.protocol != "paired" or shortest >= MIN_PAIRED_LENGTH,
+            protocol != "paired" or shortest >= MIN_PAIRED_LENGTH,
             f"length {shortest} is too short for eval.protocol=paired: "
             f"choose {MIN_PAIRED_LENGTH} tokens or more",
         )
-        require(self.seed >= 0, f"seed must not be negative, and is {self.seed}")
-        require(
-            self.threads == "auto" or (isinstance(self.threads, int) and 0 < self.threads <= MAX_THREADS),
-            f"threads must be auto or a positive whole number up to {MAX_THREADS}, not {self.threads!r}",
-        )
-        require(
-            self.device in ("auto", "cpu") or self.device.split(":")[0] == "cuda",
-            f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}",
-        )
-        require(
-            self.train.processes == 1 or ":" not in self.device,
-            f"device={self.device} is one GPU, but train.processes={self.train.processes} "
-            "needs one for each: say device=cuda",
-        )
-
-    def _check_task(self) -> None:
-        """Raise `UserError` where only some of the data, the task and the protocol are those of a task."""
-        protocol, name = f"eval.protocol={self.eval.protocol}", f"data={self.data.name}"
-        if self.data.source != "task":
-            require(self.task is None, f"a task has examples of its own: leave {name} out")
-            message = f"{protocol} scores answers, and {name} has none: leave it out"
-            require(self.eval.protocol != "task", message)
-            return
-        require(self.task is not None, "data=task needs a task: say task=NAME, such as task=majority")
-        message = f"{protocol} scores text, and a task has answers: leave it out"
-        require(self.eval.protocol == "task", message)
-        require(
-            self.tokenizer.kind == "bytes" or self.checkpoint is not None,
-            f"a task has tokens of its own: leave tokenizer={self.tokenizer.kind} out",
-        )
-        message = "a task is not scored by position: leave eval.per_position out"
-        require(not self.eval.per_position, message)
-        controls = self.eval.controls
-        message = f"eval.controls={controls} changes the context of text, which a task lacks: leave it out"
-        require(controls in ("auto", "none"), message)
+        _check_part(self.encoding, "encoding")
+        _check_name(self.encoding.get("name"), "encoding.name")
 
 
 KEYS = tuple(field.name for field in fields(Config) if field.name not in ("search", "checkpoint"))
-SECTIONS: dict[str, type[Section]] = {
-    kind.section: kind
-    for kind in (ModelConfig, DataConfig, TokenizerConfig, TrainConfig, EvalConfig, ReportConfig)
+SECTIONS: dict[str, type[Any]] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "tokenizer": TokenizerConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "report": ReportConfig,
 }
-# `from` is a word of Python's, and so cannot name a field.
-FIELD_OF_KEY = {"train.from": "from_run"}
-KEY_OF_FIELD = {field: key for key, field in FIELD_OF_KEY.items()}
+
+
+def keys_of_sections() -> Iterator[str]:
+    """Yield every key of a section, such as `train.length`."""
+    for name, section in SECTIONS.items():
+        yield from (KEY_OF_FIELD.get(key, f"{name}.{key}") for key in section.__match_args__)
 
 
 def check_margin(margin: float, key: str) -> None:
@@ -399,12 +300,22 @@ def check_margin(margin: float, key: str) -> None:
     require(0 < margin < FAILURE, message)
 
 
-def warn_unused(evaluations: Sequence[EvalConfig], keys: Sequence[str]) -> None:
-    """Say which of the keys that a command names no scoring of its runs reads."""
-    first = evaluations[0]
-    for key, protocols in first.unused.items():
-        value = getattr(first, key)
-        is_unused = all(key in evaluation.unused for evaluation in evaluations)
-        if f"eval.{key}" in keys and is_unused and value != getattr(EvalConfig, key):
-            chosen = f"eval.protocol={first.protocol}"
-            say(f"warning: eval.{key}={value} has no effect with {chosen}: it is for {protocols}")
+def _check_part(part: Any, key: str) -> None:
+    """Raise `UserError` for a part of an encoding, or an encoding in an option, without a class."""
+    name = part.get("class") if isinstance(part, dict) else None
+    way = f"name it in the YAML file of the {key.split('.')[0]}"
+    message = f"{key}.class must be text such as module:Class or file.py:Class, not {shown(name)}: {way}"
+    require(isinstance(name, str) and name != "", message)
+    modifiers = check_type(part.get("modifiers") or {}, dict, f"{key}.modifiers")
+    for name, modifier in modifiers.items():
+        _check_name(name, "a modifier's name")
+        _check_part(modifier, f"{key}.modifiers.{name}")
+    for option, value in part.items():
+        if option != "modifiers" and isinstance(value, dict) and "class" in value:
+            _check_part(value, f"{key}.{option}")
+
+
+def _check_name(name: Any, key: str) -> None:
+    is_name = isinstance(name, str) and NAME.fullmatch(name) is not None
+    message = f"{key} must be letters, digits and the signs . + - _, not {shown(name)}"
+    require(is_name, f"{message}: it names the run's folder")

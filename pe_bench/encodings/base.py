@@ -19,7 +19,14 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
+from pe_bench.values import AtLeast1 as AtLeast1
+from pe_bench.values import AtLeast2 as AtLeast2
+from pe_bench.values import Fraction as Fraction
+from pe_bench.values import Natural as Natural
+from pe_bench.values import NotNegative as NotNegative
+from pe_bench.values import Positive as Positive
 from pe_bench.values import Range
+from pe_bench.values import Share as Share
 
 PastTraining = Literal["undefined", "clamps", "defined"]  # the most adverse to longer texts first
 Claim = Literal[
@@ -29,16 +36,9 @@ Claim = Literal[
     "decaying",  # the bias falls as distance grows
 ]
 
-# Types of options that are numbers; `check_type` refuses others.
-Natural = Annotated[int, Range(0)]
-AtLeast1 = Annotated[int, Range(1)]
-AtLeast2 = Annotated[int, Range(2)]
-NotNegative = Annotated[float, Range(0)]
-Positive = Annotated[float, Range(0, is_open=True)]
+# Types of options that are numbers, beside those of `values`; `check_type` refuses others.
 Base = Annotated[float, Range(1, is_open=True)]  # of frequencies, which fall
 Factor = Annotated[float, Range(1)]
-Share = Annotated[float, Range(0, 1)]
-Fraction = Annotated[float, Range(0, 1, is_open=True)]  # a share that is not 0
 
 # Weights load into any other encoding where neither has parameters. Without `compatible_with` their scores
 # mean nothing, because the model never saw such logits in training.

@@ -28,8 +28,8 @@ from pe_bench.config.overrides import (
     quote,
     takes_list,
 )
-from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import Config, warn_unused
+from pe_bench.config.parse import parse_config, warn_unused
+from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.gather import gather_and_warn, results_file
 from pe_bench.sweep.jobs import FAILED, JobState, SweepFolder, reason_of, run_in_child
@@ -89,7 +89,7 @@ def check_sweep(overrides: Sequence[str], search: Sequence[Path], check: Callabl
                 configs.append(parse_config(compose([*plain, *chosen], search), search))
                 if index < MAX_CHECKED:
                     check(configs[-1])
-    warn_unused([config.eval for config in configs], [parse_override(text).key for text in overrides])
+    warn_unused(configs, [parse_override(text).key for text in overrides])
     keys = tuple(override.get_key_element() for override in swept)
     return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
 

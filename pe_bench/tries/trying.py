@@ -14,7 +14,6 @@ from filelock import FileLock
 
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import quote
-from pe_bench.config.parse import listed, parse_lengths
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import prepare, train
 from pe_bench.report.build import tables_of_rows
@@ -24,6 +23,7 @@ from pe_bench.scored import Run
 from pe_bench.system.files import write_text
 from pe_bench.system.machine import today
 from pe_bench.tries.sequential import FIRST_LOOK, Answer, Difference, Look, look, seeds_to_settle
+from pe_bench.values import listed, parse_lengths
 
 TOKENS = 256_000  # that each run trains on
 LENGTHS = (128, 512, 2048)

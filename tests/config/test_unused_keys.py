@@ -1,4 +1,4 @@
-"""Keys without effect: those of the text and its tokens are refused, those of scoring are told."""
+"""Keys without effect are told."""
 
 from dataclasses import replace
 
@@ -6,33 +6,42 @@ import pytest
 from support.commands import write_corpus
 
 from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.parse import parse_config, unused_keys, warn_unused
 from pe_bench.data.packed import load_data
-from pe_bench.errors import UserError
 from pe_bench.scoring.plans import make_plans
 
 
-def test_a_key_of_the_text_that_nothing_would_use_is_refused_and_elsewhere_taken():
-    for overrides, kinds in [
-        (["data.path=x"], "data.source=files or hub"),
-        (["data.subset=x", "data=files", "data.path=y"], "data.source=hub"),
-        (["data.validation_path=x", "data=pg19"], "data.source=files"),
-        (["data.max_tokens=9", "task=copy"], "data.source=stdlib or files or hub"),
-        (["tokenizer.vocab_size=300"], "tokenizer.kind=bpe"),
-        (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer.kind=hub"),
-    ]:
-        with pytest.raises(UserError) as error:
-            parse_config(compose(overrides))
-        assert f"{overrides[0]} has no effect with " in str(error.value)
-        assert str(error.value).endswith(f": remove it, or choose what has {kinds}")
-    for overrides in [
-        ["data=files", "data.path=x", "data.validation_path=y", "data.text_column=z"],
-        ["data=pg19", "data.revision=v1", "data.subset=x", "data.text_column=z"],
-        ["data.validation_fraction=0.5", "data.max_tokens=9"],
-        ["tokenizer=bpe", "tokenizer.vocab_size=300"],
-        ["tokenizer=hub", "tokenizer.name=gpt2", "tokenizer.revision=v1"],
-    ]:
-        parse_config(compose(overrides))
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["data.path=x"], "data.source=stdlib: it is for files or hub"),
+        (["data.subset=x", "data=files", "data.path=y"], "data.source=files: it is for hub"),
+        (["data.validation_path=x", "data=pg19"], "data.source=hub: it is for files"),
+        (["data.max_tokens=9", "task=copy"], "data.source=task: it is for stdlib or files or hub"),
+        (["tokenizer.vocab_size=300"], "tokenizer.kind=bytes: it is for bpe"),
+        (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer.kind=bpe: it is for hub"),
+        (["train.tokens=9", "train.steps=3"], "train.steps=3"),
+        (
+            ["data.validation_fraction=0.5", "data=files", "data.path=x", "data.validation_path=y"],
+            "data.valid",
+        ),
+        (["eval.controls=all", "eval.protocol=sliding"], "eval.protocol=sliding: it is for paired"),
+        (["data.validation_path=y", "data=files", "data.path=x", "data.text_column=z"], ""),
+        (["data.subset=x", "data=pg19", "data.revision=v1", "data.text_column=z"], ""),
+        (["data.validation_fraction=0.5", "data.max_tokens=9"], ""),
+        (["tokenizer.vocab_size=300", "tokenizer=bpe"], ""),
+        (["tokenizer.revision=v1", "tokenizer=hub", "tokenizer.name=gpt2"], ""),
+    ],
+)
+def test_a_key_that_nothing_reads_is_told_and_no_other(overrides, why, capsys):
+    warn_unused([parse_config(compose(overrides))], [text.partition("=")[0] for text in overrides])
+    told = capsys.readouterr().err
+    assert (
+        told.startswith(f"warning: {overrides[0].partition('=')[0]} has no effect with {why}")
+        if why
+        else not told
+    )
+    assert told.count("\n") == bool(why)
 
 
 @pytest.mark.parametrize("protocol", ["paired", "sliding", "nonoverlapping"])
@@ -53,4 +62,4 @@ def test_the_keys_that_are_told_are_those_that_scoring_does_not_read(tmp_path, p
         for key, value in changes.items()
         if plans(replace(plain.eval, **{key: value})) == plans(plain.eval)
     }
-    assert unread == plain.eval.unused.keys()
+    assert {f"eval.{key}" for key in unread} == unused_keys(plain).keys() & {f"eval.{key}" for key in changes}
