@@ -53,13 +53,11 @@ from pe_bench.system.machine import (
     package_version,
     resolve_device,
     resolve_precision,
+    set_threads,
     today,
 )
-from pe_bench.system.progress import Bars, progress_bar
-from pe_bench.system.ranks import rank, world_size
-from pe_bench.system.signals import Stopped
-from pe_bench.system.terminal import say
-from pe_bench.system.threads import set_threads
+from pe_bench.system.signals import Stopped, rank, world_size
+from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker, tracking
 from pe_bench.training.checkpoint import (
     Checkpoint,

@@ -15,7 +15,7 @@ from support.commands import Command, Outcome, tiny_overrides, write_corpus
 
 from pe_bench.cli import program
 from pe_bench.config import compose as composing
-from pe_bench.system.cache import cache_root
+from pe_bench.system.files import cache_root
 
 # A shell that starts tests in the background, and `nohup`, have these ignored; what tests send must arrive.
 signal.signal(signal.SIGINT, signal.default_int_handler)

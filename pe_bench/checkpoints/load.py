@@ -26,9 +26,8 @@ from pe_bench.runs.rows import TASK
 from pe_bench.scoring.needles import Probe
 from pe_bench.scoring.plans import Planner
 from pe_bench.scoring.protocols import Plan
-from pe_bench.system.machine import explain_out_of_memory, resolve_device
+from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_threads
 from pe_bench.system.terminal import say
-from pe_bench.system.threads import set_threads
 from pe_bench.values import without_none
 
 # Keys that say what to score, on which text and where; all others describe a training.

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.system.cache import cache_root, cached_digest
-from pe_bench.system.files import check_name, expand_path
+from pe_bench.system.files import cache_root, cached_digest, check_name, expand_path
 from pe_bench.system.machine import is_out_of_memory
 from pe_bench.system.terminal import one_line, say
 

@@ -28,8 +28,7 @@ from pe_bench.inspection.speed import (
 from pe_bench.plot.paper import picture_format, save_picture
 from pe_bench.system.files import check_folder, require_writable
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
-from pe_bench.system.progress import progress_bar
-from pe_bench.system.terminal import say, width_of, write_out
+from pe_bench.system.terminal import progress_bar, say, width_of, write_out
 from pe_bench.values import parse_lengths
 
 if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
@@ -227,8 +226,7 @@ def time_encodings(
         say(f"no encoding is named: timing all {count}; Ctrl-C stops and keeps what is done")
     from pe_bench.inspection.passes import Bench, dtype_of
     from pe_bench.model.attention import is_kernel_here, training_kernel
-    from pe_bench.system.machine import resolve_device
-    from pe_bench.system.threads import set_threads
+    from pe_bench.system.machine import resolve_device, set_threads
 
     threads, device = set_threads(config.threads), resolve_device(config.device)
     if train and device.type == "cpu" and not is_kernel_here():

@@ -9,8 +9,7 @@ import typer
 
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.system.ranks import rank, world_size
-from pe_bench.system.signals import EXIT_CODE, Stopped, stop_on_signal
+from pe_bench.system.signals import EXIT_CODE, Stopped, rank, stop_on_signal, world_size
 from pe_bench.system.terminal import say
 
 

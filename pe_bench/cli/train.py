@@ -13,7 +13,7 @@ from pe_bench.config.compose import call_hydra, complete_overrides, is_sweep
 from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
 from pe_bench.system.files import require_writable, write_text
-from pe_bench.system.ranks import world_size
+from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import say, write_out
 
 PRINTED = ("job", "hydra", "all")

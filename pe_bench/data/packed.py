@@ -16,7 +16,7 @@ from pe_bench.data.sources import Document, read_files, read_stdlib, within_budg
 from pe_bench.data.split import split_corpus
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.data.tokenizer import Tokenizer
-from pe_bench.system.cache import cache_root, cached_folder, key_of, read_meta
+from pe_bench.system.files import cache_root, cached_folder, key_of, read_meta
 
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
 LAYOUT = 2  # of the files in the cache

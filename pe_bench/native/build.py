@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.system.cache import cache_root, cached_folder, key_of
-from pe_bench.system.files import writable_by_others
+from pe_bench.system.files import cache_root, cached_folder, key_of, writable_by_others
 from pe_bench.system.machine import processor_facts
 from pe_bench.system.terminal import say
 

@@ -21,7 +21,7 @@ from pe_bench.scoring.protocols import (
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher, Unscored
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.machine import device_name, git_commit, package_version, today
-from pe_bench.system.progress import Bars
+from pe_bench.system.terminal import Bars
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
 # What a row has of its plan.

@@ -35,7 +35,7 @@ from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, Plan, Window, batches
 from pe_bench.scoring.targets import target_blocks, tokens_needed
-from pe_bench.system.threads import share_cores
+from pe_bench.system.machine import share_cores
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE

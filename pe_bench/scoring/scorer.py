@@ -26,9 +26,8 @@ from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.files import same_working_folder
-from pe_bench.system.machine import PeakMemory, is_out_of_memory
+from pe_bench.system.machine import PeakMemory, is_out_of_memory, share_cores
 from pe_bench.system.signals import INTERRUPTIONS
-from pe_bench.system.threads import share_cores
 
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
 MAX_SHARE_OF_QUERIES = 1 / 4

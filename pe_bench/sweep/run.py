@@ -35,7 +35,6 @@ from pe_bench.runs.gather import gather_and_warn, results_file
 from pe_bench.sweep.jobs import FAILED, JobState, SweepFolder, reason_of, run_in_child
 from pe_bench.sweep.show import Summary, View
 from pe_bench.system.files import check_folder
-from pe_bench.system.progress import progress_bar
 from pe_bench.system.signals import (
     DEBOUNCE_SECONDS,
     EXIT_CODE,
@@ -47,6 +46,7 @@ from pe_bench.system.signals import (
     signal_handlers,
     write_line,
 )
+from pe_bench.system.terminal import progress_bar
 
 MAX_CHECKED = 20  # jobs, before the first of them runs
 QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job after some minutes

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
 from pe_bench.system.files import write_text
-from pe_bench.system.progress import LINES_PER_RUN, bar_text, duration
-from pe_bench.system.terminal import say
+from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say
 
 VIEW_SECONDS = 0.2
 STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"

@@ -1,20 +1,32 @@
-"""Files written so that a reader, or a crash, never sees half of one; paths that a person names; owners."""
+"""Files written so that a reader, or a crash, never sees half of one; paths that a person names; a cache.
 
+The cache has folders that are built once: under a lock, beside their place, and renamed into it when whole.
+Each has checksums of its files. A process checks them when it opens the folder for the first time.
+"""
+
+import errno
+import hashlib
+import json
 import os
 import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import filelock
+import platformdirs
 from safetensors import SafetensorError
 
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.system.terminal import CONTROL
+from pe_bench.system.terminal import CONTROL, say
 
 TEMPORARY = ".partial-"
+META, CHECKSUM = "meta.json", "checksum"
+_compared: set[tuple[Any, ...]] = set()  # files of the cache that this process has checked
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -31,15 +43,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 @contextmanager
-def usual_permissions(path: Path) -> Iterator[None]:
-    """Give a file that is written here the permissions of any new file: safetensors hides it from others."""
-    path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)
-    yield
-    path.chmod(mode)
-
-
-@contextmanager
 def name_write_errors(path: Path) -> Iterator[None]:
     """Turn a full disk, and whatever else stops a write, into a `RunError` that names the file."""
     try:
@@ -52,8 +55,17 @@ def name_write_errors(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a text file; with a mode, such as 0o444, it has these permissions from the start."""
-    write_atomically(path, lambda temporary: _write(temporary, text, mode))
+    """Write a text file, with the same line breaks on every system, so that hashes of the files agree.
+
+    mode: permissions that it has from the start, such as 0o444.
+    """
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(text.encode())
+        if mode is not None:
+            temporary.chmod(mode)
+
+    write_atomically(path, write)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -74,32 +86,15 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, text: str, mode: int | None) -> None:
-    # newline="" keeps "\n" as it is on every system, so that hashes of the files agree.
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-    if mode is not None:
-        path.chmod(mode)
-
-
-MAX_PATH_BYTES = 1_000  # of a path: systems take 1,024 or more, and a run's files lie below it
+# Paths that a person names
 
 
 def expand_path(path: str | Path, key: str = "") -> Path:
-    """Return a path with the home folder in place of `~`; `key`, such as `cache_dir=`, is for messages.
-
-    Raise `UserError` for a path that no system takes, or that a run's config.yaml cannot hold.
-    """
+    """Return a path with the home folder in place of `~`; `key`, such as `cache_dir=`, is for messages."""
     check_name(str(path), key)
-    try:
-        expanded = Path(path).expanduser()
-    except RuntimeError as error:
-        user = Path(path).parts[0]
-        message = f"{key}{path}: the folder of {user} is not known: write the path without {user}"
-        raise UserError(message) from error
-    size = len(os.fsencode(os.path.abspath(expanded)))
-    message = f"{key}{path!s:.40}... has {size:,} bytes: name a path of up to {MAX_PATH_BYTES:,}"
-    require(size <= MAX_PATH_BYTES, message)
+    expanded = Path(os.path.expanduser(path))
+    message = f"{key}{path}: the folder of {path!s:.40} is not known: write the path in full"
+    require(not str(expanded).startswith("~"), message)
     return expanded
 
 
@@ -112,21 +107,19 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
     path = expand_path(folder, f"{key}=")
     existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path())
     require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
-    if is_written and not os.access(existing, os.W_OK):
-        way_out = f"say {key}=FOLDER with one that can, or change its permissions"
-        raise UserError(f"{key}={folder}: {existing} cannot be written: {way_out}", key)
+    way_out = f"say {key}=FOLDER with one that can, or change its permissions"
+    message = f"{key}={folder}: {existing} cannot be written: {way_out}"
+    require(not is_written or os.access(existing, os.W_OK), message, key)
     return path
 
 
 def require_writable(option: str, path: Path) -> None:
     """Raise `UserError` for the file of an option that could not be written."""
     folder = path.parent
-    require(
-        folder.is_dir(), f"{option} {path}: there is no folder {folder}; make it, or name a file elsewhere"
-    )
-    require(
-        path.is_file() or not path.exists(), f"{option} {path} is not a regular file: name one in a folder"
-    )
+    message = f"{option} {path}: there is no folder {folder}; make it, or name a file elsewhere"
+    require(folder.is_dir(), message)
+    message = f"{option} {path} is not a regular file: name one in a folder"
+    require(path.is_file() or not path.exists(), message)
     allowed = os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
     require(allowed, f"{option} {path} cannot be written (no permission): name a file elsewhere")
 
@@ -181,3 +174,106 @@ def _is_own_group(group: int) -> bool:
     except KeyError:
         return False
     return user.pw_gid == group and entry.gr_name == user.pw_name and not set(entry.gr_mem) - {user.pw_name}
+
+
+# The cache
+
+
+def cache_root(cache_dir: str | None) -> Path:
+    """Return `cache_dir`, else $PE_BENCH_CACHE, else the user's cache folder."""
+    if cache_dir:
+        return expand_path(cache_dir, "cache_dir=")
+    chosen = os.environ.get("PE_BENCH_CACHE")
+    return expand_path(chosen, "PE_BENCH_CACHE=") if chosen else platformdirs.user_cache_path("pe-bench")
+
+
+def key_of(*parts: Any) -> str:
+    """Return the name of an entry: a hash of everything that its content follows from."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def cached_folder(root: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> Path:
+    """Return the folder `root/key`, found, or built by `build`, which fills it and returns its `meta`.
+
+    A build that is killed leaves a temporary folder, which the next one removes; an entry of which a
+    file is missing or changed is built again, and a line says so. Raises `UserError` for a folder that
+    cannot be written and `RunError` for a full disk.
+    """
+    entry, way_out = root / key, "set another cache_dir"
+    if _is_whole(entry):
+        return entry
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(root / f"{key}.lock"):
+            if not _is_whole(entry):  # another process may have built it while we waited
+                if entry.exists():
+                    say(f"warning: {entry} is damaged and is built again")
+                _build(entry, build)
+    except OSError as error:
+        # numpy writes past Python's files, and reports a full disk only in the text of its error.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or str(error).endswith(" written"):
+            raise RunError(f"the disk of the cache folder {root} is full: {way_out}") from error
+        reason = error.strerror or error
+        raise UserError(f"the cache folder {root} cannot be written ({reason}): {way_out}") from error
+    return entry
+
+
+def cached_digest(path: Path, root: Path) -> str:
+    """Return the sha256 of a file, kept in the cache by the file's path, size and times."""
+    about = path.stat()
+    kept = root / "digests" / key_of(str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    with suppress(OSError):
+        return kept.read_text(encoding="utf-8")
+    digest = _digest(path)
+    with suppress(OSError, RunError):  # a cache that is shared may be read-only
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_text(kept, digest)
+    return digest
+
+
+def read_meta(entry: Path) -> dict[str, Any]:
+    return json.loads((entry / META).read_text(encoding="utf-8"))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of_meta(meta: dict[str, Any]) -> str:
+    rest = {name: value for name, value in meta.items() if name != CHECKSUM}
+    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
+
+
+def _is_whole(entry: Path) -> bool:
+    """Return whether all files of an entry are as they were built; a process reads each of them once."""
+    try:
+        meta = read_meta(entry)
+        for name, digest in meta["files"].items():
+            about = (entry / name).stat()
+            version = (entry / name, about.st_ino, about.st_size, about.st_mtime_ns)
+            if version not in _compared and _digest(entry / name) != digest:
+                return False
+            _compared.add(version)
+        return meta[CHECKSUM] == _digest_of_meta(meta)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
+    prefix = f"{TEMPORARY}{entry.name}-"
+    for stale in entry.parent.glob(f"{prefix}*"):  # we hold the lock, so nobody is building it
+        shutil.rmtree(stale)
+    temporary = entry.with_name(prefix + secrets.token_hex(4))
+    try:
+        temporary.mkdir()
+        meta = build(temporary)
+        meta["files"] = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
+        write_text(temporary / META, json.dumps({**meta, CHECKSUM: _digest_of_meta(meta)}))
+        for path in temporary.iterdir():
+            flush_to_disk(path)
+        shutil.rmtree(entry, ignore_errors=True)  # damaged, or it would have been used
+        os.replace(temporary, entry)
+        flush_to_disk(entry.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,8 +1,14 @@
-"""The machine of a run: its device, processor, cores, memory, precision, and the versions of its programs.
+"""The machine of a run: its device, processor, cores, threads, memory, precision, and versions of programs.
 
 By default glibc gives every large tensor back to the system, which hands out each page again, zeroed, at the
 next step: at a large vocabulary a fifth of the time or more. What is kept here is given back at the end, so
 that it is part of no measurement of memory.
+
+With `threads=auto` as many threads compute as other processes leave cores free. Threads of OpenMP meet
+several times in each layer, and wait there without sleeping. Where another process takes one of their cores,
+each meeting lasts until its slice of time ends: two runs with two threads each on two cores compute a
+fraction of what two runs with one thread do. Losses with one thread and with two were equal to the last digit
+where that was tried.
 """
 
 import ctypes
@@ -12,23 +18,27 @@ import os
 import platform
 import re
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from pe_bench.errors import RunError, UserError, first_line, text_of
-from pe_bench.system.ranks import local_rank, world_size
+from pe_bench.system.signals import local_rank, world_size
 
 CPUINFO = Path("/proc/cpuinfo")
-CONTAINER_QUOTA = Path(
-    "/sys/fs/cgroup/cpu.max"
-)  # microseconds of processor time, and of the period they are for
+CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and their period
+STAT = Path("/proc/stat")
+INTERVAL = 0.5  # seconds from one look at the other processes to the next, at least
+# Of a core's counts in /proc/stat: user, nice, system, irq, softirq and steal, but not idle and iowait.
+BUSY = (1, 2, 3, 6, 7, 8)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -72,18 +82,65 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
     return max(1, min(cores))
 
 
-def processor_facts() -> dict[str, str]:
-    """Return what Linux lists for the first processor: its `model name`, its `flags`; empty elsewhere."""
-    lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
-    facts: dict[str, str] = {}
-    for name, _, value in (line.partition(":") for line in lines):
-        facts.setdefault(name.strip(), value.strip())
-    return facts
+# Threads
 
 
-def processor_name() -> str:
-    return processor_facts().get("model name") or platform.processor() or platform.machine()
+@dataclass(frozen=True)
+class Look:
+    """Seconds since some beginning: of the clock, of this process, and of all processes on its cores."""
 
+    clock: float
+    process: float
+    all: float
+
+
+_shared: tuple[int, Look] | None = None  # the most threads, and the last look, where cores are shared
+
+
+def set_threads(threads: str | int) -> int:
+    """Use this many cores, or with `auto` those that others leave free, and return how many at most."""
+    global _shared
+    limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    cores = min(available_cores(), int(limit)) if limit.isdecimal() else available_cores()
+    count = threads if isinstance(threads, int) else max(1, cores)
+    torch.set_num_threads(count)
+    _shared = (count, look()) if threads == "auto" and count > 1 else None
+    return count
+
+
+def share_cores() -> None:
+    """Leave cores to others, or take them back; it is called after each piece of work, and costs nothing."""
+    global _shared
+    if _shared is not None and time.monotonic() - _shared[1].clock >= INTERVAL:
+        (most, before), now = _shared, look()
+        torch.set_num_threads(free_cores(before, now, most))
+        _shared = most, now
+
+
+def free_cores(before: Look, after: Look, most: int) -> int:
+    """Return how many cores others left free between two looks: at least one, and at most `most`."""
+    seconds = after.clock - before.clock
+    elsewhere = (after.all - before.all - (after.process - before.process)) / seconds
+    return max(1, min(most, round(len(_cores()) - elsewhere)))
+
+
+def look(stat: Path = STAT) -> Look:
+    """Return the times of now; where the system does not tell those of all processes, they are this one's."""
+    busy = process = time.process_time()
+    with suppress(OSError, ValueError, IndexError):
+        lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
+        counts = [int(line[index]) for line in lines if line[0] in _cores() for index in BUSY]
+        busy = sum(counts) / os.sysconf("SC_CLK_TCK")
+    return Look(time.monotonic(), process, busy)
+
+
+def _cores() -> set[str]:
+    """Return the names in /proc/stat of the cores that this process may use."""
+    numbers = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return {f"cpu{number}" for number in numbers}
+
+
+# Memory
 
 _CLEAR_HIGHEST, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 # Of malloc.h.
@@ -97,37 +154,27 @@ LESS_TO_TRAIN = "train.micro_batches=2, a smaller train.batch_tokens, or a small
 
 
 @contextmanager
-def retain_freed_memory() -> Iterator[bool]:
-    """Keep the memory that is freed inside, and yield whether it is kept: not every system has a glibc."""
+def retain_freed_memory() -> Iterator[None]:
+    """Keep the memory that is freed inside, where the system has a glibc."""
     library = _glibc()
-    if library is None:
-        yield False
-        return
-    for option, value in KEEPING:
+    for option, value in KEEPING if library else ():
         library.mallopt(option, value)
     try:
-        yield True
+        yield
     finally:
-        for option, value in AFTERWARDS:
+        for option, value in AFTERWARDS if library else ():
             library.mallopt(option, value)
-        library.malloc_trim(0)
+        give_back_free_memory()
 
 
 def give_back_free_memory() -> None:
     """Give free memory back to the system, so that what is taken next is seen."""
-    library = _glibc()
-    if library is not None:
+    if library := _glibc():
         library.malloc_trim(0)
 
 
-def _glibc() -> ctypes.CDLL | None:
-    if platform.libc_ver()[0] != "glibc":
-        return None
-    try:
-        library = ctypes.CDLL("libc.so.6")
-        return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
-    except OSError:
-        return None
+def _glibc() -> Any:
+    return ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -158,40 +205,26 @@ class PeakMemory:
     mb: float | None = None
 
     def __init__(self, device: torch.device):
-        self.device = device
-        self._is_counting = True
+        self.device, self._is_counting = device, False
 
     def __enter__(self) -> Self:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            self._is_counting = _reset_highest()
+            with suppress(OSError), _CLEAR_HIGHEST.open("r+") as file:  # which not every kernel has
+                self._is_counting = bool(file.write("5"))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.device.type == "cuda":
             self.mb = torch.cuda.max_memory_allocated(self.device) / 2**20
-        elif self._is_counting:
-            self.mb = _highest_mb()
+        elif self._is_counting and _STATUS.exists():
+            # Some sandboxes leave the line out.
+            highest = re.search(r"^VmHWM:\s*(\d+)", _STATUS.read_text(), re.MULTILINE)
+            self.mb = int(highest[1]) / 2**10 if highest else None
 
 
-def _reset_highest() -> bool:
-    """Set the kernel's highest count back to what is resident; return whether it could be done."""
-    if not os.access(_CLEAR_HIGHEST, os.W_OK) or _highest_mb() is None:
-        return False
-    try:
-        _CLEAR_HIGHEST.write_text("5")
-    except OSError:  # not every kernel that has the file takes the command
-        return False
-    return True
-
-
-def _highest_mb() -> float | None:
-    lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
-    # Some sandboxes leave the line out.
-    highest = next((line for line in lines if line.startswith("VmHWM")), None)
-    return int(highest.split()[1]) / 2**10 if highest is not None else None
-
+# Versions
 
 CHECKOUT = Path(__file__).parents[2]
 COMMIT = re.compile("[0-9a-f]{4,64}")
@@ -205,12 +238,21 @@ def environment(device: torch.device, threads: int) -> dict[str, str | int]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "processor": processor_name(),
+        "processor": processor_facts().get("model name") or platform.processor() or platform.machine(),
         "device": device_name(device),
         "cores": available_cores(),
         "threads": threads,
         "date": today(),
     }
+
+
+def processor_facts() -> dict[str, str]:
+    """Return what Linux lists for the first processor: its `model name`, its `flags`; empty elsewhere."""
+    lines = CPUINFO.read_text(errors="replace").splitlines() if CPUINFO.exists() else []
+    facts: dict[str, str] = {}
+    for name, _, value in (line.partition(":") for line in lines):
+        facts.setdefault(name.strip(), value.strip())
+    return facts
 
 
 def device_name(device: torch.device) -> str:

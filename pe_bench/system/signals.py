@@ -1,16 +1,15 @@
-"""Requests to end: Ctrl-C, SIGTERM, a lost connection, the signals of schedulers; and child processes.
+"""Requests to end: Ctrl-C, SIGTERM, a lost connection, the signals of schedulers; and other processes.
 
 Everything that pe-bench writes survives an end at any moment, so a signal ends a command at once. Only a
 training step is finished and saved first, unless the signal comes twice. Child processes start quickly: they
-are copies of one that has imported what they need, and done nothing.
+are copies of one that has imported what they need, and done nothing. Which of the processes that train one
+run this is stands in torchrun's variables; without them, it is the only one.
 """
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,6 @@ from types import FrameType
 from typing import Any
 
 from pe_bench.errors import RunError, UserError
-from pe_bench.system.ranks import rank
 
 
 def _here(*names: str) -> tuple[signal.Signals, ...]:
@@ -168,22 +166,15 @@ def signal_handlers(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    chosen = [number for number in numbers if not _is_kept_from(number)]
+    hangup = getattr(signal, "SIGHUP", None)
+    is_ignored = hangup is not None and signal.getsignal(hangup) is signal.SIG_IGN
+    chosen = [number for number in numbers if not (is_ignored and number == hangup)]
     before = {number: signal.signal(number, handler) for number in chosen}
     try:
         yield
     finally:
         for number, previous in before.items():
             signal.signal(number, previous if previous is not None else signal.SIG_DFL)
-
-
-def _is_kept_from(number: int) -> bool:
-    return number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN
-
-
-PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent ends
-# The forkserver, from which children are copied, would wait for all of them, and a stopped one never ends.
-ENDS_WITH_PARENT = "pe_bench.system.bound_to_parent"
 
 
 def start_method() -> str:
@@ -198,7 +189,7 @@ def child_context(preloaded: Sequence[str]) -> Any:
     if start_method() == "forkserver":
         from multiprocessing import forkserver
 
-        multiprocessing.set_forkserver_preload([ENDS_WITH_PARENT, *preloaded])
+        multiprocessing.set_forkserver_preload([*preloaded])
         # The forkserver ignores a signal that is sent to all processes: its children handle it.
         with signal_handlers(STOP_SIGNALS, signal.SIG_IGN):
             forkserver.ensure_running()
@@ -210,24 +201,27 @@ def own_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("PE_BENCH_")}
 
 
-def end_with_parent() -> None:
-    """Have the system kill this process when its parent ends, even while it is stopped.
-
-    Linux alone can. Elsewhere a process has to watch for that itself, which a stopped one does not.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def kill(pid: int) -> None:
-    """Kill a process, even a stopped one; nothing happens if it has ended."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has only the latter
-
-
 def end_workers() -> None:
     """Kill those that a launcher started, which would outlive this process; children of ours go on."""
     context: Any = multiprocessing.get_context(start_method())
     for child in multiprocessing.active_children():
         if not isinstance(child, context.Process) and child.pid is not None:
-            kill(child.pid)  # joblib's workers have no `kill`
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # joblib's have no `kill`
+
+
+def world_size() -> int:
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else 1
+
+
+def local_world_size() -> int:
+    """Return how many of the processes are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world_size() > 1 else 1
+
+
+def rank() -> int:
+    return int(os.environ["RANK"]) if world_size() > 1 else 0
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", 0)) if world_size() > 1 else 0

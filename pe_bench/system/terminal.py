@@ -1,4 +1,4 @@
-"""Lines for the person at the keyboard, and text from outside, escaped for what shows it.
+"""Lines and progress for the person at the keyboard, and text from outside, escaped for what shows it.
 
 `one_line` is for terminals, pages and pictures, which escape markup themselves. What a table says is on one
 line from the start (`in_one_line`), and each kind of document then escapes what it would take for a mark.
@@ -9,10 +9,11 @@ import os
 import re
 import sys
 import textwrap
-from contextlib import suppress
-from typing import IO, Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import IO, Any, Protocol, TypeVar
 
-from pe_bench.system.ranks import rank
+from pe_bench.system.signals import rank
 
 FORMULA = ("=", "+", "-", "@")  # begin what a spreadsheet computes
 LATEX_SIGNS = {
@@ -86,12 +87,7 @@ def _in_one_line(value: Any) -> Any:
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        pairs = [(_in_one_line(key), _in_one_line(inner)) for key, inner in value.items()]
-        is_same = all(
-            key is old_key and inner is old
-            for (key, inner), (old_key, old) in zip(pairs, value.items(), strict=True)
-        )
-        return value if is_same else dict(pairs)
+        return {_in_one_line(key): _in_one_line(inner) for key, inner in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         changed = {name: new for name, old in fields.items() if (new := _in_one_line(old)) is not old}
@@ -122,15 +118,12 @@ def say(message: str, *, unbroken: bool = False) -> None:
 
 def width_of(stream: IO[str]) -> int:
     """Return the columns that COLUMNS says, else those of a stream's terminal, else `PIPED_WIDTH`."""
-    with suppress(KeyError, ValueError):
-        if (columns := int(os.environ["COLUMNS"])) > 0:
-            return columns
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     if not stream.isatty():
         return PIPED_WIDTH
-    with suppress(OSError):
-        if (columns := os.get_terminal_size(stream.fileno()).columns) > 0:
-            return columns
-    return UNKNOWN_WIDTH
+    return os.get_terminal_size(stream.fileno()).columns or UNKNOWN_WIDTH
 
 
 def wrap(text: str, width: int, hanging: int = 0) -> str:
@@ -173,3 +166,63 @@ def write_out(text: str, file: IO[str] | None = None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+# Progress
+
+LINES_PER_RUN = 5  # where there is no terminal to redraw
+BAR_CELLS = 10
+
+
+class Bar(Protocol):
+    """A display of how far something is; `line` is printed where nothing can be redrawn."""
+
+    def show(self, done: float, text: str, line: str | None = None) -> None: ...
+
+
+# Makes one from a name and the number that it counts to.
+Bars = Callable[[str, int], AbstractContextManager[Bar]]
+
+
+class TerminalBar:
+    """A progress bar of rich's, or lines where standard error is not a terminal."""
+
+    def __init__(self, name: str, total: int, progress: Any = None):
+        self.name, self.total, self.progress = name, max(1, total), progress
+
+    def show(self, done: float, text: str, line: str | None = None) -> None:
+        if self.progress is not None:
+            self.progress.update(0, bar=bar_text(done / self.total), text=text)
+        elif line is not None:
+            say(f"{self.name}: {line}")
+
+
+@contextmanager
+def progress_bar(name: str, total: int) -> Iterator[TerminalBar]:
+    """Show a bar while this context is entered, and lines where standard error is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield TerminalBar(name, total)
+        return
+    fields = ("{task.description}", "{task.fields[bar]}", "{task.fields[text]}")
+    with Progress(*fields, console=console, transient=True) as progress:
+        progress.add_task(name, bar=bar_text(0.0), text="")
+        yield TerminalBar(name, total, progress)
+
+
+def bar_text(share: float) -> str:
+    """Draw a share from 0 to 1 in `BAR_CELLS` characters, which show without colours too."""
+    full = round(min(1.0, share) * BAR_CELLS)
+    return "━" * full + "·" * (BAR_CELLS - full)
+
+
+def duration(seconds: float) -> str:
+    """Spell a time in the two units that matter."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from pe_bench.errors import UserError
 from pe_bench.runs.untrusted import open_regular, read_json
-from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, usual_permissions, write_text
+from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_text
 from pe_bench.training.group import Group
 from pe_bench.training.optimizer import Optimizers
 from pe_bench.training.sharding import distributed, gathered, is_sharded, own_part, own_rows
@@ -103,8 +103,10 @@ def _optimizer_file(group: Group) -> str:
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    with usual_permissions(path):
-        save_file(tensors, path)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path)
+    path.chmod(mode)  # of any new file: safetensors hides it from others
     flush_to_disk(path)
 
 

@@ -26,7 +26,6 @@ from torch.multiprocessing.spawn import start_processes as start_with_torch
 
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, require
-from pe_bench.system.ranks import local_world_size, rank, world_size
 from pe_bench.system.signals import (
     DEBOUNCE_SECONDS,
     EXIT_CODE,
@@ -34,10 +33,13 @@ from pe_bench.system.signals import (
     Stopped,
     child_context,
     finish_step_on_signal,
+    local_world_size,
     own_variables,
+    rank,
     signal_handlers,
     start_method,
     stop_on_signal,
+    world_size,
 )
 
 LOOPBACK = "127.0.0.1"

@@ -9,7 +9,7 @@ from pathlib import Path
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
-from pe_bench.system.progress import LINES_PER_RUN, Bar, duration
+from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,8 @@ from pe_bench.model.checks import user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
-from pe_bench.system.machine import retain_freed_memory
-from pe_bench.system.ranks import local_world_size
-from pe_bench.system.signals import Stopped
-from pe_bench.system.threads import set_threads, share_cores
+from pe_bench.system.machine import retain_freed_memory, set_threads, share_cores
+from pe_bench.system.signals import Stopped, local_world_size
 from pe_bench.training.checkpoint import (
     Checkpoint,
     delete_old_checkpoints,

@@ -1,7 +1,10 @@
-"""The facts about its machine that a run uses."""
+"""The facts about its machine that a run uses, its threads beside other processes, and its memory."""
 
+import platform
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +13,18 @@ import torch
 from pe_bench.errors import UserError
 from pe_bench.system import machine
 from pe_bench.system.machine import (
+    Look,
     PeakMemory,
     available_cores,
     environment,
+    free_cores,
     git_commit,
+    look,
     resolve_device,
     resolve_precision,
+    retain_freed_memory,
+    set_threads,
+    share_cores,
 )
 
 CPU = torch.device("cpu")
@@ -136,3 +145,105 @@ def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(tmp_path,
         states.append(commit())
     assert all(re.fullmatch(rf"{head[:12]}\+[0-9a-f]{{8}}", state) for state in states)
     assert states[0] != states[1] and states[1] == commit()
+
+
+# Threads
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    set_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monkeypatch) -> None:
+    assert set_threads(3) == torch.get_num_threads() == 3
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
+    for limit in ("1", "1,4"):
+        monkeypatch.setenv("OMP_NUM_THREADS", limit)
+        assert set_threads("auto") == 1
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads_follow_the_other_processes_with_auto_alone(monkeypatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine, "available_cores", lambda: 4)
+    monkeypatch.setattr(machine, "INTERVAL", 0.0)
+    monkeypatch.setattr(machine, "free_cores", lambda before, after, most: most - 1)
+    for threads, shared in (("auto", 3), (4, 4)):
+        set_threads(threads)
+        share_cores()
+        assert torch.get_num_threads() == shared
+
+
+@pytest.mark.parametrize(
+    ("own", "every", "most", "threads"),
+    [
+        (4.0, 4.0, 4, 4),
+        (2.0, 4.0, 4, 2),  # two runs, each in the other's way
+        (1.0, 4.0, 4, 1),  # beside three busy loops
+        (0.5, 4.0, 4, 1),  # never less than one
+        (2.0, 2.2, 4, 4),  # a little of other work takes no core
+        (2.0, 3.0, 2, 2),  # of four cores a container may use two, and one is taken
+        (2.0, 0.0, 4, 4),  # a system that counts nothing
+    ],
+)
+def test_a_run_takes_the_cores_that_others_leave_free(
+    monkeypatch, own: float, every: float, most: int, threads: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
+    assert free_cores(Look(10.0, 1.0, 50.0), Look(11.0, 1.0 + own, 50.0 + every), most) == threads
+
+
+def test_only_this_process_counts_as_busy_where_the_system_does_not_tell(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu 1 2\n")
+    assert look(tmp_path / "none").all == pytest.approx(look().process, abs=0.1)
+    assert look(tmp_path / "stat").all == 0
+
+
+# Memory
+
+
+FAULTS = """
+import ctypes, resource, torch
+from pe_bench.system.machine import MMAP_THRESHOLD, retain_freed_memory
+# Where glibc begins, before it adjusts itself: each of these tensors has a mapping of its own.
+ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, 128 * 2**10)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.zeros(2**22).add_(1)  # 16 MB, freed at once
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+outside = faults()
+with retain_freed_memory():
+    faults()
+    kept = faults()
+print(outside, kept)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
+def test_pages_are_handed_out_once_while_allocations_are_kept() -> None:
+    command = [sys.executable, "-c", FAULTS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    outside, kept = map(int, done.stdout.split())
+    assert kept < outside / 2 or outside == 0, "some systems count no page faults"
+
+
+def test_kept_memory_is_returned_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    class Library:
+        def mallopt(self, *arguments: int) -> None:
+            calls.append(arguments)
+
+        def malloc_trim(self, pad: int) -> None:
+            calls.append((pad,))
+
+    monkeypatch.setattr(machine, "_glibc", Library)
+    with pytest.raises(ZeroDivisionError), retain_freed_memory():
+        assert calls == [*machine.KEEPING] and 1 / 0
+    assert calls == [*machine.KEEPING, *machine.AFTERWARDS, (0,)]

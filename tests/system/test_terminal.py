@@ -5,8 +5,27 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import dataclass
 
-from pe_bench.system.terminal import PIPED_WIDTH, UNKNOWN_WIDTH, say, width_of, wrap
+import pytest
+
+from pe_bench.system.terminal import (
+    BAR_CELLS,
+    PIPED_WIDTH,
+    UNKNOWN_WIDTH,
+    bar_text,
+    csv_cell,
+    duration,
+    in_one_line,
+    latex,
+    markdown,
+    one_line,
+    printable,
+    progress_bar,
+    say,
+    width_of,
+    wrap,
+)
 
 MESSAGE = "warning: " + "some words of a message " * 6
 
@@ -50,15 +69,80 @@ def test_a_message_is_wrapped_on_a_terminal_alone_and_a_command_to_be_copied_now
 
 def test_the_width_is_what_columns_says_or_the_terminals_and_fixed_where_there_is_neither(monkeypatch):
     assert width_of(io.StringIO()) == PIPED_WIDTH
-    for columns, width in [("63", 63), ("abc", UNKNOWN_WIDTH), ("0", UNKNOWN_WIDTH), ("-3", UNKNOWN_WIDTH)]:
-        monkeypatch.setenv("COLUMNS", columns)
-        assert width_of(Terminal()) == width
-    monkeypatch.delenv("COLUMNS")
-    leader, follower = pty.openpty()
+    leader, follower = pty.openpty()  # a terminal of no columns does not know
     with os.fdopen(leader, "w"), os.fdopen(follower, "w") as stream:
-        assert width_of(stream) == UNKNOWN_WIDTH, "a terminal of no columns does not know"
+        for columns, width in [("63", 63), *((text, UNKNOWN_WIDTH) for text in ("abc", "0", "-3", ""))]:
+            monkeypatch.setenv("COLUMNS", columns)
+            assert width_of(stream) == width
 
 
 def test_closed_streams_are_no_error():
     command = f"{sys.executable} -m pe_bench --version >&- 2>&-"
     assert subprocess.run(command, shell=True).returncode == 0
+
+
+# Progress
+
+
+def test_a_terminal_gets_a_bar_without_colours_and_a_file_the_lines_alone(monkeypatch, capsys):
+    assert bar_text(0.0) == "·" * BAR_CELLS and bar_text(1.0) == bar_text(1.2) == "━" * BAR_CELLS
+    with progress_bar("train", 4) as bar:
+        bar.show(1, "step 1 of 4")
+        bar.show(2, "step 2 of 4", "half of it")
+    assert capsys.readouterr().err == "train: half of it\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with progress_bar("train", 4) as bar:
+        bar.show(2, "step 2 of 4")
+    assert "train ━━━━━····· step 2 of 4" in capsys.readouterr().err
+
+
+def test_times_have_the_units_that_matter():
+    assert [duration(seconds) for seconds in (5.4, 65, 7_260)] == ["5 s", "1 min 05 s", "2 h 01 min"]
+
+
+# Text from outside
+
+
+GREEK = "\u0391\u03bb\u03af\u03bc\u03c0\u03b9 日本"
+
+
+@pytest.mark.parametrize(
+    ("shown_by", "text", "shown"),
+    [
+        (one_line, f"rope factor=4 {GREEK}", f"rope factor=4 {GREEK}"),
+        (one_line, "a\nb\r\nc\u2028d\te", "a b c d e"),
+        (one_line, "\x1b[2Jx", "\\x1b[2Jx"),
+        (one_line, "a\u202eb\u2066c\u061cd", "a\\u202eb\\u2066c\\u061cd"),
+        (one_line, "a\u200bb\ufeffc\u00add", "a\\u200bb\\ufeffc\\xadd"),
+        (one_line, "a\ud800", "a\\ud800"),
+        (printable, "a\nb\tc\x1b", "a\nb\tc\\x1b"),
+        *((csv_cell, text, f"'{text.strip()}") for text in ("=cmd()", "+1", "-1", "@x", "\t=1")),
+        (markdown, "a|b", r"a\|b"),
+        (markdown, "a\\|b", r"a\\\|b"),
+        (markdown, "<script>&amp;", "&lt;script>&amp;amp;"),
+        (markdown, "![x](http://y)", r"!\[x](http://y)"),
+        (markdown, "**a** _b_ ~~c~~", r"\*\*a\*\* \_b\_ \~\~c\~\~"),
+        (markdown, "kerple_log_2", "kerple_log_2"),
+        (latex, "\\input{/etc/passwd}", r"\textbackslash{}input\{/etc/passwd\}"),
+        (latex, "50 % of $x_1$ & #2", r"50 \% of \$x\_1\$ \& \#2"),
+        (latex, "[red]", "{}[red]"),
+        (latex, "*", "{}*"),
+        (latex, "a\n\\end", r"a \textbackslash{}end"),
+    ],
+)
+def test_every_sign_is_shown_and_none_is_obeyed(shown_by, text, shown) -> None:
+    assert shown_by(text) == shown
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    inner: "tuple[Named, ...] | dict[str, Named]" = ()
+
+
+def test_text_is_found_wherever_it_is_in_a_value_and_a_value_without_any_is_the_same_one() -> None:
+    changed = Named("x", {"c\nd": Named("a\nb", (Named("e\tf"),))})
+    assert in_one_line(changed) == Named("x", {"c d": Named("a b", (Named("e f"),))})
+    same = Named("x", (Named("a", (Named("b"),)),))
+    assert in_one_line(same) is same
