@@ -46,11 +46,8 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, key_slices
 from pe_bench.system.files import remove_leftovers, write_atomically, write_text
 from pe_bench.system.machine import (
-    changed_files,
     environment,
     explain_out_of_memory,
-    git_commit,
-    package_version,
     resolve_device,
     resolve_precision,
     set_threads,
@@ -202,17 +199,11 @@ def _at_work(job: Job, waits: Callable[[str], None] | None, *, scores_only: bool
 
 
 def _what_is_kept(run: Path, steps: int) -> str:
-    is_scored = any((run / "scores").glob("*"))
     newest = latest_checkpoint(run / "checkpoints") if steps else None
-    kept = "the lengths scored so far are saved, and"
-    if newest is None and not is_scored:
+    if newest is None and not any((run / "scores").glob("*")):
         return "nothing was saved yet, so the same command starts from the beginning"
-    if newest is not None and newest.meta.step < steps:
-        kept = f"step {newest.meta.step} of {steps} is saved, and"
-    elif newest is not None:
-        scored = "the lengths scored so far" if is_scored else "no scores yet"
-        kept = f"the trained weights are saved, and {scored};"
-    return f"{kept} the same command continues from there"
+    kept = f"step {newest.meta.step} of {steps} is" if newest else "the lengths scored so far are"
+    return f"{kept} saved, and the same command continues from there"
 
 
 # Training
@@ -296,11 +287,8 @@ def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars, group: Group)
     rows = kept_rows(job, plans)
     trained = None if rows is not None else final_checkpoint(run, job.config.train.total_steps)
     if rows is None and trained is None:  # it lacks the weights for what is to be scored
-        lengths = {row.length for row in read_rows(run / "eval.csv")} - {plan.length for plan in plans}
-        say(f"warning: retraining {run.name}: its final weights are missing or damaged")
-        if lengths:
-            lost = ", ".join(map(str, sorted(lengths)))
-            say(f"warning: scores at {lost} are discarded (`pe-bench eval` restores them)")
+        lost = "its final weights are missing or damaged, and its scores are discarded"
+        say(f"warning: retraining {run.name}: {lost}")
         (run / "result.json").unlink()
         return None
     group.broadcast(NOTHING_TO_DO)
@@ -310,7 +298,6 @@ def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars, group: Group)
     except UserError as error:  # the same command made it before
         _write_config(job)
         say(f"warning: {first_line(error).partition(': ')[0]}, and was written again")
-    _warn_of_changed_code(job)
     if trained is not None:
         return score_encodings(_with_weights(job, trained), plans, bars=bars)
     for line in shortages(job.config.eval, plans):
@@ -440,7 +427,6 @@ def score_run(
             f"warning: data={config.data.name} is not what {run.name} was trained on "
             f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
         )
-    _warn_of_changed_code(job)
     if EncodingSpec(config.encoding).identity() != EncodingSpec(job.config.encoding).identity():
         # The weights were trained with one version of its code, and the scores come from another.
         scored_with = EncodingSpec(job.config.encoding).label
@@ -560,16 +546,3 @@ def describe_failures(rows: Sequence[Row]) -> str:
         "LengthError where the encoding is undefined; then score the same weights with "
         f"`pe-bench eval {failed[0].run} --code FILE --force`"
     )
-
-
-def _warn_of_changed_code(job: Job) -> None:
-    """Warn where pe-bench's own file of an encoding may not be what the run's earlier rows were made with."""
-    files = [part.code.path for part in EncodingSpec(job.config.encoding).parts if part.is_built_in]
-    present = package_version(), git_commit()
-    for earlier in dict.fromkeys((row.pe_bench, row.git) for row in read_rows(job.folder / "eval.csv")):
-        then, now = (", git ".join(filter(None, version)) for version in (earlier, present))
-        for file in dict.fromkeys(changed_files(*earlier, files) if earlier != present else []):
-            say(
-                f"warning: {file.name} may not be what rows of {job.folder.name} were made with (pe-bench "
-                f"{then} then, pe-bench {now} now): old and new rows may not fit together"
-            )

@@ -46,8 +46,7 @@ class TensorBoard:
         shutil.rmtree(folder, ignore_errors=True)
         with self.writer_class(str(folder)) as writer:
             for row in rows:
-                if _level_of(row) is not None:
-                    writer.add_scalar(_score_name(row), _level_of(row), row.length)
+                writer.add_scalar(_score_name(row), _level_of(row), row.length)
 
     def end(self) -> None:
         self.writer.close()
@@ -114,13 +113,8 @@ class MLflow:
 
     def scores(self, rows: Sequence[Row]) -> None:
         steps = {name: self._steps(name) for name in map(_score_name, rows)}
-        self._log(
-            [
-                (_score_name(row), level, row.length)
-                for row in rows
-                if (level := _level_of(row)) is not None and row.length not in steps[_score_name(row)]
-            ]
-        )
+        new = [(_score_name(row), _level_of(row), row.length) for row in rows]
+        self._log([(name, level, length) for name, level, length in new if length not in steps[name]])
 
     def end(self) -> None:
         self.client.set_terminated(self.id)
@@ -128,7 +122,7 @@ class MLflow:
     def _steps(self, name: str) -> set[int]:
         return {metric.step for metric in self.client.get_metric_history(self.id, name)}
 
-    def _log(self, values: Sequence[tuple[str, float, int]]) -> None:
+    def _log(self, values: Sequence[tuple[str, Any, int]]) -> None:
         now = int(time.time() * 1000)
         metrics = [self.entities.Metric(name, value, now, step) for name, value, step in values]
         self.client.log_batch(self.id, metrics)
@@ -150,28 +144,27 @@ class Tracking:
         self.name, self.log_every = config.tracker, config.train.log_every
         self.tracker: Any = None
         if self.name is not None:
-            begin, checkpoint = TRACKERS[self.name], latest_checkpoint(run / "checkpoints")
-            self.tracker = self._forgiven(
-                lambda: begin(run, config, checkpoint.meta.step if checkpoint else 0)
-            )
+            checkpoint = latest_checkpoint(run / "checkpoints")
+            first = checkpoint.meta.step if checkpoint else 0
+            self.tracker = self._forgiven(TRACKERS[self.name], run, config, first)
 
     def step(self, step: Step) -> None:
-        tracker, is_due = self.tracker, step.step % self.log_every == 0 or step.validation_loss is not None
-        if tracker is not None and is_due:
-            self._forgiven(lambda: tracker.step(step))
+        is_due = step.step % self.log_every == 0 or step.validation_loss is not None
+        if self.tracker is not None and is_due:
+            self._forgiven(self.tracker.step, step)
 
     def scores(self, rows: Sequence[Row]) -> None:
-        tracker = self.tracker
-        if tracker is not None:
-            self._forgiven(lambda: tracker.scores([row for row in rows if row.scored_with == row.encoding]))
+        if self.tracker is not None:
+            rows = [row for row in rows if row.scored_with == row.encoding and _level_of(row) is not None]
+            self._forgiven(self.tracker.scores, rows)
 
     def end(self) -> None:
         if self.tracker is not None:
             self._forgiven(self.tracker.end)
 
-    def _forgiven(self, call: Callable[[], Any]) -> Any:
+    def _forgiven(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return call()
+            return call(*arguments)
         except Exception as error:
             self.tracker = None
             reason = f"{type(error).__name__}: {first_line(error)}"

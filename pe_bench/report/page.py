@@ -250,14 +250,10 @@ def _policy(style: str, script: str) -> str:
 
 def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the origin of a report; typed: the commands that made it, with counts of runs."""
-    machines = dict.fromkeys(place for record in records for place in (record.trained, *record.scored))
+    machines = dict.fromkeys(place for record in records for place in record.environments)
     datasets = Counter(dataset for record in records for dataset in record.data)
-    needs = dict.fromkeys(need for record in records for need in record.needs)
     return {
-        "notes": [
-            *(f"needed beside pe-bench: {need}" for need in needs),
-            *(f"no command for {record.run}: {record.missing}" for record in records if record.missing),
-        ],
+        "notes": list(dict.fromkeys(note for record in records for note in record.notes)),
         "typed": list(Counter(command for record in records for command in record.commands).items()),
         "data": _grid(
             ("data", "hash", "tokenizer", "runs"),

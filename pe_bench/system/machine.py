@@ -19,7 +19,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -227,7 +227,6 @@ class PeakMemory:
 # Versions
 
 CHECKOUT = Path(__file__).parents[2]
-COMMIT = re.compile("[0-9a-f]{4,64}")
 
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
@@ -273,8 +272,12 @@ def git_commit() -> str:
 
     After changes it has `+` and a hash of the code, which tells two states of one commit apart.
     """
-    done = _git("describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*")
-    commit = done.stdout.strip() if done else ""
+    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    commit = ""
+    if (CHECKOUT / ".git").exists():
+        with suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+            commit = done.stdout.strip()
     if not commit.endswith("+"):
         return commit
     digest = hashlib.sha256()
@@ -282,29 +285,3 @@ def git_commit() -> str:
         if path.suffix != ".pyc" and path.is_file():
             digest.update(path.name.encode() + path.read_bytes())
     return commit + digest.hexdigest()[:8]
-
-
-def changed_files(version: str, commit: str, files: Iterable[Path]) -> list[Path]:
-    """Return those files of pe-bench that may differ from what they were at an earlier version and commit.
-
-    None do where the commit has them as they are; where it is not known, all do if the version is another.
-    All do where they come from a changed state of a commit, of which nothing else is known.
-    """
-    (commit, _, changes), files = commit.partition("+"), list(files)
-    if changes and f"{commit}+{changes}" != git_commit():
-        return files
-    # A stranger's row must not give git an option.
-    if COMMIT.fullmatch(commit) and _git("cat-file", "-e", f"{commit}^{{commit}}"):
-        return [file for file in files if not _git("diff", "--quiet", commit, "--", str(file))]
-    return [] if version == package_version() else files
-
-
-def _git(*arguments: str) -> subprocess.CompletedProcess[str] | None:
-    """Run git in the checkout of pe-bench; None where there is none, or git fails."""
-    if not (CHECKOUT / ".git").exists():
-        return None
-    command = ["git", "-C", str(CHECKOUT), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -1,7 +1,6 @@
 """A person's own encoding: one file and one YAML, outside the package."""
 
 import re
-import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
@@ -13,7 +12,6 @@ from pe_bench.cli.completion import complete_word
 from pe_bench.encodings import LayerEncoding
 from pe_bench.encodings.signatures import options_of
 from pe_bench.encodings.source import digest, sources
-from pe_bench.system.machine import CHECKOUT, changed_files, git_commit, package_version
 
 CODE = '''
 """A penalty that grows with the root of the distance."""
@@ -193,34 +191,6 @@ def test_a_hook_that_ends_the_program_in_training_is_a_failed_run(train, folder,
     outcome = train("--config-dir", str(own), "encoding=mine")
     assert outcome.code == 1 and outcome.line.endswith(message)
     assert "mine.py:" in (only_run(folder) / "error.txt").read_text()
-
-
-def test_a_change_of_an_encodings_own_file_is_told_where_rows_would_join(train, command, folder, monkeypatch):
-    train("encoding=alibi")
-    repeat = ["eval", "--lengths", "64", "--results-dir", str(folder / "results")]
-    assert "what rows" not in command(*repeat).err
-    monkeypatch.setattr("pe_bench.experiment.git_commit", lambda: "0123456789ab")
-    monkeypatch.setattr("pe_bench.experiment.changed_files", lambda version, commit, files: files)
-    for outcome in (command(*repeat), train("encoding=alibi")):
-        assert "warning: alibi.py may not be what rows of alibi-s0-" in outcome.err
-        assert "git 0123456789ab now" in outcome.err and f"git {git_commit()} then" in outcome.err
-
-
-def test_files_are_compared_with_the_commit_that_rows_name(tmp_path):
-    here, readme = CHECKOUT / "pe_bench" / "errors.py", CHECKOUT / "README.md"
-    first = subprocess.run(
-        ["git", "-C", CHECKOUT, "rev-list", "--max-parents=0", "HEAD"], capture_output=True
-    )
-    old = first.stdout.decode().split()[0]
-    assert changed_files(package_version(), old, [here, readme]) == [here, readme]
-    head = git_commit()
-    if "+" not in head:
-        assert changed_files("0.0.0", head, [here, readme]) == []
-    assert changed_files(package_version(), f"{head.partition('+')[0]}+01234567", [here]) == [here]
-    for other in ("not a commit", f"--output={tmp_path / 'x'}"):
-        assert changed_files("0.0.0", other, [here]) == [here]
-    assert list(tmp_path.iterdir()) == []
-    assert changed_files(package_version(), "", [here]) == []
 
 
 SET = 'frozenset({"shift_invariant", "prefix_consistent", "decaying"})'

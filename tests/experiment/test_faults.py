@@ -136,7 +136,7 @@ def test_a_finished_run_needs_a_lost_file_only_for_work_that_uses_it(train, comm
         assert contents(folder / "results") == unbroken
     shutil.rmtree(run / "checkpoints")
     again = train(*ARGUMENTS, "eval.lengths=[16,64]")
-    assert "scores at 32, 48 are discarded (`pe-bench eval` restores them)" in again.err
+    assert "missing or damaged, and its scores are discarded" in again.err
 
 
 def test_a_configuration_damaged_anywhere_is_named_and_made_whole_by_the_training_command(

@@ -188,8 +188,8 @@ def test_text_of_rows_is_escaped_everywhere(tables):
         some_records()[0],
         run=HOSTILE,
         commands=(HOSTILE,),
-        needs=(HOSTILE,),
-        trained=(HOSTILE,) * 8,
+        notes=(HOSTILE,),
+        environments=((HOSTILE,) * 8,),
         date=HOSTILE,
     )
     text = to_html([hostile], [record], title=HOSTILE)

@@ -57,7 +57,7 @@ def test_what_cannot_be_read_is_empty_and_hides_nothing_else(tmp_path: Path) -> 
         (run / "config.yaml").write_text(text)
         assert len(RunFolder(run).rows) == 2
         [record] = records_of(tmp_path, run.name)
-        assert (record.needs, record.data[0][1]) == ((), "da7a0123456789"), text
+        assert record.data[0][1] == "da7a0123456789", text
 
 
 # Commands
@@ -110,16 +110,18 @@ def test_runs_are_described_with_commands_data_versions_machine_and_date(tmp_pat
     bare = add_run(tmp_path, "alibi", {128: 2.0}, date="2024-01-01")
     (bare / "config.yaml").unlink()
     first, record = records_of(tmp_path, run.name, bare.name)
-    assert (record.run, record.missing, record.needs) == (run.name, "", ())
+    assert (record.run, record.notes) == (run.name, ())
     assert record.commands == ("pe-bench train -m encoding=rope seed=0,1",)
     assert record.data == (("stdlib", "da7a0123456789", "bytes"),)
-    assert record.trained == tuple(str(FACTS[name]) for name in ENVIRONMENT)
-    [elsewhere] = [dict(zip(ENVIRONMENT, scored, strict=True)) for scored in record.scored]
+    trained, scored = record.environments
+    assert trained == tuple(str(FACTS[name]) for name in ENVIRONMENT)
+    elsewhere = dict(zip(ENVIRONMENT, scored, strict=True))
     assert (elsewhere["torch"], elsewhere["device"], elsewhere["python"]) == ("2.14.0", "H200", "")
     assert record.date == "2026-01-02T03:04:05+00:00"
     # What was not recorded is missing.
-    assert (first.run, first.commands, first.missing) == (bare.name, (), "none was kept")
-    assert not any(first.trained) and "2.13.0" in first.scored[0] and first.date == "2024-01-01"
+    assert (first.run, first.commands) == (bare.name, ()) and "none was kept" in first.notes[0]
+    trained, scored = first.environments
+    assert not any(trained) and "2.13.0" in scored and first.date == "2024-01-01"
 
 
 def test_commands_of_a_run_from_outside_take_no_code_from_its_folder(tmp_path, monkeypatch):
@@ -155,4 +157,4 @@ def test_commands_of_a_run_from_outside_take_no_code_from_its_folder(tmp_path, m
     (run / "commands.json").write_text(json.dumps([*taking, *harmless]))
     [record] = records_of(results, run.name)
     assert list(record.commands) == harmless
-    assert "is not here" in record.missing
+    assert "is not here" in record.notes[-1]

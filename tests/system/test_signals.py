@@ -186,7 +186,7 @@ def test_an_end_at_once_says_what_is_kept(train, folder, monkeypatch):
         (
             "pe_bench.scoring.evaluate.evaluate",
             stops,
-            "the trained weights are saved, and no scores yet; the same",
+            "step 8 of 8 is saved, and the same command",
         ),
     ]:
         with monkeypatch.context() as patched:
