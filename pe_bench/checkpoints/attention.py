@@ -10,7 +10,7 @@ Letters: B batch, H query heads, G key heads, T tokens, Q queries and N keys of 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -95,19 +95,29 @@ class Sinks(LayerEncoding):
         return self.logits_H.to(torch.promote_types(self.logits_H.dtype, torch.float32))[:, None, None]
 
 
+class Caught(NamedTuple):
+    """What a layer attends with: its queries [B, H, T, K], and what changes its logits; None for nothing."""
+
+    queries: Tensor
+    mask: PassMask | None
+    factor: float
+    softcap: float | None
+    has_sinks: bool
+
+
 @dataclass
 class PassState:
     """What the layers of one forward pass read: set before it, on each module of the model.
 
-    layers: the encoding of each layer. caught: where it is there, layers keep their queries and masks in it
-    by their number, and hand on the values as they are.
+    layers: the encoding of each layer. caught: where it is there, layers keep in it by their number what they
+    attend with, and hand on the values as they are.
     """
 
     layers: Sequence[LayerEncoding] = ()
     ids: Tensor = field(default_factory=lambda: torch.empty(0))
     window: int | None = None
     is_neutral: bool = False  # the model's own rotation is undone
-    caught: dict[int, tuple[Tensor, PassMask | None]] | None = None
+    caught: dict[int, Caught] | None = None
 
     def end(self) -> None:
         self.layers, self.window, self.is_neutral = (), None, False
@@ -149,15 +159,15 @@ def attend(
     number: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     group = query.shape[1] // key.shape[1]
     key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
+    factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
     if state.caught is not None:
-        state.caught[number] = query, attention_mask
+        state.caught[number] = Caught(query, attention_mask, factor, softcap, s_aux is not None)
         return value.transpose(1, 2).contiguous(), None
     parts = [state.layers[number]]
     if attention_mask is not None and not attention_mask.is_causal:
         parts.append(Masked(attention_mask))
     parts += [SoftCap(softcap)] if softcap is not None else []
     parts += [Sinks(s_aux)] if s_aux is not None else []
-    factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
     query = query if math.isclose(factor, 1, rel_tol=1e-12) else query * factor
     x = query.new_empty(*query.shape[:1], query.shape[2], 0)  # of the encodings here none reads it
     mixed = attention(stack(parts), x, query, key, value, state.ids, state.window)

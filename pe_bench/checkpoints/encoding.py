@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe_bench.checkpoints.attention import PassMask, PassState
+from pe_bench.checkpoints.attention import Caught, PassMask, PassState
 from pe_bench.checkpoints.model import sees_all
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
@@ -55,14 +55,22 @@ class Rotation:
 class Answer:
     """What the layers do. rotations: of each layer, None where it turns nothing.
 
-    is_known: the rotations explain all that the rotary modules do. reads_positions: something else does, too.
+    explained: whether its rotation is all that its rotary module does. reads_positions: something else does,
+    too.
     """
 
     rotations: list[Rotation | None]
-    masks: list[PassMask | None]
-    d_head: int
-    is_known: bool
+    explained: list[bool]
+    layers: list[Caught]
     reads_positions: bool
+
+    @property
+    def masks(self) -> list[PassMask | None]:
+        return [layer.mask for layer in self.layers]
+
+    @property
+    def d_head(self) -> int:
+        return self.layers[0].queries.shape[-1]
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
@@ -107,24 +115,23 @@ def ask(model: Any, trunk: Any, state: PassState) -> Answer | None:
     later = _caught(model, trunk, state, is_neutral=True, later=LATER)
     frequencies, factors = _frequencies(model), _factors(model)
     layers = range(len(actual))
-    explained = [_explain(actual[n][0], plain[n][0], frequencies, factors) for n in layers]
+    explained = [_explain(actual[n].queries, plain[n].queries, frequencies, factors) for n in layers]
     return Answer(
         rotations=[rotation for rotation, _ in explained],
-        masks=[actual[n][1] for n in layers],
-        d_head=actual[0][0].shape[-1],
-        is_known=all(is_known for _, is_known in explained),
-        reads_positions=any(not _same(plain[n][0], later[n][0]) for n in layers),
+        explained=[is_known for _, is_known in explained],
+        layers=[actual[n] for n in layers],
+        reads_positions=any(not _same(plain[n].queries, later[n].queries) for n in layers),
     )
 
 
 def _caught(
     model: Any, trunk: Any, state: PassState, *, is_neutral: bool, later: int = 0
-) -> dict[int, tuple[Tensor, PassMask | None]]:
-    """Return the queries [1, H, T, K] and the mask of each layer, by its number."""
+) -> dict[int, Caught]:
+    """Return what each layer attends with, by its number."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     tokens_1T = torch.randint(vocab_size, (1, TOKENS), generator=generator).to(model.device)
-    caught: dict[int, tuple[Tensor, PassMask | None]] = {}
+    caught: dict[int, Caught] = {}
     state.caught, state.is_neutral = caught, is_neutral
     try:
         ids_1T = torch.arange(later, later + TOKENS, device=model.device)[None]
@@ -212,16 +219,22 @@ def describe(
         for number, rotation in enumerate(answer.rotations)
         if rotation != primary
     }
-    if not answer.is_known:
+    if not all(answer.explained):
         return neutral("own"), {}, False
     if primary is None:
         rotates = any(rotation is not None for rotation in answer.rotations)
         name = "learned" if has_table else "own" if answer.reads_positions else "nope"
         return neutral(name), fixed if rotates else {}, True
-    for values in _candidates(primary, parameters, train_length):
-        if _is(values, primary):
-            return values, fixed, True
-    return neutral("own"), {}, False
+    values = name_of(primary, parameters, train_length)
+    return (neutral("own"), {}, False) if values is None else (values, fixed, True)
+
+
+def name_of(
+    rotation: Rotation, parameters: Sequence[Mapping[str, Any]], train_length: int
+) -> dict[str, Any] | None:
+    """Return the encoding that a rotation is, as a configuration has it; None where it is none of ours."""
+    candidates = _candidates(rotation, parameters, train_length)
+    return next((values for values in candidates if _is(values, rotation)), None)
 
 
 def _primary(answer: Answer, length: int) -> Rotation | None:

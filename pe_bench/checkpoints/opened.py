@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.checkpoints.attention import NAME, PassState, register
-from pe_bench.checkpoints.encoding import ask, attach, describe, neutral, rotary_modules
+from pe_bench.checkpoints.encoding import Answer, ask, attach, describe, neutral, rotary_modules
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
 from pe_bench.checkpoints.source import (
     PREFIX,
@@ -137,12 +137,16 @@ def reads_beside_attention(model: CheckpointModel) -> bool:
 
 @dataclass(frozen=True)
 class Opened:
-    """A model to score, with the encoding that it was found to have, and how equal its logits are."""
+    """A model to score, with the encoding that it was found to have, and how equal its logits are.
+
+    answer: what its layers do; None for a model that attends as it is.
+    """
 
     model: CheckpointModel
     encoding: dict[str, Any]
     size: ModelConfig
-    difference: float | None  # of logits, over the largest; None for a model that attends as it is
+    difference: float | None = None  # of logits, over the largest; None for a model that attends as it is
+    answer: Answer | None = None
 
 
 def train_length_of(config: Any) -> tuple[int, str] | None:
@@ -199,7 +203,7 @@ def open_checkpoint(
     model = CheckpointModel(loaded, find_trunk(source, loaded), encoding, sizes.n_layers, begin)
     _require_sound(source, model)
     if plain or not loaded._can_set_attn_implementation():
-        return Opened(model, values, sizes, None)
+        return Opened(model, values, sizes)
     register()
     state = attach(loaded)
     try:
@@ -208,7 +212,7 @@ def open_checkpoint(
             answer = ask(loaded, model.trunk, state)
             if answer is None:
                 loaded.set_attn_implementation("eager")
-                return Opened(model, values, sizes, None)
+                return Opened(model, values, sizes)
             has_table = model.max_positions is not None
             values, fixed, is_ours = describe(answer, rotations_of(config), train_length, has_table=has_table)
             sizes = replace(sizes, d_head=answer.d_head, n_layers=len(answer.rotations))
@@ -224,7 +228,7 @@ def open_checkpoint(
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN}") from error
     give_back_free_memory()  # the comparison took some, and scores are measured above what is held
-    return Opened(model, values, sizes, difference)
+    return Opened(model, values, sizes, difference, answer)
 
 
 @torch.no_grad()

@@ -245,7 +245,10 @@ def list_(
 
 @command("show")
 def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir: Sequence[Path] = ()) -> None:
-    """Show an encoding's equation, options and claims; or a task.
+    """Show an encoding, a task, or the layers of a checkpoint.
+
+    Of an encoding: its equation, options and claims. Of hf:FOLDER: what each layer was found to do, its
+    rotation and base, its window, its sinks.
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.
     plot FILE: Draw them to a PNG, SVG or PDF file.
@@ -256,6 +259,7 @@ def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir:
       pe-bench show rope alibi t5 --plot compare.png
       pe-bench show rope base=500 train.length=256
       pe-bench show my.py:MyEncoding --plot mine.svg
+      pe-bench show hf:FOLDER
     """
     from pe_bench.cli.inspect import show_encodings
 

@@ -26,6 +26,7 @@ from pe_bench.inspection.speed import (
     write_rows,
 )
 from pe_bench.plot.paper import picture_format, save_picture
+from pe_bench.runs.find import is_checkpoint
 from pe_bench.system.files import check_folder, require_writable
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
 from pe_bench.system.terminal import progress_bar, say, width_of, write_out
@@ -162,10 +163,17 @@ def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
 
 
 def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence[Path]) -> None:
-    """Print the page of each encoding among `arguments`, or of a task, and draw encodings into `plot`.
+    """Print the page of each encoding among `arguments`, of a task or of a checkpoint; draw encodings.
 
     Raises `UserError` for arguments and files that cannot be, before anything is printed.
     """
+    if any(map(is_checkpoint, arguments)):
+        from pe_bench.checkpoints.layers import layers_of
+
+        require(plot is None and len(arguments) == 1, "show takes one checkpoint alone, and draws none")
+        grid = layers_of(arguments[0])
+        show(lambda width: draw(grid, width))
+        return
     if any(re.match(r"\+*task[.=]", argument) for argument in arguments):
         from pe_bench.inspection.page import task_page
 

@@ -1,14 +1,18 @@
 """Our attention gives the logits of transformers' own, for every architecture that lets it be replaced."""
 
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
+from support.commands import Command
 from torch import Tensor
 
 from pe_bench.checkpoints.attention import NAME, PassMask
+from pe_bench.checkpoints.layers import _sees
 from pe_bench.checkpoints.model import split_feedforward
 from pe_bench.checkpoints.opened import Opened
 from pe_bench.encodings.base import LayerEncoding, LengthError
@@ -85,6 +89,45 @@ def test_layers_that_differ_keep_what_they_do(checkpoints: dict[str, Opened]) ->
     assert sorted(checkpoints["gemma3_text"].model.fixed) == [0, 1, 2, 3, 4]  # windowed, with another base
     assert checkpoints["gemma3_text"].encoding["base"] == 1_000_000
     assert sorted(checkpoints["cohere2"].model.fixed) == [0, 1, 2]  # rotary, below one that has no positions
+
+
+def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Path) -> None:
+    def rows(name: str) -> list[list[str]]:
+        write_checkpoint(tmp_path / name, name)
+        done = command("show", f"hf:{tmp_path / name}")
+        assert done.code == 0, done.err
+        lines = done.out.splitlines()
+        rule = next(number for number, line in enumerate(lines) if line.startswith("---"))
+        table = itertools.takewhile(bool, lines[rule + 1 :])
+        return [re.split(" {2,}", line.strip()) for line in table]
+
+    assert rows("smollm3") == [
+        ["0-2", "rope base=2000000.0", "2,000,000", "8 of 8", "all"],
+        ["3", "none", "all"],
+    ]
+    assert rows("gemma3_text") == [
+        ["0-4", "rope", "10,000", "8 of 8", f"window of {WINDOW}", "x 0.177"],
+        ["5", "rope base=1000000.0", "1,000,000", "8 of 8", "all", "x 0.177"],
+    ]
+    yarn = ["yarn factor=4.0 ramp=exact base=150000.0", "150,000", "8 of 8"]
+    assert rows("gpt_oss") == [
+        ["0, 2", *yarn, f"window of {WINDOW}", "yes"],
+        ["1, 3", *yarn, "all", "yes"],
+    ]
+    assert rows("gemma2")[1] == ["1, 3", "rope", "10,000", "8 of 8", "all", "50", "x 0.177"]
+    assert rows("phi") == [["0-3", "partial_rope fraction=0.5", "10,000", "4 of 8", "all"]]
+    write_checkpoint(tmp_path / "bloom", "bloom")
+    refused = command("show", f"hf:{tmp_path / 'bloom'}")
+    assert refused.code == 2 and "bloom does not let its attention be replaced" in refused.line
+
+
+def test_a_window_is_told_from_a_chunk() -> None:
+    def sees(visible: Any) -> str:
+        return _sees(PassMask(lambda b, h, q, k: (k <= q) & visible(q, k), False, torch.device("cpu")))
+
+    assert sees(lambda q, k: q - k < 24) == "window of 24"
+    assert sees(lambda q, k: q // 24 == k // 24) == "chunk of 24"
+    assert sees(lambda q, k: k >= 0) == "all"
 
 
 def test_a_window_from_outside_limits_every_layer(checkpoints: dict[str, Opened]) -> None:

@@ -1,0 +1,91 @@
+"""What was found of a checkpoint's layers, as `pe-bench show hf:FOLDER` prints it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from pe_bench.checkpoints.attention import PassMask
+from pe_bench.checkpoints.encoding import Answer, Rotation, name_of
+from pe_bench.checkpoints.opened import open_checkpoint, rotations_of, train_length_of
+from pe_bench.checkpoints.source import load_config, read_source
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import UserError
+from pe_bench.system.grid import Cell, Column, Grid
+
+HEADINGS = ("layers", "rotation", "base", "turned", "sees", "sinks", "soft cap", "logits")
+LONGEST = 2**20  # tokens, up to which a window is looked for
+ASSUMED_LENGTH = 2_048  # where the configuration states none; only a scaling's name depends on it
+
+
+def layers_of(text: str) -> Grid:
+    """Return a row for each group of layers that do the same. Raise `UserError` for what is no checkpoint."""
+    source = read_source(text)
+    config = load_config(source)
+    length, length_from = train_length_of(config) or (ASSUMED_LENGTH, "nothing: assumed")
+    opened = open_checkpoint(source, config, length, None, torch.float32, plain=False)
+    answer, table = opened.answer, opened.model.max_positions
+    if answer is None:
+        raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")
+    rows = _rows(answer, rotations_of(config), length)
+    notes = [] if table is None else [f"it has a table of {table:,} learned positions"]
+    if answer.reads_positions and table is None:
+        notes.append("something other than a rotation reads positions")
+    notes.append("turned: the features of a head that the rotation turns; found with random tokens")
+    columns = [Column(name, is_left=name in ("layers", "rotation", "sees")) for name in HEADINGS]
+    title = f"{source.name}: {type(config).__name__.removesuffix('Config')}, {opened.size.n_layers} layers"
+    trained = f"training length {length:,}, by {length_from}"
+    cells = [[*map(Cell, row)] for row in rows]
+    return Grid(columns, cells, (title, trained), notes=notes).without_empty()
+
+
+def _rows(answer: Answer, parameters: Sequence[Any], length: int) -> Iterator[tuple[str, ...]]:
+    named = {rotation: _rotation(rotation, parameters, length) for rotation in set(answer.rotations)}
+    facts = [
+        (
+            *(named[rotation] if is_explained else ("unknown", "", "")),
+            _sees(layer.mask),
+            "yes" if layer.has_sinks else "",
+            "" if layer.softcap is None else f"{layer.softcap:g}",
+            "" if math.isclose(layer.factor, 1, rel_tol=1e-6) else f"x {layer.factor:.3g}",
+        )
+        for rotation, is_explained, layer in zip(
+            answer.rotations, answer.explained, answer.layers, strict=True
+        )
+    ]
+    for fact, numbers in _grouped(facts):
+        yield numbers, *fact
+
+
+def _grouped(facts: Sequence[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each fact once with the numbers of its layers: `0-2, 4-6`."""
+    for fact in dict.fromkeys(facts):
+        numbers = [number for number, other in enumerate(facts) if other == fact]
+        spans = [[*group] for _, group in groupby(numbers, key=lambda n, of=numbers: n - of.index(n))]
+        yield fact, ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
+
+
+def _rotation(rotation: Rotation | None, parameters: Sequence[Any], length: int) -> tuple[str, str, str]:
+    """Return the name of a rotation with its options, its base, and how many features of a head it turns."""
+    if rotation is None:
+        return "none", "", ""
+    turned = 2 * sum(frequency != 0 for frequency in rotation.frequencies)
+    share = f"{turned} of {rotation.d_head}"
+    values = name_of(rotation, parameters, length)
+    if values is None:
+        return "unknown", "", share
+    return EncodingSpec(values).label, f"{values['base']:,.0f}", share
+
+
+def _sees(mask: PassMask | None) -> str:
+    """Return which tokens a layer sees: all, a window, or its chunk of the text."""
+    size = 1
+    while mask is not None and not mask.is_causal and size <= LONGEST:
+        hidden = size - mask.count(size)
+        if hidden:
+            slides = size + 1 - mask.count(size + 1) == hidden + 1
+            return f"window of {size - hidden:,}" if slides else f"chunk of {hidden:,}"
+        size *= 2
+    return "all"
