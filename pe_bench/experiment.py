@@ -39,11 +39,12 @@ from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores, keep_slices
 from pe_bench.runs.source import after_source, find_source, scored_as
 from pe_bench.scoring.anchors import score_missing_anchors
-from pe_bench.scoring.evaluate import kept_rows, row_key, score, scored_rows, with_lost_plans
-from pe_bench.scoring.other_encodings import OtherEncoding, after_training, stage_label
+from pe_bench.scoring.evaluate import kept_rows, row_key, score, scored_rows
+from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, key_slices
+from pe_bench.scoring.stages import after_training, stage_label
 from pe_bench.system.files import remove_leftovers, write_atomically, write_text
 from pe_bench.system.machine import (
     environment,
@@ -340,7 +341,7 @@ def _describe(job: Job) -> None:
     about: dict[str, Any] = {**environment(job.device, job.threads)}
     if job.config.checkpoint is None:
         kernel = training_kernel(job.device, job.dtype)
-        about["attention"] = kernel._asdict()
+        about["attention"] = kernel
         if job.device.type == "cpu" and not is_kernel_here():
             say(f"attention: {kernel}")
     _write_json(job.folder / "environment.json", about)
@@ -505,7 +506,7 @@ def score_encodings(
     for line in shortages(job.config.eval, plans):
         say(line)
     rows = scored_rows(job, plans) if is_changed else []
-    rows += score(trained, plans if is_changed else with_lost_plans(job, plans), bars)
+    rows += score(trained, plans, bars)
     for model, other in zip(models, replacements, strict=True):
         model.encoding.to(job.device)
         under = replace(trained, model=model, scored_with=other.label, forced=other.forced)

@@ -25,17 +25,14 @@ from pe_bench.report.records import Table
 from pe_bench.runs.find import find_runs, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.scored import OF_MACHINE, prepare, score_each
-from pe_bench.scoring.other_encodings import (
-    Requested,
-    find_others,
+from pe_bench.scoring.other_encodings import Requested, find_others, read_with
+from pe_bench.scoring.stages import (
     own_overrides,
-    read_with,
+    search_option,
     searched_option,
     stage_overrides,
-    stage_spec,
     with_factor,
 )
-from pe_bench.scoring.search import search_option
 from pe_bench.sweep.run import launch, require_done
 from pe_bench.sweep.show import print_summary
 from pe_bench.system.terminal import say
@@ -175,10 +172,9 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
     option = searched_option(requested, config)
     if not option:
         return requested
-    say(f"{requested[0]}: searching {option} for {run.name} at {length} tokens")
-    job = load_trained(run, trusted(config, ()))
-    found = search_option(job, stage_spec(requested, config, length), option, length)
-    return read_with([f"{requested[0]} {option}=[{','.join(map(str, found))}]"])[0]
+    say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
+    values = search_option(load_trained(run, trusted(config, ())), requested, option, length)
+    return read_with([f"{requested.text} {option}=[{','.join(map(str, values))}]"])[0]
 
 
 def _score(

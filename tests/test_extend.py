@@ -91,9 +91,9 @@ def test_what_cannot_be_extended_is_refused(
 def test_longrope_s_factors_are_searched_and_none_does_better_that_was_tried(
     begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pe_bench.scoring import search
+    from pe_bench.scoring import stages
 
-    monkeypatch.setattr(search, "ROUNDS", 4)
+    monkeypatch.setattr(stages, "ROUNDS", 4)
     assert begin("encoding=rope", *SCORED).code == 0
     family = pe_bench.extend("rope", "2x", "longrope", results_dir=folder / "results")
     [table] = family.tables

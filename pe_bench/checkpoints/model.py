@@ -3,7 +3,6 @@
 Letters: B batch, T tokens, N scored tokens, D model width, V vocabulary.
 """
 
-import copy
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -16,6 +15,7 @@ from pe_bench.checkpoints.attention import PassMask, PassState
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import require
+from pe_bench.model.decoder import LanguageModel
 from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
 
@@ -23,7 +23,7 @@ FEEDFORWARD_TOKENS = 4_096
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
-class CheckpointModel(nn.Module):
+class CheckpointModel(LanguageModel):
     """A model of transformers whose layers attend through our attention, or as they are.
 
     state: what its attention reads; None for a model that attends as it is. fixed: the encodings of layers
@@ -50,20 +50,16 @@ class CheckpointModel(nn.Module):
         self.masks: Sequence[PassMask | None] = ()
         self.is_neutral = True
 
-    def with_encoding(self, encoding: Composition) -> "CheckpointModel":
-        """Return the same weights under another encoding; neither model is changed. Raise `UserError`."""
+    def with_encoding(self, encoding: Composition) -> Self:
         parts: list[Any] = [encoding.base, *encoding.modifiers.values()]
         hooks = [hook for hook in ("ids", "embed") if any(part.overrides(hook) for part in parts)]
         if any(encoding.layer(n).overrides("prepare") for n in range(self.n_layers)):
             hooks.append("prepare")
         require(not hooks, f"needs {', '.join(hooks)}, which checkpoints do not use: leave it out")
-        other = copy.copy(self)
-        other._modules = {**self._modules, "encoding": encoding}
-        return other
+        return super().with_encoding(encoding)
 
     @property
     def fixed_encoding(self) -> str:
-        """Return why no other encoding can take the place of the model's; empty where one can."""
         if self.state is None:
             return "is scored as it is, with transformers' attention"
         return "" if self.is_neutral else "rotates its queries and keys in a way that pe-bench does not know"
@@ -109,17 +105,7 @@ class CheckpointModel(nn.Module):
         except (LengthError, RuntimeError):
             self.max_positions = length
 
-    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return what `hidden` does of B x C windows, [B C, T - first, D], B of them at a time."""
-        count = tokens_BCT.shape[1]
-        windows = [
-            self.hidden(tokens_BCT[:, choice], ids if ids.dim() == 1 else ids[choice::count], None, first)
-            for choice in range(count)
-        ]
-        return torch.stack(windows, 1).flatten(0, 1)
-
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        """Return the negative log-likelihood of each target in nats, float32 [N]."""
         rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
         pairs = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
         return torch.cat(
@@ -127,7 +113,6 @@ class CheckpointModel(nn.Module):
         )
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
-        """Return the likeliest next token of each, int64 [N]."""
         return self.logits(hidden_ND[None])[0].argmax(-1)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
@@ -141,7 +126,6 @@ class CheckpointModel(nn.Module):
             del trunk.forward
 
     def control_refusal(self, control: str, length: int) -> str:
-        """Return why a control cannot be scored with this model; empty where it can."""
         if control == "window" and self.state is None:
             return "the model keeps its own attention, which cannot be limited to a window"
         if control == "window" and self.masks and not any(sees_all(mask, length) for mask in self.masks):

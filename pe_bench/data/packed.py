@@ -105,14 +105,20 @@ def cached_tokenizer(config: Config) -> Path:
 
 
 def _packed_folder(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | None) -> Path:
-    if data.source == "hub":  # known by its name, so that nothing is fetched again
-        identity, read = asdict(data) | {"name": None}, lambda: _read(data, tokenizer)
-    else:
-        corpus = _read(data, tokenizer)
-        identity, read = [*map(_signature, corpus), data.validation_fraction], lambda: corpus
+    per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
+    byte_budget = data.max_tokens and data.max_tokens * per_token
+    # What the Hub has is known by its name, so that nothing is fetched again.
+    corpus = None if data.source == "hub" else read_corpus(data, byte_budget)
+    identity: Any = asdict(data) | {"name": None}
+    if corpus is not None:
+        documents = (
+            [(one.name, one.sha256) for one in side] if side is not None else None for side in corpus
+        )
+        identity = [*documents, data.validation_fraction]
 
     def build(folder: Path) -> dict[str, Any]:
-        return _pack(folder, *split_corpus(*read(), data.validation_fraction), tokenizer)
+        sides = corpus or read_corpus(data, byte_budget)
+        return _pack(folder, *split_corpus(*sides, data.validation_fraction), tokenizer)
 
     key = key_of((FORMAT, LAYOUT), identity, _tokenizer_identity(tokenizer))
     return cached_folder(cache_root(cache_dir), key, build)
@@ -125,12 +131,6 @@ def _tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
     path = tokenizers.tokenizer_file(config)
     content = hashlib.sha256(path.read_bytes()).hexdigest()
     return {**asdict(config), "name": content, "label": path.resolve().parent.name}
-
-
-def _read(data: DataConfig, tokenizer: TokenizerConfig) -> tuple[list[Document], list[Document] | None]:
-    limit = data.max_tokens
-    per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
-    return read_corpus(data, None if limit is None else limit * per_token)
 
 
 def read_corpus(
@@ -149,10 +149,6 @@ def read_corpus(
         return train, None
     validation = read_files(config.validation_path, config, "data.validation_path")
     return train, list(within_budget(validation, byte_budget))
-
-
-def _signature(documents: list[Document] | None) -> list[tuple[str, str]] | None:
-    return None if documents is None else [(document.name, document.sha256) for document in documents]
 
 
 def _pack(
@@ -223,20 +219,14 @@ def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
     return Split(mapped("tokens"), np.array(mapped("starts")), byte_ends=ends, **meta[side])
 
 
-def reach(split: Split, length: int) -> tuple[int, int]:
-    """Return the number of validation documents of at least `length` tokens, and their bytes."""
-    documents = np.flatnonzero(split.lengths >= max(1, length))
-    if split.byte_ends is None:
-        raise ValueError("only the validation split knows the bytes of each document")
-    return len(documents), int(split.byte_ends[split.starts[documents + 1] - 1].sum(dtype=np.int64))
-
-
 def summary(data: Data, max_length: int) -> str:
     """Return a line: how much there is, and how much of validation reaches `max_length` tokens."""
-    documents, size = reach(data.validation, max_length)
     train, validation = data.train, data.validation
+    long = np.flatnonzero(validation.lengths >= max(1, max_length))
+    assert validation.byte_ends is not None
+    size = int(validation.byte_ends[validation.starts[long + 1] - 1].sum(dtype=np.int64))
     return (
         f"{data.name}: {len(train.names)} training documents ({train.byte_count / 1e6:.2f} MB), "
         f"{len(validation.names)} for validation ({validation.byte_count / 1e6:.2f} MB), "
-        f"{documents} of them ({size / 1e6:.2f} MB) reach {max_length} tokens"
+        f"{len(long)} of them ({size / 1e6:.2f} MB) reach {max_length} tokens"
     )

@@ -1,21 +1,22 @@
 """Documents from files and from the interpreter's standard library; those of the Hub are in hub.py."""
 
 import codecs
+import gzip
 import hashlib
+import json
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pe_bench.config.schema import DataConfig
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, first_line, require
 
-TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".json": "json", ".parquet": "parquet"}
-MAX_NAMED = 10  # files that are no text
-NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
+NO_TEXT = "convert it, take it out of the folder, or say data.encoding=NAME, such as latin-1"
 ROWS = 256  # of Parquet that are in memory at once
 # Not the standard library itself: tests, other people's packages, applications, copies, and tables.
 LEFT_OUT = {
@@ -74,10 +75,6 @@ def read_newlines(text: bytes, newlines: str) -> bytes:
 # Files: a text file is one document, a row of a JSON lines or Parquet file is one.
 
 
-class NoTextError(Exception):
-    """An error about a file that is no text; its text says where."""
-
-
 def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     """Yield every document under `path`, a folder or one file, in the order of the names.
 
@@ -88,26 +85,15 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     if not root.exists():
         where = "" if root.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file", key)
-    files = files_in(root, key) if root.is_dir() else [root]
-    if not files:
-        raise UserError(f"{key}={path} holds no files (hidden ones are ignored): put text files into it", key)
-    is_empty, problems = True, list[str]()
-    for file in files:
+    is_empty = True
+    for file in files_in(root, key) if root.is_dir() else [root]:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
-        try:
-            for document in _documents_in(file, name, config):
-                is_empty = is_empty and not document.text
-                if document.text and not problems:
-                    yield document
-        except NoTextError as error:  # all of them are named at once
-            problems.append(f"{name} ({error})")
-    if problems:
-        names = ", ".join(problems[:MAX_NAMED]) + (", ..." if len(problems) > MAX_NAMED else "")
-        count = f"{len(problems)} of {len(files)} files cannot be read as {config.encoding} text"
-        raise UserError(f"{key}={path}: {count}: {names}: {NO_TEXT}", key)
+        for document in _documents_in(file, name, config) if file.stat().st_size else ():
+            if document.text:
+                is_empty = False
+                yield document
     if is_empty:
-        what = f"only empty files ({len(files)})" if root.is_dir() else "no text"
-        raise UserError(f"{key}={path} holds {what}: choose files that have text in them", key)
+        raise UserError(f"{key}={path} holds no text (hidden files are ignored): put text files into it", key)
 
 
 def files_in(folder: Path, key: str) -> list[Path]:
@@ -115,50 +101,34 @@ def files_in(folder: Path, key: str) -> list[Path]:
 
     Raises `UserError`, with `key` in its text, for a folder below it that cannot be read.
     """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{key}: {error.filename!s:.200} cannot be read: {error.strerror}", key) from error
+
     paths: list[Path] = []
-    folders = [str(folder)]
-    while folders:  # `os.walk` calls itself for each level
-        try:
-            with os.scandir(folders.pop()) as entries:
-                shown = [entry for entry in entries if not entry.name.startswith(".")]
-        except OSError as error:
-            raise UserError(
-                f"{key}: {error.filename!s:.200} cannot be read: {error.strerror}", key
-            ) from error
-        folders += [entry.path for entry in shown if entry.is_dir(follow_symlinks=False)]
-        paths += [Path(entry.path) for entry in shown if os.path.isfile(entry)]
-    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths += [Path(parent, name) for name in names if not name.startswith(".")]
+    return sorted(filter(Path.is_file, paths), key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Document]:
-    table = next((kind for ending, kind in TABLES.items() if path.name.endswith(ending)), None)
-    if path.stat().st_size == 0:
-        return
-    if table is None:
-        yield Document(name, read_newlines(_text_in(path, config.encoding), config.newlines))
-        return
+    is_json = path.name.endswith((".json", ".jsonl", ".jsonl.gz"))
+    kind = "json" if is_json else "parquet" if path.suffix == ".parquet" else f"{config.encoding} text"
     try:
-        rows = _parquet_rows(path, config.text_column) if table == "parquet" else _json_rows(path)
-        for row, values in enumerate(rows):
-            yield Document(f"{name}:{row}", row_text(values, config, f"{path}, row {row},"))
+        if is_json or kind == "parquet":
+            rows = _json_rows(path) if is_json else _parquet_rows(path, config.text_column)
+            for row, values in enumerate(rows):
+                yield Document(f"{name}:{row}", row_text(values, config, f"{path}, row {row},"))
+            return
+        text = path.read_bytes().decode(config.encoding).encode()
+        if b"\0" in text:
+            raise ValueError(f"byte {text.index(0)} is zero")
+        yield Document(name, read_newlines(text, config.newlines))
     except UserError:
         raise
-    except Exception as error:  # pyarrow, json, gzip and datasets each raise their own kinds
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{path} cannot be read as {table}: {reason}") from error
-
-
-def _text_in(path: Path, encoding: str) -> bytes:
-    """Return the text of a file in UTF-8. Raises `NoTextError`."""
-    try:
-        text = path.read_bytes().decode(encoding).encode()
-    except OSError as error:
-        raise NoTextError(error.strerror) from error
-    except UnicodeError as error:
-        raise NoTextError(f"byte {getattr(error, 'start', 0)}") from error
-    if b"\0" in text:
-        raise NoTextError(f"byte {text.index(0)} is zero")
-    return text
+    except Exception as error:  # json, gzip and pyarrow each raise their own kinds
+        raise UserError(f"{path} cannot be read as {kind} ({first_line(error)}): {NO_TEXT}") from error
 
 
 def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
@@ -175,14 +145,12 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    import datasets
-
-    verbosity = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our own line says it once
-    try:
-        yield from datasets.load_dataset("json", data_files=str(path), split="train", streaming=True)
-    finally:
-        datasets.logging.set_verbosity(verbosity)
+    """Yield the rows of JSON lines, or of one list."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        if path.suffix == ".json":
+            yield from json.load(file)
+        else:
+            yield from (json.loads(line) for line in file if line.strip())
 
 
 def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
@@ -192,13 +160,10 @@ def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
         columns = ", ".join(values)
         raise UserError(f"{where} has no column '{column}': set data.text_column to one of {columns}")
     text = values[column]
-    if text is not None and not isinstance(text, str):
+    if not isinstance(text, str | None):
         kind = type(text).__name__
         raise UserError(f"{where} holds {kind} in column '{column}', not text: set data.text_column")
-    try:
-        return read_newlines((text or "").encode(), config.newlines)
-    except UnicodeEncodeError as error:
-        raise UserError(f"{where} holds a broken character in column '{column}': {error.reason}") from error
+    return read_newlines((text or "").encode(), config.newlines)
 
 
 # The sources of the interpreter's own standard library: real text, already on every machine.
@@ -210,17 +175,13 @@ def read_stdlib(config: DataConfig) -> Iterator[Document]:
     is_empty = True
     for name in _stdlib_names(folder):
         text = (folder / name).read_bytes()
-        try:
+        with suppress(UnicodeDecodeError):
             text.decode()
-        except UnicodeDecodeError:
-            continue
-        if text:
-            is_empty = False
-            yield Document(name, read_newlines(text, config.newlines))
-    if is_empty:
-        raise UserError(
-            f"this Python has no sources of its standard library in {folder}: use data=files data.path=DIR"
-        )
+            if text:
+                is_empty = False
+                yield Document(name, read_newlines(text, config.newlines))
+    message = f"this Python has no sources of its standard library in {folder}"
+    require(not is_empty, f"{message}: use data=files data.path=DIR")
 
 
 def _stdlib_names(folder: Path) -> list[str]:

@@ -90,30 +90,25 @@ class SubwordTokenizer:
 
     @property
     def vocabulary(self) -> list[str]:
-        texts = self.tokenizer.decode_batch(
-            [[token] for token in range(self.vocab_size)], skip_special_tokens=False
-        )
-        return [
-            text or (END_OF_TEXT if token == self.end_of_text else "") for token, text in enumerate(texts)
-        ]
+        ids = [[token] for token in range(self.vocab_size)]
+        texts = self.tokenizer.decode_batch(ids, skip_special_tokens=False)
+        texts[self.end_of_text] = texts[self.end_of_text] or END_OF_TEXT
+        return texts
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         rest = iter(texts)
         size = count = 0
         while some := list(islice(rest, TOGETHER)):
             with library_errors(f"the tokenizer {self.label} cannot read the text"):
-                encodings = self.tokenizer.encode_batch(
-                    [text.decode() for text in some], add_special_tokens=False
-                )
+                decoded = [text.decode() for text in some]
+                encodings = self.tokenizer.encode_batch(decoded, add_special_tokens=False)
             for text, encoding in zip(some, encodings, strict=True):
                 offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
                 size, count = size + len(text), count + len(offsets)
                 ends = byte_ends(text, offsets[:, 1]) if with_ends else None
                 yield Encoded(np.array(encoding.ids, np.int64), ends)
-        require(
-            count > 0 or size == 0,
-            f"the tokenizer {self.label} makes no token of {size:,} bytes of text: use another one",
-        )
+        message = f"the tokenizer {self.label} makes no token of {size:,} bytes of text: use another one"
+        require(count > 0 or size == 0, message)
 
 
 Tokenizer = ByteTokenizer | SubwordTokenizer
@@ -134,7 +129,9 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
     """Train a byte-level BPE on the training documents; write it to `path` as the library's JSON."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    size = vocabulary_size(config)
+    size = config.vocab_size or DEFAULT_VOCABULARY
+    least = f"byte-level BPE needs at least {SMALLEST_VOCABULARY} (256 bytes and end-of-text)"
+    require(size >= SMALLEST_VOCABULARY, f"tokenizer.vocab_size={size} is too small: {least}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -149,23 +146,11 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
     return SubwordTokenizer(tokenizer, f"bpe-{size}")
 
 
-def vocabulary_size(config: TokenizerConfig) -> int:
-    """Return the size of a vocabulary that is to be trained."""
-    size = config.vocab_size or DEFAULT_VOCABULARY
-    if size < SMALLEST_VOCABULARY:
-        raise UserError(
-            f"tokenizer.vocab_size={size} is too small: byte-level BPE needs at least {SMALLEST_VOCABULARY} "
-            "(256 bytes and end-of-text)"
-        )
-    return size
-
-
 def tokenizer_file(config: TokenizerConfig) -> Path:
     """Return the file that `tokenizer.name` means. Raises `UserError` where there is none."""
     named = expand_path(str(config.name), "tokenizer.name=")
     path = named / "tokenizer.json" if named.is_dir() else named
-    if not path.is_file():
-        raise UserError(f"tokenizer.name={config.name}: there is no file {path}")
+    require(path.is_file(), f"tokenizer.name={config.name}: there is no file {path}")
     return path
 
 

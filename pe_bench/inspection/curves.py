@@ -14,7 +14,7 @@ from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import leaves_of
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention import logits, project, slice_tokens, weigh
+from pe_bench.model.attention.reference import logits, project, slice_tokens, weigh
 
 MAX_MASK_ROWS = 1_024  # rows of a picture; of longer texts every n-th token is shown
 MAX_ELEMENTS = 2**24  # numbers of one tensor

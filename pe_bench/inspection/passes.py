@@ -25,8 +25,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import text_of
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.inspection.speed import Row
-from pe_bench.model.attention import choose
-from pe_bench.model.attention.paths import REFERENCE
+from pe_bench.model.attention import REFERENCE, choose
 from pe_bench.model.checks import describe_user_code_error
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.scoring.protocols import paired_plan

@@ -1,6 +1,5 @@
 """Checks of a model before it is trained or scored, and errors in users' own code in one line."""
 
-import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import OUTSIDE_MODULE
-from pe_bench.errors import RunError, UserError, first_line, text_of
+from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.model.decoder import Decoder, LanguageModel
 from pe_bench.system.files import same_working_folder
 from pe_bench.system.machine import is_out_of_memory
@@ -20,40 +19,34 @@ from pe_bench.system.signals import INTERRUPTIONS
 
 
 def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
-    """Run `dry_run` at the training length; a length that the encoding refuses is a `UserError`."""
+    """Run the model on one window; `name` is what `pe-bench check` calls the encoding.
+
+    Raises `UserError` for a length that the encoding refuses, an error in a user's own code, values that are
+    not finite from weights that are, and outputs that follow from later tokens.
+    """
     try:
-        dry_run(model, length, name)
+        _dry_run(model, length, name)
     except LengthError as error:
         raise UserError(f"train.length={length}: {error}") from error
     refuse_lookahead(model, length, name)
 
 
 @torch.no_grad()
-def dry_run(model: Decoder, length: int, name: str = "NAME") -> None:
-    """Run the model on one window; `name` is what `pe-bench check` calls the encoding.
-
-    Raises `LengthError` where the encoding is undefined at this length, and `UserError` for an error in a
-    user's own code and for values that are not finite from weights that are.
-    """
+def _dry_run(model: Decoder, length: int, name: str) -> None:
     tokens = torch.zeros(1, length, dtype=torch.long)
     with user_code_errors(model.encoding):
         before = set(model.encoding.state_dict())
         ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
         hidden = model.hidden(tokens, ids)
-        _refuse_late_parameters(set(model.encoding.state_dict()) - before)
+        for late in sorted(set(model.encoding.state_dict()) - before):  # no saved weights would fit
+            raise UserError(
+                f"the encoding makes {late.rpartition('.')[2]} in a hook, where it would never learn: "
+                "make it in __init__"
+            )
     if not hidden.isfinite().all() and all(weight.isfinite().all() for weight in model.parameters()):
         raise UserError(
             f"the encoding gives values that are not finite in a window of {length} tokens: "
             f"try `pe-bench check {name}`"
-        )
-
-
-def _refuse_late_parameters(names: set[str]) -> None:
-    """Raise `UserError` for parameters that a hook has made: no saved weights would fit."""
-    for name in sorted(names):
-        raise UserError(
-            f"the encoding makes {name.rpartition('.')[2]} in a hook, where it would never learn: "
-            "make it in __init__"
         )
 
 
@@ -96,7 +89,8 @@ def find_lookahead(model: LanguageModel, length: int, first: int = 0) -> str:
         before_2TD = torch.cat([hidden_1TD, other_1TD])[:, : beginning - first]
         moved = float((before_2TD[0] - before_2TD[1]).abs().max())
         if moved > TOLERANCE * float(before_2TD.abs().max()):
-            return _describe_lookahead(first, beginning, length, moved)
+            outputs = f"outputs of tokens {first} to {beginning - 1} of {length}"
+            return f"{outputs} move by {moved:.2g} when those after them change"
     return ""
 
 
@@ -108,15 +102,6 @@ def _hidden_in_scoring(model: LanguageModel, tokens_1T: Tensor, first: int) -> T
         return model.hidden(tokens_1T, ids, first=first)
     finally:
         model.train(was_training)
-
-
-def _describe_lookahead(first: int, beginning: int, length: int, moved: float) -> str:
-    outputs = (
-        f"the outputs of the first {beginning} tokens" if not first else f"outputs from token {first} on"
-    )
-    changed = length - beginning
-    cause = f"the {changed} tokens after them change" if changed > 1 else "the token after them changes"
-    return f"{outputs} move by {moved:.2g} when {cause}"
 
 
 # Errors in encodings that users wrote: one line that says where, in place of a traceback.
@@ -145,35 +130,28 @@ def user_code_errors(
 def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str | None:
     """Return `FILE:LINE: AttributeError: ...` for an error in a user's code, None for any other.
 
-    Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned.
+    Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned, or
+    on their parameters.
     """
-    where = user_code_line(error, *encodings)
-    if where is None:
-        return _describe_bad_values(error, encodings)
-    return f"{where}: {type(error).__name__}: {first_line(error)}"
+    where, described = user_code_line(error, *encodings), f"{type(error).__name__}: {first_line(error)}"
+    if where is not None:
+        return f"{where}: {described}"
+    file = next((module.__file__ for module in _users_modules(encodings)), None)
+    if file is None or isinstance(error, (UserError, RunError, OSError)):
+        return None
+    return f"{file}: a hook cannot be used: {described}"
 
 
 def user_code_line(error: BaseException, *encodings: nn.Module) -> str | None:
-    """Return the innermost line of users' code in the traceback, or else the function that the error names.
+    """Return the innermost line of users' code in the traceback.
 
     Users' code is what was loaded from a file, and the modules of those of `encodings` that are not
-    pe-bench's. A function called with the wrong arguments is never entered: none of its lines is there.
+    pe-bench's.
     """
     files = [module for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
-    modules = [*files, *_users_modules(encodings)]
-    names = {module.__file__ for module in modules}
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename in names:
-            return f"{frame.filename}:{frame.lineno}"
-    # Where several modules have such a function, the one that was loaded last is meant.
-    return next((line for module in reversed(modules) if (line := _find_named_function(error, module))), None)
-
-
-def _describe_bad_values(error: BaseException, encodings: Sequence[nn.Module]) -> str | None:
-    if isinstance(error, (UserError, RunError, OSError)):
-        return None
-    file = next((module.__file__ for module in _users_modules(encodings)), None)
-    return file and f"{file}: what a hook returns cannot be used: {type(error).__name__}: {first_line(error)}"
+    names = {module.__file__ for module in [*files, *_users_modules(encodings)]}
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return next((f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in names), None)
 
 
 def is_users_own(encoding: nn.Module) -> bool:
@@ -186,13 +164,3 @@ def _users_modules(encodings: Sequence[nn.Module]) -> list[ModuleType]:
     parts = [type(part) for encoding in encodings for part in encoding.modules()]
     names = [part.__module__ for part in parts if issubclass(part, (LayerEncoding, PositionalEncoding))]
     return [sys.modules[name] for name in dict.fromkeys(names) if name.partition(".")[0] != "pe_bench"]
-
-
-def _find_named_function(error: BaseException, module: ModuleType) -> str | None:
-    """Find the user function named at the start of the error message; return where it begins."""
-    classes = [value for value in vars(module).values() if isinstance(value, type)]
-    for function in filter(inspect.isfunction, (value for kind in classes for value in vars(kind).values())):
-        code = function.__code__
-        if code.co_filename == module.__file__ and text_of(error).startswith(f"{function.__qualname__}()"):
-            return f"{code.co_filename}:{code.co_firstlineno}"
-    return None

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -97,22 +97,81 @@ class Block(nn.Module):
         self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
     ) -> Tensor:
         read = self.attention(x_BTD, self.attention_norm, encoding, ids, window, first)
-        x_BTD, output, norm, ffn = (
-            x_BTD[:, first:],
-            self.attention.output,
-            self.feedforward_norm,
-            self.feedforward,
-        )
+        output, norm, ffn = self.attention.output, self.feedforward_norm, self.feedforward
+        x_BTD = x_BTD[:, first:]
         if torch.is_grad_enabled() and is_native(x_BTD, read, output.weight, norm.weight, ffn.gate.weight):
             return feedforward_after(x_BTD, read, output, norm, ffn.gate, ffn.up, ffn.down)
         x_BTD = x_BTD + output(read)
         return x_BTD + ffn(norm(x_BTD))
 
 
-class Decoder(nn.Module):
-    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them."""
+class LanguageModel(nn.Module):
+    """A causal model under an encoding, with what scoring needs of ours and of Hugging Face checkpoints.
 
-    fixed_encoding = ""
+    Its layers attend through `pe_bench.model.attention`. Letter: N scored tokens.
+    """
+
+    encoding: Composition
+    n_layers: int
+
+    @property
+    def vocab_size(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def fixed_encoding(self) -> str:
+        """Return why no other encoding can take the place of the model's; empty where one can."""
+        return ""
+
+    def control_refusal(self, control: str, length: int) -> str:
+        """Return why a control cannot be scored with this model; empty where it can."""
+        return ""
+
+    def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
+        """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
+
+        `ids` are the encoding's position ids. `window` limits the attention of every layer to that many
+        tokens, from outside.
+        """
+        raise NotImplementedError
+
+    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+        """Return what `hidden` does of B x C windows, [B C, T - first, D], B of them at a time.
+
+        The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
+        """
+        count = tokens_BCT.shape[1]
+        windows = [
+            self.hidden(tokens_BCT[:, choice], ids if ids.dim() == 1 else ids[choice::count], None, first)
+            for choice in range(count)
+        ]
+        return torch.stack(windows, 1).flatten(0, 1)
+
+    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """Return the negative log-likelihood of each target in nats, float32 [N]."""
+        raise NotImplementedError
+
+    def likeliest(self, hidden_ND: Tensor) -> Tensor:
+        """Return the likeliest next token of each, int64 [N]."""
+        raise NotImplementedError
+
+    def with_encoding(self, encoding: Composition) -> Self:
+        """Return the same weights under another encoding; neither model is changed. Raise `UserError`."""
+        other = copy.copy(self)
+        other._modules = {**self._modules, "encoding": encoding}
+        return other
+
+
+class Decoder(LanguageModel):
+    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them."""
 
     def __init__(
         self,
@@ -122,7 +181,7 @@ class Decoder(nn.Module):
         generator: torch.Generator | None = None,
     ):
         super().__init__()
-        self.encoding = encoding
+        self.encoding, self.n_layers = encoding, model.n_layers
         self.embedding = nn.Embedding(vocab_size, model.d_model)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.n_layers))
         self.norm = RMSNorm(model.d_model)
@@ -130,11 +189,6 @@ class Decoder(nn.Module):
         self._initialise(model, generator)
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
-        """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
-
-        `ids` are the encoding's position ids. `window` limits the attention of every layer to that many
-        tokens, from outside.
-        """
         return self.layers(self.embed(tokens_BT, ids), ids, window, first)
 
     def embed(self, tokens_BT: Tensor, ids: Tensor) -> Tensor:
@@ -154,10 +208,7 @@ class Decoder(nn.Module):
         return self.norm(x_BTD)
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return what `hidden` does of windows, C of which differ only after `first`; [B C, T - first, D].
-
-        In every layer, the tokens before `first` are computed once for the C windows.
-        """
+        """Do as `LanguageModel.ends`; in every layer, first tokens are computed once for the C windows."""
         count = tokens_BCT.shape[1]
         whole_BTD = self.embed(tokens_BCT.flatten(0, 1), ids)
         shared_ids = ids if ids.dim() == 1 else ids[::count]
@@ -174,15 +225,9 @@ class Decoder(nn.Module):
                 shared_BTD = block(shared_BTD, layer, shared_ids, None)
         return self.norm(end_BTD)
 
-    def with_encoding(self, encoding: Composition) -> "Decoder":
-        """Return the same weights under another encoding, which gets the trained one's parameters.
-
-        The rest of the two is one and the same in memory, and neither is changed.
-        """
+    def with_encoding(self, encoding: Composition) -> Self:
         encoding.load_state_dict(self.encoding.state_dict(), strict=True)
-        other = copy.copy(self)
-        other._modules = {**self._modules, "encoding": encoding}
-        return other
+        return super().with_encoding(encoding)
 
     @property
     def output_weight(self) -> Tensor:
@@ -190,20 +235,10 @@ class Decoder(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        """Return the negative log-likelihood of each target in nats, float32 [N]."""
         return token_nll(hidden_ND, self.output_weight, targets_N)
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
-        """Return the likeliest next token of each, int64 [N]."""
         return functional.linear(hidden_ND, self.output_weight).argmax(-1)
-
-    def control_refusal(self, control: str, length: int) -> str:
-        """Return nothing: every control can be scored."""
-        return ""
-
-    @property
-    def n_layers(self) -> int:
-        return len(self.blocks)
 
     @property
     def vocab_size(self) -> int:
@@ -212,10 +247,6 @@ class Decoder(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.embedding.weight.device
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
 
     def _initialise(self, model: ModelConfig, generator: torch.Generator | None) -> None:
         """Draw embeddings N(0, 1/D), linear layers N(0, 1/fan_in), residual outputs / sqrt(2 layers)."""
@@ -242,71 +273,6 @@ def build_decoder(config: Config, vocabulary: Sequence[str], encoding: EncodingS
         built = spec.build(config.model.n_layers, vocabulary)
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "decoder"))
         return Decoder(config.model, len(vocabulary), built, generator)
-
-
-# The interface that scoring needs of a model, which our decoder and Hugging Face checkpoints have.
-#
-# Letters: B batch, T tokens, N scored tokens, D model width.
-
-
-class LanguageModel(Protocol):
-    """A causal model under an encoding, whose layers attend through `pe_bench.model.attention`."""
-
-    encoding: Composition
-    training: bool
-
-    @property
-    def n_layers(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def parameter_count(self) -> int: ...
-
-    def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
-        """Return the last layer's output for the tokens from `first` on, [B, T - first, D].
-
-        `ids` are the encoding's position ids, and `window` limits the attention of every layer from outside.
-        """
-        ...
-
-    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return what `hidden` does of B x C windows, [B C, T - first, D].
-
-        The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
-        """
-        ...
-
-    def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        """Return the negative log-likelihood of each target in nats, float32 [N]."""
-        ...
-
-    def likeliest(self, hidden_ND: Tensor) -> Tensor:
-        """Return the likeliest next token of each, int64 [N]."""
-        ...
-
-    def control_refusal(self, control: str, length: int) -> str:
-        """Return why a control cannot be scored with this model; empty where it can."""
-        ...
-
-    @property
-    def fixed_encoding(self) -> str:
-        """Return why no other encoding can take the place of the model's; empty where one can."""
-        ...
-
-    def with_encoding(self, encoding: Composition) -> "LanguageModel":
-        """Return the same weights under another encoding. Raise `UserError` where it does not fit."""
-        ...
-
-    def to(self, device: torch.device) -> Self: ...
-
-    def train(self, mode: bool = True) -> Self: ...
-
-    def eval(self) -> Self: ...
 
 
 # Random streams that are functions of what they are for, so that none disturbs another.

@@ -24,7 +24,7 @@ def is_native(x: Tensor, *more: Tensor) -> bool:
     """Return whether compiled code serves these tensors."""
     single = all(tensor.dtype == torch.float32 for tensor in (x, *more))
     on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    return single and on_cpu and x.numel() > 0 and native.usable_layers().library is not None
+    return single and on_cpu and x.numel() > 0 and native.kernel().library is not None
 
 
 class RMSNorm(nn.RMSNorm):

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -87,7 +87,9 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
         make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
         with _private_folder(key) as folder:
-            return Kernel(_loaded(partial(cached_folder, folder, key, make)), version)
+            library = ctypes.CDLL(str(cached_folder(folder, key, make) / LIBRARY))
+        lend_threads(library)
+        return Kernel(library, version)
     except subprocess.CalledProcessError as error:
         return Kernel(None, f"{compiler} failed: {_complaint(error)}")
     except (OSError, subprocess.TimeoutExpired, UserError, RunError) as error:
@@ -114,18 +116,6 @@ def _words(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError:
         return []
-
-
-def _loaded(find: Callable[[], Path]) -> ctypes.CDLL:
-    """Load the library in the folder; build it if missing, rebuild it if damaged. Raises `OSError`."""
-    folder = find()
-    try:
-        library = ctypes.CDLL(str(folder / LIBRARY))
-    except OSError:
-        shutil.rmtree(folder)
-        library = ctypes.CDLL(str(find() / LIBRARY))
-    lend_threads(library)
-    return library
 
 
 @contextmanager

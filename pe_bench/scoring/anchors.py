@@ -13,7 +13,7 @@ known: it has the frequencies of the scored tokens themselves.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from pe_bench.errors import RunError, first_line
 from pe_bench.runs.folder import locked
 from pe_bench.runs.gather import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM, anchors_folder
 from pe_bench.runs.job import Job
-from pe_bench.runs.rows import APART, Row, read_rows, write_rows
+from pe_bench.runs.rows import APART, TASK, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.protocols import Plan, batches, inputs, target_bytes, target_documents, targets
 from pe_bench.scoring.slices import keep_derived
@@ -40,7 +40,6 @@ MIN_MATCH = 3  # tokens
 MAX_MATCH = 32  # longer matches count as this
 MAX_COUNTED = 2**24  # training tokens; more would take longer than scoring does
 MAX_WEIGHED = 2**26  # pairs of tokens that are compared to learn the weights of copying
-CHUNK = 2**22  # tokens that are counted at once
 NONE = -1  # in place of a token before the window
 
 Key = tuple[object, ...]
@@ -48,7 +47,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Counts:
-    """How often something was seen: keys int64 [n] in rising order, and counts float64 [n]."""
+    """How often something was seen: keys int64 [n] in rising order, and counts [n]."""
 
     keys: np.ndarray
     counts: np.ndarray
@@ -63,16 +62,22 @@ class Counts:
     def contexts(self, vocab_size: int) -> tuple["Counts", "Counts"]:
         """Return, for the keys without their last token, all that was seen and how much of it differs."""
         before, first = np.unique(self.keys // vocab_size, return_index=True)
-        different = np.diff(np.append(first, len(self.keys))).astype(np.float64)
+        different = np.diff(np.append(first, len(self.keys)))
         return Counts(before, np.add.reduceat(self.counts, first)), Counts(before, different)
 
 
 class Trigram:
-    """The trigram and the frequencies below it, from windows int64 [windows, tokens] in parts."""
+    """The trigram and the frequencies below it, counted in windows int32 [windows, tokens]."""
 
-    def __init__(self, windows: Iterator[np.ndarray], vocab_size: int) -> None:
+    def __init__(self, windows: np.ndarray, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.counts = _count(windows, vocab_size)
+        self.counts: list[Counts] = []  # of single tokens, pairs and triples, each inside one window
+        for order in range(3):
+            size = windows.shape[1] - order
+            keys = windows[:, :size].astype(np.int64)
+            for later in range(1, order + 1):
+                keys = keys * vocab_size + windows[:, later : later + size]
+            self.counts.append(Counts(*np.unique(keys, return_counts=True)))
         self.contexts = [counts.contexts(vocab_size) for counts in self.counts]
 
     def frequency(self, token: np.ndarray) -> np.ndarray:
@@ -151,20 +156,12 @@ class Anchors:
 
 def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
     """Return the models of the windows that a run of this seed trains on; of very many, of the first ones."""
-    windows = TrainingWindows(data.train, train.length, data.end_of_text)
+    drawn = TrainingWindows(data.train, train.length, data.end_of_text)
     steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
-    drawn = (windows.batch(train.batch, seed, step).tokens.numpy() for step in range(steps))
-    needed = max(1, MAX_WEIGHED // train.length**2)
-    kept: list[np.ndarray] = []
-
-    def parts() -> Iterator[np.ndarray]:
-        for batch in drawn:
-            if sum(map(len, kept)) < needed:
-                kept.append(batch)
-            yield batch
-
-    trigram = Trigram(parts(), data.vocab_size)
-    return Anchors(trigram, copying_weights(np.concatenate(kept)[:needed]))
+    parts = [drawn.batch(train.batch, seed, step).tokens.numpy().astype(np.int32) for step in range(steps)]
+    windows = np.concatenate(parts)
+    weighed = windows[: max(1, MAX_WEIGHED // train.length**2)]
+    return Anchors(Trigram(windows, data.vocab_size), copying_weights(weighed))
 
 
 def copying_weights(windows: np.ndarray) -> np.ndarray:
@@ -177,32 +174,6 @@ def copying_weights(windows: np.ndarray) -> np.ndarray:
     weights = (right + 1) / (np.bincount(lengths.ravel(), minlength=MAX_MATCH + 1) + 2)
     weights[:MIN_MATCH] = 0.0
     return weights
-
-
-def _count(windows: Iterator[np.ndarray], vocab_size: int) -> list[Counts]:
-    """Count single tokens, pairs and triples, each inside one window."""
-    totals = [Counts(np.empty(0, np.int64), np.empty(0)) for _ in range(3)]
-    for part in _chunks(windows):
-        for order in range(3):
-            size = part.shape[1] - order
-            keys = part[:, :size].astype(np.int64)
-            for later in range(1, order + 1):
-                keys = keys * vocab_size + part[:, later : later + size]
-            keys, counts = np.unique(keys, return_counts=True)
-            union, index = np.unique(np.concatenate([totals[order].keys, keys]), return_inverse=True)
-            totals[order] = Counts(union, np.bincount(index, np.concatenate([totals[order].counts, counts])))
-    return totals
-
-
-def _chunks(windows: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    waiting: list[np.ndarray] = []
-    for batch in windows:
-        waiting.append(batch)
-        if sum(part.size for part in waiting) >= CHUNK:
-            yield np.concatenate(waiting)
-            waiting = []
-    if waiting:
-        yield np.concatenate(waiting)
 
 
 class OwnFrequencies:
@@ -221,55 +192,54 @@ class OwnFrequencies:
 
 
 def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) -> None:
-    """Score the models that cost no training on the targets of these rows; a run is whole without them."""
-    folder, data = anchors_folder(job.folder), job.data
-    # Answers are not counted, nor is a later stage, whose tokens are not all that its model saw.
-    if folder is None or data.task is not None or data.prompts is not None or job.first is not None:
-        return
-    try:
-        score_anchors(folder, job.config, data, plans, rows)
-    except (RunError, OSError) as error:
-        say(f"warning: nothing counted to compare with: {first_line(error)}")
+    """Score the models that cost no training on the targets of these rows; a run is whole without them.
 
-
-def score_anchors(
-    folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows: Sequence[Row]
-) -> None:
-    """Score what is missing in the folder of anchors, for plans whose `rows` a run has.
-
-    Controls and ranges of positions have no anchors. After each length its scores and its rows are on the
-    disk. A checkpoint has the frequencies of its scored tokens alone.
+    Controls, ranges of positions and answers have no anchors, nor has a later stage, whose tokens are not all
+    that its model saw.
     """
-    names = ANCHOR_NAMES if config.checkpoint is None else {FREQUENCIES: ANCHOR_NAMES[FREQUENCIES]}
+    folder, data = anchors_folder(job.folder), job.data
     rows_of_run = {_key(row): row for row in rows}
     plans = [
         plan
         for plan in plans
-        if plan.control == "none" and plan.protocol not in APART and _key(plan) in rows_of_run
+        if plan.control == "none" and plan.protocol not in (*APART, TASK) and _key(plan) in rows_of_run
     ]
-    if not plans:
+    if folder is None or not plans or data.prompts is not None or job.first is not None:
         return
-    folder.mkdir(exist_ok=True)
-    with locked(folder, waits=lambda reason: None):
-        paths = {label: folder / f"{name}-{_suffix(config, data)}" for label, name in names.items()}
-        kept = {label: _kept_rows(path) for label, path in paths.items()}
-        missing = [plan for plan in plans if not all(_key(plan) in scored for scored in kept.values())]
-        for path in paths.values():
-            path.mkdir(exist_ok=True)
-            remove_leftovers(path)
-        of_training = None
-        for plan in missing:
-            if config.checkpoint is None:
-                of_training = of_training or count_anchors(data, config.train, config.seed)
-            anchors = of_training or OwnFrequencies(data, plan)
-            for label, scores in _scores(anchors, data, plan).items():
-                path = paths[label]
-                row = with_level(_anchor_row(rows_of_run[_key(plan)], path.name, label), scores)
-                save_scores(score_file(path, row), scores)
-                kept[label][_key(plan)] = row
-                write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
-        for label, path in paths.items():
-            keep_derived(path, data, plans, kept[label].values(), config.train.length)
+    try:
+        folder.mkdir(exist_ok=True)
+        with locked(folder, waits=lambda reason: None):
+            _score(folder, job.config, data, plans, rows_of_run)
+    except (RunError, OSError) as error:
+        say(f"warning: nothing counted to compare with: {first_line(error)}")
+
+
+def _score(
+    folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows_of_run: Mapping[Key, Row]
+) -> None:
+    """Score what is missing in the folder of anchors, and write it after each length."""
+    is_checkpoint = config.checkpoint is not None
+    labels = [FREQUENCIES] if is_checkpoint else [*ANCHOR_NAMES]
+    paths = {label: folder / f"{ANCHOR_NAMES[label]}-{_suffix(config, data)}" for label in labels}
+    kept = {label: _kept_rows(path) for label, path in paths.items()}
+    for path in paths.values():
+        path.mkdir(exist_ok=True)
+        remove_leftovers(path)
+    anchors = None
+    for plan in plans:
+        if all(_key(plan) in scored for scored in kept.values()):
+            continue
+        if is_checkpoint:
+            anchors = OwnFrequencies(data, plan)
+        anchors = anchors or count_anchors(data, config.train, config.seed)
+        for label, scores in _scores_of(anchors, data, plan).items():
+            path = paths[label]
+            row = with_level(_row_of_no_model(rows_of_run[_key(plan)], path.name, label), scores)
+            save_scores(score_file(path, row), scores)
+            kept[label][_key(plan)] = row
+            write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
+    for path in paths.values():
+        keep_derived(path, data, plans, config.train.length)
 
 
 def _key(scored: Row | Plan) -> Key:
@@ -287,13 +257,12 @@ def _suffix(config: Config, data: Data) -> str:
 def _kept_rows(path: Path) -> dict[Key, Row]:
     """Return the rows whose scores are there too; lost or damaged files are made again."""
     try:
-        rows = read_rows(path / "eval.csv")
+        return {_key(row): row for row in read_rows(path / "eval.csv") if has_whole_scores(path, row)}
     except RunError:
         return {}
-    return {_key(row): row for row in rows if has_whole_scores(path, row)}
 
 
-def _scores(anchors: Anchors | OwnFrequencies, data: Data, plan: Plan) -> Mapping[str, Scores]:
+def _scores_of(anchors: Anchors | OwnFrequencies, data: Data, plan: Plan) -> dict[str, Scores]:
     """Return the scores of each model on the targets of a plan, each reading the plan's windows alone."""
     nll: dict[str, list[np.ndarray]] = {}
     split = data.validation
@@ -310,26 +279,9 @@ def _scores(anchors: Anchors | OwnFrequencies, data: Data, plan: Plan) -> Mappin
     }
 
 
-def _anchor_row(row: Row, name: str, label: str) -> Row:
+def _row_of_no_model(row: Row, name: str, label: str) -> Row:
     """Return the row of an anchor on the targets of a run's row: nothing of the run's model is in it."""
-    return replace(
-        row,
-        run=name,
-        encoding=label,
-        scored_with=label,
-        forced=False,
-        knows_length=False,
-        model="",
-        setting="",
-        status="ok",
-        reason="",
-        parameters=0,
-        encoding_lr=1.0,
-        tokens_per_second=0.0,
-        peak_memory_mb=None,
-        device="cpu",
-        train_dtype="",
-        score_dtype="float32",
-        threads=1,
-        date=today(),
-    )
+    row = replace(row, run=name, encoding=label, scored_with=label, forced=False, knows_length=False)
+    row = replace(row, model="", setting="", status="ok", reason="", parameters=0, encoding_lr=1.0)
+    row = replace(row, tokens_per_second=0.0, peak_memory_mb=None, train_dtype="", score_dtype="float32")
+    return replace(row, device="cpu", threads=1, date=today())

@@ -12,12 +12,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.base import PositionalEncoding, Side
 from pe_bench.model.decoder import LanguageModel
-from pe_bench.scoring.protocols import Plan, paired_plan, parts_before_the_end
+from pe_bench.scoring.protocols import Plan, Window, paired_plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
 DEFAULT_TIMES = (2, 16)  # the training length: where context should begin to help, and where most is asked
@@ -28,10 +29,22 @@ def control_plans(
 ) -> Iterator[Plan]:
     """Yield the controls of these lengths, which score one set of targets."""
     for length in controlled_lengths(evaluation, lengths, train_length, blocks.target_tokens):
-        yield window_control(blocks, length, train_length)
-        yield swap_control(blocks, length, train_length)
+        plan = paired_plan(blocks, length)
+        yield replace(plan, control="window", limit=train_length)
+        yield replace(plan, control="swap", windows=[*_swapped(blocks, plan.windows, train_length)])
         if evaluation.controls == "offset":
-            yield offset_control(blocks, length, train_length)
+            near = paired_plan(blocks, train_length)
+            yield replace(near, length=length, control="offset", offset=length - train_length)
+
+
+def _swapped(blocks: TargetBlocks, windows: list[Window], train_length: int) -> Iterator[Window]:
+    """Yield the windows with donors, which lie before a donor's block as they do before their own."""
+    parts = len(windows) // len(blocks)
+    donors = np.repeat(blocks.donor_document, parts).tolist()
+    shifts = np.repeat(blocks.donor_end - blocks.end, parts).tolist()
+    for window, donor, shift in zip(windows, donors, shifts, strict=True):
+        foreign = window.size - window.targets - train_length
+        yield replace(window, donor=donor, donor_start=window.start + shift, foreign=foreign)
 
 
 def controlled_lengths(
@@ -45,37 +58,10 @@ def controlled_lengths(
     possible = [
         length for length in lengths if length - tokens_in_a_part(target_tokens, length) > train_length
     ]
-    if evaluation.controls == "all" or not possible:
-        return possible
-    if evaluation.controls == "none":
-        return []
+    if evaluation.controls in ("all", "none"):
+        return possible if evaluation.controls == "all" else []
     default = [length for length in possible if length in [times * train_length for times in DEFAULT_TIMES]]
-    return default or [max(possible)]
-
-
-def window_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
-    return replace(paired_plan(blocks, length), control="window", limit=train_length)
-
-
-def swap_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
-    plan = paired_plan(blocks, length)
-    size = plan.windows[0].targets
-    before = parts_before_the_end(blocks.target_tokens, size)
-    donors = [
-        (int(document), int(end) - after - length)
-        for document, end in zip(blocks.donor_document, blocks.donor_end, strict=True)
-        for after in before
-    ]
-    windows = [
-        replace(window, donor=document, donor_start=start, foreign=length - size - train_length)
-        for window, (document, start) in zip(plan.windows, donors, strict=True)
-    ]
-    return replace(plan, windows=windows, control="swap")
-
-
-def offset_control(blocks: TargetBlocks, length: int, train_length: int) -> Plan:
-    plan = paired_plan(blocks, train_length)
-    return replace(plan, length=length, control="offset", offset=length - train_length)
+    return default or possible[-1:]
 
 
 def why_not(plan: Plan, model: LanguageModel) -> tuple[str, str] | None:

@@ -1,5 +1,6 @@
 """Scoring: a trained model and plans in; eval.csv and the NLL of every target out."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,10 @@ import numpy as np
 import torch
 
 from pe_bench.runs.job import Job
-from pe_bench.runs.rows import ALL, KEY, Row, read_rows, write_rows
+from pe_bench.runs.rows import POSITIONS, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.controls import remark
-from pe_bench.scoring.plans import count_parts, make_plans
+from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import (
     Plan,
     answer_documents,
@@ -32,18 +33,26 @@ OF_PLAN = (
 
 
 def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
-    """Do as `evaluate` does, with a bar that counts finished lengths."""
-    with bars(job.scored_with, count_parts(plans)) as bar:
+    """Do as `evaluate` does, with a bar that counts finished plans."""
+    left = Counter(map(_name_of, plans))
+    with bars(job.scored_with, len(plans)) as bar:
         finished = 0
 
-        def watch(protocol: str, length: int, share: float) -> None:
+        def watch(plan: Plan, share: float) -> None:
             nonlocal finished
-            finished += share == 1.0
-            line = f"{protocol}, length {length:,} scored" if share == 1.0 else None
-            done = finished + (share if share < 1.0 else 0.0)
-            bar.show(done, f"scoring, {protocol}, length {length:,}", line)
+            name, is_done = _name_of(plan), share == 1.0
+            finished += is_done
+            left[name] -= is_done
+            line = f"{name} scored" if is_done and not left[name] else None
+            bar.show(finished + (0 if is_done else share), f"scoring, {name}", line)
 
         return evaluate(job, plans, watch)
+
+
+def _name_of(plan: Plan) -> str:
+    """Return what progress calls a plan: all ranges of positions are one, and all depths of a probe."""
+    what = plan.protocol if plan.control in ("none", REPLACED) else f"{plan.control} control"
+    return what if what == POSITIONS else f"{what}, length {plan.length:,}"
 
 
 def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
@@ -68,7 +77,8 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
         row, plan = todo[index]
         kept[row.key] = _with_scores(job, plan, row, scored)
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
-    keep_derived(job.folder, job.data, plans, kept.values(), job.config.first_length)
+        watch(plan, 1.0)
+    keep_derived(job.folder, job.data, plans, job.config.first_length)
     return [kept[row.key] for row in rows]
 
 
@@ -80,7 +90,7 @@ def kept_rows(job: Job, plans: Sequence[Plan]) -> list[Row] | None:
     rows = scored_rows(job, plans)
     if len(rows) < len(plans):
         return None
-    keep_derived(job.folder, job.data, plans, read_rows(job.folder / "eval.csv"), job.config.first_length)
+    keep_derived(job.folder, job.data, plans, job.config.first_length)
     return rows
 
 
@@ -91,55 +101,29 @@ def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:
     return [row for row in rows if row is not None and _is_scored(job.folder, row)]
 
 
-def with_lost_plans(job: Job, plans: Sequence[Plan]) -> list[Plan]:
-    """Add the plans of other sets of targets whose files of scores are lost, at the lengths of `plans`.
-
-    A run may have been scored up to lengths that this command does not name, or on more targets.
-    """
-    planned, lengths = {row_key(job, plan) for plan in plans}, {plan.length for plan in plans}
-    rows = read_rows(job.folder / "eval.csv")
-    lost = [
-        row
-        for row in rows
-        if row.key not in planned and row.length in lengths and row.target_tokens and row.status == "ok"
-        if not has_whole_scores(job.folder, row)
-    ]
-    lost_plans = {}
-    for row in lost:
-        of_set = sorted({other.length for other in rows if other.target_hash == row.target_hash})
-        targets = row.targets // (row.target_tokens or 1)
-        evaluation = replace(job.config.eval, lengths=of_set, targets=targets, controls="all")
-        lost_plans |= {row_key(job, plan): plan for plan in make_plans(job.config, evaluation, job.data)}
-    return [*plans, *(lost_plans[row.key] for row in lost if row.key in lost_plans)]
-
-
 def row_key(job: Job, plan: Plan) -> tuple[str, ...]:
     """Return the key of the row of a plan that is scored with the run's own encoding."""
-    of_run = {"run": job.folder.name, "scored_with": job.label, "score_dtype": job.config.eval.precision}
-    of_run |= {"slice": ALL, "judge": ""}
-    return tuple(str(of_run[name] if name in of_run else getattr(plan, name)) for name in KEY)
+    return _empty_row(replace(job, scored_with=job.label), plan).key
 
 
 def _is_scored(run: Path, row: Row | None) -> bool:
     """Return whether there is a row to keep: a lost or damaged file of scores is made again."""
     if row is None or row.status in TRIED_AGAIN:
         return False
-    if row.status != "ok":
-        return True
-    return has_whole_scores(run, row)
+    return row.status != "ok" or has_whole_scores(run, row)
 
 
 def _with_scores(job: Job, plan: Plan, row: Row, scored: Scored | Unscored) -> Row:
     """Return the row with its numbers, whose scores are then on the disk, or with why it has none."""
     if isinstance(scored, Unscored):
         return replace(row, status=scored.status, reason=scored.reason)
-    correct = scored.correct
-    if plan.answers is None:
+    correct, answers = scored.correct, plan.answers
+    if answers is None:
         documents, sizes = target_documents(plan.windows), target_bytes(job.data.validation, plan.windows)
     else:
-        documents = answer_documents(plan.answers)
+        documents = answer_documents(answers)
         sizes = np.ones_like(documents)
-        correct = None if correct is None else plan.answers.all_right(correct)
+        correct = None if correct is None else answers.all_right(correct)
     scores = Scores(scored.nll, documents, sizes, correct)
     save_scores(score_file(job.folder, row), scores)
     return replace(

@@ -19,7 +19,7 @@ one.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,12 +30,11 @@ from torch import Tensor
 from pe_bench.config.schema import Config, EvalConfig, Half
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
-from pe_bench.model.decoder import LanguageModel, derive_seed
+from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
-from pe_bench.scoring.protocols import Needle, Plan, Window, batches
+from pe_bench.scoring.protocols import Needle, Plan, Window
 from pe_bench.scoring.targets import target_blocks, tokens_needed
-from pe_bench.system.machine import share_cores
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE
@@ -143,24 +142,10 @@ def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
 
 
 def score_needles(
-    model: LanguageModel,
-    split: Split,
-    device: torch.device,
-    evaluation: EvalConfig,
-    plan: Plan,
-    show: Callable[[float], None],
+    model: LanguageModel, split: Split, batch: Sequence[Window], generator: torch.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the NLL of each target, and 1 for each of a right answer, both float32 [targets]."""
-    parts, done = [np.empty((0, CHOICES, ANSWER), np.float32)], 0
-    for batch in batches(plan.windows, evaluation.batch_tokens):
-        show(done / len(plan.windows))
-        share_cores()
-        # One draw for each length, as for every protocol.
-        generator = torch.Generator().manual_seed(derive_seed(evaluation.seed, "ids", plan.length))
-        parts.append(nll_of_choices(model, windows_of_choices(split, batch).to(device), generator))
-        done += len(batch)
-    show(1.0)
-    nll_WCS = np.concatenate(parts)
+    nll_WCS = nll_of_choices(model, windows_of_choices(split, batch).to(model.device), generator)
     sums_WC = nll_WCS.sum(-1, dtype=np.float64)
     is_right_W = sums_WC[:, 0] < sums_WC[:, 1:].min(1)
     return nll_WCS[:, 0].ravel(), np.repeat(is_right_W, ANSWER).astype(np.float32)

@@ -33,24 +33,25 @@ from pe_bench.config.groups import config_dir, find_name, names_in
 from pe_bench.config.overrides import Override, in_full, parse_override, quote, values_of
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.encodings.load import find_class, is_built_in
-from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec, is_part
+from pe_bench.encodings.load import find_class
+from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec
 from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
 from pe_bench.values import shown
 
-# A list may hold spaces, and so may a mapping, with mappings in it.
-MAPPING = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # a value may hold spaces
 AUTO, FIXED = "auto", "fixed"
-# Each stage of training has its own.
-OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "only")
 MAX_NUMBERS = 8  # of an option, that a label spells
 SECTIONS = ("model", "data", "tokenizer", "train")
-PART = re.compile(rf"(?:\[[^\]]*\]|{MAPPING}|\S)+")
 
 
-# An encoding as it was typed, its base, modifiers and options; without a base it is the run's own.
-Requested = tuple[str, str | None, list[str], list[str]]
+class Requested(NamedTuple):
+    """An encoding as it was typed: its base (None for the run's own), modifiers and options."""
+
+    text: str
+    base: str | None
+    modifiers: list[str]
+    options: list[str]
 
 
 class OtherEncoding(NamedTuple):
@@ -71,47 +72,26 @@ def read_with(
     require(bool(texts) or not search, "--config-dir is for the encodings of --with: name one")
     is_of_use = bool(texts) or has_code
     require(is_of_use or not force, "--force is for the encodings of --with and for --code: name one")
-    return [_read(name, options, search) for text in texts for name, options in _names_and_options(text)]
+    return [_read(one, search) for text in texts for one in ([text] if "=" in text else text.split(","))]
 
 
-def _names_and_options(text: str) -> list[tuple[str, list[str]]]:
-    parts = PART.findall(text)
-    if not any("=" in part for part in parts):
-        names = [name.strip() for name in text.split(",")]
-        require(
-            all(len(name.split()) == 1 for name in names),
-            f"--with '{text}': name encodings with commas between, or one with its options, "
-            "such as --with 'yarn factor=4'",
-        )
-        return [(name, []) for name in names]
-    name, *options = parts
-    require("=" not in name, f"--with '{text}': the name of an encoding comes first, and then {name}")
-    require(
-        "," not in name,
-        f"--with '{text}': commas are for names without options; repeat --with for each encoding",
-    )
-    for part in options:
-        require("=" in part, f"--with '{text}': '{part}' is no option; say KEY=VALUE, such as factor=4")
-    return [(name, options)]
-
-
-def _read(typed: str, options: list[str], search: Sequence[Path]) -> Requested:
-    text, modifiers = " ".join([typed, *options]), names_in("modifier", search)
+def _read(text: str, search: Sequence[Path]) -> Requested:
+    name, *options = BEFORE_AN_OPTION.split(text.strip())
+    message = f"--with '{text}': name encodings with commas between, or one with its options (yarn factor=4)"
+    require(bool(name) and not set(name) & set(" ,="), message)
+    modifiers = names_in("modifier", search)
     try:
         names = [
-            name if name in modifiers else find_name("encoding", name, search)
-            for name in typed.removeprefix("+").split("+")
+            part if part in modifiers else find_name("encoding", part, search)
+            for part in name.removeprefix("+").split("+")
         ]
     except UserError as error:
         raise UserError(f"--with: {error}") from error
-    base = names.pop(0) if names[0] not in modifiers and not typed.startswith("+") else None
-    for name in names:
-        require(
-            name in modifiers,
-            f"--with {text}: {name} is no modifier, and only one encoding can be the base: "
-            f"{', '.join(modifiers)} go on top of another",
-        )
-    return text, base, names, options
+    base = None if name.startswith("+") or names[0] in modifiers else names.pop(0)
+    for part in names:
+        message = f"--with {text}: {part} is no modifier, and only one encoding can be the base"
+        require(part in modifiers, f"{message} ({', '.join(modifiers)} go on top of another)")
+    return Requested(" ".join([name, *options]), base, names, options)
 
 
 def find_others(
@@ -127,22 +107,25 @@ def find_others(
     `trained` is the run's configuration with the lengths to score; its classes are trusted already. Raises
     `UserError` for what cannot be scored, and without `force` for what is not compatible.
     """
-    encodings_by_label: dict[str, OtherEncoding] = {}
+    others: dict[str, OtherEncoding] = {}
     trained_with = EncodingSpec(trained.encoding, tuple(search))
-    for text, base, modifiers, options in requested:
+    for each in requested:
         try:
-            encodings = list(_encodings(base, modifiers, options, trained, trained_with))
+            encodings = list(_encodings(each, trained, trained_with))
             same = [encoding for encoding in encodings if encoding.identity() == trained_with.identity()]
-            # A bare name stands for two curves; skip the second if the run already has this encoding.
-            for encoding in same if same and not options else encodings:
-                if encoding in same:
-                    say(f"--with {text}: {run} was trained with it, so it is scored with it anyway")
-                    continue
-                other = _other(encoding, trained_with, trained.model.n_layers, force)
-                encodings_by_label.setdefault(other.label, other)
+            if same:
+                say(f"--with {each.text}: {run} was trained with it, so it is scored with it anyway")
+            # A bare name stands for two curves, of which the run has one.
+            for encoding in encodings if each.options or not same else []:
+                if encoding not in same:
+                    other = _checked(encoding, trained_with, trained.model.n_layers, force)
+                    others.setdefault(other.label, other)
         except UserError as error:
-            raise UserError(f"--with {text}, {run}: {error}") from error
-    return list(encodings_by_label.values())
+            raise UserError(f"--with {each.text}, {run}: {error}") from error
+    return list(others.values())
+
+
+# Which weights an encoding works on
 
 
 def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None:
@@ -152,24 +135,20 @@ def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None
 
 def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterator[str]:
     base, kept = trained.base.name, trained.modifiers
-    added = [part for name, part in encoding.modifiers.items() if name not in kept]
-    replaced = [encoding.base] if _has_other_class(trained.base, encoding.base) else []
-    for name, before, part in [
-        (base, trained.base, encoding.base),
-        *(
-            (name, modifier, encoding.modifiers[name])
-            for name, modifier in kept.items()
-            if name in encoding.modifiers
-        ),
-    ]:
+    pairs = [(base, trained.base, encoding.base)]
+    pairs += [(name, kept[name], part) for name, part in encoding.modifiers.items() if name in kept]
+    for name, before, part in pairs:
         if not _has_other_class(before, part):
             yield from _changed_options(name, before, part)
     for name in kept.keys() - encoding.modifiers.keys():
         yield f"this run was trained with {name}, which stays"
-    for part in replaced + added:
+    replaced = [encoding.base] if _has_other_class(trained.base, encoding.base) else []
+    for part in replaced + [part for name, part in encoding.modifiers.items() if name not in kept]:
         compatible = part.encoding_class.compatible_with
         if base not in compatible:
-            yield f"{_works_on(part.name, compatible)}; this run used {base} {_alternatives(base)}"
+            works_on = " or ".join(sorted(compatible)) or "no other encoding"
+            names = ", ".join(compatible_encodings(base)) or "none"
+            yield f"{part.name} works on weights of {works_on}; this run used {base} (compatible: {names})"
         for name, modifier in kept.items():
             if base not in modifier.encoding_class.compatible_with:
                 yield (
@@ -183,13 +162,12 @@ def _has_other_class(before: PartSpec, part: PartSpec) -> bool:
 
 
 def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[str]:
-    held, holds = before.nested, part.nested
     for option, value in part.options.items():
         old = before.options.get(option)
         if value == old or option in part.encoding_class.changeable_after_training:
             continue
-        if option in held and option in holds:
-            for reason in _incompatibilities(held[option], holds[option]):
+        if option in before.nested and option in part.nested:
+            for reason in _incompatibilities(before.nested[option], part.nested[option]):
                 yield f"{option}: {reason}"
         else:
             yield (
@@ -199,35 +177,22 @@ def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[st
 
 
 def _changeable(part: PartSpec) -> str:
-    names = sorted(part.encoding_class.changeable_after_training)
-    return f"(changeable: {', '.join(names) or 'none'})"
-
-
-def _works_on(name: str, compatible: frozenset[str]) -> str:
-    if not compatible:
-        return f"{name} works on no other encoding's weights"
-    *names, last = sorted(compatible)
-    return f"{name} works on weights trained with {', '.join(names)}{' or ' if names else ''}{last}"
-
-
-def _alternatives(base: str) -> str:
-    return f"(compatible: {', '.join(compatible_encodings(base)) or 'none'})"
+    return f"(changeable: {', '.join(sorted(part.encoding_class.changeable_after_training)) or 'none'})"
 
 
 @cache
 def compatible_encodings(base: str) -> list[str]:
     """Return the names of pe-bench's own encodings and modifiers that work on weights of a base."""
-    names = []
-    for path in (
-        path for group in ("encoding", "modifier") for path in (config_dir() / group).glob("*.yaml")
-    ):
+    names = set()
+    for path in [*config_dir().glob("encoding/*.yaml"), *config_dir().glob("modifier/*.yaml")]:
         specification = yaml.safe_load(path.read_text(encoding="utf-8")).get("class")
         if specification and base in find_class(specification).compatible_with:
-            names.append(path.stem)
-    return sorted(set(names))
+            names.add(path.stem)
+    return sorted(names)
 
 
-def _other(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:
+def _checked(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:
+    """Return the encoding as it is scored. Raises `UserError` where the weights have no meaning under it."""
     reason = incompatibility(trained, encoding)
     if reason is not None and not force:
         raise UserError(f"{reason} (--force scores it anyway and labels the rows)")
@@ -237,51 +202,75 @@ def _other(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: 
             f"its rows would be called {label} like the run's own, but it is a different encoding: "
             "give it another name in its YAML file"
         )
-    _require_fit(label, encoding, trained, n_layers)
+    here, there = _shapes(encoding, n_layers), _shapes(trained, n_layers)
+    for name in sorted(here.keys() | there.keys()):
+        require(
+            here.get(name) == there.get(name),
+            f"weights trained with {trained.label} do not fit {label}: "
+            f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here; "
+            "train it, from these weights with train.from",
+        )
     return OtherEncoding(label, encoding, forced=reason is not None)
+
+
+def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
+    with torch.random.fork_rng(devices=[]):
+        built = encoding.build(n_layers)
+    return {name: list(tensor.shape) for name, tensor in built.state_dict().items()}
 
 
 def _label(encoding: EncodingSpec) -> str:
     """Return the label of a trained encoding, with `factor=auto` where the factor is that of each window."""
     option = encoding.base.encoding_class.window_factor
-    name, _, options = _with_short_lists(encoding).partition(" ")
+    name, _, options = with_short_lists(encoding).partition(" ")
     is_auto = option is not None and encoding.values.get(option) is None
     return " ".join(part for part in (name, f"{option}={AUTO}" if is_auto else "", options) if part)
 
 
-def _encodings(
-    base: str | None,
-    modifiers: Sequence[str],
-    options: Sequence[str],
-    trained: Config,
-    trained_with: EncodingSpec,
-) -> Iterator[EncodingSpec]:
+def with_short_lists(spec: EncodingSpec) -> str:
+    """Return the label with a hash in place of many numbers that were searched, which would fill it."""
+    option = spec.base.encoding_class.searched
+    value = spec.base.options.get(option) if option else None
+    if len(value or ()) <= MAX_NUMBERS:
+        return spec.label
+    short = hashlib.sha256(str(value).encode()).hexdigest()[:4]
+    return spec.label.replace(f"{option}={value}", f"{option}@{short}")
+
+
+# How an encoding is composed with what was trained
+
+
+def _encodings(requested: Requested, trained: Config, trained_with: EncodingSpec) -> Iterator[EncodingSpec]:
     """Yield the encoding that is requested, or two where its factor is not given."""
-    overrides = [f"encoding={base or 'nope'}", f"modifier=[{','.join(modifiers)}]", *_overrides_of(trained)]
-    bare = compose(overrides, trained_with.search)["encoding"]
-    if not base:
-        bare = {"modifiers": bare["modifiers"]}
-    option = PartSpec(bare, trained_with.search).encoding_class.window_factor if base else None
-    values = dict(_full_option(base, modifiers, bare, text) for text in options)
+    _, base, modifiers, _ = requested
+    search = trained_with.search
+    overrides = [f"encoding={base or 'nope'}", f"modifier=[{','.join(modifiers)}]", *overrides_of(trained)]
+    bare = compose(overrides, search)["encoding"]
+    option = PartSpec(bare, search).encoding_class.window_factor if base else None
+    values = full_options(requested, bare if base else {"modifiers": bare["modifiers"]})
     kind = values.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in values.items() if kind not in (AUTO, FIXED) or value != kind]
-    composed = EncodingSpec(
-        compose([*overrides, *chosen], trained_with.search)["encoding"], trained_with.search
-    )
-    replaced = _replace_trained(composed, trained_with, _given_keys(values), has_base=base is not None)
-    encoding = replaced.with_code_hashes().values
-    if base not in (None, *names_in("encoding", [])):
+    composed = EncodingSpec(compose([*overrides, *chosen], search)["encoding"], search)
+    keys = _given_keys(values)
+    kept = trained_with.modifiers
+    encoding = dict(with_shared_options(composed.base, trained_with.base, keys) if base else trained.encoding)
+    encoding["modifiers"] = {name: part.values for name, part in kept.items()} | {
+        name: with_shared_options(part, kept[name], keys) if name in kept else part.values
+        for name, part in composed.modifiers.items()
+    }
+    encoding = EncodingSpec(encoding, search).with_code_hashes().values
+    if base not in (None, *names_in("encoding")):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
     if option is None:
-        yield EncodingSpec(encoding, trained_with.search)
+        yield EncodingSpec(encoding, search)
         return
     encoding = {option: encoding[option], **encoding}  # the first that a label says
     if encoding[option] is not None or kind != FIXED:
-        yield EncodingSpec(encoding, trained_with.search)
+        yield EncodingSpec(encoding, search)
     if encoding[option] is None and kind in (None, FIXED):
         factor = fixed_factor(trained.eval, trained.train.length)
-        yield EncodingSpec({**encoding, option: factor}, trained_with.search)
+        yield EncodingSpec({**encoding, option: factor}, search)
 
 
 def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
@@ -290,16 +279,23 @@ def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
     return max(evaluation.resolved_max_length(train_length), *lengths, train_length) / train_length
 
 
-def _full_option(
-    base: str | None, modifiers: Sequence[str], bare: dict[str, Any], text: str
-) -> tuple[str, str]:
-    """`factor=4` as `encoding.factor` and 4; Hydra refuses an option that no part has."""
-    name = base or modifiers[0]
-    prefix = "encoding" if base else f"encoding.modifiers.{name}"
-    option = parse_override(text)
-    full = in_full(name, bare, option)
-    key = option.key if option.section == "encoding" else f"{prefix}.{option.key}"
-    return (full.key if full else key), option.value or ""
+def overrides_of(trained: Config) -> list[str]:
+    """Return a run's own configuration as overrides of Hydra's, but for its encoding."""
+    values = to_plain(trained)
+    keys = [(f"{section}.{key}", value) for section in SECTIONS for key, value in values[section].items()]
+    return [*(f"++{key}={quote(value)}" for key, value in keys), f"seed={trained.seed}"]
+
+
+def full_options(requested: Requested, bare: dict[str, Any]) -> dict[str, str]:
+    """Return `factor=4` as `encoding.factor` and 4; Hydra refuses an option that no part has."""
+    name = requested.base or next(iter(requested.modifiers), "")
+    prefix = "encoding" if requested.base else f"encoding.modifiers.{name}"
+    options = {}
+    for option in map(parse_override, requested.options):
+        full = in_full(name, bare, option)
+        key = option.key if option.section == "encoding" else f"{prefix}.{option.key}"
+        options[full.key if full else key] = option.value or ""
+    return options
 
 
 def _given_keys(values: Mapping[str, str]) -> set[str]:
@@ -311,32 +307,7 @@ def _given_keys(values: Mapping[str, str]) -> set[str]:
     return keys
 
 
-def _overrides_of(trained: Config) -> list[str]:
-    """The run's own configuration as overrides of Hydra's, but for its encoding."""
-    values = to_plain(trained)
-    return [
-        f"++{section}.{key}={quote(value)}" for section in SECTIONS for key, value in values[section].items()
-    ] + [f"seed={trained.seed}"]
-
-
-def _replace_trained(
-    composed: EncodingSpec, trained: EncodingSpec, keys: set[str], *, has_base: bool
-) -> EncodingSpec:
-    """Return the composed encoding; options that it shares with the trained one keep the trained values.
-
-    keys: of the options that are given. has_base: it has a base of its own.
-    """
-    kept = trained.modifiers
-    base = _with_shared_options(composed.base, trained.base, keys) if has_base else trained.values
-    added = {
-        name: _with_shared_options(part, kept[name], keys) if name in kept else part.values
-        for name, part in composed.modifiers.items()
-    }
-    modifiers = {**{name: part.values for name, part in kept.items()}, **added}
-    return EncodingSpec({**base, "modifiers": modifiers}, composed.search)
-
-
-def _with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> dict[str, Any]:
+def with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> dict[str, Any]:
     """Return a part's values with the trained ones of options that both have and whose keys are not given."""
     before = {**trained.values, **trained.encoding_class.implied(trained.options)}
     shared = {
@@ -346,138 +317,12 @@ def _with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> d
     }
     for option, spec in part.nested.items():
         if option not in shared and option in trained.nested:
-            shared[option] = _nested_with_shared_options(spec, trained.nested[option], keys)
+            nested = trained.nested[option]
+            modifiers = {name: each.values for name, each in (nested.modifiers | spec.modifiers).items()}
+            shared[option] = with_shared_options(spec.base, nested.base, keys)
+            shared[option] |= {"modifiers": modifiers} if modifiers else {}
     was_derived, derived = trained.values.get("derived") or [], part.values.get("derived") or []
     kept = [name for name in derived if name not in shared or name in was_derived]
     before_chosen = [name for name in trained.values.get("chosen") or [] if name in shared]
     chosen = [*(part.values.get("chosen") or []), *before_chosen]
     return {**part.values, **shared, "derived": kept, **({"chosen": chosen} if chosen else {})}
-
-
-def _nested_with_shared_options(spec: EncodingSpec, trained: EncodingSpec, keys: set[str]) -> dict[str, Any]:
-    kept = {name: part.values for name, part in (trained.modifiers | spec.modifiers).items()}
-    return {
-        **_with_shared_options(spec.base, trained.base, keys),
-        **({"modifiers": kept} if kept else {}),
-    }
-
-
-def with_factor(requested: Requested, factor: float, trained: Config | None) -> str:
-    """Return a requested encoding as it is typed, with a factor where it takes one and none is given."""
-    text, base, _, options = requested
-    search = trained.search if trained is not None else ()
-    bare = compose([f"encoding={base}"], search)["encoding"] if base else {}
-    option = PartSpec(bare, search).encoding_class.window_factor if base else None
-    is_given = any(parse_override(each).key.rpartition(".")[2] == option for each in options)
-    return text if option is None or is_given else f"{text} {option}={factor:g}"
-
-
-def searched_option(requested: Requested, trained: Config) -> str:
-    """Return the option that an encoding's method searches, and that is not given; empty for none."""
-    _, base, _, options = requested
-    if base is None:
-        return ""
-    bare = compose([f"encoding={base}"], trained.search)["encoding"]
-    option = PartSpec(bare, trained.search).encoding_class.searched
-    is_given = any(parse_override(each).key.rpartition(".")[2] == option for each in options)
-    return "" if option is None or is_given else option
-
-
-def stage_overrides(requested: Requested, trained: Config) -> list[str]:
-    """Return the overrides of a run that goes on from a trained one with a requested encoding."""
-    _, base, modifiers, options = requested
-    name = base or trained.encoding["name"]
-    parts: list[str] = [*(trained.encoding.get("modifiers") or {}), *modifiers]
-    chosen = [f"encoding={name}", f"modifier=[{','.join(dict.fromkeys(parts))}]"]
-    of_stage = tuple(f"++train.{key}=" for key in OF_STAGE)
-    kept = [text for text in _overrides_of(trained) if not text.startswith((*of_stage, "seed="))]
-    overrides = [*kept, *chosen]
-    bare = compose(overrides, trained.search)["encoding"]
-    typed = dict(_full_option(base, modifiers, bare, text) for text in options)
-    return [*overrides, *(f"{key}={value}" for key, value in typed.items())]
-
-
-def stage_spec(requested: Requested, trained: Config, length: int) -> EncodingSpec:
-    """Return a requested encoding after training, with an example of what has to be searched."""
-    composed = compose(stage_overrides(requested, trained), trained.search)["encoding"]
-    return after_training(EncodingSpec(composed, trained.search).with_examples(), trained, length)
-
-
-def own_overrides(trained: Config) -> list[str]:
-    """Return the overrides of a run with the encoding of a trained one."""
-    spec = EncodingSpec(trained.encoding, trained.search)
-    options = [
-        f"{part.key}.{name}={quote(value)}"
-        for part in (spec.base, *spec.modifiers.values())
-        for name, value in part.chosen_options().items()
-    ]
-    return [*stage_overrides(("", None, [], []), trained), *options]
-
-
-def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
-    """Return the encoding of a run that goes on from a trained one, at a length of its own.
-
-    What does not differ from the defaults is as it was trained, the training length too: it is the one that
-    the weights know. A factor that is not given is that of the new length. Of an encoding from outside
-    nothing is taken: its run may be a stranger's, and to read its options would be to run its code.
-    """
-    before = EncodingSpec(trained.encoding)
-
-    def continued(part: PartSpec, earlier: PartSpec | None) -> dict[str, Any]:
-        values, chosen = dict(part.values), part.chosen_options()
-        if "train_length" in values and "train_length" not in chosen:
-            values["train_length"] = trained.train.length
-        if earlier is None or not earlier.is_built_in:
-            return values
-        part = PartSpec(values, part.search, part.key)
-        earlier = PartSpec({name: value for name, value in earlier.values.items() if not is_part(value)})
-        return _with_shared_options(part, earlier, {f"{part.key}.{name}" for name in chosen})
-
-    values = continued(spec.base, before.base)
-    option = spec.base.encoding_class.window_factor
-    if option is not None and values.get(option) is None:
-        values[option] = max(1.0, length / values["train_length"])
-    modifiers = {name: continued(part, before.modifiers.get(name)) for name, part in spec.modifiers.items()}
-    return EncodingSpec({**values, "modifiers": modifiers}, spec.search)
-
-
-def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
-    """Return the label of an encoding after another, without what they share: `yarn x4`."""
-    if trained is not None and is_built_in(str(trained.encoding["class"])):
-        shared = PartSpec(trained.encoding).options
-        alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
-        derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
-        spec = EncodingSpec({**spec.values, "derived": derived}, spec.search)
-    option, label = spec.base.encoding_class.window_factor, _with_short_lists(spec)
-    factor = spec.values.get(option) if option else None
-    return label if factor is None else label.replace(f"{option}={factor}", f"x{factor:g}")
-
-
-def _with_short_lists(spec: EncodingSpec) -> str:
-    """Return the label with a hash in place of many numbers that were searched, which would fill it."""
-    option = spec.base.encoding_class.searched
-    value = spec.base.options.get(option) if option else None
-    short = hashlib.sha256(str(value).encode()).hexdigest()[:4]
-    return (
-        spec.label
-        if len(value or ()) <= MAX_NUMBERS
-        else spec.label.replace(f"{option}={value}", f"{option}@{short}")
-    )
-
-
-def _require_fit(label: str, encoding: EncodingSpec, trained: EncodingSpec, n_layers: int) -> None:
-    """Parameters of the same names and shapes. Raises `UserError` also where options make no encoding."""
-    here, there = _shapes(encoding, n_layers), _shapes(trained, n_layers)
-    for name in sorted(here.keys() | there.keys()):
-        require(
-            here.get(name) == there.get(name),
-            f"weights trained with {trained.label} do not fit {label}: "
-            f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here; "
-            "train it, from these weights with train.from",
-        )
-
-
-def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
-    with torch.random.fork_rng(devices=[]):
-        built = encoding.build(n_layers)
-    return {name: list(tensor.shape) for name, tensor in built.state_dict().items()}

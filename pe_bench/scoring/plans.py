@@ -21,7 +21,7 @@ from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.tasks import Example, Task
-from pe_bench.runs.rows import HALF, POSITIONS, PROBE, TASK
+from pe_bench.runs.rows import HALF, POSITIONS, TASK
 from pe_bench.scoring.controls import control_plans
 from pe_bench.scoring.protocols import (
     Answers,
@@ -61,13 +61,6 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
         )
         plans += position_plans(data, text, max(lengths))
     return plans
-
-
-def count_parts(plans: Sequence[Plan]) -> int:
-    """Count what there is to wait for: all ranges of positions are one, and so are all depths of a probe."""
-    ranges = sum(plan.protocol == POSITIONS for plan in plans)
-    probes = [plan.length for plan in plans if plan.protocol == PROBE]
-    return len(plans) - max(0, ranges - 1) - len(probes) + len(set(probes))
 
 
 def shortages(evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:

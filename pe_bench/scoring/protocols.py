@@ -138,14 +138,9 @@ def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
     windows = [
         Window(int(document), int(end) - before - length, length, length - size - 1, size)
         for document, end in zip(blocks.document, blocks.end, strict=True)
-        for before in parts_before_the_end(blocks.target_tokens, size)
+        for before in range(blocks.target_tokens - size, -1, -size)
     ]
     return Plan("paired", length, windows, blocks.hash, blocks=blocks)
-
-
-def parts_before_the_end(target_tokens: int, size: int) -> range:
-    """Return how many tokens of a block follow each of its parts, in the order of the text."""
-    return range(target_tokens - size, -1, -size)
 
 
 def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
@@ -184,10 +179,8 @@ def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
     """Yield neighbours with one size and one place of their targets, about `batch_tokens` tokens at once."""
     batch: list[Window] = []
     for window in windows:
-        fits = not batch or (
-            _shape(window) == _shape(batch[0]) and (len(batch) + 1) * window.size <= batch_tokens
-        )
-        if not fits:
+        is_alike = not batch or _shape(window) == _shape(batch[0])
+        if batch and not (is_alike and (len(batch) + 1) * window.size <= batch_tokens):
             yield batch
             batch = []
         batch.append(window)

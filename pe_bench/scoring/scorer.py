@@ -8,7 +8,7 @@ first token on, those of `nonoverlapping`, and for the ranges of positions, whic
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,10 +34,10 @@ MAX_SHARE_OF_QUERIES = 1 / 4
 SHARING = ("nonoverlapping", POSITIONS)
 TINY = 1e-39  # in float32
 PAUSE = 1  # omp_pause_soft
-MAX_REPEATED, MAX_REPEATED_COARSE = 1e-4, 1e-2  # nats by which rounding alone may move a score
+MAX_REPEATED = {"float32": 1e-4, "bfloat16": 1e-2}  # nats by which rounding alone may move a score
 
-# Called with the protocol, the length, and the share of it that is done.
-ScoreWatcher = Callable[[str, int, float], None]
+# Called with a plan, and the share of it that is done.
+ScoreWatcher = Callable[[Plan, float], None]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Scored:
     """The NLLs of a plan's targets in nats, float32, in the order of its windows.
 
     peak_memory_mb: while windows of the plan's length passed through the model; None where none did.
-    correct: 1 for each target of a right answer, float32, where a plan has answers.
+    correct: 1 for each target of a right answer, float32; None where a plan has no answers.
     """
 
     nll: np.ndarray
@@ -84,12 +84,10 @@ class Scorer:
     ):
         self.model, self.split, self.device = model, split, device
         self.evaluation, self.plans, self.watch = evaluation, plans, watch
-        self.ranges = [plan for plan in plans if plan.protocol == POSITIONS]
-        self._problems: dict[tuple[int, int], str] = {}  # by size of windows and first token with a query
         self._from_start: dict[tuple[int, int], np.ndarray] = {}  # by document and start, 4 bytes a target
 
     def scores(self) -> Iterator[tuple[int, Scored | Unscored]]:
-        """Yield the place of each plan and what came of it, in the order that needs the fewest passes."""
+        """Yield the index of each plan and what came of it, in the order that needs the fewest passes."""
         lengths = [plan.length if self._shares(plan) else 0 for plan in self.plans]
         for index in sorted(range(len(lengths)), key=lambda index: (lengths[index] > 0, -lengths[index])):
             yield index, self._try(self.plans[index])
@@ -123,106 +121,67 @@ class Scorer:
         """Return what a user's own encoding does wrong at this length, which it may not do in training."""
         if not plan.windows or not is_users_own(self.model.encoding):
             return ""
-        return self._find_lookahead(plan) or self._find_randomness(plan)
-
-    def _find_lookahead(self, plan: Plan) -> str:
         window = max(plan.windows, key=lambda window: window.size)
-        key = window.size, tokens_without_query(window)
-        if key not in self._problems:
-            problem = find_lookahead(self.model, *key)
-            self._problems[key] = problem and f"it reads later tokens: {problem}"
-        return self._problems[key]
-
-    def _find_randomness(self, plan: Plan) -> str:
-        """Return how far the scores of the first block differ when it is scored twice; empty where equal."""
+        if problem := find_lookahead(self.model, window.size, tokens_without_query(window)):
+            return f"it reads later tokens: {problem}"
         block = replace(plan, windows=next(batches(plan.windows, self.evaluation.batch_tokens)))
-        one, other = (self._run(block, lambda share: None)[0] for _ in range(2))
+        one, other = (self._run(block)[0] for _ in range(2))
         moved = float(np.abs(one - other).max())
-        is_random = moved > (MAX_REPEATED if self.evaluation.precision == "float32" else MAX_REPEATED_COARSE)
+        is_random = moved > MAX_REPEATED[self.evaluation.precision]
         return f"it is random: a block that is scored twice differs by {moved:.2g} nats" if is_random else ""
 
     def score(self, plan: Plan) -> Scored:
         """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""
         if not self._shares(plan):
             with PeakMemory(self.device) as peak:
-                nll, correct = self._run(plan, self._progress_of(plan))
-            has_answers = plan.answers is not None or plan.protocol == PROBE
-            return Scored(nll, peak.mb if plan.windows else None, correct if has_answers else None)
-        missing = [window for window in plan.windows if len(self._known(window)) < window.size]
+                nll, correct = self._run(plan)
+            return Scored(nll, peak.mb if plan.windows else None, correct)
+        missing = [window for window in plan.windows if len(self._kept(window)) < window.size]
         with PeakMemory(self.device) as peak:
-            self._run_from_start(replace(plan, windows=missing))
-        parts = [self._known(window)[window.first : window.first + window.targets] for window in plan.windows]
-        ran_whole = any(window.size == plan.length for window in missing)
-        return Scored(np.concatenate(parts), peak.mb if ran_whole else None)
+            from_start = [replace(window, first=0, targets=window.size) for window in missing]
+            nll, _ = self._run(replace(plan, windows=from_start))
+        ends = np.cumsum([window.size for window in missing])
+        for window, window_nll in zip(missing, np.split(nll, ends), strict=False):
+            self._from_start[window.document, window.start] = window_nll
+        parts = [self._kept(window)[window.first : window.first + window.targets] for window in plan.windows]
+        ran_at_length = any(window.size == plan.length for window in missing)
+        return Scored(np.concatenate(parts), peak.mb if ran_at_length else None)
 
     def _shares(self, plan: Plan) -> bool:
         return plan.protocol in SHARING and "prefix_consistent" in self.model.encoding.claims
 
-    def _known(self, window: Window) -> np.ndarray:
+    def _kept(self, window: Window) -> np.ndarray:
         return self._from_start.get((window.document, window.start), np.empty(0, np.float32))
 
-    def _run_from_start(self, plan: Plan) -> None:
-        """Run the windows, and keep the NLLs of all their targets."""
-        show = self._progress_of(plan)
-        if not plan.windows:
-            if plan.protocol != POSITIONS:
-                show(1.0)
-            return
-        windows = [replace(window, first=0, targets=window.size) for window in plan.windows]
-        nll, _ = self._run(replace(plan, windows=windows), show)
-        ends = np.cumsum([window.size for window in windows])
-        for window, window_nll in zip(windows, np.split(nll, ends[:-1]), strict=True):
-            self._from_start[window.document, window.start] = window_nll
-
-    def _progress_of(self, plan: Plan) -> Callable[[float], None]:
-        """Return what shows the share that is done.
-
-        All ranges of positions are one thing to wait for, and so are all depths of a probe.
-        """
-        if plan.protocol == PROBE:
-            together = [other for other in self.plans if other.length == plan.length]
-            index = together.index(plan)
-            return lambda share: self.watch(PROBE, plan.length, (index + share) / len(together))
-        if plan.protocol != POSITIONS:
-            what = plan.protocol if plan.control == "none" else f"{plan.control} control"
-            return lambda share: self.watch(what, plan.length, share)
-        longest = self.ranges[-1].windows[0].size
-        if self._shares(plan):
-            return lambda share: self.watch(POSITIONS, longest, share)
-        index = self.ranges.index(plan)
-        return lambda share: self.watch(POSITIONS, longest, (index + share) / len(self.ranges))
-
-    @contextmanager
-    def _settings(self) -> Iterator[None]:
-        """Set what every pass of the model needs, for as long as the context lasts."""
+    def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the NLL of each scored target, and where there are answers whether each is right."""
+        has_answers = plan.answers is not None or plan.protocol == PROBE
+        parts, right, done = [np.empty(0, np.float32)], [np.empty(0, np.float32)], 0
         dtype = getattr(torch, self.evaluation.precision)
         is_coarse = dtype != torch.float32
         with torch.no_grad(), flush_denormals(), torch.autocast(self.device.type, dtype, enabled=is_coarse):
-            yield
-
-    def _run(self, plan: Plan, show: Callable[[float], None]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the NLL of each scored target, and of each answer whether it is right."""
-        if plan.protocol == PROBE:
-            with self._settings():
-                return score_needles(self.model, self.split, self.device, self.evaluation, plan, show)
-        parts, right, done = [np.empty(0, np.float32)], [np.empty(0, np.float32)], 0
-        with self._settings():
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
-                show(done / len(plan.windows))
+                self.watch(plan, done / len(plan.windows))
                 share_cores()
-                nll, correct = self._scores(batch, plan)
+                # One draw for each length, whatever the batches: a score must not depend on memory.
+                generator = torch.Generator().manual_seed(
+                    derive_seed(self.evaluation.seed, "ids", plan.length)
+                )
+                if plan.protocol == PROBE:
+                    nll, correct = score_needles(self.model, self.split, batch, generator)
+                else:
+                    nll, correct = self._scores(batch, plan, generator)
                 parts.append(nll)
                 right.append(correct)
                 done += len(batch)
-        show(1.0)
-        return np.concatenate(parts), np.concatenate(right)
+        return np.concatenate(parts), np.concatenate(right) if has_answers else None
 
-    def _scores(self, batch: list[Window], plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    def _scores(
+        self, batch: list[Window], plan: Plan, generator: torch.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         model, device = self.model, self.device
         split = self.split if plan.answers is None else plan.answers.split
         tokens_BT = inputs(split, batch)
-        # One draw for each length, whatever the batches: a score must not depend on memory.
-        generator = torch.Generator().manual_seed(derive_seed(self.evaluation.seed, "ids", plan.length))
         # A control changes what is read and not where: the ids are those of the text itself.
         ids = model.encoding.ids(tokens_BT.to(device), train=False, generator=generator)
         ids = ids + plan.offset if plan.offset else ids
@@ -235,8 +194,8 @@ class Scorer:
         if plan.answers is None:
             return model.nll(scored_ND, targets_N).float().cpu().numpy(), np.empty(0, np.float32)
         is_answer = plan.answers.is_answer[[window.document for window in batch]]
-        places = torch.from_numpy(np.flatnonzero(is_answer)).to(device)
-        scored_ND, targets_N = scored_ND[places], targets_N[places]
+        index = torch.from_numpy(np.flatnonzero(is_answer)).to(device)
+        scored_ND, targets_N = scored_ND[index], targets_N[index]
         nll, correct = model.nll(scored_ND, targets_N), model.likeliest(scored_ND) == targets_N
         return nll.float().cpu().numpy(), correct.float().cpu().numpy()
 
@@ -249,7 +208,7 @@ def flush_denormals() -> Iterator[None]:
     Each thread has a switch of its own, which a new thread has as the one that started it. PyTorch turns that
     of the calling thread. So OpenMP has to end its threads, and starts new ones when it needs them.
     """
-    before = _is_flushing()
+    before = float(torch.tensor(TINY) * 1) == 0
     if not torch.set_flush_denormal(True):  # not every processor can
         yield
         return
@@ -261,14 +220,8 @@ def flush_denormals() -> Iterator[None]:
         _renew_threads()
 
 
-def _is_flushing() -> bool:
-    return float(torch.tensor(TINY) * 1) == 0
-
-
 def _renew_threads() -> None:
     """Have OpenMP end its threads; where there is none, or an old one, only the calling thread changes."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(str(library)).omp_pause_resource_all(PAUSE)
-    except (OSError, AttributeError):
-        return

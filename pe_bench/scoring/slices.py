@@ -20,7 +20,7 @@ scored. In LongPPL a large model of subword tokens decides; a small one, or one 
 """
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,28 +51,16 @@ OPTION = "--key-tokens-of"
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd: of a polynomial in the ids of an n-gram, modulo 2**64
 
 
-def keep_derived(
-    run: Path, data: Data, plans: Sequence[Plan], rows: Collection[Row], train_length: int
-) -> None:
-    """Write the slices of the targets of rows, and the means over them.
+def keep_derived(run: Path, data: Data, plans: Sequence[Plan], train_length: int) -> None:
+    """Write the slices of the plans' targets, and the means of a run's scores over them.
 
-    They need no score, and so are written for the sets of the plans and for larger and smaller ones that
-    these are nested in. Only the holder of the run's lock may call this.
+    Only the holder of the run's lock may call this.
     """
     kept = read_slices(run)
-    largest = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}.values()
-    sizes = {
-        row.target_hash: row.targets // row.target_tokens
-        for row in rows
-        if row.protocol == "paired" and row.target_tokens and not kept.get(row.target_hash, {}).keys() >= TEXT
-    }
-    sets = {blocks.hash: blocks for of_plan in largest for blocks in map(of_plan.first, set(sizes.values()))}
-    missing = {
-        name: text_slices(data.validation, blocks, train_length)
-        for name, blocks in sets.items()
-        if name in sizes
-    }
-    keep_slices(run, missing)
+    sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
+    missing = {name: blocks for name, blocks in sets.items() if not kept.get(name, {}).keys() >= TEXT}
+    split = data.validation
+    keep_slices(run, {name: text_slices(split, blocks, train_length) for name, blocks in missing.items()})
 
 
 def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
@@ -144,24 +132,19 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data
     Raise `UserError` for a run of other data, without scores of these targets, or to which none is key.
     """
     rows = [row for row in read_rows(judge / "eval.csv") if row.scored_with == row.encoding]
-    sets = {plan.target_hash: plan.blocks for plan in plans if plan.blocks is not None}
-    require(bool(sets), f"{OPTION} works with --protocol paired alone: leave one of them out")
-    texts = sorted({(row.data, row.tokenizer, row.data_hash) for row in rows})
-    if texts and data.hash not in {data_hash for _, _, data_hash in texts}:
-        name, tokenizer, data_hash = texts[0]
-        raise UserError(
-            f"{OPTION} {judge.name}: it was scored on {name} with {tokenizer} ({data_hash[:8]}), and here is "
-            f"{data.name} with {data.tokenizer} ({data.hash[:8]}): name a run of the same data and tokenizer"
-        )
-    beyond = {plan.target_hash for plan in plans if plan.length > train_length} & sets.keys()
+    paired = [plan for plan in plans if plan.blocks is not None]
+    require(bool(paired), f"{OPTION} works with --protocol paired alone: leave one of them out")
+    hashes = {row.data_hash for row in rows}
     require(
-        bool(beyond),
-        f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths",
+        not hashes or data.hash in hashes,
+        f"{OPTION} {judge.name}: its data and tokens are others ({', '.join(hashes)}) than those of "
+        f"{data.name} with {data.tokenizer} ({data.hash}): name a run of the same data and tokenizer",
     )
+    sets = {plan.target_hash: plan.blocks for plan in paired if plan.blocks and plan.length > train_length}
+    message = f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
+    require(bool(sets), message)
     masks: dict[str, Masks] = {
-        name: {KEY: _key_mask(judge, rows, blocks, train_length)}
-        for name, blocks in sets.items()
-        if name in beyond
+        name: {KEY: _key_mask(judge, rows, blocks, train_length)} for name, blocks in sets.items()
     }
     require(
         any(mask[KEY].any() for mask in masks.values()),
@@ -179,13 +162,12 @@ def _key_mask(judge: Path, rows: Sequence[Row], blocks: TargetBlocks, train_leng
         if (row.target_hash, row.control, row.protocol) == (blocks.hash, "none", "paired")
         and (row.status, row.score_dtype) == ("ok", "float32")
     }
-    longest = blocks.max_length
-    if not {train_length, longest} <= scored.keys():
-        there = ", ".join(map(str, sorted(scored))) or "no length"
+    lengths = (train_length, blocks.max_length)
+    if not scored.keys() >= set(lengths):
         raise UserError(
-            f"{OPTION} {judge.name}: it needs scores at {train_length} and {longest} on the same targets "
-            f"({blocks.hash}), and has {there}: `pe-bench eval {shlex.quote(judge.name)} --lengths "
-            f"{train_length},{longest} --max-length {blocks.max_length} --targets {len(blocks)}`"
+            f"{OPTION} {judge.name}: it needs scores at {lengths[0]} and {lengths[1]} on the same targets "
+            f"({blocks.hash}): `pe-bench eval {shlex.quote(judge.name)} --lengths {lengths[0]},{lengths[1]} "
+            f"--max-length {blocks.max_length} --targets {len(blocks)}`"
         )
-    short, long = (load_scores(score_file(judge, scored[length])).nll for length in (train_length, longest))
+    short, long = (load_scores(score_file(judge, scored[length])).nll for length in lengths)
     return (short - long > MIN_GAIN) & (long < MAX_LOSS)

@@ -50,10 +50,12 @@ class TargetBlocks:
     def first(self, count: int) -> "TargetBlocks":
         """Return the set of the first `count` blocks, or of all that there are."""
         largest = self.largest or self
-        kept = largest.turn < count
+        return replace(largest.chosen(largest.turn < count), largest=largest)
+
+    def chosen(self, is_chosen: np.ndarray) -> "TargetBlocks":
+        """Return the set of some of the blocks, bool [blocks]."""
         names = ("document", "end", "turn", "donor_document", "donor_end")
-        kept_arrays = {name: getattr(largest, name)[kept] for name in names}
-        return replace(largest, **kept_arrays, largest=largest)
+        return replace(self, **{name: getattr(self, name)[is_chosen] for name in names})
 
 
 def tokens_in_a_part(target_tokens: int, length: int) -> int:

@@ -16,7 +16,6 @@ from support.checkpoints import edit_json, opened, write_checkpoint
 
 from pe_bench.checkpoints.opened import begin_of_text, rotations_of, train_length_of
 from pe_bench.checkpoints.source import Source, read_source
-from pe_bench.data import hub
 from pe_bench.errors import UserError
 
 
@@ -163,7 +162,6 @@ def test_what_names_no_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         raise OSError("no route\nto host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    monkeypatch.setattr(hub, "is_open", lambda endpoint: True)
     with pytest.raises(UserError, match=r"hf:owner/name cannot be .*no route to host.*give its folder"):
         read_source("hf:owner/name@v1")
 

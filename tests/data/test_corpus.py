@@ -4,19 +4,17 @@ import gzip
 import json
 import random
 import sysconfig
-import time
 from dataclasses import fields
 from pathlib import Path
 
 import datasets
-import huggingface_hub
 import numpy as np
 import pytest
 import yaml
 
 from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import DataConfig, TokenizerConfig
-from pe_bench.data import hub, split
+from pe_bench.data import split
 from pe_bench.data.packed import load_data, read_corpus
 from pe_bench.data.sources import Document, character_boundary, within_budget
 from pe_bench.data.split import split_corpus, window_hashes, without_overlap
@@ -69,6 +67,8 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_empty_files(t
     documents, _ = read_corpus(files(tmp_path))
     expected = [Document(name, texts[name].encode()) for name in ("a.py", "b/x.txt", "c.md")]
     assert documents == expected
+    sides = read_corpus(files(tmp_path / "a.py", validation_path=str(tmp_path / "c.md")))
+    assert sides == (expected[:1], expected[2:])
 
 
 def test_every_reader_gives_line_feeds_and_no_mark_unless_newlines_are_kept(tmp_path):
@@ -95,24 +95,17 @@ def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
     assert {document.text.decode() for document in documents} == {"one\ntwo", "drei é"}
 
 
-def test_validation_path_gives_the_other_side(tmp_path):
-    (tmp_path / "a.txt").write_text("train")
-    (tmp_path / "b.txt").write_text("validation")
-    train, validation = read_corpus(files(tmp_path / "a.txt", validation_path=str(tmp_path / "b.txt")))
-    assert train == [Document("a.txt", b"train")]
-    assert validation == [Document("b.txt", b"validation")]
-
-
-def test_all_files_that_are_not_text_are_named_at_once_and_may_have_another_encoding(tmp_path):
+def test_a_file_may_have_another_encoding_and_one_that_is_no_text_is_named(tmp_path):
     (tmp_path / "good.txt").write_text("good")
-    for number in range(1, 13):
-        (tmp_path / f"{number:02}.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "late.txt").write_bytes(b"caf\xe9")
     documents, _ = read_corpus(files(tmp_path, encoding="latin-1"))
     assert {document.text for document in documents} == {b"good", "café".encode()}
-    (tmp_path / "00.txt").write_bytes(b"ab\0c")
-    message = one_line(files(tmp_path))
-    assert f"{tmp_path}: 13 of 14 files cannot be read as utf-8 text: 00.txt (byte 2 is zero), 01" in message
-    assert "01.txt (byte 3), " in message and "09.txt (byte 3), ...: convert them" in message
+    told = one_line(files(tmp_path))
+    assert f"{tmp_path / 'late.txt'} cannot be read as utf-8 text (" in told and "data.encoding=NAME" in told
+    (tmp_path / "early.txt").write_bytes(b"ab\0c")
+    assert f"{tmp_path / 'early.txt'} cannot be read as utf-8 text (byte 2 is zero)" in one_line(
+        files(tmp_path)
+    )
 
 
 def test_a_source_that_cannot_be_read_is_told_in_one_line(tmp_path, monkeypatch, capfd):
@@ -132,7 +125,7 @@ def test_a_source_that_cannot_be_read_is_told_in_one_line(tmp_path, monkeypatch,
             {"validation_path": f"{tmp_path}/no"},
             f"data.validation_path={tmp_path}/no does not exist",
         ),
-        ("empty", {}, "holds no files"),
+        ("empty", {}, "holds no text"),
         ("e.txt", {}, "holds no text"),
         ("a.jsonl", {}, "no column 'text': set data.text_column to one of body, id"),
         ("a.jsonl", {"text_column": "id"}, "holds int"),
@@ -154,22 +147,6 @@ def test_a_budget_cuts_the_last_document_between_characters():
     assert character_boundary("é".encode(), 1) == 0
 
 
-@pytest.mark.parametrize("group, schema", [("data", DataConfig), ("tokenizer", TokenizerConfig)])
-def test_every_yaml_has_every_key_and_no_other(group, schema):
-    paths = sorted((config_dir() / group).glob("*.yaml"))
-    assert paths
-    for path in paths:
-        values = yaml.safe_load(path.read_text())
-        assert set(values) == {field.name for field in fields(schema)}, path.name
-        schema(**values)
-
-
-def test_the_default_yaml_files_say_the_defaults():
-    assert DataConfig(**yaml.safe_load((config_dir() / "data/stdlib.yaml").read_text())) == DataConfig()
-    values = yaml.safe_load((config_dir() / "tokenizer/bytes.yaml").read_text())
-    assert TokenizerConfig(**values) == TokenizerConfig()
-
-
 # The Hub is read through `datasets`, and once
 
 
@@ -187,7 +164,6 @@ def served(monkeypatch):
         return splits
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(hub, "is_open", lambda endpoint: True)
     return splits, calls
 
 
@@ -232,53 +208,25 @@ def test_nothing_is_fetched_twice(served, tmp_path):
     assert len(calls) == 2
 
 
-def test_a_missing_column_is_told_before_a_stream_is_opened(served):
-    class Rows:
-        column_names = ["body", "id"]
-
-        def __iter__(self):
-            raise AssertionError("opened")
-
-    served[0]["train"] = Rows()
-    with pytest.raises(UserError, match="no column 'text': set data.text_column to one of body, id"):
-        read_corpus(shipped("pg19"), byte_budget=100)
-
-
-def test_a_failure_at_the_hub_is_one_line_and_a_hub_out_of_reach_is_asked_nothing(monkeypatch):
-    offline = []
-
+def test_a_failure_at_the_hub_is_one_line(monkeypatch):
     def fail(*arguments, **options):
-        offline.append((huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
         raise ValueError("BuilderConfig 'x' not found.\nAvailable: ['y']")
 
-    def told() -> str:
-        with pytest.raises(UserError) as caught:
-            read_corpus(shipped("pg19"))
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "is_open", lambda endpoint: True)
-    assert "Available: ['y']): check it, or use data=stdlib" in told()
-    monkeypatch.setattr(hub, "is_open", lambda endpoint: False)
-    assert "is not in the local cache and the Hugging Face Hub cannot be reached: use data=stdlib" in told()
-    assert offline == [(False, False), (True, True)]
-    assert not huggingface_hub.constants.HF_HUB_OFFLINE, "it is left as it was"
-
-
-def test_an_address_that_never_answers_is_out_of_reach_soon(monkeypatch):
-    def hang(*arguments, **options):
-        time.sleep(0.6)
-        raise OSError("no answer")
-
-    monkeypatch.setattr(hub, "PROBE_SECONDS", 0.05)
-    monkeypatch.setattr(hub.socket, "create_connection", hang)
-    start = time.monotonic()
-    assert not hub.is_open("https://hub.invalid") and time.monotonic() - start < 0.5
+    assert "not found. Available: ['y']): check it, or use data=stdlib" in one_line(shipped("pg19"))
 
 
 # The split follows from the text, has long documents on both sides, and keeps no copies
+
+
+def test_every_shipped_source_and_tokenizer_has_every_key_and_the_first_of_each_the_defaults():
+    for group, schema, default in (("data", DataConfig, "stdlib"), ("tokenizer", TokenizerConfig, "bytes")):
+        paths = sorted((config_dir() / group).glob("*.yaml"))
+        shipped_values = {path.stem: yaml.safe_load(path.read_text()) for path in paths}
+        assert all(
+            set(values) == {field.name for field in fields(schema)} for values in shipped_values.values()
+        )
+        assert schema(**shipped_values[default]) == schema()
 
 
 def noise(size: int, seed: int) -> bytes:
@@ -288,29 +236,6 @@ def noise(size: int, seed: int) -> bytes:
 def corpus(count: int) -> list[Document]:
     """Documents of very different sizes, the longest last."""
     return [Document(f"{number}.txt", noise(100 + 7 * number**2, number)) for number in range(count)]
-
-
-def test_each_stratum_of_sizes_gives_one_document():
-    documents = corpus(50)
-    _, validation = split_corpus(documents, None, 0.2)
-    places = sorted(documents.index(document) // 5 for document in validation)
-    assert places == list(range(10))
-
-
-def test_the_split_is_decided_by_text_not_by_names_or_order():
-    documents = corpus(30)
-    train, validation = split_corpus(documents, None, 0.2)
-    renamed = [Document(f"other/{document.name}", document.text) for document in reversed(documents)]
-    train_again, validation_again = split_corpus(renamed, None, 0.2)
-    assert {one.text for one in train} == {one.text for one in train_again}
-    assert {one.text for one in validation} == {one.text for one in validation_again}
-
-
-def test_copies_are_removed_before_the_split():
-    documents = corpus(20)
-    copies = [Document(f"copy of {document.name}", document.text) for document in documents]
-    train, validation = split_corpus(documents + copies, None, 0.2)
-    assert len(train) + len(validation) == 20
 
 
 @pytest.mark.parametrize("shared, kept", [(0.2, 1), (0.4, 0), (1.0, 0)])
@@ -326,11 +251,20 @@ def test_a_validation_document_that_stands_in_training_is_dropped(monkeypatch, s
 def test_equal_windows_and_only_they_have_equal_hashes():
     text = noise(5_000, 3)
     hashes = window_hashes(text + b"-" + text)
-    assert len(hashes) == 10_001 - 47
     windows = [(text + b"-" + text)[start : start + 48] for start in range(len(hashes))]
-    assert len(set(windows)) == len(np.unique(hashes))
-    assert np.array_equal(hashes[:4_953], hashes[5_001:])
-    assert len(window_hashes(b"x" * 47)) == 0 and len(window_hashes(b"x" * 48)) == 1
+    assert len(hashes) == 10_001 - 47 and len(set(windows)) == len(np.unique(hashes))
+    assert np.array_equal(hashes[:4_953], hashes[5_001:]) and len(window_hashes(b"x" * 47)) == 0
+
+
+def test_the_split_is_decided_by_text_and_each_stratum_of_sizes_gives_one_document():
+    documents = corpus(50)
+    renamed = [Document(f"other/{document.name}", document.text) for document in reversed(documents)]
+    train, validation = split_corpus(documents, None, 0.2)
+    assert sorted(documents.index(document) // 5 for document in validation) == list(range(10))
+    for others in (split_corpus(renamed, None, 0.2), split_corpus(documents + renamed, None, 0.2)):
+        texts = [{document.text for document in side} for side in others]
+        assert texts == [{one.text for one in train}, {one.text for one in validation}]
+        assert sum(map(len, others)) == 50, "copies are removed before"
 
 
 def test_with_few_documents_each_gives_its_last_fifth_at_a_character():
@@ -345,15 +279,10 @@ def test_with_few_documents_each_gives_its_last_fifth_at_a_character():
         end.text.decode()
 
 
-def test_a_validation_side_of_the_source_is_kept_and_only_overlap_is_dropped():
-    documents = corpus(3)
-    held_out = [Document("new", noise(500, 99)), Document("seen", documents[2].text)]
-    train, validation = split_corpus(documents, held_out, 0.2)
-    assert train == documents and validation == held_out[:1]
-
-
 def test_a_side_with_nothing_left_is_told_with_numbers():
     documents = corpus(3)
+    held_out = [Document("new", noise(500, 99)), Document("seen", documents[2].text)]
+    assert split_corpus(documents, held_out, 0.2) == (documents, held_out[:1]), "of the source's own"
     for train, validation, told in (
         (documents, documents, "3 training and 3 validation .* 30% .* data.validation_path"),
         ([Document("a", b"x")], [], "1 training and 0 validation documents: use more text"),

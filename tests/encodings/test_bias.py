@@ -37,7 +37,7 @@ from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.inspection.check.case import layers_of
-from pe_bench.model.attention import project
+from pe_bench.model.attention.reference import project
 
 FALLING = torch.tensor([4, 3, 2, 1, 0])
 

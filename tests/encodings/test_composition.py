@@ -17,7 +17,8 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
-from pe_bench.model.attention import project, reference_attention
+from pe_bench.model.attention import reference_attention
+from pe_bench.model.attention.reference import project
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 

@@ -15,7 +15,8 @@ from pe_bench.encodings.distance.streaming import Streaming
 from pe_bench.encodings.logits.temperature import Temperature
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.model.attention import project, reference_attention
+from pe_bench.model.attention import reference_attention
+from pe_bench.model.attention.reference import project
 
 
 def rotary_score(q: Tensor, k: Tensor, distance: float, base: float = 10_000.0) -> float:

@@ -209,7 +209,11 @@ RETURNED = "-self.strength[:, None] * distance.sqrt()"
             "def distance_bais",
             "RootBias overrides no hook, and would do nothing: define",
         ),
-        ("(self, distance)", "(self)", "mine.py:16: TypeError: RootBias.distance_bias() takes 1"),
+        (
+            "(self, distance)",
+            "(self)",
+            "mine.py: a hook cannot be used: TypeError: RootBias.distance_bias() takes 1",
+        ),
         (
             "shift_invariant",
             "shift_invarient",
@@ -226,7 +230,7 @@ RETURNED = "-self.strength[:, None] * distance.sqrt()"
         (
             RETURNED,
             "-distance.sqrt().expand(7, -1)",
-            "what a hook returns cannot be used: RuntimeError: The exp",
+            "a hook cannot be used: RuntimeError: The exp",
         ),
         ("return ", "self.a = torch.nn.Parameter(torch.ones(1)); return ", "the encoding makes a in a hook"),
     ],

@@ -16,7 +16,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.check.case import layer_inputs
 from pe_bench.inspection.check.result import worst
 from pe_bench.inspection.passes import TrainingPass
-from pe_bench.model.attention import project
+from pe_bench.model.attention.reference import project
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 H, K, D, T = 4, 8, 32, 20  # those of `layer_inputs`

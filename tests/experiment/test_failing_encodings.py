@@ -134,7 +134,7 @@ def test_a_length_at_which_the_code_fails_is_a_row_with_its_line_and_the_others_
 
 def test_every_kind_of_error_at_one_length_is_a_row(train_mine: Command, write: Write, folder: Path) -> None:
     for hooks, reason in [
-        (SHAPES, "what a hook returns cannot be used: RuntimeError"),
+        (SHAPES, "a hook cannot be used: RuntimeError"),
         (ADDED.format(error="ValueError('not beyond')"), ": ValueError: not beyond"),
         (ADDED.format(error="OSError(2, 'gone', 'table.npy')"), ": FileNotFoundError: table.npy: gone"),
     ]:

@@ -198,7 +198,7 @@ print([run(command.split()) for command in commands[:-1]], "torch" in sys.module
     ("text", "change", "told"),
     [
         ("sqrt()", "sqroot()", "mine.py:14: AttributeError: 'Tensor' object has no attribute 'sqroot'"),
-        ("sqrt()", "sqrt()[:-1]", "mine.py: what a hook returns cannot be used: RuntimeError: "),
+        ("sqrt()", "sqrt()[:-1]", "mine.py: a hook cannot be used: RuntimeError: "),
         ("torch.full", "torch.fill_up", "mine.py:11: AttributeError: module 'torch' has no"),
     ],
 )

@@ -29,24 +29,15 @@ from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.distance.lm_infinite import LMInfinite
 from pe_bench.encodings.distance.rerope import ReRoPE
 from pe_bench.encodings.logits.sink import Sink
-from pe_bench.encodings.masks.ranges import first_and_latest, intersection, latest
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.inspection.check import layers
 from pe_bench.inspection.check.case import as_type, layer_inputs, layers_of
 from pe_bench.inspection.check.result import worst
-from pe_bench.model.attention import (
-    attention,
-    choose,
-    chunks,
-    fused,
-    paths,
-    reference,
-    reference_attention,
-)
-from pe_bench.model.attention.chunks import fused_chunk_attention, keys_band, queries_band
-from pe_bench.model.attention.fused import fused_with_lse, merge_by_lse
+from pe_bench.model import attention as paths
+from pe_bench.model.attention import attention, choose, chunks, fused, reference, reference_attention
+from pe_bench.model.attention.chunks import fused_chunk_attention
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
@@ -118,21 +109,6 @@ def test_hooks_are_called_and_applied_in_their_order() -> None:
     # The scale is that of the model's own width, whatever transform widened.
     scores = 2 * (q @ k.mT) / K**0.5 * x[:, None, :, :1] + 0.25
     assert worst(result, scores.square().tril() @ v) < 1e-12
-
-
-def test_transform_sees_all_keys_and_a_block_of_queries_those_that_it_may() -> None:
-    class Seen(LayerEncoding):
-        def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-            assert queries.x.shape[-2] == keys.x.shape[-2] == 7
-            return queries.x, keys.x
-
-        def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
-            assert weights.shape[-2] == len(queries.index) <= 2
-            assert len(keys.index) == v.shape[-2] == queries.index[-1] + 1
-            return weights @ v
-
-    result = reference_attention(Seen(), *layer_inputs(7), position=torch.arange(7), block=2)
-    assert worst(result, reference_attention(NoPE(), *layer_inputs(7), position=torch.arange(7))) < 1e-12
 
 
 def test_a_window_is_the_sliding_window_of_that_many_tokens() -> None:
@@ -339,15 +315,6 @@ def test_ranges_hold_all_keys_that_are_seen_and_begin_and_end_with_one(name: str
         assert all(seen[one[0]] and seen[one[-1]] for one in encoding.ranges(start, start + 7))
 
 
-def test_ranges_meet_in_what_both_hold() -> None:
-    assert latest(4, 10, 12) == [range(7, 12)]
-    assert first_and_latest(2, 4, 10, 12) == [range(2), range(7, 12)]
-    assert first_and_latest(7, 4, 10, 12) == [range(12)]
-    assert intersection([range(2), range(7, 12)], [range(12)]) == [range(2), range(7, 12)]
-    assert intersection([range(2), range(7, 12)], [range(1, 9)]) == [range(1, 2), range(7, 9)]
-    assert intersection([range(2)], [range(2, 5)]) == []
-
-
 # Long texts, and half precision
 
 
@@ -396,68 +363,10 @@ def test_in_a_model_that_is_autocast_no_error_is_larger_than_the_references(
     assert found.dtype == torch.bfloat16 and worst(found, exact) <= worst(theirs, exact)
 
 
-@torch.no_grad()
-def test_a_row_that_outweighs_all_others_stays_finite(small_chunks: None) -> None:
-    encoding = Shaw(K, max_distance=5)
-    encoding.get_parameter("keys")[0] = 1e3
-    exact = reference_attention(encoding.double(), *layer_inputs(33), torch.arange(33))
-    inputs = as_type(layer_inputs(33), torch.float32)
-    assert worst(attention(encoding.float(), *inputs, torch.arange(33)), exact) < 1e-3
-
-
 # Parts of paths
 
 
-def test_a_band_has_the_row_of_each_pairs_distance() -> None:
-    queries, rows = 6, 5
-    for before in (0, 2, 4):
-        keys = queries + before
-        distance = torch.arange(queries).unsqueeze(-1) + before - torch.arange(keys)
-        is_near, near = (distance >= 0) & (distance < rows), distance.clamp(0, rows - 1)
-        of_queries, of_keys = torch.rand(2, 3, queries, rows), torch.rand(2, 3, keys, rows)
-        gathered_q = of_queries.gather(-1, near.expand(2, 3, -1, -1))
-        gathered_k = of_keys.mT.gather(-2, near.expand(2, 3, -1, -1))
-        for band, gathered in (
-            (queries_band(of_queries, before), gathered_q),
-            (keys_band(of_keys, before), gathered_k),
-        ):
-            assert torch.equal(band[..., is_near], gathered[..., is_near])
-            assert (band[..., distance >= rows] == 0).all()
-
-
-def test_a_part_in_which_a_query_sees_nothing_has_no_mass() -> None:
-    _, q, k, v = layer_inputs(9)
-    seen = torch.ones(9, 9, dtype=torch.bool)
-    seen[2] = False
-    for mask in (seen, torch.zeros(9, 9, dtype=torch.float64).masked_fill(~seen, float("-inf"))):
-        part = fused_with_lse(q, k, v, mask, 0.5)
-        assert part[1][:, :, 2].isneginf().all()
-        other = fused_with_lse(q, k, v, None, 0.5)
-        assert worst(merge_by_lse([part, other])[:, :, 2], other[0][:, :, 2]) < 1e-12
-
-
 # Sums along a row, which end where the keys before no longer matter
-
-
-def test_sums_in_blocks_are_those_of_the_whole_row_and_end_where_all_rows_are_settled(
-    small_chunks: None,
-) -> None:
-    def never(sums: Tensor) -> Tensor:
-        return torch.zeros_like(sums, dtype=torch.bool)
-
-    for count in (1, 7, 8, 9, 30):
-        x = torch.rand(2, 3, count, dtype=torch.float64)
-        found = running_sums.sums_from_the_end(count, lambda keys, x=x: x[..., keys], never)
-        assert worst(found, x.flip(-1).cumsum(-1).flip(-1)) < 1e-12
-    x, read = torch.tensor([[1.0], [0.1]]).expand(2, 40), []
-
-    def terms(keys: slice) -> Tensor:
-        read.append(keys)
-        return x[:, keys]
-
-    found = running_sums.sums_from_the_end(40, terms, lambda sums: sums > 1.5)
-    assert found.shape == (2, 16) and read == [slice(32, 40), slice(24, 32)]
-    assert worst(found[:, 0], torch.tensor([16.0, 1.6])) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["positions by content", "a broken stick"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as library
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.content.stick_breaking import StickBreaking
@@ -28,7 +28,7 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import as_type, layer_inputs
 from pe_bench.inspection.check.result import worst
-from pe_bench.model.attention import flex, project, reference_attention
+from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.flex import (
     BLOCK,
     add_columns,
@@ -36,6 +36,7 @@ from pe_bench.model.attention.flex import (
     can_flex,
     fused_flex_attention,
 )
+from pe_bench.model.attention.reference import project
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
@@ -122,25 +123,6 @@ def test_masks_hold_what_is_visible_and_nothing_else(tokens: int) -> None:
                     assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype and ours.is_contiguous()
 
 
-def test_masks_are_the_same_in_any_chunks_and_ask_for_few_pairs_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Counting(Streaming):
-        asked_for: list[int] = []
-
-        def visible(self, queries: Side, keys: Side) -> Tensor:
-            self.asked_for.append(len(queries.index) * len(keys.index))
-            return super().visible(queries, keys)
-
-    at_once = mask_of(Counting(K, cache=40), 700)
-    Counting.asked_for.clear()
-    monkeypatch.setattr(flex, "CHUNK_ELEMENTS", 2 * BLOCK * 700)
-    chunked = mask_of(Counting(K, cache=40), 700)
-    assert max(Counting.asked_for) <= 2 * BLOCK * 700
-    assert torch.equal(shown(chunked, 700), shown(at_once, 700))
-    assert all(torch.equal(getattr(chunked, name), getattr(at_once, name)) for name in BLOCKS)
-
-
 # Precision
 
 
@@ -172,16 +154,3 @@ def test_half_precision_goes_in_and_out_and_biases_stay_precise() -> None:
         exact = reference_attention(encoding.double(), *as_type(arguments, torch.float64), position)
         assert fast.dtype == torch.bfloat16
         assert worst(fast, exact) < 0.02  # two roundings of values up to 3
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("default")  # the generator of code warns of its own parts
-def test_the_code_that_is_generated_for_a_cpu_is_the_reference_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for make in (lambda: ALiBi(H), lambda: FoX(D, H), Strided):
-        torch._dynamo.reset()
-        compiled = torch.compile(library.flex_attention, dynamic=False, fullgraph=True)
-        monkeypatch.setattr(flex, "_compiled", lambda device, compiled=compiled: compiled)
-        encoding, arguments = make(), (*layer_inputs(200, torch.float32), torch.arange(200), 150)
-        with torch.no_grad():
-            fast = fused_flex_attention(encoding, *arguments)
-            assert worst(fast, reference_attention(encoding, *arguments)) < 1e-5

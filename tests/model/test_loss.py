@@ -53,19 +53,6 @@ def test_chunks_give_the_plain_loss_and_its_gradients(elements: int, monkeypatch
             torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=tolerance * scale)
 
 
-def test_chunks_keep_the_type_of_autocast_in_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training multiplies in bfloat16 from float32 parameters; a chunk computed again must too."""
-    hidden_ND, weight_VD, targets_N = inputs()
-    gradients = []
-    for elements in (N * V, 7 * V):
-        monkeypatch.setattr(layers, "LOGIT_ELEMENTS", elements)
-        with torch.autocast("cpu", torch.bfloat16):
-            nll = token_nll(hidden_ND, weight_VD, targets_N)
-        gradients.append(torch.autograd.grad(nll.sum(), hidden_ND)[0])
-    assert nll.dtype == torch.float32
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=0.02, atol=0.02)
-
-
 class Watch(TorchDispatchMode):
     """Remembers the size of every tensor that is made, and which of them are still there."""
 

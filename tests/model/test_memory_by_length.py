@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias import fire
 from pe_bench.encodings.content import dape
 from pe_bench.inspection.check.case import MODEL, Case, as_type, ids_of, layer_inputs, layers_of, tokens
@@ -100,20 +100,3 @@ def test_a_feedforward_layer_holds_few_tokens_at_once_and_gives_the_same() -> No
     assert largest.elements <= x.numel()
     with torch.enable_grad():
         assert worst(in_parts, layer(x)) < 1e-12
-
-
-@torch.no_grad()
-def test_windows_score_as_many_pairs_for_each_token_of_a_longer_text() -> None:
-    class Counting(LayerEncoding):
-        pairs = 0
-
-        def visible(self, queries: Side, keys: Side) -> Tensor:
-            self.pairs += len(queries.index) * len(keys.index)
-            return super().visible(queries, keys)
-
-    counted = []
-    for length in (LENGTH // 2, LENGTH):
-        encoding = Counting()
-        largest_in_a_layer(encoding, length, window=32)
-        counted.append(encoding.pairs)
-    assert counted[1] < 2.1 * counted[0]

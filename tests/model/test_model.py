@@ -109,6 +109,8 @@ def by_hand(model: Decoder, size: ModelConfig, tokens_BT: Tensor) -> Tensor:
         matrix = {name: weights[f"{layer}.{name}.weight"] for name in MATRICES}
         normed = norm(x, f"{layer}.attention_norm")
         q, k, v = (heads(normed @ matrix[f"attention.{one}"].T) for one in ("query", "key", "value"))
+        if size.qk_norm:
+            q, k = norm(q, f"{layer}.attention.query_norm"), norm(k, f"{layer}.attention.key_norm")
         scores = q @ k.transpose(-1, -2) / math.sqrt(size.d_head)
         future = torch.ones(scores.shape[-2:]).triu(1).bool()
         mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ v
@@ -125,16 +127,19 @@ MATRICES = (
 )
 
 
-def test_the_decoder_computes_its_equations() -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_the_decoder_computes_its_equations(qk_norm: bool) -> None:
     """With a head width that is not the model's width over the heads."""
     assert SMALL.d_head * SMALL.n_heads != SMALL.d_model
-    model = decoder(encoding="nope")
+    size = replace(SMALL, qk_norm=qk_norm)
+    model = decoder(size, encoding="nope")
+    assert model.output_weight is model.embedding.weight
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
         if name.endswith("norm.weight"):  # ones would hide a norm that is left out
             parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
     tokens_BT = tokens_of(9)
-    assert same(hidden(model, tokens_BT), by_hand(model, SMALL, tokens_BT))
+    assert same(hidden(model, tokens_BT), by_hand(model, size, tokens_BT))
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "shaw", "fox"])
@@ -151,36 +156,6 @@ def test_grouped_query_attention_is_full_attention_with_repeated_weights(name: s
         assert same(hidden(grouped, tokens_BT), hidden(full, tokens_BT))
         saved = 2 * SMALL.n_layers * SMALL.d_model * SMALL.d_head * (SMALL.n_heads - n_kv_heads)
         assert full.parameter_count - grouped.parameter_count == saved
-
-
-def test_queries_and_keys_are_normed_by_head_before_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = decoder(replace(SMALL, n_kv_heads=2, qk_norm=True))
-    parts = model.blocks[0].attention
-    for norm in (parts.query_norm, parts.key_norm):
-        norm.weight.copy_(torch.linspace(0.5, 2, SMALL.d_head))
-    seen: list[Tensor] = []
-    monkeypatch.setattr(
-        "pe_bench.model.decoder.attention",
-        lambda encoding, x, q, k, v, ids, window: seen.extend((x, q, k)) or v,
-    )
-    hidden(model, tokens_of(9))
-    normed_BTD, q_BHTK, k_BHTK = seen[:3]
-    for x_BHTK, linear, repeats in ((q_BHTK, parts.query, 1), (k_BHTK, parts.key, 2)):
-        heads = linear(normed_BTD).unflatten(-1, (-1, SMALL.d_head)).transpose(1, 2)
-        expected = heads / (heads.square().mean(-1, keepdim=True) + 1e-5).sqrt() * parts.key_norm.weight
-        assert same(x_BHTK, expected.repeat_interleave(repeats, 1))
-    lean = decoder(replace(SMALL, n_kv_heads=2)).state_dict()
-    assert model.state_dict().keys() - lean.keys() == {
-        f"blocks.{layer}.attention.{name}_norm.weight" for layer in range(3) for name in ("query", "key")
-    }
-    assert all(torch.equal(model.state_dict()[name], lean[name]) for name in lean)
-
-
-def test_a_tied_head_is_the_unscaled_embedding() -> None:
-    model = decoder()
-    assert model.output_weight is model.embedding.weight
-    tokens_BT = tokens_of(5)
-    assert same(first_layer_input(model, tokens_BT), model.output_weight[tokens_BT] * math.sqrt(24))
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "learned", "cope"])

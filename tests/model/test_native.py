@@ -18,11 +18,9 @@ from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.inspection.check.case import layer_inputs
-from pe_bench.model.attention import attention, choose, native, reference_attention
+from pe_bench.model.attention import CHUNK, NATIVE, attention, choose, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_attention, native_column_attention
-from pe_bench.model.attention.paths import CHUNK, NATIVE
 from pe_bench.native import build
-from pe_bench.system import machine
 
 B, H, K = 2, 3, 20
 SCALE = 0.2
@@ -111,17 +109,6 @@ def test_strides_and_threads_change_no_bit_and_the_output_lies_as_the_decoder_wa
     assert causal_attention(q, k, v, table, SCALE).transpose(1, 2).is_contiguous()
 
 
-@here
-def test_logits_of_any_size_are_exact_and_what_is_no_number_stays_none() -> None:
-    q, k, v, _, table = drawn(60)
-    exact = exactly(*in_doubles([1e3 * q, k, v, 1e4 * table]))
-    assert worst(causal_attention(1e3 * q, k, v, 1e4 * table, SCALE), exact) < 1e-2
-    q[0, 0, 30, 0] = float("nan")
-    output = causal_attention(q, k, v, table, SCALE)
-    assert output[0, 0, 30].isnan().all()
-    assert output[0, 0, :30].isfinite().all() and output[0, 1].isfinite().all()
-
-
 class OneSlope(LayerEncoding):
     """A bias that all heads share, in a shape that broadcasts."""
 
@@ -147,21 +134,6 @@ def test_what_heads_share_is_read_as_the_reference_reads_it() -> None:
         assert largest_error(output_and_gradients(attention, encoding, inputs, position), exact) < 1e-4
         with torch.no_grad():
             assert worst(attention(encoding, *inputs, position), exact[0]) < 1e-5
-
-
-@here
-def test_what_the_kernel_would_read_wrongly_never_reaches_it() -> None:
-    q, k, v, _, table = drawn(9)
-    for wrong in (
-        (q.half(), k.half(), v.half(), table),
-        (q, k.double(), v, table),
-        (q, k[..., 1:], v, table),
-        (q, k[:, :, 1:], v, table),
-        (q, k[:, :2], v, table),
-        (q, k, v, table[:, 1:]),
-    ):
-        with pytest.raises((ValueError, RuntimeError)):
-            causal_attention(*wrong, SCALE)
 
 
 @here
@@ -283,19 +255,6 @@ def mean_error(a: Tensor, truth: Tensor) -> float:
 
 
 @here
-@on_x86
-def test_no_token_sees_a_later_one_and_what_is_no_number_stays_none(tiles: None) -> None:
-    q, k, v, _, table = drawn(60, dtype=torch.bfloat16)
-    before = causal_attention(q, k, v, table, SCALE)
-    changed = [torch.cat([x[:, :, :40], -3 * x[:, :, 40:]], -2) for x in (q, k, v)]
-    assert torch.equal(causal_attention(*changed, table, SCALE)[:, :, :40], before[:, :, :40])
-    q[0, 0, 30, 0] = float("nan")
-    output = causal_attention(q, k, v, table, SCALE)
-    assert output[0, 0, 30].isnan().all()
-    assert torch.equal(output[0, 0, :30], before[0, 0, :30]) and torch.equal(output[0, 1], before[0, 1])
-
-
-@here
 def test_without_tiles_half_precision_is_computed_in_float32_and_comes_back_in_half(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -334,13 +293,3 @@ def changed_kernel(folder: Path, source: Path, before: str, after: str, flags: l
     changed.write_text(text.replace(before, after))
     build.compile_library(compiler, changed, [*flags, "-O1"], changed.with_suffix(".so"))
     return build.Kernel(ctypes.CDLL(str(changed.with_suffix(".so"))), "a compiler")
-
-
-def test_a_processor_without_tiles_compiles_nothing_and_tells_why(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(machine, "CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(build, "_made", lambda *_: pytest.fail("compiled"))
-    build.tiled_kernel.cache_clear()
-    assert build.tiled_kernel() == (None, "this processor has no tiles for bfloat16 (AMX)")
-    build.tiled_kernel.cache_clear()

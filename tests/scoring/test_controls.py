@@ -22,8 +22,7 @@ from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.controls import controlled_lengths, is_windowed, swap_control
-from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.controls import control_plans, controlled_lengths, is_windowed
 from pe_bench.scoring.protocols import inputs, with_donors
 
 CONTROLLED = replace(EVAL, controls="all")
@@ -44,7 +43,8 @@ def nll(trained: Job, row: Row) -> np.ndarray:
 @pytest.mark.parametrize("length", [17, 20, 32])
 def test_swap_replaces_tokens_further_than_the_training_length_from_the_first_target(length: int) -> None:
     blocks, train_length = blocks_of(), 12
-    plan = swap_control(blocks, length, train_length)
+    plans = control_plans(EvalConfig(controls="all"), blocks, [length], train_length)
+    [plan] = [plan for plan in plans if plan.control == "swap"]
     size = plan.windows[0].targets
     own = inputs(SPLIT, plan.windows)
     fed = with_donors(SPLIT, plan.windows, own)
@@ -144,13 +144,9 @@ def test_the_window_control_reports_how_far_information_still_travels(tmp_path: 
     row = by_control(scored(trained_model(tmp_path / "run"), CONTROLLED))["window"]
     assert row.status == "ok"
     assert "2 layers attends to 8 tokens, so information can still travel up to 15" in row.reason
-
-
-def test_window_is_not_scored_for_an_encoding_that_has_one(tmp_path: Path) -> None:
-    rows = by_control(scored(trained_model(tmp_path / "run", SlidingWindow(6)), CONTROLLED))
+    rows = by_control(scored(trained_model(tmp_path / "windowed", SlidingWindow(6)), CONTROLLED))
     assert (rows["window"].status, rows["window"].nll) == ("undefined", None)
-    assert "windowed itself" in rows["window"].reason
-    assert rows["swap"].status == "ok"
+    assert "windowed itself" in rows["window"].reason and rows["swap"].status == "ok"
 
 
 def test_an_encoding_is_windowed_where_every_layer_hides_some_token() -> None:
@@ -190,28 +186,9 @@ def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length() ->
         assert controlled_lengths(evaluation, lengths, train_length=8, target_tokens=4) == expected
 
 
-def test_each_set_of_targets_has_separate_controls(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run")
-    evaluation = replace(EVAL, controls="auto", lengths=[16, 40], max_length=20)
-    found = [(plan.length, plan.control) for plan in make_plans(trained.config, evaluation, trained.data)]
-    one_set = [(8, "none"), (16, "none"), (16, "window"), (16, "swap")]
-    assert found == [*one_set, (8, "none"), (40, "none"), (40, "window"), (40, "swap")]
-
-
-@pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
-def test_other_protocols_have_no_controls(tmp_path: Path, protocol: str) -> None:
-    trained = trained_model(tmp_path / "run")
-    evaluation = replace(EVAL, controls="auto", protocol=protocol)
-    assert {row.control for row in scored(trained, evaluation)} == {"none"}
-
-
 # offset: which positions
 
 OFFSET = replace(EVAL, controls="offset")
-
-
-def level_at_train_length(rows: list[Row]) -> float:
-    return next(row.nll for row in rows if row.length == TRAIN_LENGTH and row.nll is not None)
 
 
 def test_offset_scores_windows_of_the_training_length_at_the_positions_of_the_long_ones(
@@ -241,7 +218,8 @@ def test_offset_shows_an_encoding_that_reads_absolute_positions_and_no_other(tmp
 
     for name, encoding in (("relative", RoPE(SIZE.d_head)), ("absolute", Drifting())):
         rows = scored(trained_model(tmp_path / name, encoding), OFFSET)
-        moved = abs(by_control(rows)["offset"].nll - level_at_train_length(rows))
+        [level] = [row.nll for row in rows if row.length == TRAIN_LENGTH]
+        moved = abs(by_control(rows)["offset"].nll - level)
         assert moved < 1e-6 if name == "relative" else moved > 1e-4
     rows = scored(trained_model(tmp_path / "table", Learned(SIZE.d_model, TRAIN_LENGTH)), OFFSET)
     assert by_control(rows)["offset"].status == "undefined"

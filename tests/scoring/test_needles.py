@@ -105,14 +105,6 @@ def test_a_model_that_copies_finds_every_needle_at_every_length_and_depth(tmp_pa
     )
 
 
-def test_a_model_with_random_weights_is_at_chance(tmp_path: Path) -> None:
-    data = probe_data(60, 200)
-    rows = scored_probe(tmp_path / "run", Probe((128,), 5, 60), None, data)
-    accuracies = [row.accuracy for row in rows if row.accuracy is not None]
-    assert len(accuracies) == 10
-    assert np.mean(accuracies) == pytest.approx(1 / 8, abs=0.05)
-
-
 def test_scores_are_kept_and_not_made_again(tmp_path: Path) -> None:
     trained = trained_model(tmp_path / "run", data=DATA)
     shapes = fed(trained)

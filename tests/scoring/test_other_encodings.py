@@ -2,9 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +13,8 @@ from pe_bench.config.compose import compose
 from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import EvalConfig
-from pe_bench.encodings.spec import EncodingSpec, PartSpec
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
-from pe_bench.runs.folder import read_config
 from pe_bench.scoring.other_encodings import find_others, fixed_factor, incompatibility, read_with
 
 torch.set_num_threads(1)
@@ -42,11 +39,8 @@ def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(begin, evaluat
 
 def test_fixed_factor_is_the_longest_length_over_that_of_training():
     for options, expected in [
-        ({}, 16),
         ({"lengths": [32]}, 16),
-        ({"max_length": 256}, 16),
         ({"max_length": 256, "lengths": [512]}, 4),
-        ({"max_length": 256, "lengths": [64]}, 2),
         ({"max_length": 64, "lengths": [64]}, 1),
         ({"max_length": 256, "lengths": [4096]}, 32),
     ]:
@@ -75,27 +69,20 @@ def test_scores_equal_those_of_a_run_of_that_encoding_with_the_same_weights(begi
 # What carries over, and what changes on the disk
 
 
-def test_common_options_take_the_trained_value_unless_given(begin, evaluate, folder):
-    begin("encoding=rope", "encoding.base=500", "encoding.layout=interleaved")
-    evaluate("--with", "yarn factor=2", "--with", "rope_pi base=100 factor=2")
-    assert labels(folder) == [
-        "rope base=500.0 layout=interleaved",
-        "rope_pi factor=2.0 base=100.0 layout=interleaved",
-        "yarn factor=2.0 base=500.0 layout=interleaved",
-    ]
-
-
 @pytest.mark.parametrize(("trained", "meaning"), [("partial_rope", "features"), ("p_rope", "frequencies")])
 def test_a_fraction_means_what_it_meant_in_training(begin, evaluate, folder, trained, meaning):
-    begin(f"encoding={trained}", "encoding.fraction=0.5")
-    outcome = evaluate("--lengths", "32", "--with", "rope_pi,lm_infinite")
+    begin(f"encoding={trained}", "encoding.fraction=0.5", "encoding.base=500")
+    outcome = evaluate("--lengths", "32", "--with", "rope_pi,lm_infinite", "--with", "yarn factor=2 base=100")
     assert outcome.code == 0, outcome.err
-    spelled = "" if meaning == "features" else " fraction_of=frequencies"
-    assert f"rope_pi factor=auto fraction=0.5{spelled}" in labels(folder)
+    spelled = "fraction=0.5" + ("" if meaning == "features" else " fraction_of=frequencies")
+    assert f"rope_pi factor=auto base=500.0 {spelled}" in labels(folder), (
+        "common options are the trained ones"
+    )
+    assert f"yarn factor=2.0 base=100.0 {spelled}" in labels(folder)
     nll = levels(folder)
     own = next(label for label in labels(folder) if label.startswith(trained))
     for label in labels(folder):
-        if "factor=4.0" not in label:  # within the training length all others are the trained encoding
+        if "factor=4.0" not in label and "yarn" not in label:  # all others are the trained one at this length
             assert nll[label, 16] == pytest.approx(nll[own, 16], abs=1e-5)
 
 
@@ -108,6 +95,8 @@ def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, ev
         "--with", "yarn factor=fixed", "--with", "rope_pi+temperature factor=2", "--with", "sliding_window"
     )
     evaluate("--with", "rope+logn,rotary", "--with", "rope base=10000")  # the run's own, by other spellings
+    nll = levels(folder)
+    assert nll["rope+logn+sliding_window", 16] == pytest.approx(nll["rope+logn", 16], abs=1e-6)
     assert labels(folder) == [
         "rope+logn",
         "rope+logn+sliding_window",
@@ -116,22 +105,10 @@ def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, ev
     ]
 
 
-def test_a_modifier_goes_on_top_of_the_run_s_own_encoding(begin, evaluate, folder):
-    begin("encoding=alibi")
-    outcome = evaluate("--with", "sliding_window", "--with", "+temperature factor=1.5")
-    assert outcome.code == 0, outcome.err
-    assert labels(folder) == ["alibi", "alibi+sliding_window", "alibi+temperature temperature.factor=1.5"]
-    nll = levels(folder)
-    assert nll["alibi+sliding_window", 16] == pytest.approx(nll["alibi", 16], abs=1e-6)
-    assert nll["alibi+sliding_window", 32] != nll["alibi", 32]
-
-
 @pytest.mark.parametrize(
     ("arguments", "spec", "label"),
     [
         (["encoding=learned"], "learned overflow=clamp", "learned overflow=clamp"),
-        (["encoding=alibi"], "alibi slope_scale=0.5", "alibi slope_scale=0.5"),
-        (["encoding=sinusoidal"], "sinusoidal factor=4", "sinusoidal factor=4.0"),
         (
             ["encoding=alibi", "modifier=[randomized]"],
             "randomized scored_with=arange",
@@ -143,11 +120,8 @@ def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, argu
     begin(*arguments)
     outcome = evaluate("--lengths", "32", "--with", spec)
     assert outcome.code == 0, outcome.err
-    own, other = (
-        {length: nll for (one, length), nll in levels(folder).items() if one == wanted}
-        for wanted in (next(one for one in labels(folder) if one != label), label)
-    )
-    assert other[32] is not None and other[32] != own[32]
+    [trained] = set(labels(folder)) - {label}
+    assert None is not levels(folder)[label, 32] != levels(folder)[trained, 32]
 
 
 def test_an_encoding_in_an_option_is_scaled_with_the_trained_options_that_are_not_given(
@@ -170,24 +144,23 @@ def test_an_encoding_in_an_option_is_scaled_with_the_trained_options_that_are_no
 def test_arguments_are_parsed_as_typed():
     held = "global={name: yarn, modifiers: {sink: {}}}"
     requested = read_with(["yarn, pi", "yarn+logn factor=4 long=[1, 2]", "+logn", f"local_global {held}"])
-    assert [parts for _, *parts in requested] == [
-        ["yarn", [], []],
-        ["rope_pi", [], []],
-        ["yarn", ["logn"], ["factor=4", "long=[1, 2]"]],
-        [None, ["logn"], []],
-        ["local_global", [], [held]],
+    assert [tuple(parts) for _, *parts in requested] == [
+        ("yarn", [], []),
+        ("rope_pi", [], []),
+        ("yarn", ["logn"], ["factor=4", "long=[1, 2]"]),
+        (None, ["logn"], []),
+        ("local_global", [], [held]),
     ]
 
 
-def test_other_encodings_are_composed_over_the_run_s_own_model(begin, folder):
+def test_other_encodings_are_composed_over_the_run_s_own_model():
     """Sizes and the training length are the run's, wherever the encoding has no value from training."""
-    begin("encoding=rope")
-    config = read_config(only_run(folder))
+    config = parse_config(compose(["encoding=rope", "model.d_head=8", "train.length=16"]))
     texts = ["longrope long_factors=[1, 1.5, 2, 4]", "rerope,sliding_window,streaming,lm_infinite"]
     others = find_others(read_with(texts), "run", config)
     assert [other.label for other in others] == [
         "longrope factor=auto long_factors=[1.0, 1.5, 2.0, 4.0]",
-        "longrope factor=4.0 long_factors=[1.0, 1.5, 2.0, 4.0]",
+        "longrope factor=16.0 long_factors=[1.0, 1.5, 2.0, 4.0]",
         *("rerope", "rope+sliding_window", "streaming", "lm_infinite"),
     ]
     rerope, window, streaming = (other.encoding.values for other in others[2:5])
@@ -205,9 +178,8 @@ def test_an_incompatible_encoding_is_refused_before_anything_is_written(begin, e
     before = hashes(folder / "results")
     outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "yarn")
     refusal = (
-        f"--with yarn, {runs[1].name}: yarn works on weights trained with p_rope, partial_rope or "
-        "rope; this run used alibi (compatible: sliding_window, temperature) (--force scores it anyway and "
-        "labels the rows)"
+        f"--with yarn, {runs[1].name}: yarn works on weights of p_rope or partial_rope or rope; this run "
+        "used alibi (compatible: sliding_window, temperature) (--force scores it anyway and labels the rows)"
     )
     assert outcome.code == 2 and refusal in outcome.line
     assert hashes(folder / "results") == before, "the last run is checked before the first is scored"
@@ -225,35 +197,35 @@ def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
     assert "yarn factor=2.0" in labels(folder), "a compatible encoding is not labelled"
 
 
-def test_a_mistake_is_one_line_that_names_what_was_typed(begin, folder):
-    begin("encoding=rope")
-    config = read_config(only_run(folder))
-    for text, line in (
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
         ("t5 --force", "weights trained with rope do not fit t5: "),
-        (
-            "alibi",
-            "alibi works on no other encoding's weights; this run used rope (compatible: dca, leaky_rerope, ",
-        ),
+        ("alibi", "alibi works on weights of no other encoding; this run used rope (compatible: dca, "),
         ("rope base=500", "rope base=10000.0, and base cannot change to 500.0 after training"),
         ("yran", "--with: unknown encoding 'yran': did you mean 'yarn'?"),
-        ("yarn+lgon", "--with: unknown encoding 'lgon': did you mean 'logn'?"),
         ("yarn facter=4", "unknown key 'encoding.facter': did you mean 'encoding.factor'?"),
         ("sliding_window windw=4", "did you mean 'encoding.modifiers.sliding_window.window'?"),
         ("yarn factor=0.5", "encoding.factor must be a number of at least 1 or null, not 0.5"),
-        ("yarn factor=much", "encoding.factor must be a number of at least 1 or null, not 'much'"),
         ("rope_dynamic_ntk factor=auto", "encoding.factor must be a number above 0 or null, not 'auto'"),
+        ("yarn factor=4 fast", "encoding.factor must be a number of at least 1 or null, not '4 fast'"),
         ("longrope", "longrope has no default factors"),
-        ("yarn,", "name encodings with commas between"),
-        ("yarn,rope_pi factor=4", "commas are for names without options; repeat --with for each encoding"),
+        ("yarn,", "name encodings with commas between, or one with its options"),
+        ("yarn,rope_pi factor=4", "name encodings with commas between, or one with its options"),
         ("yarn rope_pi", "name encodings with commas between, or one with its options"),
-        ("factor=4 yarn", "the name of an encoding comes first, and then factor=4"),
-        ("yarn factor=4 fast", "'fast' is no option; say KEY=VALUE"),
+        ("factor=4 yarn", "name encodings with commas between, or one with its options"),
         ("logn+yarn", "yarn is no modifier, and only one encoding can be the base"),
-    ):
-        force = "--force" in text
-        with pytest.raises(UserError) as error:
-            find_others(read_with([text.removesuffix(" --force")]), "run", config, force=force)
-        assert line in str(error.value) and "\n" not in str(error.value)
+    ],
+)
+def test_a_mistake_is_one_line_that_names_what_was_typed(text, line):
+    config = parse_config(compose(["encoding=rope"]))
+    force = "--force" in text
+    with pytest.raises(UserError) as error:
+        find_others(read_with([text.removesuffix(" --force")]), "run", config, force=force)
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_options_without_an_encoding_are_refused(folder):
     for options in ({"force": True}, {"search": [folder]}):
         with pytest.raises(UserError, match="is for the encodings of --with"):
             read_with([], **options)
@@ -368,11 +340,6 @@ def spec(name: str, *overrides: str) -> EncodingSpec:
     return EncodingSpec(parse_config(compose([f"encoding={name}", *overrides])).encoding)
 
 
-def named_part(name: str) -> PartSpec:
-    """The modifier of that name, or the encoding."""
-    return spec(name).modifiers.get(name, spec(name).base)
-
-
 def scored_with(trained: EncodingSpec, name: str) -> EncodingSpec:
     """A modifier on top of what was trained, any other encoding in the place of its base."""
     kept = trained.values.get("modifiers") or {}
@@ -396,68 +363,34 @@ def test_compatible_encodings_are_those_of_the_catalogues_table(trained: str) ->
     assert may == {name for name in NAMES if allowed(trained, name)}
 
 
-@pytest.mark.parametrize(
-    ("name", "override"), [(name, override) for name in CHANGES for override in sorted(CHANGES[name])]
-)
-def test_an_option_named_in_the_catalogue_may_change_after_training(name: str, override: str) -> None:
-    place = f"encoding.modifiers.{name}" if name in MODIFIERS else "encoding"
-    assert incompatibility(spec(name), spec(name, f"{place}.{override}")) is None
-
-
-def test_no_other_option_may_change_after_training() -> None:
-    """No class declares an option that the table lacks."""
-    found = {}
+def test_only_the_options_of_the_catalogue_may_change_after_training() -> None:
+    changeable = {}
     for name in NAMES:
-        if changeable := named_part(name).encoding_class.changeable_after_training:
-            found[name] = set(changeable)
-    assert found == {
-        name: {override.partition("=")[0] for override in overrides} for name, overrides in CHANGES.items()
-    }
-
-
-def test_a_changed_option_is_refused_with_both_values() -> None:
-    reason = incompatibility(spec("rope"), spec("rope", "encoding.base=500"))
-    assert reason == (
-        "this run was trained with rope base=10000.0, and base cannot change to 500.0 after training "
-        "(changeable: none)"
-    )
-    reason = incompatibility(spec("alibi"), spec("alibi", "encoding.n_heads=2"))
-    assert reason is not None and reason.endswith("(changeable: slope_scale)")
+        part = spec(name).modifiers.get(name, spec(name).base)
+        changeable[name] = set(part.encoding_class.changeable_after_training)
+        for override in CHANGES.get(name, ()):
+            key = f"encoding.modifiers.{name}" if name in MODIFIERS else "encoding"
+            assert incompatibility(spec(name), spec(name, f"{key}.{override}")) is None
+    changes = {name: {override.partition("=")[0] for override in CHANGES[name]} for name in CHANGES}
+    assert {name: options for name, options in changeable.items() if options} == changes
 
 
 def test_what_a_class_implies_is_an_option_of_its_compatible_encodings() -> None:
     """A fraction means two things in p_rope and partial_rope, and a scaling can have either."""
-    assert {name for name in NAMES if implied(spec(name))} == {"p_rope"}, "of the features it is the default"
-    assert not implied(spec("p_rope", "encoding.fraction=1.0")), "of all of them it means nothing"
+    implied = {name: spec(name).base.encoding_class.implied(spec(name).values) for name in NAMES}
+    assert {name for name, options in implied.items() if options} == {"p_rope"}
     scalings = [name for name in LENGTHENED if name in NAMES and name not in (*MODIFIERS, "nope")]
     for name in scalings:
         assert {"fraction", "fraction_of", "base", "layout"} <= set(spec(name).with_examples().base.options)
 
 
-def implied(encoding: EncodingSpec) -> Mapping[str, Any]:
-    return encoding.base.encoding_class.implied(encoding.values)
-
-
-@pytest.mark.parametrize(
-    ("trained", "other", "reason"),
-    [
-        ("{name: rope}", "{name: yarn, factor: 4}", None),
-        ("{name: rope}", "{name: rope, modifiers: {logn: {}}}", None),
-        (
-            "{name: rope}",
-            "{name: rope, base: 500}",
-            "global: this run was trained with rope base=10000.0, and base cannot change to 500.0 after",
-        ),
-        (
-            "{name: nope}",
-            "{name: yarn}",
-            "global: yarn works on weights trained with p_rope, partial_rope or rope;",
-        ),
-    ],
-)
-def test_an_encoding_in_an_option_may_change_as_it_could_alone(
-    trained: str, other: str, reason: str | None
-) -> None:
-    before, after = (spec("local_global", f"encoding.global={value}") for value in (trained, other))
-    found = incompatibility(before, after)
-    assert found is None if reason is None else found is not None and found.startswith(reason)
+def test_an_encoding_in_an_option_may_change_as_it_could_alone() -> None:
+    for trained, other, reason in (
+        ("{name: rope}", "{name: yarn, factor: 4}", ""),
+        ("{name: rope}", "{name: rope, modifiers: {logn: {}}}", ""),
+        ("{name: rope}", "{name: rope, base: 500}", "global: this run was trained with rope base=10000.0"),
+        ("{name: nope}", "{name: yarn}", "global: yarn works on weights of p_rope or partial_rope or rope;"),
+    ):
+        before, after = (spec("local_global", f"encoding.global={value}") for value in (trained, other))
+        refusal = incompatibility(before, after) or ""
+        assert refusal.startswith(reason) and bool(refusal) == bool(reason)

@@ -5,28 +5,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from support.numbered_text import DATA as TELLING
 from support.numbered_text import TEXT, contexts
-from support.scoring import EVAL, SIZE, Hungry, data_of, fed, scored, trained_model
+from support.scoring import EVAL, SIZE, fed, scored, trained_model
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
-from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.plans import count_parts, make_plans, position_plans, range_ends
+from pe_bench.scoring.plans import make_plans, position_plans, range_ends
+from pe_bench.scoring.protocols import Plan
 
 CUT = replace(EVAL, protocol="nonoverlapping", lengths=[4, 8, 12, 24])
 
 
 def nll_of(trained: Job, row: Row) -> np.ndarray:
-    path = score_file(trained.folder, row)
-    return load_scores(path).nll
+    return load_scores(score_file(trained.folder, row)).nll
 
 
 def apart(trained: Job, evaluation: EvalConfig = CUT) -> list[Row]:
@@ -82,48 +80,12 @@ def test_an_encoding_that_reads_the_length_has_a_pass_for_every_length(tmp_path:
     assert abs((shared[2].nll or 0) - (rows[2].nll or 0)) > 1e-4, "sharing would have changed the score"
 
 
-@pytest.mark.parametrize("protocol", ["paired", "sliding"])
-def test_windows_with_different_starts_are_never_shared(tmp_path: Path, protocol: str) -> None:
-    evaluation = replace(EVAL, protocol=protocol)  # type: ignore[arg-type]
-    together, alone = (trained_model(tmp_path / name) for name in ("together", "alone"))
-    shapes, other_shapes = fed(together), fed(alone)
-    rows, each = scored(together, evaluation), apart(alone, evaluation)
-    assert shapes == other_shapes
-    assert [row.nll for row in rows] == [row.nll for row in each]
-
-
 # Where the longest cannot be scored, or is there already
 
 
-def test_shorter_lengths_are_scored_where_a_longer_one_is_undefined(tmp_path: Path) -> None:
-    encoding = Learned(SIZE.d_model, max_position=12)
-    rows = scored(trained_model(tmp_path / "together", encoding), CUT)
-    each = apart(trained_model(tmp_path / "alone", encoding))
-    assert [row.status for row in rows] == ["ok", "ok", "ok", "undefined"]
-    assert [row.reason for row in rows[:3]] == [""] * 3
-    assert [row.nll for row in rows[:3]] == pytest.approx([row.nll for row in each[:3]], abs=1e-6)
-
-
-def test_shorter_lengths_are_scored_where_a_longer_one_runs_out_of_memory(tmp_path: Path) -> None:
-    hungry = Hungry()
-    trained = trained_model(tmp_path / "run", hungry)
-    hungry.error = torch.OutOfMemoryError("no memory")
-    rows = scored(trained, CUT)
-    assert [row.status for row in rows] == ["ok", "ok", "out_of_memory", "out_of_memory"]
-    hungry.error = None
-    shapes = fed(trained)
-    again = scored(trained, CUT)
-    assert {columns for _, columns in shapes} >= {12, 24}
-    assert 4 not in {columns for _, columns in shapes}
-    assert again[:2] == rows[:2]
-    assert [row.status for row in again] == ["ok"] * 4
-    each = apart(trained_model(tmp_path / "alone", Hungry()))
-    assert [row.nll for row in again] == pytest.approx([row.nll for row in each], abs=1e-6)
-
-
 def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) -> None:
-    def stop(protocol: str, length: int, share: float) -> None:
-        if length == 8:
+    def stop(plan: Plan, share: float) -> None:
+        if plan.length == 8:
             raise KeyboardInterrupt
 
     trained = trained_model(tmp_path / "run")
@@ -137,14 +99,6 @@ def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) 
     assert rows[2:] == kept
     each = apart(trained_model(tmp_path / "alone"))
     assert [row.nll for row in rows] == pytest.approx([row.nll for row in each], abs=1e-6)
-
-
-def test_memory_is_reported_only_for_lengths_that_passed_through_the_model(tmp_path: Path) -> None:
-    """In 26 tokens, the windows of 13 are the start of those of 24, except for a shorter one."""
-    trained = trained_model(tmp_path / "run", data=data_of(26))
-    rows = scored(trained, replace(CUT, lengths=[8, 13, 24]))
-    assert [row.length for row in rows if row.peak_memory_mb is None] == [13]
-    assert all(row.status == "ok" for row in rows)
 
 
 def test_positions_need_no_extra_pass_where_windows_of_that_length_are_scored(tmp_path: Path) -> None:
@@ -169,22 +123,14 @@ def ranges(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.protocol == "positions"]
 
 
-def nll(trained: Job, row: Row) -> np.ndarray:
-    return load_scores(score_file(trained.folder, row)).nll
-
-
-@pytest.mark.parametrize(
-    ("longest", "wanted"),
-    [
+def test_ranges_are_two_an_octave_and_end_with_the_longest() -> None:
+    for longest, ends in [
         (1, [0, 1]),
-        (2, [0, 1, 2]),
         (7, [0, 1, 2, 3, 4, 6, 7]),
         (24, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24]),
         (100, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100]),
-    ],
-)
-def test_ranges_are_two_an_octave_and_end_with_the_longest(longest: int, wanted: list[int]) -> None:
-    assert range_ends(longest) == wanted
+    ]:
+        assert range_ends(longest) == ends
 
 
 def test_every_position_of_the_whole_windows_is_scored_once() -> None:
@@ -216,18 +162,5 @@ def test_one_pass_equals_separate_passes_where_prefixes_are_consistent(
     assert {columns for _, columns in shapes} >= {1, 2, 3, 4, 6, 16}
     assert [row.length for row in one] == [row.length for row in each] == [1, 2, 3, 4, 6, 8, 12, 16, 24]
     for row, other in zip(one, each, strict=True):
-        assert np.allclose(nll(together, row), nll(apart, other), atol=2e-5)
+        assert np.allclose(nll_of(together, row), nll_of(apart, other), atol=2e-5)
         assert row.bits_per_byte == pytest.approx(other.bits_per_byte, abs=1e-5)
-
-
-def test_positions_report_progress_as_one_part(tmp_path: Path) -> None:
-    for name, claims in (("together", frozenset({"prefix_consistent"})), ("apart", frozenset())):
-        trained = trained_model(tmp_path / name)
-        trained.model.encoding.claims = claims
-        told: list[tuple[str, int, float]] = []
-        scored(trained, POSITIONED, lambda *what, told=told: told.append(what))
-        shares = [share for what, length, share in told if what == "positions" and length == 24]
-        assert len(shares) == len([what for what, _, _ in told if what == "positions"])
-        assert shares == sorted(shares)
-        assert shares[-1] == 1.0
-    assert count_parts(make_plans(trained.config, POSITIONED, trained.data)) == 4

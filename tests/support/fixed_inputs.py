@@ -5,7 +5,8 @@ from support.reference_inputs import B, D, H, K, series
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.model.attention import project, reference_attention
+from pe_bench.model.attention import reference_attention
+from pe_bench.model.attention.reference import project
 
 TOKENS = 14
 ROWS = torch.arange(TOKENS)

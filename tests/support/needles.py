@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -35,36 +34,23 @@ def probe_data(documents: int, tokens: int) -> Data:
     return Data("files", "da7a0123", "odd", tuple(map(str, range(VOCABULARY))), VOCABULARY - 1, split, split)
 
 
-class Copying:
+class Copying(LanguageModel):
     """A model that continues as the text did after the last earlier occurrence of the last few tokens."""
 
-    training = False
-    n_layers, vocab_size, parameter_count = 2, VOCABULARY, 0
-    device = torch.device("cpu")
+    n_layers, vocab_size, device = 2, VOCABULARY, torch.device("cpu")
 
     def __init__(self) -> None:
+        super().__init__()
         self.encoding = Composition(Layers([NoPE()]), {}, 2)
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         return torch.stack([self._logits(tokens.tolist(), first) for tokens in tokens_BT])
-
-    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        return self.hidden(tokens_BCT.flatten(0, 1), ids, None, first)
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         return functional.cross_entropy(hidden_ND, targets_N, reduction="none")
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         return hidden_ND.argmax(-1)
-
-    def control_refusal(self, control: str, length: int) -> str:
-        return ""
-
-    def train(self, mode: bool = True) -> Self:
-        return self
-
-    def eval(self) -> Self:
-        return self
 
     def _logits(self, tokens: list[int], first: int) -> Tensor:
         follower: dict[tuple[int, ...], int] = {}

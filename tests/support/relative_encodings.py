@@ -10,7 +10,7 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.relative.deberta import DeBERTa, Terms
 from pe_bench.encodings.relative.tupe import TUPE, Positions
-from pe_bench.model.attention import logits, project
+from pe_bench.model.attention.reference import logits, project
 
 LAYERS, TRAIN = 2, 16
 E = TypeVar("E", bound=torch.nn.Module)

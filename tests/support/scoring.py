@@ -99,7 +99,7 @@ def trained_model(
 def scored(
     trained: Job,
     evaluation: EvalConfig = EVAL,
-    watch: ScoreWatcher = lambda protocol, length, share: None,
+    watch: ScoreWatcher = lambda plan, share: None,
 ) -> list[Row]:
     config = replace(trained.config, eval=evaluation)
     asked = replace(trained, config=config)

@@ -7,16 +7,21 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from pe_bench.config.groups import names_in
 from pe_bench.errors import UserError, require
-from pe_bench.values import check_type, unknown
+from pe_bench.values import Range, check_type, unknown
 
 FORMAT = 1  # of all examples: raise it when they change for an equal seed
 STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # of random numbers, one for each side
+# Types of options that are numbers; others are refused.
+Natural = Annotated[int, Range(0)]
+AtLeast1 = Annotated[int, Range(1)]
+AtLeast2 = Annotated[int, Range(2)]
+Share = Annotated[float, Range(0, 1)]
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
@@ -113,11 +118,6 @@ class Task(ABC):
         return size
 
 
-def require_at_least(least: int, value: int, option: str) -> None:
-    """Raise `UserError` for an option of a task that is too small."""
-    require(value >= least, f"task.{option} must be at least {least}, not {value}")
-
-
 def symbol_texts(count: int) -> list[str]:
     """Return the texts of so many symbols: letters where they are enough, else numbers."""
     return [chr(ord("a") + number) for number in range(count)] if count <= 26 else [*map(str, range(count))]
@@ -127,10 +127,7 @@ def symbol_texts(count: int) -> list[str]:
 class StringCopy(Task):
     """A copy of a string: the string, a separator, the string once more and its end."""
 
-    symbols: int
-
-    def __post_init__(self) -> None:
-        require_at_least(2, self.symbols, "symbols")
+    symbols: AtLeast2
 
     @property
     def symbols_and_signs(self) -> list[str]:
@@ -159,17 +156,14 @@ def build_task(values: Mapping[str, Any]) -> Task:
     values = dict(values)
     name = values.pop("name", None)
     names = names_in("task")
-    if name not in names:
-        raise UserError(unknown(str(name), "task", names))
+    require(name in names, unknown(str(name), "task", names))
     task_class = _class_of(str(name))
-    hints = typing.get_type_hints(task_class)
-    options = [field.name for field in fields(task_class)]
+    hints = typing.get_type_hints(task_class, include_extras=True)
+    options = [f"task.{field.name}" for field in fields(task_class)]
     for option in values:
-        if option not in options:
-            raise UserError(unknown(f"task.{option}", "key", [f"task.{names}" for names in options]))
-    return task_class(
-        **{option: check_type(value, hints[option], f"task.{option}") for option, value in values.items()}
-    )
+        require(f"task.{option}" in options, unknown(f"task.{option}", "key", options))
+    typed = {option: check_type(value, hints[option], f"task.{option}") for option, value in values.items()}
+    return task_class(**typed)
 
 
 def describe(task: Task) -> str:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.tasks import StringCopy
+from pe_bench.data.tasks import AtLeast2, StringCopy
 
 
 @dataclass(frozen=True)
 class Copy(StringCopy):
     """Copy of a string, symbols of which may repeat."""
 
-    symbols: int = 26
+    symbols: AtLeast2 = 26
 
     def string(self, rng: np.random.Generator, size: int) -> np.ndarray:
         return rng.integers(self.symbols, size=size)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.tasks import StringCopy
+from pe_bench.data.tasks import AtLeast2, StringCopy
 
 
 @dataclass(frozen=True)
 class CopyUnique(StringCopy):
     """Copy of a string of different symbols."""
 
-    symbols: int = 128
+    symbols: AtLeast2 = 128
 
     @property
     def most(self) -> int:

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pe_bench.data.tasks import Example, Task
-from pe_bench.errors import require
+from pe_bench.data.tasks import Example, Share, Task
 
 
 @dataclass(frozen=True)
@@ -22,10 +21,7 @@ class FlipFlop(Task):
 
     least: ClassVar[int] = 2
 
-    ignore: float = 0.8
-
-    def __post_init__(self) -> None:
-        require(0 <= self.ignore <= 1, f"task.ignore is a chance from 0 to 1, not {self.ignore}")
+    ignore: Share = 0.8
 
     @property
     def symbols_and_signs(self) -> list[str]:

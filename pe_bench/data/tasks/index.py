@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pe_bench.data.tasks import BEGIN, SEPARATOR, Example, Task, require_at_least, symbol_texts
+from pe_bench.data.tasks import BEGIN, SEPARATOR, AtLeast1, AtLeast2, Example, Task, symbol_texts
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,8 @@ class Index(Task):
 
     least: ClassVar[int] = 2
 
-    symbols: int = 128
-    reach: int = 8
-
-    def __post_init__(self) -> None:
-        require_at_least(2, self.symbols, "symbols")
-        require_at_least(1, self.reach, "reach")
+    symbols: AtLeast2 = 128
+    reach: AtLeast1 = 8
 
     @property
     def symbols_and_signs(self) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.tasks import BEGIN, Example, Task, require_at_least
+from pe_bench.data.tasks import BEGIN, AtLeast2, Example, Task
 from pe_bench.errors import require
 
 BLANK = "_"
@@ -24,11 +24,10 @@ POWER = 0.01
 class MultiQueryRecall(Task):
     """Recall of values by keys; `spread` is the number of tokens of an example for each of its pairs."""
 
-    symbols: int = 64  # keys, and as many values
+    symbols: AtLeast2 = 64  # keys, and as many values
     spread: int = 8
 
     def __post_init__(self) -> None:
-        require_at_least(2, self.symbols, "symbols")
         require(
             self.spread >= 4 and self.spread % 2 == 0,
             f"task.spread must be an even number of at least 4 (a pair, a query and its value), "

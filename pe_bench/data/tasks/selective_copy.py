@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.tasks import BEGIN, END, SEPARATOR, Example, Task, require_at_least, symbol_texts
+from pe_bench.data.tasks import BEGIN, END, SEPARATOR, AtLeast2, Example, Natural, Task, symbol_texts
 
 BLANK = "_"
 
@@ -20,12 +20,8 @@ BLANK = "_"
 class SelectiveCopy(Task):
     """Copy of the symbols between blanks; `blanks` is their number for each symbol."""
 
-    symbols: int = 16
-    blanks: int = 1
-
-    def __post_init__(self) -> None:
-        require_at_least(2, self.symbols, "symbols")
-        require_at_least(0, self.blanks, "blanks")
+    symbols: AtLeast2 = 16
+    blanks: Natural = 1
 
     @property
     def symbols_and_signs(self) -> list[str]:

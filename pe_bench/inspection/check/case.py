@@ -20,7 +20,7 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.result import SHOWS, FailureError, UnclaimedError, at_most, describe, largest
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
-from pe_bench.model.attention import project
+from pe_bench.model.attention.reference import project
 from pe_bench.model.decoder import Decoder
 from pe_bench.system.signals import INTERRUPTIONS
 

@@ -33,7 +33,8 @@ from pe_bench.inspection.check.case import (
     tokens,
 )
 from pe_bench.inspection.check.result import FailureError, UnclaimedError, describe, expect, worst
-from pe_bench.model.attention import project, reference_attention
+from pe_bench.model.attention import reference_attention
+from pe_bench.model.attention.reference import project
 from pe_bench.system.signals import INTERRUPTIONS
 
 TOKENS = 9  # no other size of the model is the same

@@ -29,7 +29,8 @@ from pe_bench.inspection.check.result import (
     largest,
     worst,
 )
-from pe_bench.model.attention import attention, logits, project, reference_attention, slice_tokens
+from pe_bench.model.attention import attention, reference_attention
+from pe_bench.model.attention.reference import logits, project, slice_tokens
 
 FIRST_AT_0, FIRST_AT_3 = torch.tensor([0, 5, 6, 7, 8, 9]), torch.tensor([3, 5, 6, 7, 8, 9])
 SEVERAL_CHUNKS = 300  # tokens: fast paths take 256 queries at a time

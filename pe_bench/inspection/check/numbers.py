@@ -18,7 +18,8 @@ from pe_bench.inspection.check.case import (
     tokens,
 )
 from pe_bench.inspection.check.result import EXACT, UnclaimedError, at_most, expect, worst
-from pe_bench.model.attention import attention, logits, project, reference_attention, slice_tokens
+from pe_bench.model.attention import attention, reference_attention
+from pe_bench.model.attention.reference import logits, project, slice_tokens
 
 FAR = 4_096  # bfloat16 counts to 256
 LONG = 65_536  # tokens

@@ -17,7 +17,8 @@ from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
 from pe_bench.encodings.spec import PartSpec
 from pe_bench.inspection.check.case import Case
 from pe_bench.inspection.check.result import Finding, UnclaimedError, expect
-from pe_bench.model.attention import logits, project, reference_attention
+from pe_bench.model.attention import reference_attention
+from pe_bench.model.attention.reference import logits, project
 
 H, T, K = 2, 4, 4
 FILE = Path(__file__).with_name("reference_numbers.yaml")

@@ -1,34 +1,48 @@
 """Attention with any encoding: the reference that defines the truth, and the fast paths.
 
-A path is chosen from the hooks that an encoding overrides, never by its name (`choose`). Every fast path
-gives what the reference gives.
+A path is chosen from the hooks that an encoding overrides, never by its name: the fastest that is exact for
+these, and is here. Every fast path gives what the reference gives.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.model.attention.paths import choose, is_kernel_here, training_kernel
-from pe_bench.model.attention.reference import (
-    logits,
-    precise,
-    project,
-    reference_attention,
-    slice_tokens,
-    weigh,
+from pe_bench.encodings.relative.tables import Relative
+from pe_bench.model.attention.chunks import fused_chunk_attention, fused_relative_attention
+from pe_bench.model.attention.flex import can_flex, fused_flex_attention
+from pe_bench.model.attention.fused import can_tabulate, fused_attention, fused_distance_attention
+from pe_bench.model.attention.native import (
+    native_attention,
+    native_column_attention,
+    usable_kernel,
+    usable_tiled_kernel,
 )
+from pe_bench.model.attention.reference import reference_attention
 
-__all__ = [
-    "attention",
-    "choose",
-    "is_kernel_here",
-    "logits",
-    "precise",
-    "project",
-    "reference_attention",
-    "slice_tokens",
-    "training_kernel",
-    "weigh",
-]
+
+class AttentionPath(NamedTuple):
+    """A way to compute attention, by the name that `pe-bench speed` shows."""
+
+    name: str
+    run: Callable[..., Tensor]  # with the arguments of `attention`
+
+
+REFERENCE = AttentionPath("reference", reference_attention)
+FUSED = AttentionPath("fused", fused_attention)
+CHUNK = AttentionPath("fused chunk", fused_chunk_attention)
+DISTANCE = AttentionPath("fused distance", fused_distance_attention)
+RELATIVE = AttentionPath("fused relative", fused_relative_attention)
+FLEX = AttentionPath("fused flex", fused_flex_attention)
+NATIVE = AttentionPath("native", native_attention)
+NATIVE_COLUMN = AttentionPath("native column", native_column_attention)
+
+UNFUSED = ("adjust", "weights", "mix")
+# Without these, FlexAttention has nothing to add to PyTorch's own fused attention.
+FOR_FLEX = ("visible", "bias", "distance_bias", "null_logit")
 
 
 def attention(
@@ -47,3 +61,75 @@ def attention(
     `window` tokens, from outside the encoding.
     """
     return choose(encoding, q, position, window).run(encoding, x, q, k, v, position, window)
+
+
+def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> AttentionPath:
+    """Return the path for queries like `q` [B, H, T, K] of the last tokens at these positions."""
+    if q.shape[-2] < position.shape[-1]:
+        return REFERENCE
+    if q.device.type == "cuda" and can_flex(encoding, q, position):
+        is_plain = window is None and not encoding.overrides(*FOR_FLEX)
+        return FUSED if is_plain else FLEX
+    if q.device.type != "cpu" and encoding.overrides("null_logit"):
+        return REFERENCE
+    if window is None and is_relative(encoding, q, position):
+        return RELATIVE
+    if encoding.overrides(*UNFUSED) or (encoding.overrides("scores") and not encoding.overrides("terms")):
+        return REFERENCE
+    if window is not None or encoding.overrides("visible", "terms"):
+        return in_chunks(encoding, q)
+    native = is_native(q)
+    if not encoding.overrides("bias", "distance_bias"):
+        return NATIVE if native else FUSED
+    if native and encoding.has_columns():
+        return NATIVE_COLUMN
+    if encoding.overrides("bias") or not can_tabulate(position):
+        return in_chunks(encoding, q)
+    if native:
+        return NATIVE
+    return REFERENCE if is_learning(encoding, q) else DISTANCE
+
+
+def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
+    """Return what serves attention in training on a device; ours is compiled for the CPU that runs it."""
+    if device.type != "cpu":
+        return "PyTorch's fused kernels and FlexAttention"
+    single = usable_kernel()
+    if single.library is None:
+        return f"PyTorch's fused kernels and the reference; {single.description}"
+    in_single = f"pe-bench's kernel in float32, compiled by {single.description}"
+    if dtype == torch.float32:
+        return in_single
+    half = usable_tiled_kernel()
+    if half.library is None:
+        return f"{in_single}; {half.description}"
+    return f"pe-bench's kernel in bfloat16, compiled by {half.description}"
+
+
+def is_kernel_here() -> bool:
+    return usable_kernel().library is not None
+
+
+def is_native(q: Tensor) -> bool:
+    """Return whether our kernel is for these queries: in training, on a CPU, where it can be compiled."""
+    trains = torch.is_grad_enabled() and q.requires_grad
+    single = q.dtype in (torch.float32, torch.bfloat16)
+    return trains and single and q.device.type == "cpu" and is_kernel_here()
+
+
+def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
+    """Return whether tables say all the encoding does for these queries, on a CPU without gradients."""
+    scores = q.device.type == "cpu" and not torch.is_grad_enabled()
+    return scores and isinstance(encoding, Relative) and encoding.has_tables() and can_tabulate(position)
+
+
+def in_chunks(encoding: LayerEncoding, q: Tensor) -> AttentionPath:
+    return REFERENCE if is_learning(encoding, q) else CHUNK
+
+
+def is_learning(encoding: LayerEncoding, q: Tensor) -> bool:
+    """Return whether a gradient to the bias may be wanted, which PyTorch's fused kernels lack."""
+    if encoding.overrides("bias"):
+        return torch.is_grad_enabled()
+    bias = encoding.distance_bias(torch.zeros(1, dtype=torch.long, device=q.device))
+    return bias is not None and bias.requires_grad

@@ -1,0 +1,169 @@
+"""Runs that go on from a trained run with another encoding: `extend`, and `train.from`.
+
+LongRoPE2 (Shang et al. 2025, arXiv:2502.20082) searches the factors of LongRoPE for each trained model, by
+the perplexity of tokens that only far context can tell; here these are the targets of the slice `recall`.
+They lie in blocks that follow those that a run is scored on, and share no target with them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pe_bench.config.compose import compose
+from pe_bench.config.overrides import parse_override, quote
+from pe_bench.config.schema import Config
+from pe_bench.data.packed import Split
+from pe_bench.encodings.load import is_built_in
+from pe_bench.encodings.spec import EncodingSpec, PartSpec, is_part
+from pe_bench.errors import RunError, require
+from pe_bench.runs.job import Job
+from pe_bench.runs.scores import RECALL
+from pe_bench.scoring.other_encodings import (
+    Requested,
+    full_options,
+    overrides_of,
+    with_shared_options,
+    with_short_lists,
+)
+from pe_bench.scoring.protocols import paired_plan
+from pe_bench.scoring.scorer import Scorer, Unscored
+from pe_bench.scoring.slices import text_slices
+from pe_bench.scoring.targets import TargetBlocks, target_blocks
+
+# Each stage of training has its own.
+OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "only")
+BLOCKS = 16
+ROUNDS = 40  # after the first guesses
+SPREAD = 0.15  # of the logarithm of a value, from one round to the next
+
+
+def with_factor(requested: Requested, factor: float, trained: Config | None) -> str:
+    """Return a requested encoding as it is typed, with a factor where it takes one and none is given."""
+    option = _missing_option(requested, "window_factor", trained)
+    return f"{requested.text} {option}={factor:g}" if option else requested.text
+
+
+def searched_option(requested: Requested, trained: Config) -> str:
+    """Return the option that an encoding's method searches, and that is not given; empty for none."""
+    return _missing_option(requested, "searched", trained)
+
+
+def _missing_option(requested: Requested, kind: str, trained: Config | None) -> str:
+    """Return the option that the class of the base declares as `kind`, if it is not given; empty for none."""
+    if requested.base is None:
+        return ""
+    search = trained.search if trained is not None else ()
+    bare = PartSpec(compose([f"encoding={requested.base}"], search)["encoding"], search)
+    option = getattr(bare.encoding_class, kind) or ""
+    is_given = any(parse_override(each).key.rpartition(".")[2] == option for each in requested.options)
+    return "" if is_given else option
+
+
+def stage_overrides(requested: Requested, trained: Config) -> list[str]:
+    """Return the overrides of a run that goes on from a trained one with a requested encoding."""
+    name = requested.base or trained.encoding["name"]
+    modifiers = dict.fromkeys([*(trained.encoding.get("modifiers") or {}), *requested.modifiers])
+    of_stage = tuple(f"++train.{key}=" for key in OF_STAGE)
+    kept = [text for text in overrides_of(trained) if not text.startswith((*of_stage, "seed="))]
+    overrides = [*kept, f"encoding={name}", f"modifier=[{','.join(modifiers)}]"]
+    typed = full_options(requested, compose(overrides, trained.search)["encoding"])
+    return [*overrides, *(f"{key}={value}" for key, value in typed.items())]
+
+
+def own_overrides(trained: Config) -> list[str]:
+    """Return the overrides of a run with the encoding of a trained one."""
+    spec = EncodingSpec(trained.encoding, trained.search)
+    options = [
+        f"{part.key}.{name}={quote(value)}"
+        for part in (spec.base, *spec.modifiers.values())
+        for name, value in part.chosen_options().items()
+    ]
+    return [*stage_overrides(Requested("", None, [], []), trained), *options]
+
+
+def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
+    """Return the encoding of a run that goes on from a trained one, at a length of its own.
+
+    What does not differ from the defaults is as it was trained, the training length too: it is the one that
+    the weights know. A factor that is not given is that of the new length. Of an encoding from outside
+    nothing is taken: its run may be a stranger's, and to read its options would be to run its code.
+    """
+    before = EncodingSpec(trained.encoding)
+
+    def continued(part: PartSpec, earlier: PartSpec | None) -> dict[str, Any]:
+        values, chosen = dict(part.values), part.chosen_options()
+        if "train_length" in values and "train_length" not in chosen:
+            values["train_length"] = trained.train.length
+        if earlier is None or not earlier.is_built_in:
+            return values
+        part = PartSpec(values, part.search, part.key)
+        earlier = PartSpec({name: value for name, value in earlier.values.items() if not is_part(value)})
+        return with_shared_options(part, earlier, {f"{part.key}.{name}" for name in chosen})
+
+    values = continued(spec.base, before.base)
+    option = spec.base.encoding_class.window_factor
+    if option is not None and values.get(option) is None:
+        values[option] = max(1.0, length / values["train_length"])
+    modifiers = {name: continued(part, before.modifiers.get(name)) for name, part in spec.modifiers.items()}
+    return EncodingSpec({**values, "modifiers": modifiers}, spec.search)
+
+
+def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
+    """Return the label of an encoding after another, without what they share: `yarn x4`."""
+    if trained is not None and is_built_in(str(trained.encoding["class"])):
+        shared = PartSpec(trained.encoding).options
+        alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
+        derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
+        spec = EncodingSpec({**spec.values, "derived": derived}, spec.search)
+    option, label = spec.base.encoding_class.window_factor, with_short_lists(spec)
+    factor = spec.values.get(option) if option else None
+    return label if factor is None else label.replace(f"{option}={factor}", f"x{factor:g}")
+
+
+def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: int) -> TargetBlocks:
+    """Return the blocks that follow those that a run is scored on, of the same half of the documents."""
+    evaluation, trained, scored = config.eval, config.train.length, config.eval.targets
+    longest = max(length, trained, evaluation.resolved_max_length(trained))
+    size, count = evaluation.resolved_target_tokens(trained), scored + BLOCKS
+    blocks = target_blocks(split, longest, size, count, evaluation.seed, data_hash, evaluation.half)
+    return blocks.chosen(blocks.turn >= scored)
+
+
+def search_option(job: Job, requested: Requested, option: str, length: int) -> Sequence[float]:
+    """Return the value of an option of the encoding's base with the least loss in windows of so many tokens.
+
+    It begins with the best of the guesses of the encoding's class, and changes it at random, from a fixed
+    seed, as long as that helps. job: with trained weights. Raises `RunError` where nothing can be scored.
+    """
+    config, split = job.config, job.data.validation
+    composed = compose(stage_overrides(requested, config), config.search)["encoding"]
+    # With an example of what has to be searched.
+    spec = after_training(EncodingSpec(composed, config.search).with_examples(), config, length)
+    blocks = blocks_to_search_on(config, split, job.data.hash, length)
+    message = (
+        f"no text is left to search {option} on beside eval.targets={config.eval.targets}: give {option}"
+    )
+    require(len(blocks) > 0, message)
+    recall = text_slices(split, blocks, config.first_length)[RECALL]
+    plan = paired_plan(blocks, length)
+
+    def loss(value: Sequence[float]) -> float:
+        encoding = EncodingSpec({**spec.values, option: list(value)}, spec.search)
+        built = encoding.build(job.model.n_layers, job.data.vocabulary).to(job.device)
+        model = job.model.with_encoding(built).eval()
+        scorer = Scorer(model, split, job.device, config.eval, [plan], lambda *_: None)
+        [(_, result)] = scorer.scores()
+        if isinstance(result, Unscored):
+            raise RunError(f"{option} cannot be searched at {length} tokens: {result.reason}")
+        return float(result.nll[recall].mean() if recall.any() else result.nll.mean())
+
+    random, encoding = np.random.default_rng(0), spec.base.encoding_class
+    losses = {tuple(guess): loss(guess) for guess in encoding.guesses(spec.base.options, length)}
+    for _ in range(ROUNDS):
+        best = np.array(min(losses, key=lambda value: losses[value]))
+        changed = best * np.exp(SPREAD * random.standard_normal(len(best)) * (random.random(len(best)) < 0.5))
+        value = tuple(np.maximum.accumulate(np.round(changed, 2).clip(min=1)).tolist())
+        if value not in losses:
+            losses[value] = loss(value)
+    return min(losses, key=lambda value: losses[value])
