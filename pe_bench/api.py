@@ -242,7 +242,7 @@ def results(
     report = read_report(**locals(), numbers_only=True)
     require_levels(report)
     say_problems(report)
-    from pe_bench.report.export import to_frame
+    from pe_bench.report.columns import to_frame
 
     return to_frame(report.tables)
 
@@ -263,8 +263,7 @@ def read_report(
     """
     from pe_bench.config.schema import Protocol, Slice, check_margin
     from pe_bench.report.build import build_report
-    from pe_bench.report.groups import check_sort
-    from pe_bench.report.selection import Selection, check_best, parse_by
+    from pe_bench.report.selection import Selection, check_best, check_sort, parse_by
     from pe_bench.runs.find import find_runs, is_checkpoint, parse_condition
     from pe_bench.runs.gather import require_results_folder
     from pe_bench.runs.rows import ALL

@@ -13,9 +13,8 @@ from pe_bench.cli.data import print_data
 from pe_bench.errors import require
 from pe_bench.plot.paper import picture_format
 from pe_bench.report.build import Report, build_tables, run_tables
-from pe_bench.report.columns import show, to_latex, to_markdown
+from pe_bench.report.columns import show, to_csv, to_latex, to_markdown
 from pe_bench.report.curves import PlotValues
-from pe_bench.report.export import to_csv
 from pe_bench.report.probes import ProbeTable, probes_to_csv, probes_to_markdown, show_probes
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection

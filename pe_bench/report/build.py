@@ -7,31 +7,21 @@ from pathlib import Path
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.groups import (
     Group,
-    describe_swept,
+    RunKeys,
+    differing_keys,
     explain_separation,
     group_rows,
     groups_of_newest,
     groups_of_slice,
-    ordered,
-    table_key,
 )
-from pe_bench.report.lines import (
-    Member,
-    anchor_lines,
-    make_line,
-    members_of,
-    rank_sets,
-    unlearned,
-    with_baseline,
-)
-from pe_bench.report.notes import Note, make_notes
-from pe_bench.report.pairs import ScoreFiles, grouped
+from pe_bench.report.lines import Source, anchor_lines, line_of, members_of, rank_sets, with_baseline
+from pe_bench.report.notes import make_notes
+from pe_bench.report.pairs import BY_RUN, ScoreFiles, grouped
 from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
-from pe_bench.report.selection import EVERYTHING, RunKeys, Selection, differing_keys, keep_best
+from pe_bench.report.selection import EVERYTHING, Selection, keep_best, ordered
 from pe_bench.report.statistics import MARGIN
-from pe_bench.report.verdicts import judge
-from pe_bench.runs.find import Condition, is_checkpoint, scores_checkpoint
+from pe_bench.runs.find import Condition, is_checkpoint, is_number, one_a_run, scores_checkpoint
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import StoredAnchors, anchors_folder, read_all, read_anchors, runs_folder
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, read_rows
@@ -79,16 +69,15 @@ def build_report(
 ) -> Report:
     """Return the same tables, or only those with the newest run; quick runs count as the oldest."""
     rows, problems = _read(results_dir, runs)
-    rows = _of_protocol(rows, protocol)
-    folder_of = folders_in(runs_folder(results_dir))
-    anchors, keys = read_anchors(results_dir / "anchors"), RunKeys(folder_of)
+    folder_of, anchors = folders_in(runs_folder(results_dir)), read_anchors(results_dir / "anchors")
+    keys = RunKeys(folder_of)
+    problems += [*anchors.problems, *_unreadable(rows, keys)]
     for key in selection.by:
         keys.require(rows, key, "--by")
-    asked = [*selection.by, *(condition.key for condition in selection.where)]
-    problems += [*anchors.problems, *keys.unreadable(rows, [key for key in asked if "." in key])]
-    rows = keys.select(rows, selection.where)
+    rows = keys.select(_of_protocol(rows, protocol), selection.where)
     if selection.margin is None:
-        margins = keys.margins(rows)
+        margins = {keys.value(row, "report.margin") for row in one_a_run(rows)}
+        margins = {float(margin) for margin in margins if is_number(margin)}
         selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
         if margins:
             problems.append(f"the runs differ in report.margin: {MARGIN:g} is used; --margin sets another")
@@ -96,12 +85,13 @@ def build_report(
         rows, note = keep_best(rows, keys, selection.best)
         problems.append(note)
     groups, probed = (
-        group_rows([row for row in rows if is_shown(row.protocol)], keys, selection.varying)
-        for is_shown in (lambda protocol: protocol not in APART, lambda protocol: protocol == PROBE)
+        group_rows([row for row in rows if (row.protocol in APART) is is_apart], keys, selection.varying)
+        for is_apart in (False, True)
     )
+    probed = {key: group for key, group in probed.items() if key.protocol == PROBE}
     shown = groups_of_newest(groups, results_dir) if newest_only else groups
     probed = groups_of_newest(probed, results_dir) if newest_only else probed
-    probes = tuple(probe_tables(probed, keys, selection, folder_of))
+    probes = tuple(probe_tables(probed, keys, selection)) if probed else ()
     if not groups and probes:  # a checkpoint that was only probed
         return Report([], 0, folder_of, tuple(problems), probes)
     tables = _tables(shown, rows, anchors, keys, selection)
@@ -117,20 +107,17 @@ def run_tables(
 ) -> list[Table]:
     """Return the table of one run's rows under one protocol and stride; `run` is its directory.
 
-    asked: lengths that the user named.
-
-    There are several where rows contradict each other, as in a damaged file. What the run gains within its
-    training length is known from its other rows, where it is not from these.
+    asked: lengths that the user named. There are several where rows contradict each other, as in a damaged
+    file.
     """
     rows = list(rows)
     shown = tuple(str(length) for length in sorted({row.length for row in rows}))
     selection = Selection(where=(Condition("length", "=", shown),), margin=margin)
-    rows += _quarters(run, rows)
     folder = RunFolder(run)
     first = folder.first_stage
-    unchanged = None if first is None else RunFolder(run.parent / first.run)
-    keys = RunKeys(lambda name: unchanged if unchanged and name == unchanged.path.name else folder)
-    rows += _unchanged(keys, rows)
+    unchanged = folder if first is None else RunFolder(run.parent / first.run)
+    rows += _references(rows, run, unchanged)
+    keys = RunKeys(lambda name: unchanged if name == unchanged.path.name else folder)
     groups = group_rows([row for row in rows if row.protocol not in APART], keys, ())
     tables = _tables(groups, rows, read_anchors(anchors_folder(run)), keys, selection)
     return [replace(table, asked=tuple(asked)) for table in tables]
@@ -147,7 +134,7 @@ def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -
     """Return the tables of a probe's rows, which may be of several runs; folder_of: by a run's name."""
     keys = RunKeys(folder_of)
     probed = [row for row in rows if row.protocol == PROBE]
-    return probe_tables(group_rows(probed, keys, ()), keys, EVERYTHING, folder_of)
+    return probe_tables(group_rows(probed, keys, ()), keys, EVERYTHING)
 
 
 def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
@@ -170,6 +157,12 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     return [row for row in gathered.rows if row.run in names], left_out
 
 
+def _unreadable(rows: Sequence[Row], keys: RunKeys) -> list[str]:
+    """Return a line for each run whose configuration cannot be read, so that its keys are not known."""
+    problems = {row.run: keys.folder_of(row.run).config_problem for row in one_a_run(rows)}
+    return [f"{run}: its config.yaml cannot be read ({text})" for run, text in problems.items() if text]
+
+
 def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
     """Return the rows under a protocol, and those of positions, which belong to any."""
     there = sorted({row.protocol for row in rows}.difference(APART))
@@ -181,28 +174,26 @@ def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
     return [row for row in rows if protocol in (None, row.protocol) or row.protocol == POSITIONS]
 
 
-def _unchanged(keys: RunKeys, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the unchanged model of a later stage's run, on the same targets."""
-    sets = {(row.target_hash, row.score_dtype, row.length) for row in rows}
-    first_runs = {keys.first_stage(row).run for row in rows} - {row.run for row in rows}
-    return [
-        row
-        for first in first_runs
-        for row in keys.folder_of(first).rows
-        if (row.target_hash, row.score_dtype, row.length) in sets and row.scored_with == row.encoding
-    ]
+def _references(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> list[Row]:
+    """Return other rows on the same targets that say more of a run's.
 
-
-def _quarters(run: Path, rows: Sequence[Row]) -> list[Row]:
-    """Return the run's other rows at a quarter of the training length, on the same targets."""
+    They are its own at a quarter of its training length, by which it is known what it gains within it, and
+    those of the unchanged model of a later stage.
+    """
     scored, sets = {row.key for row in rows}, {(row.target_hash, row.score_dtype) for row in rows}
-    return [
+    lengths = {row.length for row in rows}
+    quarters = [
         row
         for row in read_rows(run / "eval.csv")
         if row.length == quarter_of(row.train_length)
         and row.protocol == "paired"  # other protocols may share their targets with each other
-        and (row.target_hash, row.score_dtype) in sets
-        and row.key not in scored
+    ]
+    of_unchanged = [row for row in unchanged.rows if unchanged.path != run and row.length in lengths]
+    of_unchanged = [row for row in of_unchanged if row.scored_with == row.encoding]
+    return [
+        row
+        for row in [*quarters, *of_unchanged]
+        if (row.target_hash, row.score_dtype) in sets and row.key not in scored
     ]
 
 
@@ -210,7 +201,7 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
     """Raises `UserError` where the options leave nothing, or name what is nowhere."""
     elsewhere = f" ({others} other tables: --all)" if others else ""
     lengths = sorted({length for table in tables for length in table.lengths})
-    conditions = ", ".join(f"{one.key}{one.sign}{','.join(one.values)}" for one in selection.where)
+    conditions = ", ".join(map(str, selection.where))
     message = f"no score is left by --where {conditions}: `pe-bench list runs` shows what there is"
     require(bool(lengths), message)
     if selection.baseline is not None and not any(table.baseline for table in tables):
@@ -220,10 +211,11 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
     message = f"--sort {sort}: nothing was scored at that length; there are {there}{elsewhere}"
     require(not sort.isdecimal() or int(sort) in lengths, message)
     for length in selection.lengths:
-        message = (
-            f"--lengths {length}: nothing was scored at that length; pe-bench eval RUN --lengths {length}"
-        )
-        require(length in lengths, f"{message} adds it{elsewhere}")
+        message = f"--lengths {length}: nothing was scored at that length; pe-bench eval RUN --lengths"
+        require(length in lengths, f"{message} {length} adds it{elsewhere}")
+
+
+# Tables
 
 
 def _tables(
@@ -238,17 +230,13 @@ def _tables(
     Whatever its text says stands on one line, because a run may be a stranger's.
     """
     files = ScoreFiles(anchors.with_folders(keys.folder_of))
-    positions = grouped(
-        [row for row in rows if row.protocol == POSITIONS and not selection.numbers_only],
-        lambda row: table_key(row, keys, selection.varying).of_positions,
-    )
+    positions = grouped((row for row in rows if row.protocol == POSITIONS), BY_RUN)
 
     def tables_of(name: str) -> dict[TableKey, Table]:
-        def table_of(key: TableKey, group: Group) -> Table:
-            of_positions = positions.get(key.of_positions, []) if name == ALL else []
-            return _table(key, group, of_positions, anchors, files, keys, replace(selection, slice=name))
-
-        return {key: table_of(key, group) for key, group in groups_of_slice(groups, name, files).items()}
+        return {
+            key: _table(key, group, positions if name == ALL else {}, anchors, files, keys, selection)
+            for key, group in groups_of_slice(groups, name, files).items()
+        }
 
     tables = tables_of(selection.slice)
     require(
@@ -256,20 +244,17 @@ def _tables(
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "
         "pe-bench eval RUN... adds recall and novel without scoring again; --key-tokens-of JUDGE adds key",
     )
-    if selection.numbers_only:
-        return in_one_line(list(tables.values()))
-    if selection.slice == ALL:
-        # The largest part is first, and so the one that stays.
-        of_recall = reversed(tables_of(RECALL).items())
-        recalls = {replace(key, slice=ALL, slice_hash=""): table for key, table in of_recall}
-        tables = {key: _with_recall(table, recalls.get(key)) for key, table in tables.items()}
-    swept = differing_keys(groups.values(), keys) if len(groups) > 1 else []
-    explained = []
-    for index, (key, table) in enumerate(tables.items()):
-        whole = groups[replace(key, slice=ALL, judge="", slice_hash="")]
-        why = explain_separation(index, list(tables), describe_swept(whole, swept, keys), swept)
-        explained.append(replace(table, why=why))
-    return in_one_line(explained)
+    if not selection.numbers_only:
+        if selection.slice == ALL:
+            recalls = {replace(key, slice=ALL): table for key, table in tables_of(RECALL).items()}
+            tables = {key: _with_recall(table, recalls.get(key)) for key, table in tables.items()}
+        swept = differing_keys(groups.values(), keys) if len(groups) > 1 else []
+        for number, (key, table) in enumerate(tables.items()):
+            runs = {run for line in table.lines for run in line.runs}
+            of_table = [row for row in one_a_run(rows) if row.run in runs]
+            values = {name: [keys.value(row, name) for row in of_table] for name in swept}
+            tables[key] = replace(table, why=explain_separation(number, [*tables], values))
+    return in_one_line([*tables.values()])
 
 
 def _with_recall(table: Table, recall: Table | None) -> Table:
@@ -284,91 +269,54 @@ def _with_recall(table: Table, recall: Table | None) -> Table:
 def _table(
     key: TableKey,
     group: Group,
-    positions: Sequence[Row],
-    stored: StoredAnchors,
+    positions: Mapping[str, list[Row]],
+    anchors: StoredAnchors,
     files: ScoreFiles,
     keys: RunKeys,
     selection: Selection,
 ) -> Table:
     """Return the table of a group of rows; `why` is empty, because it depends on the other tables."""
-    margin, rows = selection.resolved_margin, group.rows
-    plain = [row for row in rows if row.control == "none"]
-    controls = [row for row in rows if row.control != "none"]
-    ranks, trained, whole = rank_sets(plain), _as_trained(rows), _as_trained(group.whole)
-    members = members_of(plain, controls, positions, lambda row: keys.label(row, selection.by))
-    lines, own_lines = [], {}
-    for member in members:
-        first_runs = [first for first in map(files.first_run, member.runs) if first in trained]
-
-        def line_of(runs: Sequence[str], train_length: int, member: Member = member) -> Line:
-            of_runs, whole_of_runs = (
-                [row for run in dict.fromkeys(runs) for row in rows_of.get(run, [])]
-                for rows_of in (trained, whole)
-            )
-            line = make_line(member, of_runs, whole_of_runs, ranks, margin, files, train_length)
-            return replace(line, unlearned=unlearned(whole_of_runs, stored, files))
-
-        lines.append(line_of(first_runs or member.runs, key.train_length))
-        first = keys.folder_of(member.runs[0]).first_stage
-        if first is not None:
-            own = replace(line_of(member.runs, first.longest), unlearned=lines[-1].unlearned)
-            own_lines[lines[-1].label] = replace(judge(own, first.longest, margin), longest=first.longest)
-    for line, member in anchor_lines(plain, stored, ranks, margin, files, selection.slice):
+    margin = selection.resolved_margin
+    ranks = rank_sets(row for row in group.rows if row.control == "none")
+    source = Source(group.rows, group.whole, ranks, anchors, files, margin)
+    of_positions = [row for run in {row.run: None for row in group.rows} for row in positions.get(run, [])]
+    members = members_of([*group.rows, *of_positions], lambda row: keys.label(row, selection.by))
+    lines = [line_of(member, source, key.train_length) for member in members]
+    for line, member in anchor_lines(source, key.slice):
         lines.append(line)
         members.append(member)
     baseline = _baseline_in(lines, selection.baseline, keys)
     if baseline:
         lines = with_baseline(lines, members, baseline, margin, files)
-    lines = [judge(line, key.train_length, margin) for line in lines]
-    lines = [_of_own_length(line, own_lines.get(line.label)) for line in lines]
-    lines = [_shown(line, key, selection) for line in lines]
-    anchors = [line for line in lines if line.is_anchor and line.records]
-    taken = [line for line in lines if not line.is_anchor and selection.takes(line.scored_with)]
-    order = ordered([line for line in taken if line.records], selection.sort)
-    lengths = tuple(sorted({length for line in order.lines for length in line.records}))
-    shown, of_slice = ([row for row in part if row.length in lengths] for part in (group.whole, rows))
-    notes: list[Note] = []
-    if not selection.numbers_only:
-        notes = make_notes([*order.lines, *anchors], shown, of_slice, order.note, margin, keys)
-        notes += [Note(group.lacking, is_caveat=True)] if group.lacking else []
-    return Table(
+    lines = [line for line in (_shown(line, key.train_length, selection) for line in lines) if line.records]
+    order = ordered([line for line in lines if not line.is_anchor], selection.sort)
+    table = Table(
         key=key,
-        lengths=lengths,
+        lengths=tuple(sorted({length for line in order.lines for length in line.records})),
         lines=tuple(order.lines),
         ranked_at=order.ranked_at,
-        why="",
-        notes=tuple(note.text for note in notes),
-        caveats=tuple(note.text for note in notes if note.is_caveat),
         baseline=baseline,
-        asked=tuple(length for length in lengths if selection.asks_for(length)),
         margin=margin,
-        anchors=tuple(anchors),
+        anchors=tuple(line for line in lines if line.is_anchor),
         share=group.share,
         lacking=group.lacking,
     )
+    table = replace(table, asked=tuple(filter(selection.asks_for, table.lengths)))
+    if selection.numbers_only:
+        return table
+    notes = make_notes(table, group, order, keys)
+    return replace(
+        table,
+        notes=tuple(note.text for note in notes),
+        caveats=tuple(note.text for note in notes if note.is_caveat),
+    )
 
 
-def _of_own_length(line: Line, own: Line | None) -> Line:
-    """Return a line of later stages with what is judged from the longest length that it was trained at."""
-    if own is None:
-        return line
-    records = {
-        length: replace(record, use=own.records[length].use) for length, record in line.records.items()
-    }
-    kept = {name: getattr(own, name) for name in ("break_point", "reads_nothing", "longest")}
-    return replace(line, records=records, **kept)
-
-
-def _as_trained(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return, by run, the rows without a control that are scored with the encoding that was trained."""
-    own = [row for row in rows if row.control == "none" and row.scored_with == row.encoding]
-    return grouped(own, lambda row: row.run)
-
-
-def _shown(line: Line, key: TableKey, selection: Selection) -> Line:
-    """Return the line at the lengths that are asked for."""
-    shown = [length for length in line.records if selection.shows(length, key.train_length)]
-    return replace(line, records={length: line.records[length] for length in shown})
+def _shown(line: Line, train_length: int, selection: Selection) -> Line:
+    """Return the line at the lengths that are asked for, which are none of an encoding that is not."""
+    takes = line.is_anchor or selection.takes(line.scored_with)
+    lengths = [length for length in line.records if takes and selection.shows(length, train_length)]
+    return replace(line, records={length: line.records[length] for length in lengths})
 
 
 def _baseline_in(lines: Sequence[Line], name: str | None, keys: RunKeys) -> str:

@@ -1,36 +1,58 @@
-"""The columns of a table, built once for all formats: those of the short form, and those of the details."""
+"""The columns of a table: of the short form, of the details, and of the data frame for other programs."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import compress
 from math import inf, isfinite
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from pe_bench.report.legend import best_text, legend, short_notes, short_title, slice_text
-from pe_bench.report.records import Line, Record, Table, slice_name
-from pe_bench.report.statistics import Interval
-from pe_bench.report.values import (
+from pe_bench.report.legend import (
+    best_text,
     break_text,
     by_importance,
     context_answer,
     has_controls,
     has_trained_level,
+    legend,
     level_at_training,
     number_text,
     short_lengths,
+    short_notes,
+    slice_text,
     value_at,
     verdict_of,
     works_to,
 )
+from pe_bench.report.records import Line, Record, Table
+from pe_bench.report.statistics import Interval
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
+
+if TYPE_CHECKING:
+    import pandas
 
 MAX_NOTES = 5  # below the short form on a terminal
 MIN_LENGTHS = 3  # that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
+FRAME_COLUMNS = (
+    *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
+    *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
+    *("slice", "judge", "status", "reason", "seeds", "documents", "targets", "anchor"),
+    "unlearned",
+    *("accuracy", "exact", "exact_low", "exact_high", "chance"),
+    *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict"),
+    *("change_of_models_low", "change_of_models_high", "verdict_of_models", "seed_low", "seed_high"),
+    *("break_point", "holds_to", "breaks_at"),
+    *("uses_context", "beats_window", "swap_gain", "swap_gain_low", "swap_gain_high"),
+    *("window_gain", "window_gain_low", "window_gain_high"),
+    *("baseline", "difference", "difference_low", "difference_high", "compared_seeds", "comparison"),
+    *("parameters", "tokens_per_second", "peak_memory_mb", "target_hash"),
+)
+WHOLE_OR_MISSING = ("stride", "compared_seeds", "holds_to", "breaks_at")  # plain pandas would write 32.0
 
 
 def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False) -> Grid:
@@ -60,7 +82,7 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
         for line, *row in zip(lines, *cells, strict=True)
     ]
     dropped = [length for length in short_lengths(table) if length not in lengths]
-    return Grid(columns, rows, short_title(table), table.why, short_notes(table, dropped), name=_name(table))
+    return Grid(columns, rows, table.title, table.why, short_notes(table, dropped), name=_name(table))
 
 
 def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
@@ -93,7 +115,7 @@ def details_of(table: Table) -> list[Grid]:
         if length in line.records
     ]
     by_length = Grid(
-        _score_columns(table), rows, (table.title,), table.why, keys=2, name=_name(table)
+        _score_columns(table), rows, table.title, table.why, keys=2, name=_name(table)
     ).without_empty()
     return [by_length, _whole_lines(table)]
 
@@ -271,4 +293,85 @@ def _recall(table: Table) -> Grid:
     lengths = [length for length in lengths if length in controlled or length == lengths[-1]]
     notes = [f"{slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
     grid = short(table, lengths, is_small=True)
-    return replace(grid, title=[f"targets: {slice_name(table)}"], why="", notes=list(filter(None, notes)))
+    return replace(grid, title=[f"targets: {table.slice_name}"], why="", notes=list(filter(None, notes)))
+
+
+# For other programs
+
+
+def to_csv(tables: Sequence[Table]) -> str:
+    """Return the rows of the frame as text."""
+    return grids.to_csv(
+        FRAME_COLUMNS, ([record.get(name) for name in FRAME_COLUMNS] for record in _frame_rows(tables))
+    )
+
+
+def to_frame(tables: Sequence[Table]) -> "pandas.DataFrame":
+    """Return one row for each line and length of each table, in the tables' order.
+
+    `run` is empty where seeds are averaged; `stride` is the number of tokens at that length.
+    """
+    import pandas
+
+    frame = pandas.DataFrame(_frame_rows(tables), columns=list(FRAME_COLUMNS))
+    return frame.astype(dict.fromkeys(WHOLE_OR_MISSING, "Int64"))
+
+
+def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """Return the values of each line and length by their columns; what is missing is left out."""
+    return [
+        {
+            **vars(table.key),
+            **vars(line),
+            **vars(record),
+            **_derived(line, record),
+            "baseline": table.baseline,
+        }
+        for table in tables
+        for line in table.all_lines
+        for _, record in sorted(line.records.items())
+    ]
+
+
+def _derived(line: Line, record: Record) -> dict[str, Any]:
+    use, difference, answers = record.use, record.baseline, record.answers
+    of_models, break_point = record.compared.of_models, line.break_point
+    intervals = {
+        "change": record.interval,
+        "exact": answers and answers.intervals.exact,
+        "swap_gain": use and use.swap_gain,
+        "window_gain": use and use.window_gain,
+        "difference": difference and difference.interval,
+    }
+    return {
+        "anchor": line.is_anchor,
+        "break_point": break_text(break_point),
+        "holds_to": break_point.holds_to,
+        "breaks_at": break_point.breaks_at,
+        "bits_per_byte": record.bits_per_byte,
+        "change": record.change,
+        "difference": difference and difference.mean,
+        **{
+            key: value
+            for name, interval in intervals.items()
+            for key, value in _interval_columns(name, interval)
+        },
+        "seeds": len(record.levels),
+        "accuracy": answers and answers.accuracy,
+        "chance": answers and answers.chance,
+        "change_of_models_low": of_models and of_models.low,
+        "change_of_models_high": of_models and of_models.high,
+        "seed_low": min(record.changes, default=None),
+        "seed_high": max(record.changes, default=None),
+        "uses_context": use.uses_context if use else "",
+        "beats_window": use.beats_window if use else "",
+        "compared_seeds": difference and difference.interval and difference.interval.seeds,
+        "comparison": difference.verdict if difference else "",
+    }
+
+
+def _interval_columns(name: str, interval: Interval | None) -> list[tuple[str, float]]:
+    """Return the mean and its bounds; a mean may be known where its interval is not."""
+    if interval is None:
+        return []
+    return [(name, interval.mean), (f"{name}_low", interval.low), (f"{name}_high", interval.high)]

@@ -175,9 +175,8 @@ class Chart:
 
     @property
     def title(self) -> str:
-        """Return the title in two lines, or more where they are long, without the hash of the data."""
-        parts = [part.replace(f" ({self.table.key.data_hash[:8]})", "") for part in self.table.title_parts]
-        return "\n".join(fill(part, MAX_TITLE, break_long_words=False) for part in parts)
+        """Return the table's title in lines, without the unit, which is at the axis."""
+        return fill(" · ".join(self.table.title[:-1]), MAX_TITLE, break_long_words=False)
 
     @cached_property
     def x(self) -> Scale:

@@ -1,114 +1,149 @@
-"""Which rows share a table, which of them a slice has, what separates tables, and in which order lines stand.
+"""Which rows share a table, which of them a slice has, and what separates tables.
 
 Rows of another setting (the model and how it was trained), data, tokenizer, training length,
 protocol, stride or precision of scores are another table: they are never averaged or ranked together.
 """
 
+import hashlib
+import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from pe_bench.errors import require
-from pe_bench.report.lines import on_other_targets
-from pe_bench.report.notes import Note, few_names
-from pe_bench.report.pairs import ScoreFiles, grouped, has_number
-from pe_bench.report.records import CHECKPOINTS, Line, TableKey, is_checkpoint
-from pe_bench.report.selection import RunKeys
-from pe_bench.runs.find import finished_runs
+import yaml
+
+from pe_bench.config.groups import config_dir, names_in
+from pe_bench.report.pairs import BY_RUN, ScoreFiles, grouped, has_number
+from pe_bench.report.records import CHECKPOINTS, TableKey, is_checkpoint, name_of_checkpoint
+from pe_bench.runs.find import RunValues, finished_runs, one_a_run
+from pe_bench.runs.job import NOT_IDENTITY
 from pe_bench.runs.rows import ALL, Row
-from pe_bench.values import unknown
 
-QUICK_TOKENS = 20_480  # train.tokens of experiment=quick
+QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
+USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
+MAX_NAMES = 4  # of lines in one note
+
+
+class RunKeys(RunValues):
+    """The values of rows' columns and runs' configurations, and what tables derive from them."""
+
+    def first_stage(self, row: Row) -> Row:
+        """Return the row as one of its family's first stage would be, whose table it stands in."""
+        first = self.folder_of(row.run).first_stage
+        if first is None:
+            return row
+        facts = {"train_length": first.length, "steps": first.steps, "setting": first.setting}
+        return replace(row, run=first.run, **facts)
+
+    def label(self, row: Row, by: Sequence[str]) -> str:
+        """Return what the label of a line says of these keys."""
+        return " ".join(
+            f"of {name_of_checkpoint(row.model, self._size_of_checkpoint(row))}"
+            if key == "model" and is_checkpoint(row.model)
+            else f"{key}={self.value(row, key)}"
+            for key in by
+        )
+
+    def table_key(self, row: Row, by: Sequence[str]) -> TableKey:
+        """Return the key of a row's table, but for what its runs have in common; `by`: what may differ."""
+        row = self.first_stage(row)
+        model, tokenizer, setting = row.model, row.tokenizer, self.setting_without(row, by)
+        if "model" in by and is_checkpoint(row.model):
+            # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
+            model, tokenizer, setting = CHECKPOINTS, "", ""
+        return TableKey(
+            *(model, row.data, row.data_hash, tokenizer, row.train_length),
+            row.steps if {"train.steps", "train.tokens"}.isdisjoint(by) else 0,
+            *(setting, row.protocol, row.stride_rule, row.score_dtype),
+        )
+
+    def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
+        """Return the sizes that the name of these rows' model does not imply, but for these keys.
+
+        They are such as `d_model=96`; of a checkpoint its architecture and parameters.
+        """
+        if is_checkpoint(rows[0].model):
+            return "" if "model" in by else self._size_of_checkpoint(rows[0])
+        config = self.config_of(self.first_stage(rows[0]))
+        usual = _usual_sizes(str(config.get("model.name")))
+        sizes = {key: config.get(f"model.{key}", value) for key, value in usual.items()}
+        changed = {key: value for key, value in sizes.items() if value != usual[key]}
+        return " ".join(
+            f"{key}={value}".lower() for key, value in changed.items() if f"model.{key}" not in by
+        )
+
+    def training(self, rows: Sequence[Row], by: Sequence[str]) -> str:
+        """Return the optimizer and the rate of encodings that these rows' runs chose, but for these keys."""
+        config = self.config_of(self.first_stage(rows[0]))
+        chosen = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
+        changed = {key: value for key, value in chosen.items() if value != USUAL_TRAINING[key]}
+        return " ".join(f"{key.partition('.')[2]}={value}" for key, value in changed.items())
+
+    def _size_of_checkpoint(self, row: Row) -> str:
+        """Return its architecture, where that is known, and its parameters: `Llama, 0.26M`."""
+        architecture = self.config_of(row).get("checkpoint.architecture")
+        millions = row.parameters / 1e6
+        size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
+        return ", ".join(filter(None, (architecture, size)))
+
+    def setting_without(self, row: Row, by: Sequence[str]) -> str:
+        """A hash of what rows must share to be compared, but for these keys of the configuration."""
+        if not any("." in key for key in by):
+            return row.setting
+        config = self.config_of(row)
+        left = {key: value for key, value in config.items() if _is_setting(key) and key not in by}
+        words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
+        return hashlib.sha256(words.encode()).hexdigest()[:8]
+
+
+def _is_setting(key: str) -> bool:
+    """Return whether a key is one of the model or the training, by which runs differ."""
+    return key.partition(".")[0] in ("model", "train") and key.rpartition(".")[2] not in NOT_IDENTITY
+
+
+@cache
+def _usual_sizes(name: str) -> Mapping[str, Any]:
+    """Return the sizes in the file that a model's name stands for, without those that follow from others."""
+    if name not in names_in("model", ()):  # a run may be a stranger's, and name any path
+        return {}
+    sizes = yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return {key: value for key, value in sizes.items() if isinstance(value, int)}
 
 
 def group_rows(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[TableKey, list[Row]]:
     """Return the rows of each table; the tables of quick runs are last."""
     groups = {
         replace(key, model_sizes=keys.model_sizes(group, by), training=keys.training(group, by)): group
-        for key, group in grouped(rows, lambda row: table_key(row, keys, by)).items()
+        for key, group in grouped(rows, lambda row: keys.table_key(row, by)).items()
     }
-    return dict(sorted(groups.items(), key=lambda item: (all(map(_is_quick, item[1])), item[0].sort_key)))
 
+    def order(item: tuple[TableKey, list[Row]]) -> tuple[object, ...]:
+        return max(row.train_tokens for row in item[1]) <= QUICK_TOKENS, item[0].sort_key
 
-def table_key(row: Row, keys: RunKeys, by: Sequence[str]) -> TableKey:
-    """Return the key of a row's table, but for what its runs have in common; `by`: what may differ."""
-    row = keys.first_stage(row)
-    differ_in_steps = not {"train.steps", "train.tokens"}.isdisjoint(by)
-    model, tokenizer, setting = row.model, row.tokenizer, keys.setting_without(row, by)
-    if "model" in by and is_checkpoint(row.model):
-        # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
-        model, tokenizer, setting = CHECKPOINTS, "", ""
-    return TableKey(
-        model,
-        row.data,
-        row.data_hash,
-        tokenizer,
-        row.train_length,
-        0 if differ_in_steps else row.steps,
-        setting,
-        row.protocol,
-        row.stride_rule,
-        row.score_dtype,
-    )
+    return dict(sorted(groups.items(), key=order))
 
 
 def groups_of_newest(groups: Mapping[TableKey, list[Row]], results_dir: Path) -> dict[TableKey, list[Row]]:
     """Return the groups that hold the run that finished last; quick runs count as the oldest."""
     finished = {run.name: number for number, run in enumerate(finished_runs(results_dir))}
-    rows = [row for group in groups.values() for row in group]
-    newest = max(rows, key=lambda row: (not _is_quick(row), finished.get(row.run, -1)), default=None)
-    runs_of = {key: {row.run for row in group} for key, group in groups.items()}
-    return {key: group for key, group in groups.items() if newest is not None and newest.run in runs_of[key]}
-
-
-def _is_quick(row: Row) -> bool:
-    """Return whether a run was trained no longer than experiment=quick, whose scores mean nothing."""
-    return row.train_tokens <= QUICK_TOKENS
-
-
-def describe_swept(rows: Sequence[Row], swept: Sequence[str], keys: RunKeys) -> list[str]:
-    """Return the swept keys with their values in one table, such as `train.lr (here 0.001)`."""
-    return [
-        f"{key} (here {', '.join(dict.fromkeys(str(keys.value(row, key)) for row in rows))})" for key in swept
-    ]
-
-
-def explain_separation(
-    index: int, tables: Sequence[TableKey], settings: Sequence[str] = (), swept: Sequence[str] = ()
-) -> str:
-    """Return which of the tables' values differ; the setting only where nothing else tells them apart."""
-    if len(tables) == 1:
-        return ""
-    names = [name for name in vars(tables[index]) if name != "setting"]
-    values = {name: {getattr(key, name) for key in tables} for name in names}
-    values["stride_rule"].discard("")  # of the other protocols
-    differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
-    together = ""
-    visible = {tuple(getattr(key, name) for name in names) for key in tables}
-    if len(visible) < len(tables):
-        unnamed = f"training settings (here {tables[index].setting[:8]}; see the runs' config.yaml)"
-        differing += settings or [unnamed]
-        if swept:
-            together = f"; lines of one table: pe-bench report --by {','.join(swept)}"
-        if len(swept) == 1 and swept[0].startswith("train."):
-            together += f"; the best of each encoding: pe-bench report --best {swept[0]}"
-    if len(values["data"]) == 1 < len(values["data_hash"]) and values["model"] == {CHECKPOINTS}:
-        together += "; other tokenizers make other targets of a text: compare bits per byte by eye"
-    return (
-        f"table {index + 1} of {len(tables)}: they differ in {', '.join(differing)}, "
-        f"and such rows are never averaged or ranked together{together}"
+    rows = [row for group in groups.values() for row in one_a_run(group)]
+    newest = max(
+        rows, key=lambda row: (row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)), default=None
     )
+    return {
+        key: group
+        for key, group in groups.items()
+        if newest is not None and any(row.run == newest.run for row in group)
+    }
 
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one table, which may be of a slice.
-
-    whole: of the same runs, those of all targets, by which it is known what a model has learned at all.
-    """
+    """The rows of one table, which may be of a slice; whole: of the same runs, those of all targets."""
 
     rows: Sequence[Row]
     whole: Sequence[Row]
@@ -129,8 +164,7 @@ class Group:
         lacking = {row.run: row.encoding for row in self.whole if has_number(row) and row.run not in runs}
         if not lacking or not self.rows:
             return ""
-        names = few_names(list(dict.fromkeys(lacking.values())))
-        what = f"{len(lacking)} {'run' if len(lacking) == 1 else 'runs'} of {names}"
+        what = f"{len(lacking)} {'run' if len(lacking) == 1 else 'runs'} of {few_names(lacking.values())}"
         name, judge = self.rows[0].slice, self.rows[0].judge
         of_judge, way_out = "", "pe-bench eval RUN... adds it, without scoring again"
         if judge:
@@ -139,130 +173,77 @@ class Group:
         return f"without the slice {name}{of_judge}, and so not in this table: {what}; {way_out}"
 
 
+def few_names(names: Iterable[str]) -> str:
+    """Return the first few of the names, and how many more there are."""
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more}"
+
+
 def groups_of_slice(
     groups: Mapping[TableKey, Sequence[Row]], name: str, files: ScoreFiles
 ) -> dict[TableKey, Group]:
-    """Return the groups of a slice; none for runs without it.
+    """Return the groups of a slice, each of one judge; none for runs without it.
 
-    Rows are of one group only where one judge, or the text, chose the same targets of each set. Of several
-    such choices, that of most rows is first.
+    Where runs have other targets of a set in the slice, those that most rows have are kept.
     """
     if name == ALL:
         return {key: Group(rows, rows) for key, rows in groups.items()}
     sliced: dict[TableKey, Group] = {}
-    for key, on_all in groups.items():
-        by_judge = grouped(files.of_slice(on_all, name), lambda row: row.judge)
-        for judge, rows in sorted(by_judge.items()):
-            counts = Counter((row.target_hash, row.slice_hash) for row in rows)
-            choices = [choice for choice, _ in counts.most_common()]
-
-            def place(row: Row, choices: Sequence[tuple[str, str]] = choices) -> int:
-                """Return the rank of a row's slice among those of its set of targets, by number of rows."""
-                of_set = [slice_hash for target_hash, slice_hash in choices if target_hash == row.target_hash]
-                return of_set.index(row.slice_hash)
-
-            parts = sorted(grouped(rows, place).items())
-            for _, part in parts:
-                slice_hash = part[0].slice_hash[:8] if len(parts) > 1 else ""
-                sliced[replace(key, slice=name, judge=judge, slice_hash=slice_hash)] = Group(part, on_all)
+    for key, whole in groups.items():
+        for judge, rows in sorted(grouped(files.of_slice(whole, name), lambda row: row.judge).items()):
+            counts = Counter((row.target_hash, row.slice_hash) for row in rows).most_common()
+            chosen = {target_hash: slice_hash for (target_hash, slice_hash), _ in reversed(counts)}
+            kept = [row for row in rows if chosen[row.target_hash] == row.slice_hash]
+            sliced[replace(key, slice=name, judge=judge)] = Group(kept, whole)
     return sliced
 
 
-# In which order lines stand: by their level at a length, or by another of their numbers
-
-# Rising, but for what is better the larger it is.
-KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
-    "name": lambda line: (),
-    "parameters": lambda line: (line.parameters,),
-    "tokens_per_second": lambda line: (-line.tokens_per_second,),
-    "peak_memory_mb": lambda line: (line.peak_memory_mb is None, line.peak_memory_mb),
-}
+# What separates tables
 
 
-class Order(NamedTuple):
-    """Lines in order; the length whose levels ranked them, if one did; and the note that says so.
+def differing_keys(groups: Iterable[Sequence[Row]], keys: RunKeys) -> list[str]:
+    """Return the keys of training and model whose values differ between groups of rows."""
+    values_of_groups: list[dict[str, set[str]]] = []
+    for rows in groups:
+        values: dict[str, set[str]] = {}
+        for of_run in grouped(rows, BY_RUN).values():
+            for key, value in keys.config_of(of_run[0]).items():
+                values.setdefault(key, set()).add(str(value))
+        values_of_groups.append(values)
+    names = dict.fromkeys(key for values in values_of_groups for key in values if _is_setting(key))
+    return [
+        key
+        for key in names
+        if key != "train.length"  # lines of one table have one training length
+        and any(values.get(key) != values_of_groups[0].get(key) for values in values_of_groups)
+    ]
 
-    Levels on different targets put lines in order where that was asked for, and rank nothing.
+
+def explain_separation(
+    number: int, tables: Sequence[TableKey], swept: Mapping[str, Iterable[object]] | None = None
+) -> str:
+    """Return which of the tables' values differ; the setting only where nothing else tells them apart.
+
+    swept: the keys of configurations that differ between the tables, with their values in this one.
     """
-
-    lines: list[Line]
-    ranked_at: int | None
-    note: Note
-
-
-def check_sort(word: str) -> None:
-    """Raises `UserError` for what is neither a length nor a key."""
-    require(word.isdecimal() or word in KEYS, f"{unknown(word, '--sort', KEYS)}; or a length such as 2048")
-
-
-def ordered(lines: Sequence[Line], sort: str | None) -> Order:
-    """Return the lines by their level at the length `sort`, or by a key.
-
-    By default it is the longest length that most reach. A line without a level there stands below the others
-    and moves none of them.
-    """
-    by_name = sorted(lines, key=lambda line: line.label)
-    if sort in KEYS:
-        return Order(sorted(by_name, key=KEYS[sort]), None, Note(f"in order of {sort}", is_caveat=True))
-    is_task = any(record.answers for line in lines for record in line.records.values())
-    if sort is None and is_task:
-        text = "in order of the length that a line works to, then of its mean over lengths"
-        return Order(sorted(by_name, key=_reach), None, Note(text, is_caveat=False))
-    is_scored = sort is not None and any(_has_level(line, int(sort)) for line in lines)
-    length = int(sort) if sort is not None and is_scored else _longest_of_most(lines)
-    if length is None:
-        text = "in order of names: no length has a number for most lines"
-        return Order(by_name, None, Note(text, is_caveat=True))
-    by_level = sorted(by_name, key=lambda line: _rank(line, length))
-    if on_other_targets(lines, length):
-        text = (
-            f"not ranked, because the levels at {length} are of different targets: in order of "
-            f"{'levels nevertheless' if is_scored else 'names'}. To rank them, repeat their commands with "
-            "the same eval.* values (nothing is trained again), or pe-bench eval RUN... with the same "
-            "--lengths, --max-length and --targets"
-        )
-        return Order(by_level if is_scored else by_name, None, Note(text, is_caveat=True))
-    chosen = "" if is_scored else ", the longest length that most have a number at"
-    below = [line.label for line in by_level if not _has_level(line, length)]
-    text = f"ranked by {'exact' if is_task else 'bits/byte'} at {length}{chosen}"
-    text += f"; below: {', '.join(below)}" if below else ""
-    return Order(by_level, length, Note(text, is_caveat=is_scored))
-
-
-def _reach(line: Line) -> tuple[bool, int, float]:
-    """Return the place of a line of a task: at most lengths either all or none solve it."""
-    levels = [record.level or 0.0 for record in line.records.values()]
-    return not line.is_ranked, -(line.break_point.works_to or 0), -sum(levels)
-
-
-def _rank(line: Line, length: int) -> tuple[bool, bool, int, float]:
-    """Return the place of a line: those with a level at the length first, then the furthest reaching.
-
-    What has not learned to beat the anchors is below all that has.
-    """
-    if _has_level(line, length):
-        return not line.is_ranked, False, 0, _level(line, length)
-    reached = max((reached for reached in line.records if _has_level(line, reached)), default=0)
-    return not line.is_ranked, True, -reached, _level(line, reached)
-
-
-def _longest_of_most(lines: Sequence[Line]) -> int | None:
-    """Return the longest length that has a level for more than half of the lines that can be scored there."""
-    for length in sorted({length for line in lines for length in line.records}, reverse=True):
-        records = [line.records.get(length) for line in lines]
-        able = [record for record in records if record is None or record.status != "undefined"]
-        if 2 * sum(record is not None and bool(record.levels) for record in able) > len(able):
-            return length
-    return None
-
-
-def _has_level(line: Line, length: int) -> bool:
-    return length in line.records and bool(line.records[length].levels)
-
-
-def _level(line: Line, length: int) -> float:
-    """Return the level at a length, of which less is better; one that is no number, or not there, is last."""
-    record = line.records.get(length)
-    if record is None or record.level is None or record.level != record.level:
-        return float("inf")
-    return record.level if record.answers is None else -record.level
+    if len(tables) == 1:
+        return ""
+    names = [name for name in vars(tables[number]) if name != "setting"]
+    values = {name: {getattr(key, name) for key in tables} for name in names}
+    values["stride_rule"].discard("")  # of the other protocols
+    differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
+    together = ""
+    if len({tuple(getattr(key, name) for name in names) for key in tables}) < len(tables):
+        unnamed = f"training settings (here {tables[number].setting[:8]}; see the runs' config.yaml)"
+        here = {key: ", ".join(dict.fromkeys(map(str, own))) for key, own in (swept or {}).items()}
+        differing += [f"{key} (here {own})" for key, own in here.items()] or [unnamed]
+        together = f"; lines of one table: pe-bench report --by {','.join(here)}" if here else ""
+        if len(here) == 1 and next(iter(here)).startswith("train."):
+            together += f"; the best of each encoding: pe-bench report --best {next(iter(here))}"
+    if len(values["data"]) == 1 < len(values["data_hash"]) and values["model"] == {CHECKPOINTS}:
+        together += "; other tokenizers make other targets of a text: compare bits per byte by eye"
+    return (
+        f"table {number + 1} of {len(tables)}: they differ in {', '.join(differing)}, "
+        f"and such rows are never averaged or ranked together{together}"
+    )

@@ -1,57 +1,150 @@
-"""What is said around a table: its title, what its numbers and marks mean, and what they do not judge."""
+"""What a line of a table shows, with its marks, and what is said around a table: what these mean."""
 
 from collections.abc import Iterator, Sequence
 
-from pe_bench.report.records import Line, Table, TableKey, quarter_of, slice_name
+from pe_bench.report.records import BreakPoint, Line, Record, Table, quarter_of
 from pe_bench.report.statistics import FAILURE
-from pe_bench.report.values import (
-    context_answer,
-    has_changes,
-    has_controls,
-    has_trained_level,
-    level_at_training,
-    short_lengths,
-    values_of,
-    works_to,
-)
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
-from pe_bench.runs.rows import ALL, HALF
 from pe_bench.runs.scores import KEY, NOVEL, RECALL
-from pe_bench.system.grid import MISSING, VERDICTS, Cell
+from pe_bench.system.grid import MISSING, NO_VERDICT, VERDICTS, Cell
+
+MAX_PLAIN = 1e6  # bits per byte
+UNLEARNED = "not learned"
 
 
-def short_title(table: Table) -> list[str]:
-    """Return what all lines have in common, in parts."""
-    key = table.key
-    rule = "half the length" if key.stride_rule == HALF else key.stride_rule
-    protocol = f"{key.protocol} protocol" + (f", stride {rule}" if rule else "")
+def number_text(value: float, sign: str = "") -> str:
+    """Return bits per byte with three decimals, as a power of ten where that would be no number to read.
+
+    What rounds to 0 has no sign.
+    """
+    if abs(value) >= MAX_PLAIN:
+        return f"{value:{sign}.2e}"
+    text = f"{value:{sign}.3f}"
+    return "0.000" if text[1:] == "0.000" else text
+
+
+def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
+    """Return a number with its verdict's mark; where that is unclear, after the one on these models alone."""
+    first = VERDICTS.get(of_models, NO_VERDICT).of_models if verdict == "unclear" else ""
+    mark = first + VERDICTS.get(verdict, NO_VERDICT).mark
+    return Cell(number_text(number, sign), mark, verdict, value=number)
+
+
+def has_trained_level(table: Table) -> bool:
+    return any(level_at_training(line, table) is not None for line in table.lines)
+
+
+def has_controls(table: Table) -> bool:
+    return any(record.use for record in table.records)
+
+
+def short_lengths(table: Table) -> list[int]:
+    """Return the lengths beyond the training length, and others that were asked for.
+
+    The training length is one of them where a baseline is compared with there too. All of them where no line
+    has a level at the training length.
+    """
+    if not has_trained_level(table):
+        return list(table.lengths)
+    train_length = table.key.train_length
     return [
-        *setting_title(key, [line.seeds for line in table.lines]),
-        *([protocol] if key.protocol != "paired" and not table.is_task else []),
-        *([f"scores in {key.score_dtype}"] if key.score_dtype != "float32" else []),
-        *([f"targets: {slice_name(table)}"] if key.slice != ALL else []),
-        table.measure.meaning,
+        length
+        for length in table.lengths
+        if length > train_length
+        or (length < train_length and length in table.asked)
+        or (length == train_length and table.baseline)
     ]
 
 
-def setting_title(key: TableKey, seeds_of_lines: Sequence[int]) -> list[str]:
-    """Return the model, the text or task and the training of all lines, and how many seeds they have."""
-    steps = f", {key.steps:,} steps" if key.steps else ""
-    seeds = sorted(set(seeds_of_lines))
-    seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
-    return [
-        key.model_title,
-        *(
-            [f"task {key.data}"]
-            if key.is_task
-            else [key.data, "its tokenizer" if key.is_checkpoint else key.tokenizer]
-        ),
-        f"trained at {key.train_length} tokens{steps}" + (f" with {key.training}" if key.training else ""),
-        "1 seed" if seeds == [1] else seeds_text,
-    ]
+def level_at_training(line: Line, table: Table) -> Cell | None:
+    """Return the level at the training length, with no mark but that of what has not learned."""
+    record = line.records.get(table.key.train_length)
+    if record is None or record.level is None:
+        return None
+    if line.unlearned or record.answers is None:
+        return judged(record.level, UNLEARNED if line.unlearned else "")
+    return judged(record.level, record.verdict, record.verdict_of_models)
 
 
-# Of the short form
+def value_at(line: Line, length: int, table: Table) -> Cell | None:
+    """Return what a line shows at a length: its change, or its difference from the baseline.
+
+    The baseline itself shows its level, and so does every line where none was scored at the training length.
+    A change that is not judged because the model knows nothing would read as one that holds.
+    """
+    record = line.records.get(length)
+    if record is None or record.level is None:
+        return None
+    if line.label == table.baseline or not (table.baseline or table.is_task or has_trained_level(table)):
+        return judged(record.level)
+    if table.baseline:
+        difference = record.baseline
+        if difference is None or difference.mean is None:
+            return None
+        return judged(difference.mean, difference.verdict, sign="+")
+    if table.is_task:
+        return judged(record.level, UNLEARNED if line.unlearned else record.verdict, record.verdict_of_models)
+    if record.change is None or line.unlearned == "frequencies":
+        return None
+    return judged(record.change, record.verdict, record.verdict_of_models, "+")
+
+
+def works_to(line: Line, table: Table) -> Cell:
+    """Return the last length before it breaks, with a `?` where it surely holds to a shorter one only.
+
+    It is `not at all` if the first longer one breaks, and `-` if none was judged.
+    """
+    length, later = line.break_point.works_to, "^" if line.longest else ""
+    if length is None:
+        return Cell(MISSING)
+    if length <= table.key.train_length:
+        return Cell("not at all")
+    return Cell(f"{length:,}", ("" if line.break_point.is_sure else "?") + later, value=length)
+
+
+def context_answer(line: Line) -> Cell:
+    """Return one answer for all lengths: yes if it is yes at any, no if it is no at all that were judged.
+
+    A model that surely gains nothing from most of its training length reads nothing that far back.
+    """
+    if line.reads_nothing and any(record.use for record in line.records.values()):
+        return Cell("reads nothing")
+    answers = {record.use.uses_context for record in line.records.values() if record.use} - {""}
+    if not answers:
+        return Cell(MISSING)
+    answer = "yes" if "yes" in answers else "unclear" if len(answers) > 1 else answers.pop()
+    return Cell(answer, style=answer)
+
+
+def verdict_of(record: Record, table: Table) -> str:
+    """Return the verdict, empty below the training length, where less context costs by nature."""
+    return record.verdict if record.length >= table.key.train_length else ""
+
+
+def break_text(point: BreakPoint) -> str:
+    texts = {
+        "at": f"{point.length}",
+        "by": f"≤ {point.length}",
+        "unclear": f"none; unclear from {point.length}",
+        "none": f"none up to {point.length}",
+        "unknown": "unknown",
+    }
+    return texts[point.kind]
+
+
+def by_importance(lengths: Sequence[int], train_length: int, named: Sequence[int]) -> list[int]:
+    """Return the lengths in the order in which a narrow table keeps them.
+
+    Those that the user named come first, then the training length, the longest, twice and four times the
+    training length, one that is just past it, and the others from the longest on.
+    """
+    just_past = max((length for length in lengths if train_length < length <= 1.25 * train_length), default=0)
+    first = (train_length, max(lengths, default=0), 2 * train_length, 4 * train_length, just_past)
+    order = [*named, *first, *sorted(lengths, reverse=True)]
+    return [length for length in dict.fromkeys(order) if length in lengths]
+
+
+# Below the short form
 
 
 def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
@@ -60,16 +153,13 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     They say what the numbers and marks are, what a reader has to know of them, which lengths are dropped for
     want of room, and what other words mean.
     """
-    numbers = ": ".join(filter(None, (numbers_text(table), _marks_text(table))))
+    numbers = ": ".join(filter(None, (_numbers_text(table), _marks_text(table))))
     no_room = f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
     unsure = any("?" in works_to(line, table).mark for line in table.lines)
     works = "a length with ?: unclear from a shorter one on" if unsure else ""
-    words = (works, _context_text(table), _below_text(table))
-    return [
-        note
-        for note in (numbers, later_text(table), slice_text(table), *table.caveats, no_room, *words)
-        if note
-    ]
+    later, below = later_text(table), _below_text(table)
+    notes = (numbers, later, slice_text(table), *table.caveats, no_room, works, _context_text(table), below)
+    return list(filter(None, notes))
 
 
 def later_text(table: Table) -> str:
@@ -89,7 +179,20 @@ def best_text(table: Table) -> str:
     return f"bold: the {which} of the encodings in each column, which need not be better for sure"
 
 
-def numbers_text(table: Table) -> str:
+def slice_text(table: Table) -> str:
+    """Return which targets the numbers are of; empty where they are of all."""
+    meanings = {
+        RECALL: "the 8 bytes before the target occur earlier in its window, the last time more than "
+        f"{table.key.train_length} tokens back, and the target followed them there",
+        NOVEL: "the 8 bytes before the target occur nowhere earlier in its window",
+        KEY: f"{table.key.judge} predicts them well, and much better with far context than without "
+        "(LongPPL's rule)",
+    }
+    meaning = meanings.get(table.key.slice)
+    return f"{table.key.slice}: {meaning}" if meaning else ""
+
+
+def _numbers_text(table: Table) -> str:
     """Return what the numbers beside the levels are; empty where there are none."""
     train_length = table.key.train_length
     if table.baseline:
@@ -99,46 +202,39 @@ def numbers_text(table: Table) -> str:
         return ""
     if not has_trained_level(table):
         return f"levels: without a score at {train_length}, the training length, there are no changes"
-    own = " with the trained encoding" if any(map(_is_another, table.lines)) else ""
-    own = " of the unchanged model" if any(line.longest for line in table.lines) else own
-    return f"change against {train_length}{own} on the same text" if short_lengths(table) else ""
+    return f"change against {train_length}{_whose(table)} on the same text" if short_lengths(table) else ""
 
 
-def slice_text(table: Table) -> str:
-    """Return which targets the numbers are of; empty where they are of all."""
-    train_length, judge = table.key.train_length, table.key.judge
-    meanings = {
-        RECALL: f"the 8 bytes before the target occur earlier in its window, the last time more than "
-        f"{train_length} tokens back, and the target followed them there",
-        NOVEL: "the 8 bytes before the target occur nowhere earlier in its window",
-        KEY: f"{judge} predicts them well, and much better with far context than without (LongPPL's rule)",
-    }
-    meaning = meanings.get(table.key.slice)
-    return f"{table.key.slice}: {meaning}" if meaning else ""
+def _whose(table: Table) -> str:
+    """Return whose level a change is from, where that is not clear."""
+    if any(line.longest for line in table.lines):
+        return " of the unchanged model"
+    is_another = any(line.scored_with != line.encoding for line in table.lines)
+    return " with the trained encoding" if is_another else ""
 
 
 def _marks_text(table: Table) -> str:
     """Return what the marks after numbers mean; empty where there are none."""
+    lengths = short_lengths(table)
+    cells = [value_at(line, length, table) for line in table.lines for length in lengths]
+    marked = [cell for cell in cells if cell is not None and cell.style]
+    doubled = sorted({cell.mark for cell in marked if len(cell.mark) > 1})
+    of_models = f" ({' '.join(doubled)}: sure of these models, not of other seeds)" if doubled else ""
     if table.is_task and not table.baseline:
-        return _marks_of_task(table)
-    is_below = not table.baseline and max(short_lengths(table), default=0) < table.key.train_length
-    marked = [value for value in values_of(table) if value.style]
-    if not has_changes(table) or is_below or not marked:
+        return _marks_of_task(table, marked) + of_models
+    is_below = not table.baseline and max(lengths, default=0) < table.key.train_length
+    if is_below or not marked or not (table.baseline or has_trained_level(table)):
         return ""
-    if table.baseline:
-        return f"no mark the same, {_marks_of('worse', 'better', 'unclear')}"
-    marks = _marks_of("degrades", "fails", "improves", "unclear")
-    return f"no mark holds, {marks}{_of_models_text(marked)}"
+    words = ("worse", "better", "unclear") if table.baseline else ("degrades", "fails", "improves", "unclear")
+    marks = ", ".join(f"{VERDICTS[word].mark} {word}" for word in words)
+    return (
+        f"no mark {'the same' if table.baseline else 'holds'}, {marks}{'' if table.baseline else of_models}"
+    )
 
 
-def _marks_of(*words: str) -> str:
-    return ", ".join(f"{VERDICTS[word].mark} {word}" for word in words)
-
-
-def _marks_of_task(table: Table) -> str:
+def _marks_of_task(table: Table, marked: Sequence[Cell]) -> str:
     """Return what the marks after levels mean, those that are shown."""
-    marked = [value for value in values_of(table) if value.style]
-    marked += [level for line in table.lines if (level := level_at_training(line, table)) is not None]
+    at_training = (level_at_training(line, table) for line in table.lines)
     chances = {record.answers.chance for record in table.records if record.answers}
     guessing = " or ".join(f"{100 * chance:.3g} %" for chance in sorted(chances))
     meanings = {
@@ -147,14 +243,8 @@ def _marks_of_task(table: Table) -> str:
         "!": f"! chance: as few answers right as by guessing ({guessing})",
         "?": "? unclear",
     }
-    shown = {mark for value in marked for mark in (value.mark or [""])}
-    return ", ".join(meaning for mark, meaning in meanings.items() if mark in shown) + _of_models_text(marked)
-
-
-def _of_models_text(values: Sequence[Cell]) -> str:
-    """Return what two marks at a number mean, with an example of each that is shown."""
-    doubled = sorted({value.mark for value in values if len(value.mark) > 1})
-    return f" ({' '.join(doubled)}: sure of these models, not of other seeds)" if doubled else ""
+    shown = {mark for cell in (*marked, *at_training) if cell for mark in (cell.mark or [""])}
+    return ", ".join(meaning for mark, meaning in meanings.items() if mark in shown)
 
 
 def _context_text(table: Table) -> str:
@@ -181,13 +271,19 @@ def _below_text(table: Table) -> str:
     return f"{', '.join(map(str, below))}: less context than in training costs by nature, and is not judged"
 
 
-# Of the details
+# Below the details
 
 
 def legend(table: Table) -> list[str]:
     """Return what the terms of the detailed form mean, in whole lines."""
-    parts = (_of_changes, _of_answers, _of_baseline, _of_context, _of_memory, _of_anchors)
-    lines = [line for part in parts for line in part(table)]
+    lines = [line for part in (_of_changes, _of_answers, _of_context) for line in part(table)]
+    if table.baseline:
+        sign = "+" if table.measure.higher_is_better else "-"
+        lines.append(
+            f"vs {table.baseline}: {table.measure.name} minus its own at the same length, seed and targets; "
+            f"{sign} is better; same is within {table.margin:g}; those at one length are corrected together "
+            "(Holm)"
+        )
     later = later_text(table)
     return [*lines, f"break point and uses context, {later}"] if later else lines
 
@@ -196,21 +292,18 @@ def _of_changes(table: Table) -> Iterator[str]:
     train_length = table.key.train_length
     if not any(record.change is not None for record in table.records):
         return
-    own = " with the run's own encoding" if any(map(_is_another, table.lines)) else ""
-    own = " of the unchanged model" if any(line.longest for line in table.lines) else own
-    yield f"change: in bits/byte against length {train_length}{own}, on the same targets; + is worse"
+    yield f"change: in bits/byte against {train_length}{_whose(table)}, on the same targets; + is worse"
     judged = [record for record in table.records if record.length >= train_length and record.interval]
     verdicts = {record.verdict for record in judged} - {""}
     if judged:
         yield "±: half the width of the 95 % interval"
-    if not verdicts:
-        return
     meanings = [
         f"{word} ({verdict.meaning.format(margin=table.margin, failure=FAILURE)})"
         for word, verdict in VERDICTS.items()
         if word in verdicts
     ]
-    yield "verdict (from the 95 % interval): " + ", ".join(meanings)
+    if meanings:
+        yield "verdict (from the 95 % interval): " + ", ".join(meanings)
 
 
 def _of_answers(table: Table) -> Iterator[str]:
@@ -230,15 +323,6 @@ def _of_answers(table: Table) -> Iterator[str]:
     )
 
 
-def _of_baseline(table: Table) -> Iterator[str]:
-    if table.baseline:
-        yield (
-            f"vs {table.baseline}: {table.measure.name} minus its own at the same length, seed and targets; "
-            f"{'+' if table.measure.higher_is_better else '-'} is better; same is within {table.margin:g}; "
-            "those at one length are corrected together (Holm)"
-        )
-
-
 def _of_context(table: Table) -> Iterator[str]:
     uses = [record.use for record in table.records if record.use is not None]
     if not uses:
@@ -252,23 +336,3 @@ def _of_context(table: Table) -> Iterator[str]:
         "beats window: better than sliding-window attention of the training length in every layer"
         + ("; n/a = windowed itself" if any(use.beats_window == "n/a" for use in uses) else "")
     )
-
-
-def _of_memory(table: Table) -> Iterator[str]:
-    records = [record for record in table.records if record.levels]
-    if any(record.peak_memory_mb is not None for record in records):
-        yield (
-            "MB: the most that the whole process held while scoring that length (on a GPU, PyTorch's tensors "
-            "alone); jobs of a sweep and a single run hold different amounts beside the model, so compare "
-            "within one command"
-        )
-
-
-def _of_anchors(table: Table) -> Iterator[str]:
-    # A checkpoint was trained elsewhere, in no steps of ours.
-    if table.lines and not table.anchors and table.key.steps and not table.is_task:
-        yield "no trigram of the same training tokens to compare with: pe-bench eval RUN... adds it"
-
-
-def _is_another(line: Line) -> bool:
-    return line.scored_with != line.encoding

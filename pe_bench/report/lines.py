@@ -1,47 +1,36 @@
-"""The lines of a table from its rows: which belong together, and what each says before it is judged."""
+"""The lines of a table from its rows: which belong together, and what each says."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from pe_bench.config.schema import MIN_PAIRED_LENGTH
 from pe_bench.errors import RunError
 from pe_bench.report.pairs import (
-    Pair,
-    Paired,
+    BY_RUN,
+    BY_SEED,
     ScoreFiles,
     grouped,
     has_number,
-    largest_set,
     level_of,
     of_one_set,
     paired,
-    pairs_by_run,
-    pairs_by_seed,
-    pairs_with_trained,
+    pairs_of,
 )
-from pe_bench.report.records import (
-    AnswerIntervals,
-    AnswerScores,
-    ContextUse,
-    Line,
-    Position,
-    Record,
-    Unlearned,
-    quarter_of,
+from pe_bench.report.records import AnswerScores, Line, Paired, Position, Record, Unlearned
+from pe_bench.report.statistics import corrected_comparisons, reads_nothing
+from pe_bench.report.verdicts import (
+    answer_intervals,
+    gain_within_training,
+    judge,
+    judge_answers,
+    judge_context,
+    why_open_within,
 )
-from pe_bench.report.statistics import (
-    corrected_comparisons,
-    is_sensitive,
-    judge_context_use,
-    judge_gain_over_control,
-    reads_nothing,
-)
-from pe_bench.report.verdicts import answer_intervals, judge_answers
 from pe_bench.runs.gather import COPYING, FREQUENCIES, TRIGRAM, StoredAnchors, anchor_key
-from pe_bench.runs.rows import TASK, Row
+from pe_bench.runs.rows import POSITIONS, TASK, Row
 from pe_bench.runs.scores import perplexity_of
 
 # Of a set of targets; the larger is preferred. The hash is last: of sets alike in all the rest, one has to
@@ -50,96 +39,146 @@ Rank = tuple[int, int, int, int, str]
 
 
 @dataclass(frozen=True)
+class Source:
+    """What the lines of a table are made of.
+
+    rows: of the table's slice. whole: of the same runs, those of all targets, by which it is known what a
+    model has learned at all. anchors: that are stored.
+    """
+
+    rows: Sequence[Row]
+    whole: Sequence[Row]
+    ranks: Mapping[str, Rank]
+    anchors: StoredAnchors
+    files: ScoreFiles
+    margin: float
+
+
+@dataclass(frozen=True)
 class Member:
-    """The rows of one line, all under one protocol, and those of its controls and of its positions.
+    """The rows of one line, all under one protocol, with those of its controls and of its positions.
 
     run: its name, where the line is one of several runs that share a seed. by: what else sets it apart.
     """
 
     run: str
     by: str
-    rows: list[Row]
-    controls: list[Row]
-    positions: list[Row]
+    rows: Sequence[Row]
 
-    @property
+    @cached_property
+    def scored(self) -> list[Row]:
+        """Return the rows of levels at a length."""
+        return [row for row in self.rows if row.control == "none" and row.protocol != POSITIONS]
+
+    @cached_property
     def runs(self) -> list[str]:
-        return sorted({row.run for row in self.rows})
+        return sorted({row.run for row in self.scored})
 
     def at(self, length: int) -> list[Row]:
-        return [row for row in self.rows if row.length == length]
+        return [row for row in self.scored if row.length == length]
 
 
-def members_of(
-    rows: Sequence[Row], controls: Sequence[Row], positions: Sequence[Row], by: Callable[[Row], str]
-) -> list[Member]:
+def members_of(rows: Sequence[Row], by: Callable[[Row], str]) -> list[Member]:
     """Return the rows of each line, with the name of its run where it holds only one of several.
 
     Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something its
     name does not show: which of them belong together is not known, and so each is a line.
     """
-    controls_of, positions_of = (
-        grouped(other, lambda row: (row.run, row.scored_with)) for other in (controls, positions)
-    )
     members = []
     of_lines = grouped(rows, lambda row: (row.encoding, row.scored_with, by(row)))
-    for (_, scored_with, by_text), of_line in of_lines.items():
-        of_runs = grouped(of_line, lambda row: row.run)
-        seeds_differ = len({of_run[0].seed for of_run in of_runs.values()}) == len(of_runs)
-        parts = {"": list(of_runs)} if seeds_differ else {run: [run] for run in of_runs}
-        for name, runs in parts.items():
-            keys = [(run, scored_with) for run in runs]
-            members.append(
-                Member(
-                    name,
-                    by_text,
-                    rows=[row for run in runs for row in of_runs[run]],
-                    controls=[row for key in keys for row in controls_of.get(key, [])],
-                    positions=[row for key in keys for row in positions_of.get(key, [])],
-                )
-            )
-    return members
+    for (_, _, by_text), of_line in of_lines.items():
+        of_runs = grouped(of_line, BY_RUN)
+        if len({of_run[0].seed for of_run in of_runs.values()}) == len(of_runs):
+            members.append(Member("", by_text, [row for of_run in of_runs.values() for row in of_run]))
+        else:
+            members += [Member(run, by_text, of_run) for run, of_run in of_runs.items()]
+    return [member for member in members if member.scored]
 
 
-def make_line(
-    member: Member,
-    own_rows: Sequence[Row],
-    whole_rows: Sequence[Row],
-    ranks: Mapping[str, Rank],
-    margin: float,
-    files: ScoreFiles,
-    train_length: int,
-) -> Line:
-    """Return the line without verdicts, which depend on the whole table.
+def line_of(member: Member, source: Source, train_length: int) -> Line:
+    """Return a line with its verdicts, but for those against a baseline.
 
-    train_length: the length of `own_rows` that the line's changes are against.
-
-    own_rows: of these runs, scored with the encoding that they were trained with. whole_rows: the same on all
-    targets, where the others are of a slice.
+    The changes of later stages are from their first stage's level. What breaks and what uses context is
+    judged from the longest length that they were trained at.
     """
-    rows, first = member.rows, member.rows[0]
-    trained = [row for row in own_rows if row.length == train_length]
-    gain = _gain_within_training(whole_rows, files, train_length)
+    folder_of = source.files.folder_of
+    stages = {run: folder_of(run).first_stage for run in member.runs}
+    there = {row.run for row in source.rows}
+    first_runs = [stage.run if stage else run for run, stage in stages.items()]
+    first_runs = [run for run in first_runs if run in there] or member.runs
+    line = judge(_make_line(member, source, first_runs, train_length), train_length, source.margin)
+    stage = stages[member.runs[0]]
+    if stage is None:
+        return line
+    own = replace(_make_line(member, source, member.runs, stage.longest), unlearned=line.unlearned)
+    own = judge(own, stage.longest, source.margin)
+    return replace(
+        line,
+        records={
+            length: replace(record, use=own.records[length].use) for length, record in line.records.items()
+        },
+        break_point=own.break_point,
+        reads_nothing=own.reads_nothing,
+        longest=stage.longest,
+    )
+
+
+def anchor_lines(source: Source, name: str) -> list[tuple[Line, Member]]:
+    """Return a line, and its rows, for each anchor that belongs to a table's rows, without verdicts.
+
+    name: of the slice that the rows are of.
+    """
+    scored = [row for row in source.rows if row.control == "none"]
+    rows = [row for label in (TRIGRAM, COPYING) for row in source.anchors.of(label, scored)]
+    rows = source.files.of_slice(rows, name)
+    differ_in_steps = len({row.steps for row in rows}) > 1
+    members = members_of(rows, lambda row: f"of {row.steps} steps" if differ_in_steps else "")
+    of_anchors = replace(source, rows=rows, whole=rows)
+    return [
+        (_make_line(member, of_anchors, member.runs, rows[0].train_length, is_anchor=True), member)
+        for member in members
+    ]
+
+
+def _make_line(
+    member: Member, source: Source, runs: Sequence[str], train_length: int, *, is_anchor: bool = False
+) -> Line:
+    """Return the line without verdicts.
+
+    runs: whose levels at `train_length`, with the encoding that they were trained with, the changes are from.
+    """
+    own, whole = (
+        [row for row in part if row.run in runs and row.control == "none" and row.scored_with == row.encoding]
+        for part in (source.rows, source.whole)
+    )
+    trained = [row for row in own if row.length == train_length]
+    files, margin, first = source.files, source.margin, member.scored[0]
+    gain = gain_within_training(whole, files, train_length)
+    why_open = why_open_within(train_length, gain, margin)
+    controls = grouped((row for row in member.rows if row.control != "none"), lambda row: row.length)
     records = {}
-    for length in sorted({row.length for row in rows}):
-        record = make_record(member.at(length), trained, files, ranks)
-        use = _context_use(member, record, trained, gain, margin, files, train_length)
+    for length, rows in sorted(grouped(member.scored, lambda row: row.length).items()):
+        record = make_record(rows, trained, files, source.ranks)
+        beyond = controls.get(length, []) if length > train_length else []
+        use = judge_context(rows, beyond, trained, why_open, margin, files)
         records[length] = replace(record, use=use)
-    speed_of = {row.run: row.tokens_per_second for row in rows}
+    speed_of = {row.run: row.tokens_per_second for row in member.scored}
     return Line(
         encoding=first.encoding,
         scored_with=first.scored_with,
         run=member.run,
-        seeds=len({row.seed for row in rows}),
+        seeds=len({row.seed for row in member.scored}),
         parameters=first.parameters,
         tokens_per_second=sum(speed_of.values()) / len(speed_of),
         records=records,
         runs=tuple(member.runs),
         by=member.by,
         reads_nothing=gain.interval is not None and reads_nothing(gain.interval, margin),
-        positions=_positions(member.positions),
+        positions=_positions(member.rows),
         forced=first.forced,
-        knows_length=any(row.knows_length and has_number(row) for row in rows),
+        knows_length=any(row.knows_length and has_number(row) for row in member.scored),
+        unlearned="" if is_anchor else unlearned(whole, source.anchors, files),
+        is_anchor=is_anchor,
     )
 
 
@@ -157,10 +196,9 @@ def make_record(
     """
     first, scored = rows[0], [row for row in rows if has_number(row)]
     if not scored:
-        status = "undefined" if first.status == "ok" else first.status
         return Record(
             first.length,
-            status,
+            "undefined" if first.status == "ok" else first.status,
             first.reason,
             verdict="undefined",
             target_hash=first.target_hash,
@@ -168,9 +206,8 @@ def make_record(
         )
     ranks, seeds = ranks or rank_sets(scored), Counter(row.target_hash for row in scored)
     chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
-    shown = sorted((row for row in scored if row.target_hash == chosen), key=lambda row: row.run)
+    shown = sorted((row for row in scored if row.target_hash == chosen), key=BY_RUN)
     nll = [row.nll for row in shown if row.nll is not None]
-    memory = [row.peak_memory_mb for row in shown if row.peak_memory_mb is not None]
     record = Record(
         first.length,
         levels=tuple(map(level_of, shown)),
@@ -178,25 +215,30 @@ def make_record(
         targets=min(row.targets for row in shown),
         documents=min(row.documents for row in shown),
         stride=shown[0].stride,
-        peak_memory_mb=max(memory, default=None),
+        peak_memory_mb=max(
+            (row.peak_memory_mb for row in shown if row.peak_memory_mb is not None), default=None
+        ),
     )
     if first.protocol == TASK:
         return _with_answers(record, shown, files)
-    compared = of_one_set(pairs_with_trained(scored, trained, files))
+    runs = {row.run for row in trained}
+
+    def reference_run(row: Row) -> str:
+        stage = None if row.run in runs else files.folder_of(row.run).first_stage
+        return row.run if stage is None else stage.run
+
+    pairs = of_one_set(pairs_of(scored, trained, reference_run))
+    change = Paired()
+    if not any(map(has_number, trained)):
+        change = Paired(missing="the training length has no score to compare with")
+    elif not pairs or any(row is not reference for row, reference in pairs):  # not the training length itself
+        change = paired(pairs, files, "scored on other targets than the training length")
     return replace(
         record,
         perplexity=perplexity_of(float(np.mean(nll))) if nll else None,
-        compared=_change(compared, trained, files),
-        changes=tuple(level_of(row) - level_of(reference) for row, reference in compared),
+        compared=change,
+        changes=tuple(level_of(row) - level_of(reference) for row, reference in pairs),
     )
-
-
-def _change(pairs: Sequence[Pair], trained: Sequence[Row], files: ScoreFiles) -> Paired:
-    if not any(map(has_number, trained)):
-        return Paired(None, None, "the training length has no score to compare with")
-    if pairs and all(row is reference for row, reference in pairs):
-        return Paired(None, None, "")  # the training length itself
-    return paired(pairs, files, "scored on other targets than the training length")
 
 
 def _with_answers(record: Record, rows: Sequence[Row], files: ScoreFiles) -> Record:
@@ -204,26 +246,20 @@ def _with_answers(record: Record, rows: Sequence[Row], files: ScoreFiles) -> Rec
     try:
         right = np.stack([files.answers(row) for row in rows])
     except RunError as error:
-        return replace(record, compared=Paired(None, None, str(error)))
-
+        return replace(record, compared=Paired(missing=str(error)))
     exact, several = (right == 1).astype(float), len(rows) > 1
-
-    def intervals_of(shares: np.ndarray, exact: np.ndarray) -> AnswerIntervals:
-        return answer_intervals(shares[None, :], exact[None, :])
-
     answers = AnswerScores(
-        float(right.mean()),
         rows[0].chance or 0.0,
         answer_intervals(right, exact),
-        intervals_of(right.mean(0), exact.mean(0)) if several else None,
-        tuple(map(intervals_of, right, exact)) if several else (),
+        answer_intervals(right.mean(0, keepdims=True), exact.mean(0, keepdims=True)) if several else None,
+        tuple(map(answer_intervals, right[:, None], exact[:, None])) if several else (),
     )
     return replace(record, answers=answers)
 
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
     """Return those of the set of windows that reaches furthest; a range that a seed lacks is left out."""
-    scored = [row for row in rows if has_number(row)]
+    scored = [row for row in rows if row.protocol == POSITIONS and has_number(row)]
     if not scored:
         return ()
     chosen = max(scored, key=lambda row: (row.length, row.target_hash)).target_hash
@@ -259,80 +295,6 @@ def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
     return [label for label, target_hash in set_of.items() if target_hash != most[0][0]]
 
 
-# Does a model use the context beyond its training length?
-
-
-def _gain_within_training(own_rows: Sequence[Row], files: ScoreFiles, train_length: int) -> Paired:
-    """Return what the models gain from a quarter to all of their training length, as they were trained.
-
-    What weights can make of context within training is theirs, whatever they are scored with: another
-    encoding may do worse at a quarter alone.
-    """
-    quarter = [row for row in own_rows if row.length == quarter_of(train_length)]
-    trained = [row for row in own_rows if row.length == train_length]
-    return paired(of_one_set(pairs_by_run(quarter, trained)), files)
-
-
-def _context_use(
-    member: Member,
-    record: Record,
-    trained: Sequence[Row],
-    within: Paired,
-    margin: float,
-    files: ScoreFiles,
-    train_length: int,
-) -> ContextUse | None:
-    """Return what the controls at one length say; None where there is none, or no number to control.
-
-    within: what the models gain from a quarter to all of `train_length`, beyond which a control tells.
-    """
-    is_beyond = record.length > train_length
-    controls = [row for row in member.controls if row.length == record.length and is_beyond]
-    if not controls or not record.levels:
-        return None
-    controlled = {row.target_hash for row in controls}
-    chosen = largest_set([row for row in member.at(record.length) if row.target_hash in controlled])
-    rows = [row for row in member.at(record.length) if row.target_hash == chosen]
-    if not rows:
-        return ContextUse(missing=f"the controls at {record.length} were scored on other targets")
-    if not any(map(has_number, rows)):
-        return None
-    swaps, windows = (
-        [row for row in controls if (row.control, row.target_hash) == (control, chosen)]
-        for control in ("swap", "window")
-    )
-    gain, swap, window = (
-        paired(pairs_by_run(worse, rows), files, "no score on the same targets")
-        for worse in (trained, swaps, windows)
-    )
-    unscored = [row.reason for row in swaps if not has_number(row)]
-    missing = _why_open(train_length, within, margin) or gain.missing or next(iter(unscored), swap.missing)
-    answer, beats_window = "", "n/a" if any(row.status == "undefined" for row in windows) else ""
-    if not missing and gain.interval is not None and swap.interval is not None:
-        answer = judge_context_use(gain.interval, swap.interval, margin)
-    if window.interval is not None:
-        beats_window = judge_gain_over_control(window.interval, margin)
-    return ContextUse(answer, beats_window, swap.interval, window.interval, missing)
-
-
-def _why_open(train_length: int, within: Paired, margin: float) -> str:
-    """Return why its levels within training leave a model's use of context open; empty where they do not."""
-    quarter = quarter_of(train_length)
-    if within.missing:
-        return within.missing
-    if within.interval is None:
-        able = quarter >= MIN_PAIRED_LENGTH
-        way_out = f": add it with --lengths {quarter}" if able else ", which is too short to score"
-        return f"no score at {quarter}, a quarter of the training length{way_out}"
-    if is_sensitive(within.interval):
-        return ""
-    improves = "does not improve" if within.interval.high < margin else "does not surely improve"
-    return (
-        f"the model {improves} from {quarter} to {train_length} tokens, so no gain beyond "
-        f"{train_length} proves nothing"
-    )
-
-
 # The differences from a baseline
 
 
@@ -343,29 +305,30 @@ def with_baseline(
 
     Those at one length are corrected together; an anchor is compared, and not judged.
     """
-    base_line, base = next(pair for pair in zip(lines, members, strict=True) if pair[0].label == baseline)
-    differences = {
-        (line.label, length): _difference(member, base, length, base_line.label, files)
-        for line, member in zip(lines, members, strict=True)
-        for length, record in line.records.items()
-        if line is not base_line and record.levels
-    }
-    is_task = any(record.answers for record in base_line.records.values())  # and then more is better
-    trained = {line.label for line in lines if not line.is_anchor}
-    for length in {length for _, length in differences}:
+    base = next(member for line, member in zip(lines, members, strict=True) if line.label == baseline)
+    is_task = base.scored[0].protocol == TASK  # and then more is better
+    differences: dict[int, dict[str, Paired]] = {}
+    for length in sorted({length for line in lines for length in line.records}):
+        at_length = {
+            line.label: _difference(member, base, length, baseline, files)
+            for line, member in zip(lines, members, strict=True)
+            if line.label != baseline and length in line.records and line.records[length].levels
+        }
         intervals = {
-            key: difference.interval.mirrored if is_task else difference.interval
-            for key, difference in differences.items()
-            if key[1] == length and difference.interval is not None and key[0] in trained
+            line.label: interval.mirrored if is_task else interval
+            for line in lines
+            if not line.is_anchor and line.label in at_length
+            if (interval := at_length[line.label].interval) is not None
         }
         verdicts = corrected_comparisons(list(intervals.values()), margin)
-        for key, verdict in zip(intervals, verdicts, strict=True):
-            differences[key] = replace(differences[key], verdict=verdict)
+        for label, verdict in zip(intervals, verdicts, strict=True):
+            at_length[label] = replace(at_length[label], verdict=verdict)
+        differences[length] = at_length
     return [
         replace(
             line,
             records={
-                length: replace(record, baseline=differences.get((line.label, length)))
+                length: replace(record, baseline=differences[length].get(line.label))
                 for length, record in line.records.items()
             },
         )
@@ -376,35 +339,13 @@ def with_baseline(
 def _difference(member: Member, base: Member, length: int, label: str, files: ScoreFiles) -> Paired:
     rows, others = member.at(length), base.at(length)
     if {row.target_hash for row in rows} & {row.target_hash for row in others}:
-        pairs = of_one_set(pairs_by_seed(rows, others))
+        pairs = of_one_set(pairs_of(rows, others, BY_SEED))
         return paired(pairs, files, f"no seed in common with {label}")
     why = "was scored on other targets" if others else "has no score at this length"
-    return Paired(None, None, f"{label} {why}")
+    return Paired(missing=f"{label} {why}")
 
 
-# Lines that cost no training, and what trained ones did not learn to beat.
-
-
-def anchor_lines(
-    rows: Sequence[Row],
-    stored: StoredAnchors,
-    ranks: Mapping[str, Rank],
-    margin: float,
-    files: ScoreFiles,
-    name: str,
-) -> list[tuple[Line, Member]]:
-    """Return a line, and its rows, for each anchor that belongs to a table's rows, without verdicts.
-
-    name: of the slice that the rows are of.
-    """
-    of_anchors = files.of_slice([*stored.of(TRIGRAM, rows), *stored.of(COPYING, rows)], name)
-    differ_in_steps = len({row.steps for row in of_anchors}) > 1
-    members = members_of(of_anchors, [], [], lambda row: f"of {row.steps} steps" if differ_in_steps else "")
-    lines = [
-        make_line(member, member.rows, member.rows, ranks, margin, files, member.rows[0].train_length)
-        for member in members
-    ]
-    return [(replace(line, is_anchor=True), member) for line, member in zip(lines, members, strict=True)]
+# What trained lines did not learn to beat
 
 
 def unlearned(own_rows: Sequence[Row], stored: StoredAnchors, files: ScoreFiles) -> Unlearned:
@@ -417,16 +358,15 @@ def unlearned(own_rows: Sequence[Row], stored: StoredAnchors, files: ScoreFiles)
         answers = make_record(trained, [], files).answers if trained else None
         is_solved = answers is None or judge_answers(answers.intervals, answers.chance) == "solves"
         return "" if is_solved else "task"
+
     scored = [row for row in trained if has_number(row)]
-    over_frequencies = _against(FREQUENCIES, scored, stored, files).interval
-    if over_frequencies is not None and not over_frequencies.high < 0:
-        return "frequencies"
-    over_trigram = _against(TRIGRAM, scored, stored, files).interval
-    return "trigram" if over_trigram is not None and over_trigram.low > 0 else ""
-
-
-def _against(label: str, rows: Sequence[Row], stored: StoredAnchors, files: ScoreFiles) -> Paired:
-    """Return the rows minus those of an anchor that was counted on the same tokens; positive is worse."""
-    anchor_of = {anchor_key(row): row for row in stored.of(label, rows)}
-    pairs = [(row, anchor_of[anchor_key(row)]) for row in rows if anchor_key(row) in anchor_of]
-    return paired(of_one_set(pairs), files)
+    for label in (FREQUENCIES, TRIGRAM):
+        # Against an anchor that was counted on the same tokens; positive is worse.
+        anchor_of = {anchor_key(row): row for row in stored.of(label, scored)}
+        pairs = [(row, anchor_of[anchor_key(row)]) for row in scored if anchor_key(row) in anchor_of]
+        interval = paired(of_one_set(pairs), files).interval
+        if interval is not None and label == FREQUENCIES and not interval.high < 0:
+            return "frequencies"
+        if interval is not None and label == TRIGRAM and interval.low > 0:
+            return "trigram"
+    return ""

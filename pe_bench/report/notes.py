@@ -7,83 +7,59 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from pe_bench.report.groups import MAX_NAMES, Group, RunKeys, few_names
 from pe_bench.report.lines import on_other_targets
-from pe_bench.report.pairs import has_number
-from pe_bench.report.records import Line, Record, is_checkpoint, label_of
-from pe_bench.report.selection import RunKeys
+from pe_bench.report.records import Line, Record, Table, is_checkpoint, label_of
+from pe_bench.report.selection import Order
 from pe_bench.report.verdicts import SOLVED
 from pe_bench.runs.find import one_a_run
 from pe_bench.runs.gather import COPYING
-from pe_bench.runs.rows import TASK, Row
+from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import MIN_DOCUMENTS
 
-MAX_NAMES = 4  # of lines in one note
-
-LineRow = tuple[Line, Row]
-Said = TypeVar("Said")
-Places = dict[str, list[int]]  # the lengths of each line, by its label
+Lengths = dict[str, list[int]]  # of each line, by its label
 
 
 class Note(NamedTuple):
     """A sentence below a table. is_caveat: it changes how the short form is read, and stands there too."""
 
     text: str
-    is_caveat: bool
+    is_caveat: bool = True
 
 
-def make_notes(
-    lines: Sequence[Line],
-    rows: Sequence[Row],
-    slice_rows: Sequence[Row],
-    order_note: Note,
-    margin: float,
-    keys: RunKeys,
-) -> list[Note]:
-    """Return the notes, each once, the most important first.
-
-    rows: all that the table shows, and their controls, of all targets; slice_rows: those of its slice.
-    order_note: the note on how the lines are ordered.
-    """
-    anchors = [line for line in lines if line.is_anchor]
-    lines = [line for line in lines if not line.is_anchor]
+def make_notes(table: Table, group: Group, order: Order, keys: RunKeys) -> list[Note]:
+    """Return the notes of a table of these rows, each once, the most important first."""
+    lines = table.lines
+    rows, whole = ([row for row in part if row.length in table.lengths] for part in (group.rows, group.whole))
     if not lines:
         return []
-    first = keys.first_stage(rows[0])
-    train_length = first.train_length
-    line_of = {(run, line.scored_with): line for line in lines for run in line.runs}
-    of_lines, slice_of_lines = (
-        [(line_of[key], row) for row in part if (key := (row.run, row.scored_with)) in line_of]
-        for part in (rows, slice_rows)
-    )
+    caveats = [
+        *_checkpoints(rows, keys),
+        *_holding(NOT_LEARNED, table),
+        *_statuses(lines),
+        *_protocol(table),
+        *_runs_apart(lines),
+        *_holding(FEW_SEEDS, table),
+        *_other_seeds(lines),
+        *_unclear_changes(lines, whole),
+        *_holding(SCORED_WITH, table),
+        *_few_documents(table.records),
+        *_target_sets(table),
+    ]
     notes = [
-        *([order_note] if len(lines) > 1 else []),
-        *_caveats(_checkpoints(slice_rows, keys), _holding(NOT_LEARNED, lines, first), _statuses(of_lines)),
-        *_caveats(_protocol(first.protocol), _runs_apart(lines)),
-        *_caveats(_holding(FEW_SEEDS, lines, first), _other_seeds(lines)),
-        *_caveats(_unclear_changes(lines, rows), _holding(SCORED_WITH, lines, first)),
-        *_caveats(
-            _few_documents(lines), _unequal_targets(lines), _other_sets(lines, first), _own_sets(lines)
-        ),
-        *_missing(lines, train_length),
-        *(Note(text, is_caveat=False) for text in (*_unjudged(lines), *_windows(lines, rows))),
-        *_offsets(slice_of_lines, margin),
-        *_caveats(_anchors(anchors)),
+        *([Note(order.text, order.is_caveat)] if len(lines) > 1 else []),
+        *map(Note, caveats),
+        *_missing(table),
+        *_offsets(table, rows),
+        *map(Note, _anchors(table.anchors)),
+        *([Note(group.lacking)] if group.lacking else []),
     ]
     return list(dict.fromkeys(notes))
 
 
-def _caveats(*groups: Iterable[str]) -> list[Note]:
-    return [Note(text, is_caveat=True) for texts in groups for text in texts]
-
-
 # Lines and lengths
-
-
-def few_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES])}{more}"
 
 
 def _list_lengths(lengths: Iterable[int]) -> str:
@@ -96,23 +72,14 @@ def _which(labels: Iterable[str], lines: Sequence[Line]) -> str:
     return "" if len(names) == len(lines) else f" ({few_names(names)})"
 
 
-def _places_of(lines: Sequence[Line], say: Callable[[Line, Record], Said | None]) -> dict[Said, Places]:
-    """Return the lengths, by label, of each result of `say`, which is None or empty for most records."""
-    places: dict[Said, Places] = {}
+def _lengths_of(lines: Iterable[Line], say: Callable[[Record], str]) -> dict[str, Lengths]:
+    """Return the lengths, by label, of each result of `say`, which is empty for most records."""
+    lengths: dict[str, Lengths] = {}
     for line in lines:
         for length, record in sorted(line.records.items()):
-            said = say(line, record)
-            if said:
-                places.setdefault(said, {}).setdefault(line.label, []).append(length)
-    return places
-
-
-def _by_lengths(places: Places) -> dict[tuple[int, ...], list[str]]:
-    """Group the labels by their lengths."""
-    labels: dict[tuple[int, ...], list[str]] = {}
-    for label, lengths in places.items():
-        labels.setdefault(tuple(lengths), []).append(label)
-    return labels
+            if said := say(record):
+                lengths.setdefault(said, {}).setdefault(line.label, []).append(length)
+    return lengths
 
 
 # What the lines are
@@ -140,14 +107,14 @@ SCORED_WITH: Kinds = {
 }
 
 
-def _holding(kinds: Kinds, lines: Sequence[Line], row: Row) -> Iterator[str]:
-    """Yield the note of each kind that is true of some lines. row: any row of the table."""
-    token = "byte" if row.tokenizer == "bytes" else "token"
-    facts = {"length": row.train_length, "token": token, "solved": 100 * SOLVED}
+def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
+    """Yield the note of each kind that is true of some lines."""
+    token = "byte" if table.key.tokenizer == "bytes" else "token"
+    facts = {"length": table.key.train_length, "token": token, "solved": 100 * SOLVED}
     for text, is_so in kinds.items():
-        labels = [line.label for line in lines if is_so(line)]
+        labels = [line.label for line in table.lines if is_so(line)]
         if labels:
-            yield text.format(which=_which(labels, lines), names=", ".join(labels), **facts)
+            yield text.format(which=_which(labels, table.lines), names=", ".join(labels), **facts)
 
 
 def _checkpoints(rows: Sequence[Row], keys: RunKeys) -> Iterator[str]:
@@ -174,13 +141,13 @@ def _anchors(anchors: Sequence[Line]) -> Iterator[str]:
         yield f"{names}: no encodings, but counts of the training tokens{copies}"
 
 
-def _protocol(protocol: str) -> Iterator[str]:
-    if protocol == "nonoverlapping":
+def _protocol(table: Table) -> Iterator[str]:
+    if table.key.protocol == "nonoverlapping":
         yield (
             "nonoverlapping: the first tokens of a window see little, and long windows have fewer of them, "
             "so scores improve with length by themselves"
         )
-    if protocol == TASK:
+    if table.is_task:
         yield "each length has examples of its own: encodings are compared on the same ones, lengths are not"
 
 
@@ -190,6 +157,16 @@ def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
             f"{label}: several runs have the same seed and differ in what the name does not show "
             "(such as another version of its code), so each is a line of its own and none are averaged"
         )
+
+
+def _statuses(lines: Sequence[Line]) -> Iterator[str]:
+    """Yield for each line and status all lengths without a number, and the reason at the shortest of them."""
+    for line in lines:
+        lacking = [record for _, record in sorted(line.records.items()) if not record.levels]
+        for status in dict.fromkeys(record.status for record in lacking):
+            records = [record for record in lacking if record.status == status]
+            where = f"{line.label} at {_list_lengths(record.length for record in records)}"
+            yield f"{status.replace('_', ' ')}: {where}: {records[0].reason or 'no reason is given'}"
 
 
 # Seeds and documents
@@ -203,36 +180,15 @@ def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
             f"lines have {min(counts)} to {max(counts)} seeds, which also affects their levels and order: "
             "--baseline compares only seeds that both have"
         )
-
-    def compared(record: Record) -> int:
-        interval = record.baseline.interval if record.baseline is not None else None
-        return 0 if interval is None else interval.seeds
-
-    yield from _fewer_seeds(lines, "of", lambda record: len(record.levels))
-    yield from _fewer_seeds(lines, "compared over", compared)
+    if any(0 < len(record.levels) < line.seeds for line in lines for record in line.records.values()):
+        yield "some numbers are of fewer seeds than their line has: --details says of how many (n=...)"
 
 
-def _fewer_seeds(lines: Sequence[Line], verb: str, count: Callable[[Record], int]) -> Iterator[str]:
-    """Yield which numbers rest on fewer seeds than their line has; count: the seeds of a record."""
-
-    def fewer(line: Line, record: Record) -> tuple[int, int] | None:
-        return (count(record), line.seeds) if 0 < count(record) < line.seeds else None
-
-    for (seeds, of_all), places in _places_of(lines, fewer).items():
-        for lengths, labels in _by_lengths(places).items():
-            yield (
-                f"{few_names(labels)} at {_list_lengths(lengths)}: {verb} {seeds} of {of_all} seeds only; a "
-                "difference is always between the same seeds"
-            )
-
-
-def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
-    scored = [record for line in lines for record in line.records.values() if record.levels]
-    few = [record for record in scored if record.documents < MIN_DOCUMENTS]
+def _few_documents(records: Sequence[Record]) -> Iterator[str]:
+    few = [record for record in records if record.levels and record.documents < MIN_DOCUMENTS]
     if not few:
         return
-    fewest = min(record.documents for record in few)
-    segments = max(record.compared.segments for record in few)
+    fewest, segments = min(record.documents for record in few), max(r.compared.segments for r in few)
     documents = "1 document" if fewest == 1 else f"{fewest} documents"
     if segments > 1:
         yield (
@@ -245,27 +201,20 @@ def _few_documents(lines: Sequence[Line]) -> Iterator[str]:
 
 def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
     """Yield how bad the unclear changes can be at most, and what would settle them."""
-    changes: dict[bool, list[str]] = {}
+    bounds: dict[bool, dict[str, dict[int, float]]] = {}
     for line in lines:
-        unclear = [record for record in line.records.values() if record.verdict == "unclear"]
-        bounded = [
-            (record.length, record.interval)
-            for record in unclear
-            if record.interval is not None and isfinite(record.interval.high)
+        for length, record in line.records.items():
+            interval = record.interval
+            if record.verdict == "unclear" and interval is not None and isfinite(interval.high):
+                by_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
+                bounds.setdefault(by_seeds, {}).setdefault(line.label, {})[length] = interval.high
+    for by_seeds, of_lines in sorted(bounds.items()):
+        where = [
+            f"{label} at {_list_lengths(highs)} (at most {max(highs.values()):+.3f})"
+            for label, highs in of_lines.items()
         ]
-        for by_seeds in (False, True):
-            alike = [
-                (length, interval.high)
-                for length, interval in bounded
-                if (interval.spread is not None and interval.spread.seed_share > 0.5) is by_seeds
-            ]
-            if alike:
-                where = f"{line.label} at {_list_lengths(length for length, _ in alike)}"
-                bound = max(high for _, high in alike)
-                changes.setdefault(by_seeds, []).append(f"{where} (at most {bound:+.3f})")
-    for by_seeds, words in sorted(changes.items()):
-        more_seeds = "Most of this is how seeds differ: train more seeds"
-        yield f"unclear changes: {'; '.join(words)}. {more_seeds if by_seeds else _more_targets(lines, rows)}"
+        way_out = "Most of this is how seeds differ: train more seeds"
+        yield f"unclear changes: {'; '.join(where)}. {way_out if by_seeds else _more_targets(lines, rows)}"
 
 
 def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
@@ -285,138 +234,74 @@ def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
     return f"4 times the targets would narrow these by up to half: pe-bench eval {runs} --targets {targets}"
 
 
-# Sets of targets
-
-
-def _unequal_targets(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the lengths at which levels are of different text from line to line."""
-    lengths = sorted({length for line in lines for length in line.records})
-    labels_at = {length: tuple(on_other_targets(lines, length)) for length in lengths}
+def _target_sets(table: Table) -> Iterator[str]:
+    """Yield the lengths at which levels are of different text from line to line, or along a line."""
+    labels_at = {length: tuple(on_other_targets(table.lines, length)) for length in table.lengths}
     for labels in dict.fromkeys(filter(None, labels_at.values())):
-        alike = [length for length in lengths if labels_at[length] == labels]
+        alike = [length for length in table.lengths if labels_at[length] == labels]
         yield (
             f"{_list_lengths(alike)}: not all rows were scored on the same targets "
             f"({few_names(labels)} on others), which also affects their levels"
         )
-
-
-def _other_sets(lines: Sequence[Line], row: Row) -> Iterator[str]:
-    """Yield the lengths whose level is of other targets than the training length's, or than most."""
-    others: Places = {}
-    for line in lines if row.protocol != TASK else []:
-        sets = {
-            length: record.target_hash for length, record in sorted(line.records.items()) if record.levels
-        }
+    others: dict[str, list[str]] = {}
+    for line in table.lines if not table.is_task else ():
+        sets = {length: record.target_hash for length, record in line.records.items() if record.levels}
         most = Counter(sets.values()).most_common(1)
-        main = sets.get(row.train_length) or (most[0][0] if most else "")
+        main = sets.get(table.key.train_length) or (most[0][0] if most else "")
         lengths = [length for length, target_hash in sets.items() if target_hash != main]
-        others |= {line.label: lengths} if lengths else {}
-    for lengths, labels in _by_lengths(others).items():
-        who = "" if len(labels) == len(lines) else f" ({', '.join(labels)})"
+        if lengths:
+            others.setdefault(_list_lengths(lengths), []).append(line.label)
+    for where, labels in others.items():
+        who = "" if len(labels) == len(table.lines) else f" ({', '.join(labels)})"
         yield (
-            f"{_list_lengths(lengths)}{who}: scored on another set of targets than the other lengths, so "
-            "levels are not comparable along the row; a change is always within one set"
+            f"{where}{who}: scored on another set of targets than the other lengths, so levels are not "
+            "comparable along the row; a change is always within one set"
         )
-
-
-def _own_sets(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield the changes and differences that are of other targets than the levels at their length."""
-    for kind, whose in (("change", "the line has"), ("difference", "both lines have")):
-
-        def sizes(line: Line, record: Record, kind: str = kind) -> tuple[int, int] | None:
-            compared = record.compared if kind == "change" else record.baseline
-            if compared is None or compared.target_hash in ("", record.target_hash):
-                return None
-            return compared.targets, record.targets
-
-        for (targets, of_levels), places in _places_of(lines, sizes).items():
-            where = "; ".join(f"{label} at {_list_lengths(lengths)}" for label, lengths in places.items())
-            yield (
-                f"{where}: the {kind} is of the largest set of targets that {whose} "
-                f"({targets:,}), the level of the set that most lines share ({of_levels:,})"
-            )
 
 
 # What is missing
 
 
-def _statuses(rows: Sequence[LineRow]) -> Iterator[str]:
-    """Yield for each line and status all lengths, and the reason at the shortest of them.
+def _missing(table: Table) -> Iterator[Note]:
+    """Yield the changes, intervals, differences and answers on context that are missing, and why."""
 
-    A control has its own where its code failed though that of the length did not.
-    """
-    failed = {
-        (row.run, row.scored_with, row.length)
-        for _, row in rows
-        if (row.control, row.status) == ("none", "failed")
-    }
-    reasons: dict[tuple[str, str], dict[int, str]] = {}
-    for line, row in rows:
-        is_new = row.status == "failed" and (row.run, row.scored_with, row.length) not in failed
-        if has_number(row) or (row.control != "none" and not is_new):
-            continue
-        label = line.label if row.control == "none" else f"{line.label}, {row.control} control,"
-        status = "undefined" if row.status == "ok" else row.status.replace("_", " ")
-        reasons.setdefault((label, status), {})[row.length] = row.reason
-    for (label, status), reason_at in reasons.items():
-        reason = reason_at[min(reason_at)] or "no reason is given"
-        yield f"{status}: {label} at {_list_lengths(reason_at)}: {reason}"
-
-
-def _missing(lines: Sequence[Line], train_length: int) -> Iterator[Note]:
-    """Yield the changes and differences, or intervals of changes, that are missing, and why."""
-
-    def change(line: Line, record: Record) -> tuple[str, str] | None:
+    def change(record: Record) -> str:
         kind = "no change" if record.change is None else "a change without an interval"
-        return (kind, record.compared.missing) if record.compared.missing else None
+        return f"{kind}: {{}}: {record.compared.missing}" if record.compared.missing else ""
 
-    def difference(line: Line, record: Record) -> tuple[str, str] | None:
+    def difference(record: Record) -> str:
         missing = record.baseline.missing if record.baseline is not None else ""
-        return ("no comparison", missing) if missing else None
+        return f"no comparison: {{}}: {missing}" if missing else ""
 
     for say in (change, difference):
-        for (kind, reason), places in _places_of(lines, say).items():
-            is_all = say is change and len(places) == len(lines) > 1
-            who = "all" if is_all else ", ".join(places)
+        for text, places in _lengths_of(table.lines, say).items():
+            is_all = say is change and len(places) == len(table.lines) > 1
             lengths = [length for of_line in places.values() for length in of_line]
-            yield Note(f"{kind}: {who} at {_list_lengths(lengths)}: {reason}", max(lengths) >= train_length)
+            where = f"{'all' if is_all else ', '.join(places)} at {_list_lengths(lengths)}"
+            yield Note(text.replace("{}", where, 1), max(lengths) >= table.key.train_length)
+    unjudged = _lengths_of(table.lines, lambda record: record.use.missing if record.use else "")
+    for reason, places in unjudged.items():
+        yield Note(f"cannot judge context use{_which(places, table.lines)}: {reason}", is_caveat=False)
 
 
-# The controls
-
-
-def _unjudged(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield why the use of context is left empty; lines of one reason together."""
-    for reason, places in _places_of(lines, lambda line, record: record.use and record.use.missing).items():
-        yield f"cannot judge context use{_which(places, lines)}: {reason}"
-
-
-def _windows(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield how far information travels all the same under the control."""
-    uses = [record.use for line in lines for record in line.records.values() if record.use is not None]
-    if any(use.window_gain is not None for use in uses):
-        scored = [row for row in rows if row.control == "window" and has_number(row)]
-        yield from (f"window control: {row.reason}" for row in scored if row.reason)
-
-
-def _offsets(rows: Sequence[LineRow], margin: float) -> Iterator[Note]:
+def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
     """Yield how the level at the training length moves where all its positions are later."""
+    labels = {(run, line.scored_with): line.label for line in table.lines for run in line.runs}
     levels = {
         (row.run, row.scored_with, row.target_hash): row.bits_per_byte
-        for _, row in rows
+        for row in rows
         if row.control == "none" and row.length == row.train_length
     }
-    for line, row in rows:
-        if row.control != "offset":
+    for row in rows:
+        label, level = labels.get((row.run, row.scored_with)), row.bits_per_byte
+        if row.control != "offset" or label is None:
             continue
-        level = levels.get((row.run, row.scored_with, row.target_hash))
-        if row.bits_per_byte is None or level is None:
-            text = f"offset control: {line.label} up to position {row.length}: {row.reason}"
-            yield Note(text, is_caveat=True)
-            continue
-        change = row.bits_per_byte - level
-        yield Note(
-            f"offset control: {line.label} changes by {change:+.3f} where windows of {row.train_length} "
-            f"tokens end at position {row.length} (seed {row.seed})",
-            is_caveat=abs(change) > margin,
-        )
+        reference = levels.get((row.run, row.scored_with, row.target_hash))
+        if level is None or reference is None:
+            yield Note(f"offset control: {label} up to position {row.length}: {row.reason}")
+        else:
+            yield Note(
+                f"offset control: {label} changes by {level - reference:+.3f} where windows of "
+                f"{row.train_length} tokens end at position {row.length} (seed {row.seed})",
+                is_caveat=abs(level - reference) > table.margin,
+            )

@@ -19,10 +19,9 @@ from pe_bench.report.columns import details_of, point_text, short
 from pe_bench.report.curves import Chart, Curve, PlotValues, chart_of, chart_over_position
 from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
 from pe_bench.report.heat import heat_note, heat_svg
-from pe_bench.report.legend import legend
+from pe_bench.report.legend import legend, number_text
 from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, Table
-from pe_bench.report.values import number_text
 from pe_bench.runs.folder import ENVIRONMENT, RunRecord
 from pe_bench.runs.rows import ALL
 from pe_bench.system.grid import Cell, Column, Grid
@@ -174,7 +173,7 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
         lines=[(names[line.label], cells, _details(line, table)) for line, (_, *cells) in lines],
         title=" · ".join(title),
         reading=[*grid.notes, HINT],
-        notes=[table.title, *legend(table), *(note for note in table.notes if note not in table.caveats)],
+        notes=[*legend(table), *(note for note in table.notes if note not in table.caveats)],
     )
 
 

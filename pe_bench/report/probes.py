@@ -3,8 +3,9 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 import numpy as np
 from rich.console import Console
@@ -12,14 +13,11 @@ from rich.text import Text
 
 from pe_bench.errors import RunError
 from pe_bench.report.columns import NAME, half_width
-from pe_bench.report.groups import explain_separation
-from pe_bench.report.legend import setting_title
-from pe_bench.report.pairs import grouped
+from pe_bench.report.groups import RunKeys, explain_separation
+from pe_bench.report.pairs import BY_RUN, grouped
 from pe_bench.report.records import TableKey, label_of
-from pe_bench.report.selection import RunKeys, Selection
+from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
-from pe_bench.report.verdicts import FINDS, NO_LIFT, Finding, judge_finding, share_interval
-from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import Scores, load_scores, score_file
 from pe_bench.system import grid as grids
@@ -27,6 +25,8 @@ from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
 from pe_bench.system.terminal import in_one_line
 
 ANSWER = 16  # targets of a window
+FINDS = 0.9  # of the answers are right
+NO_LIFT = 0.05  # of the answers: a smaller part that is right by the span alone is of no use
 COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "score_dtype"),
     *("encoding", "length", "depth", "seeds", "documents", "windows", "chance"),
@@ -34,6 +34,7 @@ COLUMNS = (
     "reason",
 )
 
+Finding = Literal["finds", "partly", "chance", "unclear"]
 Read = Callable[[Row], Scores]
 Label = Callable[[Row], str]
 
@@ -89,20 +90,17 @@ class ProbeTable:
 
     @property
     def title(self) -> list[str]:
-        return setting_title(self.key, [len(line.runs) for line in self.lines])
+        return self.key.title(len(line.runs) for line in self.lines)
 
 
 def probe_tables(
-    groups: Mapping[TableKey, Sequence[Row]],
-    keys: RunKeys,
-    selection: Selection,
-    folder_of: Callable[[str], RunFolder],
+    groups: Mapping[TableKey, Sequence[Row]], keys: RunKeys, selection: Selection
 ) -> list[ProbeTable]:
     """Return a table for each group of a probe's rows; none where nothing of it is to be shown."""
 
     @cache
     def read(row: Row) -> Scores:
-        return load_scores(score_file(folder_of(row.run).path, row))
+        return load_scores(score_file(keys.folder_of(row.run).path, row))
 
     def is_shown(row: Row) -> bool:
         return selection.shows(row.length, row.train_length) and selection.takes(row.scored_with)
@@ -112,20 +110,28 @@ def probe_tables(
 
     shown = {key: list(filter(is_shown, rows)) for key, rows in groups.items()}
     shown = {key: rows for key, rows in shown.items() if rows}
-    tables = [
-        _table(key, rows, explain_separation(number, list(shown)), label, read)
-        for number, (key, rows) in enumerate(shown.items())
-    ]
-    return in_one_line(tables)
+    return in_one_line(
+        [
+            _table(key, rows, explain_separation(number, list(shown)), label, read)
+            for number, (key, rows) in enumerate(shown.items())
+        ]
+    )
 
 
 def _table(key: TableKey, rows: Sequence[Row], why: str, label: Label, read: Read) -> ProbeTable:
-    shown = _of_one_set_each(rows)
+    """Return the table of the windows that most rows have at each length and depth; of such, the largest."""
+    chosen = {}
+    for at, rows_at in grouped(rows, _length_and_depth).items():
+        counts = Counter((row.target_hash, row.targets) for row in rows_at)
+        chosen[at] = max(counts, key=lambda one: (counts[one], one[1], one[0]))[0]
+    shown = [row for row in rows if row.target_hash == chosen[_length_and_depth(row)]]
     # A line's number at a length is over the depths that most rows have there.
     counts = Counter(map(_length_and_depth, shown))
     most = {length: max(counts[at] for at in counts if at[0] == length) for length, _ in counts}
     common = {at for at, count in counts.items() if count == most[at[0]]}
     lines = [_line(name, of_line, common, read) for name, of_line in sorted(grouped(shown, label).items())]
+    left_out = sorted({label(row) for row in rows} - {line.label for line in lines})
+    why_left = "with other windows than most runs: probe all of them with the same --windows"
     return ProbeTable(
         key=key,
         lengths=tuple(sorted({row.length for row in shown})),
@@ -133,20 +139,8 @@ def _table(key: TableKey, rows: Sequence[Row], why: str, label: Label, read: Rea
         lines=tuple(lines),
         chance=max(row.chance or 0.0 for row in shown),
         why=why,
-        notes=(*_notes(lines), *_left_out(rows, shown, label)),
+        notes=(*_notes(lines), *([f"left out: {', '.join(left_out)}, {why_left}"] if left_out else [])),
     )
-
-
-def _of_one_set_each(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of one set of windows at each length and depth: of that which most runs have.
-
-    Of several such, it is the largest.
-    """
-    chosen = {}
-    for at, rows_at in grouped(rows, _length_and_depth).items():
-        counts = Counter((row.target_hash, row.targets) for row in rows_at)
-        chosen[at] = max(counts, key=lambda one: (counts[one], one[1], one[0]))[0]
-    return [row for row in rows if row.target_hash == chosen[_length_and_depth(row)]]
 
 
 def _length_and_depth(row: Row) -> tuple[int, float]:
@@ -155,10 +149,7 @@ def _length_and_depth(row: Row) -> tuple[int, float]:
 
 def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]], read: Read) -> ProbeLine:
     ordered = sorted(rows, key=lambda row: (*_length_and_depth(row), row.run, row.control))
-    runs_at = {
-        at: grouped(rows_at, lambda row: row.run)
-        for at, rows_at in grouped(ordered, _length_and_depth).items()
-    }
+    runs_at = {at: grouped(rows_at, BY_RUN) for at, rows_at in grouped(ordered, _length_and_depth).items()}
     found: dict[tuple[int, float | None], Found | str] = {}
     for length in dict.fromkeys(length for length, _ in runs_at):
         depths = [runs_at.get(at, {}) for at in sorted(common) if at[0] == length]
@@ -233,28 +224,46 @@ def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int,
     return Found(gain, accuracy, lift, float(right[1].mean()), windows, documents, verdict)
 
 
+def share_interval(shares: np.ndarray, count: int) -> Interval:
+    """Return the interval of the mean of shares of answers, 0 to 1, float64 [seeds, documents].
+
+    count: as in `difference_of_shares`.
+    """
+    interval = difference_of_shares(shares, count)
+    return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
+
+
+def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> Finding:
+    """Return whether a model finds spans; positive gains mean that it reads them.
+
+    gain: bits per byte that the answer costs less with the span than without. lift: the accuracy with the
+    span minus that without, which knowing the language gives. chance: the accuracy of guessing.
+
+        finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
+        chance    the accuracy is surely less than 5 points above that without the span, or above guessing; or
+                  the span surely saves less than MARGIN, 0.01 bits per byte
+        partly    the accuracy is surely above both
+        unclear   anything else
+
+    Without the span, the right answer is the only one of the eight that is not in the window. A model that
+    prefers whatever the window holds is therefore right more often with the span, and still only guesses.
+    Where the span changes no score, as past an attention window, all lifts are zero: their interval is wide.
+    """
+    if accuracy.low >= FINDS and gain.low > 0:
+        return "finds"
+    if lift.high < NO_LIFT or accuracy.high < chance + NO_LIFT or gain.high < MARGIN:
+        return "chance"
+    return "partly" if lift.low > 0 and accuracy.low > chance else "unclear"
+
+
 def _notes(lines: Sequence[ProbeLine]) -> list[str]:
-    """Return a line for each reason why numbers are missing, and one on lines that lack some runs."""
+    """Return a line for each reason why numbers are missing."""
     lacking: dict[str, list[str]] = {}
-    fewer = []
     for line in lines:
         for (length, depth), found in line.found.items():
             if depth is None and isinstance(found, str):
                 lacking.setdefault(found, []).append(f"{line.label} at {length}")
-            elif depth is None and isinstance(found, Found) and found.gain.seeds < len(line.runs):
-                fewer.append(f"{line.label} at {length} ({found.gain.seeds} of {len(line.runs)})")
-    notes = [f"no number for {', '.join(where)}: {reason}" for reason, where in lacking.items()]
-    return [*notes, *([f"not all runs have a number: {', '.join(fewer)}"] if fewer else [])]
-
-
-def _left_out(rows: Sequence[Row], shown: Sequence[Row], label: Label) -> list[str]:
-    """Return a line on the runs that have only other windows than those that are shown, at some lengths."""
-    kept = {(row.run, row.scored_with, row.length) for row in shown}
-    lacking = grouped((row for row in rows if (row.run, row.scored_with, row.length) not in kept), label)
-    lengths = {name: sorted({row.length for row in lacking[name]}) for name in sorted(lacking)}
-    lines = [f"{name} at {', '.join(map(str, of_line))}" for name, of_line in lengths.items()]
-    why = "with other windows than most runs: probe all of them with the same --windows"
-    return [f"left out: {'; '.join(lines)}, {why}"] if lines else []
+    return [f"no number for {', '.join(where)}: {reason}" for reason, where in lacking.items()]
 
 
 # Tables

@@ -1,17 +1,16 @@
 """What a report says: tables of lines, and of each line a record at each length that it was scored at."""
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from pe_bench.report.pairs import Paired
 from pe_bench.report.statistics import MARGIN, Interval
-from pe_bench.runs.rows import ALL, HALF, TASK, Row
+from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
 CHECKPOINT, CHECKPOINTS = "hf:", "checkpoints"  # begins the name of a model; the name of several
-NOTHING = Paired(None, None, "")
 PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
 
 # What is known of a line's weights at the training length: that they are surely worse than the trigram of the
@@ -37,6 +36,27 @@ EXACT = Measure(
     "exact match: the share of examples all of whose answers are right (higher is better)",
     higher_is_better=True,
 )
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A mean difference in bits per byte, its interval, and why either is missing.
+
+    segments: into how many each document was cut for the interval. of_models: the interval for these models
+    alone, whatever other seeds would give; None for one seed, whose interval is that already. of_seeds: that
+    of each model; empty for one seed. target_hash, targets: the set that it is of. verdict: on a difference
+    from a baseline: better, same, worse or unclear; empty without an interval.
+    """
+
+    mean: float | None = None
+    interval: Interval | None = None
+    missing: str = ""
+    segments: int = 1
+    of_models: Interval | None = None
+    of_seeds: tuple[Interval, ...] = ()
+    target_hash: str = ""
+    targets: int = 0
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,15 +88,19 @@ class AnswerIntervals:
 class AnswerScores:
     """The scores of a task's answers at a length.
 
-    accuracy: the share of right answers, and chance what guessing gets. of_models: the intervals for these
-    models alone, and of_seeds those of each; none for one seed.
+    chance: the accuracy of guessing. of_models: the intervals for these models alone, and of_seeds those of
+    each; none for one seed.
     """
 
-    accuracy: float
     chance: float
     intervals: AnswerIntervals
     of_models: AnswerIntervals | None
     of_seeds: tuple[AnswerIntervals, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        """Return the share of right answers."""
+        return self.intervals.accuracy.mean
 
 
 @dataclass(frozen=True)
@@ -95,7 +119,7 @@ class Record:
     reason: str = ""
     levels: tuple[float, ...] = ()
     perplexity: float | None = None
-    compared: Paired = NOTHING
+    compared: Paired = Paired()
     changes: tuple[float, ...] = ()
     verdict: str = ""  # undefined without a number, empty without an interval or below the training length
     verdict_of_models: str = ""  # for these models alone; empty for one seed, as is the next
@@ -210,7 +234,9 @@ class Line:
 
     @property
     def label(self) -> str:
-        return " ".join(filter(None, (label_of(self), self.by, self.run and f"({_suffix(self.run)})")))
+        """Return the name to show, with the seed and the hash of its run where it is one of many."""
+        run = re.sub(r".*-(?=s\d+-.)", "", self.run)
+        return " ".join(filter(None, (label_of(self), self.by, run and f"({run})")))
 
 
 def label_of(scored: Row | Line) -> str:
@@ -218,12 +244,6 @@ def label_of(scored: Row | Line) -> str:
     if scored.scored_with == scored.encoding:
         return scored.encoding
     return f"{scored.encoding} -> {scored.scored_with}" + (" (forced)" if scored.forced else "")
-
-
-def _suffix(run: str) -> str:
-    """Return the seed and the hash, which end a run's name."""
-    ending = re.fullmatch(r".*-(s\d+-.+)", run)
-    return ending[1] if ending else run
 
 
 def is_checkpoint(model: str) -> bool:
@@ -256,39 +276,40 @@ class TableKey:
     training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
     slice: str = ALL  # the part of the targets that all numbers are of
     judge: str = ""  # the run that chose them, where one did
-    slice_hash: str = ""  # of which targets these are, where other tables have others under this name
 
     @property
     def sort_key(self) -> tuple[object, ...]:
         last = ("protocol", "stride_rule", "score_dtype")
-        values = [value for name, value in vars(self).items() if name not in last]
-        protocol, stride = (
-            PROTOCOLS.get(self.protocol, 3),
-            int(self.stride_rule) if self.stride_rule.isdecimal() else 0,
+        stride = int(self.stride_rule) if self.stride_rule.isdecimal() else 0
+        return (
+            *(value for name, value in vars(self).items() if name not in last),
+            *(PROTOCOLS.get(self.protocol, 3), stride, self.score_dtype != "float32", self.score_dtype),
         )
-        return (*values, protocol, stride, self.score_dtype != "float32", self.score_dtype)
 
     @property
     def is_task(self) -> bool:
         return self.protocol == TASK
 
-    @property
-    def is_checkpoint(self) -> bool:
-        return self.model == CHECKPOINTS or is_checkpoint(self.model)
-
-    @property
-    def model_title(self) -> str:
-        """Return `tiny model with d_model=96`, or `checkpoint NAME (Llama, 0.26M)`."""
-        if self.model == CHECKPOINTS:
-            return CHECKPOINTS
-        if is_checkpoint(self.model):
-            return f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}"
-        return f"{self.model} model" + (f" with {self.model_sizes}" if self.model_sizes else "")
-
-    @property
-    def of_positions(self) -> "TableKey":
-        """Return the key of the rows of positions that belong to a table, whatever its protocol."""
-        return replace(self, protocol="positions", stride_rule="", model_sizes="", training="")
+    def title(self, seeds_of_lines: Iterable[int]) -> list[str]:
+        """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
+        model = f"{self.model} model" + (f" with {self.model_sizes}" if self.model_sizes else "")
+        data = [f"task {self.data}"] if self.is_task else [self.data, self.tokenizer]
+        if self.model == CHECKPOINTS or is_checkpoint(self.model):
+            model, data = self.model, [self.data, "its tokenizer"]
+            if self.model != CHECKPOINTS:
+                model = f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}"
+        steps = f", {self.steps:,} steps" if self.steps else ""
+        training = f" with {self.training}" if self.training else ""
+        seeds = sorted(set(seeds_of_lines))
+        seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
+        rule = "half the length" if self.stride_rule == HALF else self.stride_rule
+        protocol = f"{self.protocol} protocol" + (f", stride {rule}" if rule else "")
+        return [
+            *(model, *data, f"trained at {self.train_length} tokens{steps}{training}"),
+            "1 seed" if seeds == [1] else seeds_text,
+            *([protocol] if self.protocol not in ("paired", TASK, PROBE) else []),
+            *([f"scores in {self.score_dtype}"] if self.score_dtype != "float32" else []),
+        ]
 
 
 @dataclass(frozen=True)
@@ -308,8 +329,8 @@ class Table:
     lengths: tuple[int, ...]
     lines: tuple[Line, ...]
     ranked_at: int | None
-    why: str
-    notes: tuple[str, ...]
+    why: str = ""
+    notes: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     baseline: str = ""
     asked: tuple[int, ...] = ()
@@ -342,33 +363,13 @@ class Table:
         return (self,) if self.recall is None else (self, self.recall)
 
     @property
-    def title(self) -> str:
-        return ", ".join(self.title_parts)
+    def title(self) -> list[str]:
+        """Return what all lines have in common, in parts, of which the last is what the numbers are."""
+        part = [] if self.key.slice == ALL else [f"targets: {self.slice_name}"]
+        return [*self.key.title(line.seeds for line in self.lines), *part, self.measure.meaning]
 
     @property
-    def title_parts(self) -> tuple[str, str]:
-        """Return the title in two parts: model and data, and how it was trained and scored."""
-        key = self.key
-        steps = f" for {key.steps} steps" if key.steps else ""
-        rule = "half the length" if key.stride_rule == HALF else key.stride_rule
-        stride = f", stride {rule}" if rule else ""
-        coarse = f", scores in {key.score_dtype}" if key.score_dtype != "float32" else ""
-        training = f" with {key.training}" if key.training else ""
-        part = "" if key.slice == ALL else f", targets: {slice_name(self)}"
-        tokenizer = "its tokenizer" if key.is_checkpoint else f"tokenizer {key.tokenizer}"
-        data = f"data {key.data} ({key.data_hash[:8]}), {tokenizer}"
-        if self.is_task:
-            data = f"task {key.data} ({key.data_hash[:8]})"
-        return (
-            f"{key.model_title}, {data}",
-            f"trained at length {key.train_length}{steps}{training}, "
-            f"{key.protocol} protocol{stride}{coarse}{part}",
-        )
-
-
-def slice_name(table: Table) -> str:
-    """Return which targets a table of a slice is of, and how many: `recall (21 % of all)`."""
-    key = table.key
-    name = f"{key.slice} of {key.judge}" if key.judge else key.slice
-    which = f"; hash {key.slice_hash}" if key.slice_hash else ""
-    return f"{name} ({100 * table.share:.2g} % of all{which})"
+    def slice_name(self) -> str:
+        """Return which targets a table of a slice is of, and how many: `recall (21 % of all)`."""
+        judge = f" of {self.key.judge}" if self.key.judge else ""
+        return f"{self.key.slice}{judge} ({100 * self.share:.2g} % of all)"

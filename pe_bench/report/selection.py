@@ -1,33 +1,29 @@
-"""Which rows a report is about, what sets its lines apart, and how it compares and orders them."""
+"""What a report is asked to show of all results, and in which order lines stand."""
 
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from pe_bench.config.groups import config_dir, names_in
 from pe_bench.errors import UserError, require
-from pe_bench.report.records import is_checkpoint, name_of_checkpoint
+from pe_bench.report.groups import RunKeys
+from pe_bench.report.lines import on_other_targets
+from pe_bench.report.records import Line
 from pe_bench.report.statistics import MARGIN
-from pe_bench.runs.find import Condition, RunValues, check_key, is_number, one_a_run
-from pe_bench.runs.job import NOT_IDENTITY
+from pe_bench.runs.find import Condition, check_key, one_a_run
 from pe_bench.runs.rows import ALL, Row
-
-USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
+from pe_bench.values import unknown
 
 
 @dataclass(frozen=True)
 class Selection:
     """The choice of what is shown of all results, and how.
 
-    where: conditions that all hold. by: keys whose values set lines apart. best: a key of
-    which each encoding keeps its best value. sort: a length or a key of
-    `order`. baseline: an encoding. margin: bits per byte. slice: the part of the targets that numbers are of.
-    numbers_only: without what only a reader needs: notes, the small table of recall and positions.
-    lengths: those that are shown beside the training length; all where none is named.
+    where: conditions that all hold. by: keys whose values set lines apart. best: a key of which each encoding
+    keeps its best value. sort: a length or a key of `KEYS`. baseline: an encoding. margin: bits per byte.
+    slice: the part of the targets that numbers are of. numbers_only: without what only a reader needs: notes,
+    the small table of recall and positions. lengths: those that are shown beside the training length; all
+    where none is named.
     """
 
     where: tuple[Condition, ...] = ()
@@ -87,101 +83,6 @@ def check_best(key: str, by: Sequence[str]) -> None:
     require(key not in by, f"--best {key} and --by {key} exclude each other: give one of them")
 
 
-class RunKeys(RunValues):
-    """The values of rows' columns and runs' configurations, and what tables derive from them."""
-
-    def first_stage(self, row: Row) -> Row:
-        """Return the row as one of its family's first stage would be, whose table it stands in."""
-        first = self.folder_of(row.run).first_stage
-        if first is None:
-            return row
-        facts = {"train_length": first.length, "steps": first.steps, "setting": first.setting}
-        return replace(row, run=first.run, **facts)
-
-    def unreadable(self, rows: Sequence[Row], keys: Sequence[str]) -> list[str]:
-        """A line for each run whose configuration cannot be read; `keys` of it are asked for."""
-        unknown_keys = f", so {' and '.join(keys)} are not known" if keys else ""
-        left_out = "left out: " if keys else ""
-        problems = {row.run: self.folder_of(row.run).config_problem for row in one_a_run(rows)}
-        return [
-            f"{left_out}{run}: its config.yaml cannot be read ({problem}){unknown_keys}"
-            for run, problem in problems.items()
-            if problem
-        ]
-
-    def margins(self, rows: Sequence[Row]) -> set[float]:
-        """Return the margins of the runs' own configurations."""
-        margins = [self.value(row, "report.margin") for row in one_a_run(rows)]
-        return {float(margin) for margin in margins if is_number(margin)}
-
-    def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
-        """Return the sizes that the name of these rows' model does not imply, but for these keys.
-
-        They are such as `d_model=96 d_head=24`; of a checkpoint its architecture and parameters.
-        """
-        if is_checkpoint(rows[0].model):
-            return "" if "model" in by else self._size_of_checkpoint(rows[0])
-        for row in one_a_run([self.first_stage(row) for row in one_a_run(rows)]):
-            config = self.config_of(row)
-            model = {key[6:]: value for key, value in config.items() if key[:6] == "model." and key not in by}
-            usual = _usual_sizes(str(model.get("name")))
-            changed = {key: model[key] for key, value in usual.items() if model.get(key, value) != value}
-            words = [f"{key}={value}".lower() for key, value in changed.items() if isinstance(value, int)]
-            if words:
-                return " ".join(words)
-        return ""
-
-    def training(self, rows: Sequence[Row], by: Sequence[str]) -> str:
-        """Return the optimizer and the rate of encodings that these rows' runs chose, but for these keys."""
-        config = self.config_of(self.first_stage(rows[0]))
-        chosen = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
-        changed = {key: value for key, value in chosen.items() if value != USUAL_TRAINING[key]}
-        return " ".join(f"{key.partition('.')[2]}={value}" for key, value in changed.items())
-
-    def label(self, row: Row, by: Sequence[str]) -> str:
-        """Return what the label of a line says of these keys."""
-        return " ".join(
-            f"of {name_of_checkpoint(row.model, self._size_of_checkpoint(row))}"
-            if key == "model" and is_checkpoint(row.model)
-            else f"{key}={self.value(row, key)}"
-            for key in by
-        )
-
-    def _size_of_checkpoint(self, row: Row) -> str:
-        """Return its architecture, where that is known, and its parameters: `Llama, 0.26M`."""
-        architecture = self.config_of(row).get("checkpoint.architecture")
-        millions = row.parameters / 1e6
-        size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
-        return ", ".join(filter(None, (architecture, size)))
-
-    def setting_without(self, row: Row, by: Sequence[str]) -> str:
-        """A hash of what rows must share to be compared, but for these keys of the configuration."""
-        if not any("." in key for key in by):
-            return row.setting
-        config = self.config_of(row)
-        left = {key: value for key, value in config.items() if _is_setting(key) and key not in by}
-        words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
-        return hashlib.sha256(words.encode()).hexdigest()[:8]
-
-
-def differing_keys(groups: Iterable[Sequence[Row]], keys: RunKeys) -> list[str]:
-    """Return the keys of training and model whose values differ between groups of rows."""
-    values_of_groups: list[dict[str, set[str]]] = []
-    for rows in groups:
-        values: dict[str, set[str]] = {}
-        for row in one_a_run(rows):
-            for key, value in keys.config_of(row).items():
-                values.setdefault(key, set()).add(str(value))
-        values_of_groups.append(values)
-    names = dict.fromkeys(key for values in values_of_groups for key in values if _is_setting(key))
-    return [
-        key
-        for key in names
-        if key != "train.length"  # lines of one table have one training length
-        and any(values.get(key) != values_of_groups[0].get(key) for values in values_of_groups)
-    ]
-
-
 def keep_best(rows: Sequence[Row], keys: RunKeys, key: str) -> tuple[list[Row], str]:
     """Return the rows of each encoding's runs with its best value of a key, and a note on the choice.
 
@@ -210,35 +111,113 @@ def keep_best(rows: Sequence[Row], keys: RunKeys, key: str) -> tuple[list[Row], 
 def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, keys: RunKeys) -> float:
     """Return the mean validation loss of a value's runs, over the seeds that all values have, if any."""
     common = set.intersection(*(set(rows) for rows in values.values())) or set(values[value])
-    losses = [_validation_loss(values[value][seed].run, keys) for seed in sorted(common)]
+    losses = []
+    for seed in sorted(common):
+        run = values[value][seed].run
+        loss = keys.folder_of(run).validation_loss
+        if loss is None:
+            raise UserError(f"--best: {run} has no validation loss in its train.csv; leave it out")
+        losses.append(loss)
     mean = sum(losses) / len(losses)
     return mean if math.isfinite(mean) else math.inf
 
 
-def _validation_loss(run: str, keys: RunKeys) -> float:
-    loss = keys.folder_of(run).validation_loss
-    if loss is None:
-        raise UserError(f"--best: {run} has no validation loss in its train.csv; leave it out")
-    return loss
+# In which order lines stand: by their level at a length, or by another of their numbers
+
+# Rising, but for what is better the larger it is.
+KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
+    "name": lambda line: (),
+    "parameters": lambda line: (line.parameters,),
+    "tokens_per_second": lambda line: (-line.tokens_per_second,),
+    "peak_memory_mb": lambda line: (line.peak_memory_mb is None, line.peak_memory_mb),
+}
 
 
-def _is_setting(key: str) -> bool:
-    """Return whether a key is one of the model or the training, by which runs differ."""
-    return key.partition(".")[0] in ("model", "train") and key.rpartition(".")[2] not in NOT_IDENTITY
+class Order(NamedTuple):
+    """Lines in order; the length whose levels ranked them, if one did; and what says so.
+
+    Levels on different targets put lines in order where that was asked for, and rank nothing. is_caveat: the
+    short form says it too.
+    """
+
+    lines: list[Line]
+    ranked_at: int | None
+    text: str
+    is_caveat: bool = True
 
 
-@cache
-def _usual_sizes(name: str) -> Mapping[str, Any]:
-    """Return the sizes in the file that a model's name stands for; none for a custom file."""
-    # Through OmegaConf, because a size may follow from another (`d_head`). Rows have no columns of sizes.
-    if name not in names_in("model", ()):  # a run may be a stranger's, and name any path
-        return {}
-    from omegaconf import OmegaConf
+def check_sort(word: str) -> None:
+    """Raises `UserError` for what is neither a length nor a key."""
+    require(word.isdecimal() or word in KEYS, f"{unknown(word, '--sort', KEYS)}; or a length such as 2048")
 
-    from pe_bench.config.compose import register_resolvers
 
-    register_resolvers()
-    composed = OmegaConf.create({"model": OmegaConf.load(config_dir() / "model" / f"{name}.yaml")})
-    sizes = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(sizes, dict)
-    return sizes["model"]
+def ordered(lines: Sequence[Line], sort: str | None) -> Order:
+    """Return the lines by their level at the length `sort`, or by a key.
+
+    By default it is the longest length that most reach. A line without a level there stands below the others
+    and moves none of them.
+    """
+    by_name = sorted(lines, key=lambda line: line.label)
+    if sort in KEYS:
+        return Order(sorted(by_name, key=KEYS[sort]), None, f"in order of {sort}")
+    is_task = any(record.answers for line in lines for record in line.records.values())
+    if sort is None and is_task:
+        text = "in order of the length that a line works to, then of its mean over lengths"
+        return Order(sorted(by_name, key=_reach), None, text, is_caveat=False)
+    is_scored = sort is not None and any(_level(line, int(sort)) is not None for line in lines)
+    length = int(sort) if sort is not None and is_scored else _longest_of_most(lines)
+    if length is None:
+        return Order(by_name, None, "in order of names: no length has a number for most lines")
+    by_level = sorted(by_name, key=lambda line: _rank(line, length))
+    if on_other_targets(lines, length):
+        text = (
+            f"not ranked, because the levels at {length} are of different targets: in order of "
+            f"{'levels nevertheless' if is_scored else 'names'}. To rank them, repeat their commands with "
+            "the same eval.* values (nothing is trained again), or pe-bench eval RUN... with the same "
+            "--lengths, --max-length and --targets"
+        )
+        return Order(by_level if is_scored else by_name, None, text)
+    chosen = "" if is_scored else ", the longest length that most have a number at"
+    below = [line.label for line in by_level if _level(line, length) is None]
+    text = f"ranked by {'exact' if is_task else 'bits/byte'} at {length}{chosen}"
+    text += f"; below: {', '.join(below)}" if below else ""
+    return Order(by_level, length, text, is_caveat=is_scored)
+
+
+def _reach(line: Line) -> tuple[bool, int, float]:
+    """Return the rank of a line of a task: at most lengths either all or none solve it."""
+    levels = [record.level or 0.0 for record in line.records.values()]
+    return not line.is_ranked, -(line.break_point.works_to or 0), -sum(levels)
+
+
+def _rank(line: Line, length: int) -> tuple[bool, float, float]:
+    """Return the rank of a line: those with a level at the length first, then the furthest reaching.
+
+    What has not learned to beat the anchors is below all that has.
+    """
+    lengths = [length, *sorted(line.records, reverse=True)]
+    reached = next((reached for reached in lengths if _level(line, reached) is not None), 0)
+    level = _level(line, reached)
+    return (
+        not line.is_ranked,
+        -math.inf if reached == length else -reached,
+        math.inf if level is None or math.isnan(level) else level,
+    )
+
+
+def _longest_of_most(lines: Sequence[Line]) -> int | None:
+    """Return the longest length that has a level for more than half of the lines that can be scored there."""
+    for length in sorted({length for line in lines for length in line.records}, reverse=True):
+        records = [line.records.get(length) for line in lines]
+        able = [record for record in records if record is None or record.status != "undefined"]
+        if 2 * sum(record is not None and bool(record.levels) for record in able) > len(able):
+            return length
+    return None
+
+
+def _level(line: Line, length: int) -> float | None:
+    """Return the level at a length, of which less is better; None where there is none."""
+    record = line.records.get(length)
+    if record is None or record.level is None:
+        return None
+    return record.level if record.answers is None else -record.level

@@ -1,9 +1,9 @@
-"""Verdicts on changes and on answers, one line at a time, and the break points that follow from them.
+"""Verdicts on changes and on answers, one line at a time, and whether it uses context.
 
-Those on answers are of a task, or of a probe. A share is that of a task's examples all of whose answers are
-right (exact), or of right answers. Every seed's model answers the same examples, so that both are varied
-together, as in `statistics`. Examples that are all right or all wrong show no spread; the interval is
-therefore never narrower than Wilson's (1927) for so many.
+Verdicts on answers are of a task. A share is that of a task's examples all of whose answers are right
+(exact), or of right answers. Every seed's model answers the same examples, so that both are varied together,
+as in `statistics`. Examples that are all right or all wrong show no spread; the interval is therefore never
+narrower than Wilson's (1927) for so many.
 
     solves    all of the interval of `exact` is above SOLVED, 0.9
     chance    all of the interval of the accuracy is below what guessing gets plus NEAR_CHANCE, 0.05
@@ -12,33 +12,35 @@ therefore never narrower than Wilson's (1927) for so many.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
 from scipy.special import ndtri
 
-from pe_bench.report.records import AnswerIntervals, BreakPoint, Line, Record
+from pe_bench.config.schema import MIN_PAIRED_LENGTH
+from pe_bench.report.pairs import ScoreFiles, has_number, largest_set, of_one_set, paired, pairs_of
+from pe_bench.report.records import AnswerIntervals, BreakPoint, ContextUse, Line, Paired, Record, quarter_of
 from pe_bench.report.statistics import (
     CONFIDENCE,
-    MARGIN,
     Interval,
     breaks_at,
-    difference_of_shares,
     holds_up_to,
+    is_sensitive,
     judge_change,
+    judge_context_use,
+    judge_gain_over_control,
     paired_interval,
 )
+from pe_bench.runs.rows import Row
 
 TaskVerdict = Literal["solves", "partial", "chance", "unclear"]
-Finding = Literal["finds", "partly", "chance", "unclear"]
 
 SOLVED = 0.9
 NEAR_CHANCE = 0.05
-FINDS = 0.9  # of the answers of a probe are right
-NO_LIFT = 0.05  # of the answers: a smaller part that is right by the span alone is of no use
 HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
 AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
 
@@ -66,14 +68,12 @@ def judge(line: Line, train_length: int, margin: float) -> Line:
 
 def _judge_record(record: Record, margin: float) -> Record:
     """Return the record with verdicts on its answers, or else on its change."""
-    answers, change = record.answers, record.compared
-    rule: Callable[[Any], str]
-    if answers is not None:
-        rule = lambda intervals: judge_answers(intervals, answers.chance)  # noqa: E731
+    rule: Callable[[Any], str] = partial(judge_change, margin=margin)
+    change, of_all = record.compared, record.compared.interval
+    of_models, of_seeds = change.of_models, change.of_seeds
+    if (answers := record.answers) is not None:
+        rule = partial(judge_answers, chance=answers.chance)
         of_all, of_models, of_seeds = answers.intervals, answers.of_models, answers.of_seeds
-    else:
-        rule = lambda interval: judge_change(interval, margin)  # noqa: E731
-        of_all, of_models, of_seeds = change.interval, change.of_models, change.of_seeds
     if of_all is None:
         return record
     return replace(
@@ -142,38 +142,6 @@ def judge_answers(intervals: AnswerIntervals, chance: float) -> TaskVerdict:
     return "partial" if intervals.exact.high < SOLVED else "unclear"
 
 
-def share_interval(shares: np.ndarray, count: int) -> Interval:
-    """Return the interval of the mean of shares of a probe's answers, 0 to 1, float64 [seeds, documents].
-
-    count: as in `difference_of_shares`.
-    """
-    interval = difference_of_shares(shares, count)
-    return replace(interval, low=max(0.0, interval.low), high=min(1.0, interval.high))
-
-
-def judge_finding(gain: Interval, accuracy: Interval, lift: Interval, chance: float) -> Finding:
-    """Return whether a model finds spans; positive gains mean that it reads them.
-
-    gain: bits per byte that the answer costs less with the span than without. lift: the accuracy with the
-    span minus that without, which knowing the language gives. chance: the accuracy of guessing.
-
-        finds     surely 90 % of the answers are right, and the span surely makes the answer likelier
-        chance    the accuracy is surely less than 5 points above that without the span, or above guessing; or
-                  the span surely saves less than MARGIN, 0.01 bits per byte
-        partly    the accuracy is surely above both
-        unclear   anything else
-
-    Without the span, the right answer is the only one of the eight that is not in the window. A model that
-    prefers whatever the window holds is therefore right more often with the span, and still only guesses.
-    Where the span changes no score, as past an attention window, all lifts are zero: their interval is wide.
-    """
-    if accuracy.low >= FINDS and gain.low > 0:
-        return "finds"
-    if lift.high < NO_LIFT or accuracy.high < chance + NO_LIFT or gain.high < MARGIN:
-        return "chance"
-    return "partly" if lift.low > 0 and accuracy.low > chance else "unclear"
-
-
 def _interval_of_examples(shares: np.ndarray) -> Interval:
     interval = paired_interval(shares)
     # Examples that are not alike show by themselves how far their mean may be off.
@@ -186,3 +154,75 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     return middle - half, middle + half
+
+
+# Does a model use the context beyond its training length?
+
+
+def gain_within_training(own_rows: Sequence[Row], files: ScoreFiles, train_length: int) -> Paired:
+    """Return what the models gain from a quarter to all of their training length, as they were trained.
+
+    What weights can make of context within training is theirs, whatever they are scored with: another
+    encoding may do worse at a quarter alone.
+    """
+    quarter = [row for row in own_rows if row.length == quarter_of(train_length)]
+    trained = [row for row in own_rows if row.length == train_length]
+    return paired(of_one_set(pairs_of(quarter, trained)), files)
+
+
+def judge_context(
+    rows: Sequence[Row],
+    controls: Sequence[Row],
+    trained: Sequence[Row],
+    why_open: str,
+    margin: float,
+    files: ScoreFiles,
+) -> ContextUse | None:
+    """Return what the controls of rows at one length say; None where there is none, or no number to control.
+
+    trained: at the training length, beyond which a control tells. why_open: why levels within it leave the
+    answer open, if they do.
+    """
+    if not controls or not any(map(has_number, rows)):
+        return None
+    controlled = {row.target_hash for row in controls}
+    chosen = largest_set([row for row in rows if row.target_hash in controlled])
+    rows = [row for row in rows if row.target_hash == chosen]
+    if not rows:
+        return ContextUse(missing=f"the controls at {controls[0].length} were scored on other targets")
+    if not any(map(has_number, rows)):
+        return None
+    swaps, windows = (
+        [row for row in controls if (row.control, row.target_hash) == (control, chosen)]
+        for control in ("swap", "window")
+    )
+    gain, swap, window = (
+        paired(pairs_of(worse, rows), files, "no score on the same targets")
+        for worse in (trained, swaps, windows)
+    )
+    unscored = [row.reason for row in swaps if not has_number(row)]
+    missing = why_open or gain.missing or next(iter(unscored), swap.missing)
+    answer, beats_window = "", "n/a" if any(row.status == "undefined" for row in windows) else ""
+    if not missing and gain.interval is not None and swap.interval is not None:
+        answer = judge_context_use(gain.interval, swap.interval, margin)
+    if window.interval is not None:
+        beats_window = judge_gain_over_control(window.interval, margin)
+    return ContextUse(answer, beats_window, swap.interval, window.interval, missing)
+
+
+def why_open_within(train_length: int, within: Paired, margin: float) -> str:
+    """Return why gains within training leave a model's use of context open; empty where they do not."""
+    quarter = quarter_of(train_length)
+    if within.missing:
+        return within.missing
+    if within.interval is None:
+        able = quarter >= MIN_PAIRED_LENGTH
+        way_out = f": add it with --lengths {quarter}" if able else ", which is too short to score"
+        return f"no score at {quarter}, a quarter of the training length{way_out}"
+    if is_sensitive(within.interval):
+        return ""
+    improves = "does not improve" if within.interval.high < margin else "does not surely improve"
+    return (
+        f"the model {improves} from {quarter} to {train_length} tokens, so no gain beyond "
+        f"{train_length} proves nothing"
+    )

@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pe_bench.report.lines import make_record, unlearned
-from pe_bench.report.pairs import (
-    Paired,
-    ScoreFiles,
-    has_number,
-    paired,
-    paired_changes,
-    pairs_by_run,
-    pairs_by_seed,
-)
-from pe_bench.report.records import Unlearned, label_of
+from pe_bench.report.pairs import BY_SEED, ScoreFiles, has_number, paired, paired_changes, pairs_of
+from pe_bench.report.records import Paired, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
     Interval,
@@ -128,7 +120,7 @@ class Measurements:
     def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
         trained = [row for row in self.as_trained(series) if row.length == self.length]
         trained = [row for row in trained if row.protocol == protocol]
-        return pairs_by_run(self.at(series, length, protocol), trained)
+        return pairs_of(self.at(series, length, protocol), trained)
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
@@ -139,7 +131,9 @@ class Measurements:
     def difference(self, first: Series, second: Series, length: int, protocol: str, of: Measure) -> Paired:
         """Return the level, or the change, of the first minus that of the second, seed by seed."""
         if of == "level":
-            return self.paired(pairs_by_seed(*(self.at(one, length, protocol) for one in (first, second))))
+            return self.paired(
+                pairs_of(*(self.at(one, length, protocol) for one in (first, second)), BY_SEED)
+            )
         ours, theirs = (
             {pair[0].seed: pair for pair in self.changes(series, length, protocol)}
             for series in (first, second)
@@ -221,11 +215,11 @@ def _judge_sign(claim: Claim, scores: Measurements, length: int) -> Judged:
         below = _below(measured.interval, 0.0)
         outcome = OPPOSITE[below] if protocol == TASK else below  # of answers, more is better
     elif kind == "early_tokens":  # late ones would score better in nonoverlapping windows
-        measured = scores.paired(pairs_by_run(*(scores.at(of, length, windows) for windows in WINDOWS)))
+        measured = scores.paired(pairs_of(*(scores.at(of, length, windows) for windows in WINDOWS)))
         outcome = _below(measured.interval, 0.0)
     elif kind in ("reads_past_window", "stays_in_window"):
         controls = (scores.at(of, length, "paired", control) for control in ("window", "none"))
-        measured = scores.paired(pairs_by_run(*controls))
+        measured = scores.paired(pairs_of(*controls))
         interval = measured.interval
         outcome = GAINS[judge_gain_over_control(interval, MARGIN)] if interval else "unclear"
     else:  # falls, rises, breaks

@@ -10,9 +10,8 @@ from support.results import add_run
 from test_short import cells_of, printed
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.columns import to_latex, to_markdown
+from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.curves import chart_of
-from pe_bench.report.export import to_frame
 from pe_bench.report.page import to_html
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection

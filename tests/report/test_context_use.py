@@ -9,7 +9,7 @@ from support.results import ROW, add_run, edit_rows
 from support.tables import only, printed_details
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.export import to_frame
+from pe_bench.report.columns import to_frame
 from pe_bench.report.records import ContextUse
 from pe_bench.report.statistics import paired_interval
 from pe_bench.runs.rows import read_rows, write_rows

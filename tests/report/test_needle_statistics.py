@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from pe_bench.report.probes import judge_finding, share_interval
 from pe_bench.report.statistics import Interval, difference_of_shares
-from pe_bench.report.verdicts import judge_finding, share_interval
 
 
 def interval(low: float, high: float) -> Interval:

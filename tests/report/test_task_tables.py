@@ -8,8 +8,7 @@ import pytest
 from support.tables import printed
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.columns import to_latex, to_markdown
-from pe_bench.report.export import to_frame
+from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.page import to_html
 from pe_bench.report.records import AnswerIntervals
 from pe_bench.report.selection import Selection

@@ -126,5 +126,5 @@ def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path, damage
         bomb = "a: &a [1]\n" + "".join(f"{two}: &{two} [*{one},*{one}]\n" for one, two in ("ab", "bc", "cd"))
         path.write_text({"bomb": bomb, "broken": "train: [", "deep": "a: " + "[" * 3000}[damage])
     tables = build_tables(rates, selection=Selection(where=where("train.lr<0.002")))
-    assert any(f"left out: {run.name}: its config.yaml cannot be read" in note for note in tables[-1].notes)
+    assert any(f"{run.name}: its config.yaml cannot be read" in note for note in tables[-1].notes)
     assert labels(tables[0]) == ["alibi", "rope"]

@@ -13,7 +13,7 @@ from support.results import ROW, add_run
 from pe_bench.cli import reproduce as command
 from pe_bench.errors import RunError, UserError
 from pe_bench.report import draw
-from pe_bench.report.pairs import Paired
+from pe_bench.report.records import Paired
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows
 from pe_bench.studies.claims import Judged, Measurements, Outcome

@@ -6,8 +6,7 @@ from pathlib import Path
 from support.results import add_run
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.pairs import Paired
-from pe_bench.report.records import BreakPoint, ContextUse, Line, Position, Record, Table
+from pe_bench.report.records import BreakPoint, ContextUse, Line, Paired, Position, Record, Table
 from pe_bench.report.statistics import Interval, judge_change
 from pe_bench.runs.folder import RunRecord
 
