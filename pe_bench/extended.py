@@ -5,11 +5,11 @@ sweep of `train` does, and reads the table of the family.
 """
 
 import io
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from rich.console import Console
@@ -24,6 +24,7 @@ from pe_bench.report.columns import show
 from pe_bench.report.records import Table
 from pe_bench.runs.find import find_runs, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.runs.untrusted import read_json
 from pe_bench.scored import OF_MACHINE, prepare, score_each
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
@@ -35,9 +36,12 @@ from pe_bench.scoring.stages import (
 )
 from pe_bench.sweep.run import launch, require_done
 from pe_bench.sweep.show import print_summary
+from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say
+from pe_bench.values import check_type
 
 DEFAULT = ("yarn", "rope_ntk", "rope_pi")
+SEARCHED = "searched.json"
 
 
 @dataclass(frozen=True)
@@ -80,119 +84,109 @@ def extend_runs(
     paths = find_runs(runs, results)
     # A later stage has the name of its encoding, too.
     paths = [path for path in paths if RunFolder(path).first_stage is None] or paths
-    family = _Family([path.name for path in paths], results, read_config(paths[0]), overrides)
-    family.check(paths)
-    family.check_overrides(is_trained=tokens is not None)
-    first = family.config.train.length
+    config, is_trained = read_config(paths[0]), tokens is not None
+    _check(paths, config, overrides, is_trained=is_trained)
+    first = config.train.length
     length = round(_times(to) * (first if to.endswith("x") else 1))
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
-    requested = [_searched(each, paths[0], family.config, length) for each in requested]
-    _score(paths, family, length, requested, is_trained=tokens is not None)
-    jobs = [family.stage(each, length, tokens) for each in requested] if tokens else []
-    jobs += [family.from_start(length, tokens)] if tokens and long else []
-    for job in jobs:
-        summary = launch(job, family.config.search)
+    requested = [_searched(each, paths[0], config, length) for each in requested]
+    _score(paths, config, length, requested, overrides, results, is_trained=is_trained)
+    jobs = [(stage_overrides(each, config), "from", tokens) for each in requested if tokens]
+    if tokens and long:
+        message = f"--long counts the tokens of one stage, and {paths[0].name} has more: leave it out"
+        require(config.train.from_run is None, message)
+        total = config.train.total_steps * config.train.batch_tokens + tokens
+        jobs.append((own_overrides(config), "beside", total))
+    runs = [path.name for path in paths]
+    for encoding, key, count in jobs:
+        job = [
+            *encoding,
+            *_stage(config, key, runs, length, count or 0),
+            f"results_dir={quote(str(results))}",
+        ]
+        summary = launch([*job, *overrides], config.search)
         print_summary(summary)
         require_done(summary)
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
-    return Extended(paths, build_tables(results, [path.name for path in paths], family.config.eval.protocol))
+    return Extended(paths, build_tables(results, [path.name for path in paths], config.eval.protocol))
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Finished runs that differ in their seeds alone, and how jobs go on from them."""
+def _check(runs: Sequence[Path], config: Config, overrides: Sequence[str], *, is_trained: bool) -> None:
+    """Raise `UserError` for runs that are not seeds of one, and for overrides that no job has."""
+    names = ", ".join(run.name for run in runs)
+    message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
+    require(config.checkpoint is None and config.task is None, message)
+    settings = {
+        (each.flat_config.get("encoding.name"), tuple({(row.setting, row.encoding) for row in each.rows}))
+        for each in map(RunFolder, runs)
+    }
+    message = f"{names} are not seeds of one encoding and training: name those alone"
+    require(len(settings) == 1, message)
+    typed = [each for each in map(parse_override, overrides) if "hydra" not in each.key]
+    single = [each for each in typed if len(values_of(each)) < 2]
+    compose_config([*own_overrides(config), *map(str, single)], config.search)
+    for each in typed:
+        message = f"{each} is for further training, and without --tokens there is none: give --tokens"
+        require(is_trained or each.key in OF_MACHINE, message)
 
-    names: list[str]
-    results_dir: Path
-    config: Config
-    overrides: Sequence[str]
 
-    @property
-    def machine(self) -> dict[str, Any]:
-        """Return the overrides of this machine, which scoring takes too."""
-        parsed = [parse_override(text) for text in self.overrides]
-        return {each.key: yaml.safe_load(each.value or "") for each in parsed if each.key in OF_MACHINE}
-
-    def check(self, runs: Sequence[Path]) -> None:
-        """Raise `UserError` for runs that are not seeds of one."""
-        for name in ("checkpoint", "task"):
-            message = f"{self.names[0]} is a run of a {name}, and extend takes runs that were trained on text"
-            require(getattr(self.config, name) is None, message)
-        settings = {
-            (each.flat_config.get("encoding.name"), tuple({(row.setting, row.encoding) for row in each.rows}))
-            for each in map(RunFolder, runs)
-        }
-        message = f"{', '.join(self.names)} are not seeds of one encoding and training: name those alone"
-        require(len(settings) == 1, message)
-
-    def check_overrides(self, *, is_trained: bool) -> None:
-        """Raise `UserError` for keys that no job has, and for those of training where nothing is trained."""
-        given = [each for each in map(parse_override, self.overrides) if "hydra" not in each.key]
-        single = [each for each in given if len(values_of(each)) < 2]
-        compose_config([*own_overrides(self.config), *map(str, single)], self.config.search)
-        for each in given:
-            message = f"{each} is for further training, and without --tokens there is none: give --tokens"
-            require(is_trained or each.key in OF_MACHINE, message)
-
-    def stage(self, requested: Requested, length: int, tokens: int) -> list[str]:
-        """Return the overrides of a sweep that goes on from each of the runs."""
-        return self._job(stage_overrides(requested, self.config), "from", length, tokens)
-
-    def from_start(self, length: int, tokens: int) -> list[str]:
-        """Return the overrides of a sweep of the same model with long texts from the start."""
-        train = self.config.train
-        message = f"--long counts the tokens of one stage, and {self.names[0]} has more: leave it out"
-        require(train.from_run is None, message)
-        total = train.total_steps * train.batch_tokens + tokens
-        return self._job(own_overrides(self.config), "beside", length, total)
-
-    def _job(self, encoding: Sequence[str], key: str, length: int, tokens: int) -> list[str]:
-        train = self.config.train
-        batch = length * max(1, round(train.batch_tokens / length))
-        steps = math.ceil(tokens / batch)
-        changes = {
-            "length": length,
-            "steps": steps,
-            "batch_tokens": batch,
-            "warmup_steps": round(train.warmup_steps * steps / train.total_steps),
-        }
-        sources = ",".join(map(quote, self.names))
-        return [
-            *encoding,
-            *(f"++train.{name}={quote(value)}" for name, value in changes.items()),
-            f"++train.{key}={sources}",
-            f"seed='${{seed_of:${{train.{key}}}}}'",
-            f"results_dir={quote(str(self.results_dir))}",
-            *self.overrides,
-        ]
+def _stage(config: Config, key: str, sources: Sequence[str], length: int, tokens: int) -> list[str]:
+    """Return the overrides of a sweep that goes on from each of these runs, or stands beside them."""
+    train = config.train
+    batch = length * max(1, round(train.batch_tokens / length))
+    steps = math.ceil(tokens / batch)
+    warmup = round(train.warmup_steps * steps / train.total_steps)
+    changes = {"length": length, "steps": steps, "batch_tokens": batch, "warmup_steps": warmup}
+    return [
+        *(f"++train.{name}={value}" for name, value in changes.items()),
+        f"++train.{key}={','.join(map(quote, sources))}",
+        f"seed='${{seed_of:${{train.{key}}}}}'",
+    ]
 
 
 def _searched(requested: Requested, run: Path, config: Config, length: int) -> Requested:
-    """Return an encoding with what its method searches; the first run stands for the other seeds."""
+    """Return an encoding with what its method searches for the first run, which stands for the other seeds.
+
+    It is kept in the run's folder, so that it is searched once.
+    """
     option = searched_option(requested, config)
+    path, name = run / SEARCHED, f"{requested.text} at {length}"
     if not option:
         return requested
-    say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
-    values = search_option(load_trained(run, trusted(config, ())), requested, option, length)
+    kept = read_json(path) if path.exists() else {}
+    if name not in kept:
+        say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
+        kept[name] = search_option(load_trained(run, trusted(config, ())), requested, option, length)
+        write_text(path, json.dumps(kept))
+    values = check_type(kept[name], list[float], f"{path}: {name}")
     return read_with([f"{requested.text} {option}=[{','.join(map(str, values))}]"])[0]
 
 
 def _score(
-    runs: Sequence[Path], family: _Family, length: int, requested: Sequence[Requested], *, is_trained: bool
+    runs: Sequence[Path],
+    config: Config,
+    length: int,
+    requested: Sequence[Requested],
+    overrides: Sequence[str],
+    results: Path,
+    *,
+    is_trained: bool,
 ) -> None:
     """Score the runs unchanged and with each encoding. With `is_trained`, pass over those that do not fit."""
-    config, texts = family.config, []
+    texts = []
     for each in requested:
         text = with_factor(each, length / config.train.length, config)
         try:
-            find_others(read_with([text]), family.names[0], config, config.search, force=True)
+            find_others(read_with([text]), runs[0].name, config, config.search, force=True)
             texts.append(text)
         except UserError as error:
             if not is_trained:
                 raise
             say(f"{text} is not scored without training: {first_line(error)}")
     lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
-    options = {"with_": texts, "lengths": lengths, "results_dir": family.results_dir, **family.machine}
+    parsed = [each for each in map(parse_override, overrides) if each.key in OF_MACHINE]
+    machine = {each.key: yaml.safe_load(each.value or "") for each in parsed}
+    options = {"with_": texts, "lengths": lengths, "results_dir": results, **machine}
     # The label of a line says where an encoding is not compatible.
     _, failures = score_each(runs, {**options, "force": bool(texts)})
     if failures:

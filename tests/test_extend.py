@@ -8,7 +8,7 @@ from support.commands import Command
 import pe_bench
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import read_config
-from pe_bench.runs.rows import read_rows
+from pe_bench.runs.rows import Row, read_rows
 
 SEEDS = ("seed=0", "seed=1")
 SCORED = ("eval.lengths=null", "eval.max_length=256")
@@ -24,7 +24,7 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
     for seed in SEEDS:
         assert train("encoding=rope", seed, *SCORED).code == 0
     arguments = ("--to", "2x", "--with", "yarn,nope", "--with", "rope base=500", "--tokens", "256", "--long")
-    outcome = extended(command, folder, *arguments)
+    outcome = extended(command, folder, *arguments, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert outcome.code == 0, outcome.err
     runs = sorted((folder / "results" / "runs").iterdir())
     assert len(runs) == 10
@@ -53,8 +53,7 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
         "rope, then rope base=500.0 at 32 (256)": (2, 32),
         "rope, trained at 32 (768)": (2, 32),
     }
-    rows = [row for run in runs for row in read_rows(run / "eval.csv")]
-    assert len({row.target_hash for row in rows}) == 1, "all lines are of the same targets"
+    assert len({row.target_hash for row in rows_in(folder)}) == 1, "all lines are of the same targets"
     for run in runs:
         config = read_config(run)
         assert config.seed == int(run.name.split("-s")[1][0])
@@ -88,16 +87,47 @@ def test_what_cannot_be_extended_is_refused(
         pe_bench.extend("hf:x", tokens=5)
 
 
-def test_longrope_s_factors_are_searched_and_none_does_better_that_was_tried(
-    begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("encoding", ["longrope", "temperature"])
+def test_what_a_method_searches_is_searched_once(
+    begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     from pe_bench.scoring import stages
 
     monkeypatch.setattr(stages, "ROUNDS", 4)
     assert begin("encoding=rope", *SCORED).code == 0
-    family = pe_bench.extend("rope", "2x", "longrope", results_dir=folder / "results")
-    [table] = family.tables
-    [label] = [line.label for line in table.lines if line.label != "rope"]
-    assert label.startswith("rope -> longrope factor=2.0 long_factors=[")
-    again = pe_bench.extend("rope", "2x", "longrope", results_dir=folder / "results")
-    assert [line.label for line in again.tables[0].lines] == [line.label for line in table.lines]
+    labels = {
+        "longrope": "rope -> longrope factor=2.0 long_factors=[",
+        "temperature": "rope -> rope+temperature temperature.factor=[",
+    }
+    family = pe_bench.extend("rope", "2x", encoding, results_dir=folder / "results")
+    [label] = [line.label for line in family.tables[0].lines if line.label != "rope"]
+    assert label.startswith(labels[encoding])
+    monkeypatch.setattr(stages, "ROUNDS", -1)
+    monkeypatch.setattr(stages, "BLOCKS", 0)  # nothing to search on
+    again = pe_bench.extend("rope", "2x", encoding, results_dir=folder / "results")
+    assert [line.label for line in again.tables[0].lines] == [line.label for line in family.tables[0].lines]
+
+
+def test_a_stage_without_training_is_the_scaling_as_it_is_and_a_stage_goes_on_from_any_other(
+    begin: Command, train: Command, command: Command, folder: Path
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    still = ("train.steps=1", "train.lr=1e-30", "train.weight_decay=0")  # which changes no weight
+    stages = ("encoding=yarn", "train.length=32", *SCORED)
+    assert train(*stages, *still, "train.from='encoding=rope'").code == 0
+    assert (
+        command("eval", "rope", "--with", "yarn factor=2", "--results-dir", str(folder / "results")).code == 0
+    )
+    tuned, as_it_is = (
+        {row.length: row.nll for row in rows_in(folder) if row.scored_with == label and row.length >= 16}
+        for label in ("rope, then yarn x2 at 32 (64)", "yarn factor=2.0")
+    )
+    assert as_it_is and {length: tuned[length] for length in as_it_is} == as_it_is
+    # A later stage is no `encoding=yarn`, whose line is another.
+    again = train("encoding=yarn", *SCORED, "train.from='encoding.name=yarn'")
+    assert again.code == 0, again.err
+    assert any("then yarn x2 at 32 (64), then yarn" in row.encoding for row in rows_in(folder))
+
+
+def rows_in(folder: Path) -> list[Row]:
+    return [row for run in (folder / "results" / "runs").iterdir() for row in read_rows(run / "eval.csv")]

@@ -14,7 +14,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import UserError, require
 from pe_bench.runs.gather import RunState, require_results_folder, runs_folder, states_of_runs
-from pe_bench.studies.study import Progress, Variant, read_study, study_names
+from pe_bench.studies.study import Progress, read_study, study_names
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show, to_csv
 from pe_bench.system.terminal import one_line, say, write_out
 from pe_bench.values import unknown
@@ -177,8 +177,9 @@ def _run(state: RunState) -> Row:
 
 def _study(name: str, results_dir: Path) -> dict[str, Any]:
     study = read_study(name)
-    variant = Variant(study)
-    done = Progress(results_dir, variant.progress_name).finished_runs(map(variant.key, study.sweeps))
+    progress = Progress(results_dir, study)
+    steps = [progress.find(study.key(sweep)) for sweep in study.sweeps]
+    done = sum(len(step.runs) for step in steps if step is not None)
     facts = {"study": study.name, "minutes": study.minutes, "done": done}
     return facts | {"runs": study.runs, "question": study.question}
 

@@ -3,13 +3,14 @@
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_bench.config.overrides import parse_override
 from pe_bench.errors import RunError, require
 from pe_bench.studies.runs import MACHINE_KEYS, StudyRuns
-from pe_bench.studies.study import STDLIB, Progress, Variant, read_study, study_names
+from pe_bench.studies.study import STDLIB, Progress, Study, read_study, study_names
 from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ def reproduce_study(
         _check_machine(override)
     require(text == STDLIB or Path(text).is_dir(), f"--text {text} is neither stdlib nor a folder")
     text = text if text == STDLIB else str(Path(text).absolute())
-    variant = Variant(read_study(names[0], search), quick, text, tuple(search))
-    reads_text = variant.study.reads_text or text == STDLIB
-    require(reads_text, f"--text {text}: {variant.study.name} has tasks, and no text: leave it out")
-    _require_gpu(variant)
-    runs = StudyRuns(variant, machine, Progress(results_dir, variant.progress_name))
+    study = replace(read_study(names[0], search), text=text)
+    study = study.quick() if quick else study
+    reads_text = study.reads_text or text == STDLIB
+    require(reads_text, f"--text {text}: {study.name} has tasks, and no text: leave it out")
+    _require_gpu(study)
+    runs = StudyRuns(study, machine, Progress(results_dir, study))
     runs.check()
     _report(runs, write_table)
 
@@ -63,12 +65,11 @@ def _check_machine(text: str) -> None:
     require(is_one, f"{text} would make each run of the study several times: give one value")
 
 
-def _require_gpu(variant: Variant) -> None:
-    if variant.study.needs_gpu and not variant.is_quick:
+def _require_gpu(study: Study) -> None:
+    if study.needs_gpu:
         import torch
 
-        name = variant.study.name
-        message = f"the study {name} needs a GPU, and PyTorch finds none: --quick is its toy size"
+        message = f"the study {study.name} needs a GPU, and PyTorch finds none: --quick is its toy size"
         require(torch.cuda.is_available(), f"{message} for a processor")
 
 
@@ -79,10 +80,10 @@ def _report(runs: StudyRuns, write_table: bool) -> None:
     from pe_bench.studies.outcomes import judge_study, render
 
     measured = Measurements(runs.progress.results_dir, steps)
-    outcomes = judge_study(runs.variant, measured)
+    outcomes = judge_study(runs.study, measured)
     write_out(render(outcomes, min(width_of(sys.stdout), 100)))
     _draw(runs, measured)
-    table, differing = runs.variant.study.table, len(outcomes.comparison.differing)
+    table, differing = runs.study.table, len(outcomes.differing)
     if write_table:
         outcomes.write_table()
         say(f"wrote {table}")
@@ -108,6 +109,6 @@ def _draw(runs: StudyRuns, measured: "Measurements") -> None:
     )
     names = sorted({row.run for row in rows})
     plot_tables(build_tables(progress.results_dir, names, selection=Selection(where=where)), path)
-    encodings = dict.fromkeys(name for sweep in runs.variant.study.sweeps for name in sweep.encodings)
+    encodings = dict.fromkeys(name for sweep in runs.study.sweeps for name in sweep.encodings)
     say(f"the picture: {path}")
     say(f"tables of the runs: pe-bench report {' '.join(encodings)}{results_option(progress.results_dir)}")

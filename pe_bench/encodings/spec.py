@@ -206,11 +206,11 @@ class EncodingSpec:
             values = part.encoding_class.example(part.values)
             return {name: value for name, value in values.items() if part.values.get(name) is None}
 
-        return self._changed(examples)
+        return self.changed(examples)
 
     def with_code_hashes(self) -> "EncodingSpec":
         """Return the same with the hash of every class's source that is not pe-bench's own."""
-        return self._changed(lambda part: {} if part.is_built_in else {"code_sha256": part.code.sha256})
+        return self.changed(lambda part: {} if part.is_built_in else {"code_sha256": part.code.sha256})
 
     def with_trusted_code(self, files: Sequence[Path], *, may_differ: bool = False) -> "EncodingSpec":
         """Return the same with its outside classes taken from `files`, which the user named.
@@ -240,12 +240,12 @@ class EncodingSpec:
                 )
             return {"class": f"{hashes[code_hash] if code_hash in hashes else same_name[0]}:{name}"}
 
-        return self._changed(trusted)
+        return self.changed(trusted)
 
-    def _changed(self, changes: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
+    def changed(self, changes: Callable[[PartSpec], dict[str, Any]]) -> "EncodingSpec":
         """Return the same with the changed values of each part."""
         values = {**self.values, **changes(self.base)}
-        values |= {option: spec._changed(changes).values for option, spec in self.base.nested.items()}
+        values |= {option: spec.changed(changes).values for option, spec in self.base.nested.items()}
         modifiers = {name: {**part.values, **changes(part)} for name, part in self.modifiers.items()}
         if modifiers or self.key == "encoding":
             values["modifiers"] = modifiers

@@ -215,6 +215,9 @@ class Chart:
     def notes(self) -> list[str]:
         """Return what crosses, bands, rings, the grey margin and thin curves mean that are seen."""
         notes = []
+        lines = self.table.lines
+        if any(line.longest for line in lines) and any(line.scored_with != line.encoding for line in lines):
+            notes.append("Dashed: scored with an encoding that was not trained.")
         if any(curve.broken_at for curve in self.curves):
             verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
             notes.append(f"Cross: the break point, the first length seen to {verbs}.")

@@ -40,24 +40,28 @@ SPREAD = 0.15  # of the logarithm of a value, from one round to the next
 
 def with_factor(requested: Requested, factor: float, trained: Config | None) -> str:
     """Return a requested encoding as it is typed, with a factor where it takes one and none is given."""
-    option = _missing_option(requested, "window_factor", trained)
+    parts = _parts(requested, trained)[:1] if requested.base else []
+    option = _missing_option(requested, [part.encoding_class.window_factor for part in parts])
     return f"{requested.text} {option}={factor:g}" if option else requested.text
 
 
 def searched_option(requested: Requested, trained: Config) -> str:
     """Return the option that an encoding's method searches, and that is not given; empty for none."""
-    return _missing_option(requested, "searched", trained)
+    parts = _parts(requested, trained)
+    return _missing_option(requested, [part.encoding_class.searched for part in parts])
 
 
-def _missing_option(requested: Requested, kind: str, trained: Config | None) -> str:
-    """Return the option that the class of the base declares as `kind`, if it is not given; empty for none."""
-    if requested.base is None:
-        return ""
+def _parts(requested: Requested, trained: Config | None) -> list[PartSpec]:
+    """Return the base, if one is requested, and the modifiers."""
     search = trained.search if trained is not None else ()
-    bare = PartSpec(compose([f"encoding={requested.base}"], search)["encoding"], search)
-    option = getattr(bare.encoding_class, kind) or ""
-    is_given = any(parse_override(each).key.rpartition(".")[2] == option for each in requested.options)
-    return "" if is_given else option
+    names = [f"encoding={requested.base or 'nope'}", f"modifier=[{','.join(requested.modifiers)}]"]
+    spec = EncodingSpec(compose(names, search)["encoding"], search)
+    return [*([spec.base] if requested.base else []), *spec.modifiers.values()]
+
+
+def _missing_option(requested: Requested, options: Sequence[str | None]) -> str:
+    typed = {parse_override(each).key.rpartition(".")[2] for each in requested.options}
+    return next((option for option in options if option and option not in typed), "")
 
 
 def stage_overrides(requested: Requested, trained: Config) -> list[str]:
@@ -131,15 +135,18 @@ def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: in
 
 
 def search_option(job: Job, requested: Requested, option: str, length: int) -> Sequence[float]:
-    """Return the value of an option of the encoding's base with the least loss in windows of so many tokens.
+    """Return the value of an option, of a part that searches it, with the least loss in such windows.
 
-    It begins with the best of the guesses of the encoding's class, and changes it at random, from a fixed
+    It begins with the best of the guesses of the part's class, and changes it at random, from a fixed
     seed, as long as that helps. job: with trained weights. Raises `RunError` where nothing can be scored.
     """
     config, split = job.config, job.data.validation
     composed = compose(stage_overrides(requested, config), config.search)["encoding"]
     # With an example of what has to be searched.
     spec = after_training(EncodingSpec(composed, config.search).with_examples(), config, length)
+    part = next(
+        part for part in (spec.base, *spec.modifiers.values()) if part.encoding_class.searched == option
+    )
     blocks = blocks_to_search_on(config, split, job.data.hash, length)
     message = (
         f"no text is left to search {option} on beside eval.targets={config.eval.targets}: give {option}"
@@ -149,8 +156,8 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     plan = paired_plan(blocks, length)
 
     def loss(value: Sequence[float]) -> float:
-        encoding = EncodingSpec({**spec.values, option: list(value)}, spec.search)
-        built = encoding.build(job.model.n_layers, job.data.vocabulary).to(job.device)
+        changed = spec.changed(lambda each: {option: list(value)} if each.key == part.key else {})
+        built = changed.build(job.model.n_layers, job.data.vocabulary).to(job.device)
         model = job.model.with_encoding(built).eval()
         scorer = Scorer(model, split, job.device, config.eval, [plan], lambda *_: None)
         [(_, result)] = scorer.scores()
@@ -158,8 +165,8 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
             raise RunError(f"{option} cannot be searched at {length} tokens: {result.reason}")
         return float(result.nll[recall].mean() if recall.any() else result.nll.mean())
 
-    random, encoding = np.random.default_rng(0), spec.base.encoding_class
-    losses = {tuple(guess): loss(guess) for guess in encoding.guesses(spec.base.options, length)}
+    random = np.random.default_rng(0)
+    losses = {tuple(guess): loss(guess) for guess in part.encoding_class.guesses(part.options, length)}
     for _ in range(ROUNDS):
         best = np.array(min(losses, key=lambda value: losses[value]))
         changed = best * np.exp(SPREAD * random.standard_normal(len(best)) * (random.random(len(best)) < 0.5))

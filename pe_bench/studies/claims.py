@@ -27,7 +27,7 @@ from pe_bench.report.verdicts import TaskVerdict, judge_answers
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import read_anchors, runs_folder
 from pe_bench.runs.rows import TASK, Row
-from pe_bench.studies.study import KINDS, WINDOWS, Claim, Measure, Step
+from pe_bench.studies.study import ALIKE, KINDS, OF_TASK, WINDOWS, Claim, Measure, Step
 
 Outcome = Literal["contradicted", "holds", "unclear"]
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
@@ -45,18 +45,19 @@ CODE_VERSION = re.compile("@[0-9a-f]{4}")  # in labels
 
 
 class Series(NamedTuple):
-    """An encoding, by the name that tables give it, in one sweep of a study."""
+    """An encoding of a sweep, by the name that tables give it; without a name, as it was trained."""
 
     label: str
     sweep: str = ""
 
     def __str__(self) -> str:
-        return f"{self.label} ({self.sweep})" if self.sweep else self.label
+        return f"{self.label} ({self.sweep})" if self.label and self.sweep else self.label or self.sweep
 
     def has(self, row: Row) -> bool:
         """Return whether a row is of the series; the version of a user's own encoding need not be named."""
         label = label_of(row)
-        return self.label in (label, CODE_VERSION.sub("", label))
+        names = (label, CODE_VERSION.sub("", label))
+        return self.label in names if self.label else row.scored_with == row.encoding
 
 
 class Measurements:
@@ -70,19 +71,17 @@ class Measurements:
         folder_of = folders_in(runs_folder(results_dir))
         self._anchors = read_anchors(results_dir / "anchors")
         self._files = ScoreFiles(self._anchors.with_folders(folder_of))
-        # All rows of each sweep that a step asked for, those of controls included.
-        self.rows: dict[str, list[Row]] = {}
         rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:
-            of_step = (row for run in step.runs for row in folder_of(run).rows)
-            rows.setdefault(step.sweep, {}).update(
-                (row.key, row) for row in of_step if row.key in set(step.keys)
-            )
+            keys = set(step.keys)
+            of_step = (row for run in step.runs for row in folder_of(run).rows if row.key in keys)
+            rows.setdefault(step.sweep, {}).update((row.key, row) for row in of_step)
+        # All rows of each sweep that a step asked for, those of controls included.
         self.rows = {sweep: list(of_sweep.values()) for sweep, of_sweep in rows.items()}
 
     @property
     def length(self) -> int:
-        """Return the training length."""
+        """Return the training length of the study, which is that of its first sweep."""
         return next(row.train_length for rows in self.rows.values() for row in rows)
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
@@ -99,11 +98,8 @@ class Measurements:
         """Return the rows of a series' runs under the encoding that they were trained with."""
         rows = self.rows.get(series.sweep, [])
         runs = {row.run for row in rows if series.has(row)}
-        return [
-            row
-            for row in rows
-            if row.run in runs and row.scored_with == row.encoding and row.control == "none"
-        ]
+        trained = [row for row in rows if row.run in runs and row.scored_with == row.encoding]
+        return [row for row in trained if row.control == "none"]
 
     def unlearned(self, series: Series) -> Unlearned:
         """Return why a series counts as not learned at its training length; empty if it has learned.
@@ -113,11 +109,8 @@ class Measurements:
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
         return unlearned(rows, self._anchors, self._files)
 
-    def change(self, series: Series, length: int, protocol: str) -> Paired:
-        """Return the change from the training length, where runs are scored as they were trained."""
-        return self.paired(self.changes(series, length, protocol))
-
     def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
+        """Return rows with those of the study's training length, of runs scored as they were trained."""
         trained = [row for row in self.as_trained(series) if row.length == self.length]
         trained = [row for row in trained if row.protocol == protocol]
         return pairs_of(self.at(series, length, protocol), trained)
@@ -125,19 +118,16 @@ class Measurements:
     def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
         lengths = {row.length for row in self.rows.get(series.sweep, []) if row.length > self.length}
-        changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
-        return {length: judge_change(interval, MARGIN) for length, interval in changes.items() if interval}
+        changes = {length: self.paired(self.changes(series, length, protocol)) for length in sorted(lengths)}
+        return {length: judge_change(each.interval) for length, each in changes.items() if each.interval}
 
     def difference(self, first: Series, second: Series, length: int, protocol: str, of: Measure) -> Paired:
         """Return the level, or the change, of the first minus that of the second, seed by seed."""
         if of == "level":
-            return self.paired(
-                pairs_of(*(self.at(one, length, protocol) for one in (first, second)), BY_SEED)
-            )
-        ours, theirs = (
-            {pair[0].seed: pair for pair in self.changes(series, length, protocol)}
-            for series in (first, second)
-        )
+            rows = (self.at(one, length, protocol) for one in (first, second))
+            return self.paired(pairs_of(*rows, BY_SEED))
+        changes = (self.changes(series, length, protocol) for series in (first, second))
+        ours, theirs = ({pair[0].seed: pair for pair in pairs} for pairs in changes)
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
             return NOT_SCORED
@@ -150,7 +140,7 @@ class Measurements:
         return answers and (answers.intervals.exact, judge_answers(answers.intervals, answers.chance))
 
     def paired(self, pairs: Sequence[tuple[Row, Row]]) -> Paired:
-        return paired(pairs, self._files) if pairs else NOT_SCORED
+        return paired(pairs, self._files, NOT_SCORED.missing)
 
 
 @dataclass(frozen=True)
@@ -170,11 +160,11 @@ class Judged:
     def __str__(self) -> str:
         """Return the claim as a sentence."""
         claim, (of, than) = self.claim, series_of(self.claim)
-        sentence, _ = KINDS[claim.kind]
+        sentence, first = KINDS[claim.kind][0], f"{round(self.length / claim.at):,}"
         if claim.kind == "order" and claim.measure == "change":
             sentence = "{of} loses less than {than} from its training length to {at}"
         windows = f" ({claim.protocol} windows)" if claim.protocol in WINDOWS else ""
-        return sentence.format(of=of, than=than, at=f"{self.length:,}") + windows
+        return sentence.format(of=of, than=than, at=f"{self.length:,}", first=first) + windows
 
     @property
     def evidence(self) -> str:
@@ -197,8 +187,7 @@ def judge_claim(claim: Claim, scores: Measurements) -> Judged:
                 unclear = Paired(None, None, f"{series} has {UNLEARNED[reason]}")
                 return Judged(claim, length, "unclear", unclear, length)
     judge = {"holds": _judge_holding, "breaks_first": _judge_first_break}.get(claim.kind, _judge_sign)
-    judge = _judge_solution if claim.kind in ("solves", "misses") else judge
-    judged = judge(claim, scores, length)
+    judged = (_judge_solution if claim.kind in OF_TASK else judge)(claim, scores, length)
     return replace(judged, outcome=OPPOSITE[judged.outcome]) if claim.kind in OPPOSED else judged
 
 
@@ -210,28 +199,34 @@ def series_of(claim: Claim) -> tuple[Series, Series]:
 def _judge_sign(claim: Claim, scores: Measurements, length: int) -> Judged:
     """Judge a claim by the sign of one difference; of a claim in `OPPOSED`, the one that says otherwise."""
     kind, protocol, (of, than) = claim.kind, claim.protocol, series_of(claim)
-    if kind == "order":
+    if kind in ("order", "alike"):
         measured = scores.difference(of, than, length, protocol, claim.measure)
-        below = _below(measured.interval, 0.0)
-        outcome = OPPOSITE[below] if protocol == TASK else below  # of answers, more is better
     elif kind == "early_tokens":  # late ones would score better in nonoverlapping windows
         measured = scores.paired(pairs_of(*(scores.at(of, length, windows) for windows in WINDOWS)))
-        outcome = _below(measured.interval, 0.0)
     elif kind in ("reads_past_window", "stays_in_window"):
         controls = (scores.at(of, length, "paired", control) for control in ("window", "none"))
         measured = scores.paired(pairs_of(*controls))
-        interval = measured.interval
-        outcome = GAINS[judge_gain_over_control(interval, MARGIN)] if interval else "unclear"
     else:  # falls, rises, breaks
-        measured = scores.change(of, length, protocol)
-        outcome = _below(measured.interval, MARGIN if kind == "breaks" else 0.0)
-    return Judged(claim, length, outcome, measured, length)
+        measured = scores.paired(scores.changes(of, length, protocol))
+    return Judged(claim, length, _outcome(claim, measured.interval), measured, length)
 
 
-def _below(interval: Interval | None, bound: float) -> Outcome:
-    """Return whether a difference is surely below a bound; infinite ones are sure where both ends are."""
+def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
+    kind = claim.kind
     if interval is None or math.isnan(interval.low) or math.isnan(interval.high):
         return "unclear"
+    if kind in ("reads_past_window", "stays_in_window"):
+        return GAINS[judge_gain_over_control(interval)]
+    if kind == "alike":
+        sides = {_below(interval, ALIKE), OPPOSITE[_below(interval, -ALIKE)]}
+        return "contradicted" if "contradicted" in sides else "unclear" if "unclear" in sides else "holds"
+    outcome = _below(interval, MARGIN if kind == "breaks" else 0.0)
+    more_is_better = kind == "order" and claim.protocol == TASK
+    return OPPOSITE[outcome] if more_is_better else outcome
+
+
+def _below(interval: Interval, bound: float) -> Outcome:
+    """Return whether a difference is surely below a bound; infinite ones are sure where both ends are."""
     if interval.high < bound:
         return "holds"
     return "contradicted" if interval.low > bound else "unclear"
@@ -241,13 +236,17 @@ def _judge_holding(claim: Claim, scores: Measurements, length: int) -> Judged:
     """Decide at the first length that surely breaks, or does not surely hold, if there is one."""
     series, _ = series_of(claim)
     verdicts = scores.verdicts(series, claim.protocol)
+    if length not in verdicts:
+        return Judged(
+            claim, length, "unclear", scores.paired(scores.changes(series, length, claim.protocol)), length
+        )
     verdicts = {scored: verdict for scored, verdict in verdicts.items() if scored <= length}
     broken, held = breaks_at(verdicts), holds_up_to(verdicts)
     unsure = min((scored for scored in verdicts if held is None or scored > held), default=None)
-    decided_at = (broken or unsure or length) if length in verdicts else length
+    decided_at = broken or unsure or length
     outcome: Outcome = "contradicted" if broken else "unclear" if unsure else "holds"
-    measured = scores.change(series, decided_at, claim.protocol)
-    return Judged(claim, length, outcome if length in verdicts else "unclear", measured, decided_at)
+    measured = scores.paired(scores.changes(series, decided_at, claim.protocol))
+    return Judged(claim, length, outcome, measured, decided_at)
 
 
 def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judged:
@@ -275,12 +274,10 @@ def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judged:
     answers = scores.answers(series_of(claim)[0], length)
     if answers is None:
         return Judged(claim, length, "unclear", NOT_SCORED, length)
-    interval, verdict = answers
-    outcome: Outcome = "holds" if verdict == "solves" else "contradicted"
-    missing = ""
-    if verdict == "unclear":
-        outcome = "unclear"
-    elif verdict != "solves" and length <= scores.length:
+    (interval, verdict), missing = answers, ""
+    outcome: Outcome = "unclear" if verdict == "unclear" else "contradicted"
+    outcome = "holds" if verdict == "solves" else outcome
+    if outcome == "contradicted" and length <= scores.length:
         labels = {label_of(row) for row in scores.rows.get(claim.sweep, [])}
         trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
         if not any(answers and answers[1] == "solves" for answers in trained):

@@ -1,13 +1,14 @@
 """The runs of a study: a sweep of each of its parts, and more scores of what it trained."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.errors import RunError
-from pe_bench.studies.study import STDLIB, Progress, ScoringStep, Step, Sweep, Variant
+from pe_bench.studies.study import STDLIB, Progress, ScoringStep, Step, Study, Sweep
 from pe_bench.system.terminal import say
 
 MACHINE_KEYS = ("threads", "device", "cache_dir")  # beside Hydra's keys; none changes a result
@@ -18,7 +19,7 @@ QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
 class StudyRuns:
     """The runs of a study in a folder of results. machine: overrides that change no result."""
 
-    variant: Variant
+    study: Study
     machine: Sequence[str]
     progress: Progress
 
@@ -26,41 +27,42 @@ class StudyRuns:
         """Raise `UserError` for a scoring with an unknown encoding, before anything is trained."""
         from pe_bench.scoring.other_encodings import read_with
 
-        for scoring in self.variant.study.scorings:
+        for scoring in self.study.scorings:
             if scoring.scored_with:
-                read_with(scoring.scored_with, self.variant.search)
+                read_with(scoring.scored_with, self.study.search)
 
     def steps(self) -> Iterator[Step]:
         """Yield all steps of the study; do each that is not done yet."""
-        for sweep in self.variant.study.sweeps:
-            key = self.variant.key(sweep)
-            trained = self.progress.find(key) or self._train(sweep)
+        runs_of: dict[str, Sequence[str]] = {"": ()}
+        for sweep in self.study.sweeps:
+            key = self.study.key(sweep)
+            trained = self._once(key, partial(self._train, sweep, runs_of[sweep.source]))
+            runs_of[sweep.name] = trained.runs
             yield trained
-            for scoring in self.variant.study.scorings:
-                key_of_scoring = f"{key} | {scoring}"
-                step = self.progress.find(key_of_scoring)
-                if step is None:
-                    step = self._score(scoring, sweep, trained)
-                    self.progress.add(key_of_scoring, step)
-                yield step
+            for scoring in self.study.scorings:
+                if not scoring.of or sweep.name in scoring.of:
+                    yield self._once(f"{key} | {scoring}", partial(self._score, scoring, sweep, trained))
 
-    def _train(self, sweep: Sweep) -> Step:
-        """Run a sweep, note its runs, and raise `RunError` or `Stopped` where it is not done."""
+    def _once(self, key: str, do: Callable[[], Step]) -> Step:
+        step = self.progress.find(key) or do()
+        self.progress.add(key, step)
+        return step
+
+    def _train(self, sweep: Sweep, sources: Sequence[str]) -> Step:
+        """Run a sweep. Raises `RunError` or `Stopped` where it is not done."""
         from pe_bench.sweep.run import launch, require_done
         from pe_bench.sweep.show import print_summary
 
-        count = len(sweep.encodings) * self.variant.seeds
-        name = f"{self.variant.study.name} {sweep.name}".strip()
+        count = len(sweep.encodings) * self.study.seeds
+        name = f"{self.study.name} {sweep.name}".strip()
         say(f"{name}: {count} {'run' if count == 1 else 'runs'}, {', '.join(sweep.encodings)}")
         results = f"results_dir={quote(str(self.progress.results_dir))}"
-        summary = launch((*self.variant.overrides(sweep), *self.machine, results), self.variant.search)
+        summary = launch((*self.study.of_sweep(sweep, sources), *self.machine, results), self.study.search)
         print_summary(summary)
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
         keys = dict.fromkeys(tuple(key) for state in summary.states for key in state.keys)
-        step = Step(sweep.name, tuple(runs), tuple(keys), summary.is_done)
-        self.progress.add(self.variant.key(sweep), step)
         require_done(summary)
-        return step
+        return Step(sweep.name, tuple(runs), tuple(keys))
 
     def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
         """Score the runs of a sweep once more, as `eval` does.
@@ -70,19 +72,24 @@ class StudyRuns:
         """
         from pe_bench.scored import prepare
 
-        variant, is_paired = self.variant, scoring.protocol == "paired"
+        study, is_paired = self.study, scoring.protocol == "paired"
         machine = [text for text in self.machine if parse_override(text).key in MACHINE_KEYS]
-        config = compose_config([*variant.overrides_of_one(sweep), *machine], variant.search)
-        is_short = variant.is_quick and not is_paired
-        evaluation = replace(config.eval, tokens=QUICK_TOKENS) if is_short else config.eval
+        overrides = [*study.of_each(sweep), f"encoding={sweep.encodings[0]}", *machine]
+        config = compose_config(overrides, study.search)
+        is_short = study.size == "quick" and not is_paired
+        evaluation = replace(
+            config.eval,
+            tokens=QUICK_TOKENS if is_short else config.eval.tokens,
+            first_length=study.length if sweep.source else None,
+        )
         options = {
-            "lengths": variant.lengths(scoring.times),
+            "lengths": study.lengths(scoring.times),
             "protocol": scoring.protocol,
             "controls": scoring.controls if is_paired else None,
             "with_": scoring.scored_with,
-            "config_dir": variant.search if scoring.scored_with else (),
-            "code": [path for folder in variant.search for path in folder.glob("encoding/*.py")],
-            "data_path": None if variant.text == STDLIB or sweep.task else variant.text,
+            "config_dir": study.search if scoring.scored_with else (),
+            "code": [path for folder in study.search for path in folder.glob("encoding/*.py")],
+            "data_path": None if study.text == STDLIB or sweep.task else study.text,
             "results_dir": self.progress.results_dir,
             **{parse_override(text).key: getattr(config, parse_override(text).key) for text in machine},
         }

@@ -28,11 +28,13 @@ from pe_bench.values import check_type, shown, unknown
 
 GROUP = "study"
 STDLIB = "stdlib"
+ALIKE = 0.02  # bits per byte, of levels that count as the same
 # What a claim of each kind says, and what its interval is of.
 KINDS = {
     "order": ("{of} is better than {than} at {at}", "difference"),
-    "falls": ("{of} is better at {at} than at its training length", "change"),
-    "rises": ("{of} is worse at {at} than at its training length", "change"),
+    "alike": (f"{{of}} lies within {ALIKE} of {{than}} at {{at}}", "difference"),
+    "falls": ("{of} is better at {at} than at {first}", "change"),
+    "rises": ("{of} is worse at {at} than at {first}", "change"),
     "holds": ("{of} holds up to {at}", "change"),
     "breaks": ("{of} degrades or fails at {at}", "change"),
     "breaks_first": ("{of} breaks before {than}", "difference of the changes"),
@@ -45,7 +47,7 @@ KINDS = {
     "solves": ("{of} solves examples of {at} tokens", "right"),
     "misses": ("{of} does not solve examples of {at} tokens", "right"),
 }
-COMPARING = ("order", "breaks_first")  # two encodings, or one in two sweeps
+COMPARING = ("order", "alike", "breaks_first")  # two encodings, or one in two sweeps
 OF_TASK = ("solves", "misses")
 Measure = Literal["level", "change"]
 WINDOWS = ("nonoverlapping", "sliding")
@@ -59,41 +61,52 @@ MAX_QUICK_TOKENS = 81_920
 class Sweep:
     """Runs of each encoding with each seed.
 
-    tokens: that each trains on; 0 for those of the study. task: in place of text. overrides: after those of
-    the study.
+    tokens: that each trains on; 0 for those of the study. times: the length that it trains at, over the
+    study's. task: in place of text. overrides: after those of the study. after, beside: the name of an
+    earlier sweep of one encoding, whose runs these go on from (`train.from`) or stand beside.
     """
 
     encodings: list[str]
     name: str = ""
     tokens: int = 0
+    times: float = 1.0
     task: str = ""
     overrides: list[str] = field(default_factory=list)
+    after: str = ""
+    beside: str = ""
+
+    @property
+    def source(self) -> str:
+        """Return the name of the sweep that its runs need."""
+        return self.after or self.beside
 
 
 @dataclass(frozen=True)
 class ScoringStep:
-    """More scores of all runs, as `eval` makes them. times: lengths over the training length.
+    """More scores of the runs of a study, as `eval` makes them. times: lengths over the training length.
 
-    scored_with: values of --with; all runs of the study must be able to take them.
+    of: the names of sweeps; all where none is named. scored_with: values of --with, which all of these runs
+    must be able to take.
     """
 
     times: list[float]
     protocol: Protocol = "paired"
     scored_with: list[str] | None = None
     controls: str = "none"
+    of: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Claim:
     """A sentence of a paper as data, of one of `KINDS`. at: over the training length.
 
-    of, than: names that tables give encodings. sweep, than_sweep: which of the study's sweeps they are of,
-    where it has several.
+    of, than: names that tables give encodings; by default the only one of a sweep, as it was trained. sweep,
+    than_sweep: which of the study's sweeps they are of, where it has several.
     """
 
     kind: str
-    of: str
     source: str
+    of: str = ""
     at: float = 1.0
     than: str = ""
     sweep: str = ""
@@ -112,7 +125,9 @@ class Study:
     """A study as its file gives it.
 
     minutes: an estimate for two cores, or one GPU. times: lengths that are scored, over the training length.
-    overrides: of every run. quick_overrides: of the toy size, after all others.
+    overrides: of every run. quick_overrides: of the toy size, after all others. The fields from `name` on are
+    not of the file. name: the file's. size: full, or quick for a toy. text: `stdlib`, or a folder with text
+    files. search: folders with the user's own YAML.
     """
 
     title: str
@@ -129,8 +144,11 @@ class Study:
     quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
     needs_gpu: bool = False
-    name: str = ""  # its file's
+    name: str = ""
     path: Path = Path()
+    size: str = "full"
+    text: str = STDLIB
+    search: tuple[Path, ...] = ()
 
     @property
     def runs(self) -> int:
@@ -146,6 +164,59 @@ class Study:
         """Return where its table lies: beside its file, so that it is installed with it."""
         return self.path.with_suffix(".csv")
 
+    def sweep(self, name: str, what: str) -> Sweep:
+        """Return a sweep by its name. Raise `UserError`, with `what` names it, where there is none."""
+        sweeps = {sweep.name: sweep for sweep in self.sweeps}
+        require(name in sweeps, f"{what}: there is no sweep '{name}', but {', '.join(map(repr, sweeps))}")
+        return sweeps[name]
+
+    def quick(self) -> "Study":
+        """Return its toy size, for any machine."""
+        seeds = min(self.seeds, QUICK_SEEDS)
+        return replace(self, size="quick", length=QUICK_LENGTH, seeds=seeds, needs_gpu=False)
+
+    def lengths(self, times: Iterable[float]) -> list[int]:
+        return sorted({round(time * self.length) for time in times})
+
+    def key(self, sweep: Sweep) -> str:
+        """Return all that determines a sweep's runs: overrides, software versions, and the user's files."""
+        overrides = " ".join(self.of_sweep(sweep))
+        if sweep.source:
+            return f"{self.key(self.sweep(sweep.source, sweep.name))} > {overrides}"
+        files = [path for folder in self.search for path in folder.glob("*/*") if path.parent.name != GROUP]
+        files += [] if self.text == STDLIB else files_in(Path(self.text), "--text")
+        states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
+        made_with = (IDENTITY_VERSION, python_version(), version("torch"), states)
+        return f"{sha256(repr(made_with).encode()).hexdigest()[:8]}: {overrides}"
+
+    def of_sweep(self, sweep: Sweep, sources: Sequence[str] = ()) -> list[str]:
+        """Return the overrides of `train -m` that make the runs of a sweep, from or beside these sources."""
+        seeds = [f"seed={','.join(map(str, range(self.seeds)))}"]
+        if sweep.source:
+            key = f"train.{'from' if sweep.after else 'beside'}"
+            seeds = [f"++{key}={','.join(sources)}", f"seed='${{seed_of:${{{key}}}}}'"]
+        return [*self.of_each(sweep), f"encoding={','.join(sweep.encodings)}", *seeds]
+
+    def of_each(self, sweep: Sweep) -> Iterator[str]:
+        """Yield the overrides that all runs of a sweep have in common."""
+        tokens, lengths, is_quick = (
+            sweep.tokens or self.tokens,
+            self.lengths(self.times),
+            self.size == "quick",
+        )
+        if sweep.task:
+            yield f"task={sweep.task}"
+        elif self.text == STDLIB:
+            yield f"data={STDLIB}"
+        else:
+            yield from ("data=files", f"data.path={quote(self.text)}")
+        yield from ("experiment=quick",) if is_quick else ()
+        yield f"train.length={round(sweep.times * self.length)}"
+        yield f"train.tokens={min(tokens // QUICK_SHARE, MAX_QUICK_TOKENS) if is_quick else tokens}"
+        yield f"eval.lengths=[{','.join(map(str, lengths))}]"
+        yield from () if sweep.task else (f"eval.max_length={lengths[-1]}",)
+        yield from (*self.overrides, *sweep.overrides, *(self.quick_overrides if is_quick else ()))
+
 
 PARTS: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim}
 
@@ -157,8 +228,7 @@ def study_names(search: Sequence[Path] = ()) -> list[str]:
 def read_study(name: str, search: Sequence[Path] = ()) -> Study:
     """Return the study of that name. Raises `UserError` where there is none, or its file cannot be used."""
     names = study_names(search)
-    if name not in names:
-        raise UserError(unknown(name, "study", names), name)
+    require(name in names, unknown(name, "study", names))
     folders = [*reversed(search), config_dir()]
     path = next(path for folder in folders if (path := folder / GROUP / f"{name}.yaml").is_file())
     try:
@@ -168,7 +238,7 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
         raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
     tasks = {sweep.name for sweep in study.sweeps if sweep.task}
     claims = [replace(claim, protocol="task") if claim.sweep in tasks else claim for claim in study.claims]
-    return replace(study, name=name, path=path, claims=tuple(claims))
+    return replace(study, name=name, path=path, claims=tuple(claims), search=tuple(search))
 
 
 def _part(kind: type[Any], values: Any, key: str) -> Any:
@@ -186,117 +256,46 @@ def _part(kind: type[Any], values: Any, key: str) -> Any:
 
 
 def _check(study: Study) -> None:
-    """Raise `UserError` for claims that the study's runs cannot answer."""
+    """Raise `UserError` for what the study's runs cannot answer."""
     times = study.times
-    is_positive = bool(times) and min(times) > 0
-    require(is_positive, f"times must be lengths over the training length, such as [1, 2], not {times}")
-    steps = [(step.protocol, time) for step in study.scorings for time in step.times]
-    for _, time in steps:
-        message = f"scorings.times has {time:g}, and times ends at {max(times):g}"
-        require(time <= max(times), f"{message}: longer ones have other targets, so add it to times")
+    message = f"times must be lengths over the training length, such as [1, 2], not {times}"
+    require(min(times, default=0) > 0, message)
+    scored = {("paired", time) for time in times}
+    for scoring in study.scorings:
+        scored |= {(scoring.protocol, time) for time in scoring.times}
+        for name in scoring.of:
+            study.sweep(name, "scorings.of")
+    for number, sweep in enumerate(study.sweeps):
+        if sweep.source:
+            source = study.sweep(sweep.source, f"the sweep '{sweep.name}'")
+            is_source = source in study.sweeps[:number] and len(source.encodings) == 1
+            require(
+                is_source, f"the sweep '{sweep.name}' needs an earlier one of one encoding: '{source.name}'"
+            )
     for claim in study.claims:
-        what = f"the claim '{claim.kind}' of {claim.of}"
+        what = f"the claim '{claim.kind}' of {claim.of or claim.sweep}"
         _check_encodings(study, claim, what)
         for protocol in WINDOWS if claim.kind == "early_tokens" else (claim.protocol,):
-            is_scored = (protocol, claim.at) in [*steps, *(("paired", time) for time in times)]
-            require(is_scored, f"{what}: {claim.at:g} is not among the times that are scored ({protocol})")
+            message = f"{what}: {claim.at:g} is not among the times that are scored ({protocol})"
+            require((protocol, claim.at) in scored, message)
 
 
 def _check_encodings(study: Study, claim: Claim, what: str) -> None:
-    """Raise `UserError` for encodings that the sweeps do not train, or not on what the claim is about."""
+    """Raise `UserError` for encodings that the sweeps do not train."""
     require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
     is_compared = bool(claim.than or claim.than_sweep)
     message = f"{what} compares two encodings or one, and has {2 if is_compared else 1}: see 'than'"
     require(is_compared is (claim.kind in COMPARING), message)
-    sweep_of = {sweep.name: sweep for sweep in study.sweeps}
     for label, name in ((claim.of, claim.sweep), claim.second):
-        require(name in sweep_of, f"{what}: there is no sweep '{name}', but {', '.join(map(repr, sweep_of))}")
-        sweep, trained = sweep_of[name], re.split("[ +@]", label)[0]
-        names = ", ".join(sweep.encodings)
-        require(trained in sweep.encodings, f"{what}: its sweep trains {names}, not {trained}")
-        fits = claim.kind == "order" or (claim.kind in OF_TASK) is bool(sweep.task)
-        require(fits, f"{what}: {' and '.join(OF_TASK)} are claims about tasks, order about both, others not")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A study, its size (full, or a toy) and its text: `stdlib`, or a folder with text files.
-
-    search: folders with the user's own YAML.
-    """
-
-    study: Study
-    is_quick: bool = False
-    text: str = STDLIB
-    search: tuple[Path, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return "quick" if self.is_quick else "full"
-
-    @property
-    def progress_name(self) -> str:
-        """Return the name of the file with its progress, another one for each size and kind of text."""
-        size = "-quick" if self.is_quick else ""
-        return f"{self.study.name}{size}{'' if self.text == STDLIB else '-files'}"
-
-    @property
-    def seeds(self) -> int:
-        return min(self.study.seeds, QUICK_SEEDS) if self.is_quick else self.study.seeds
-
-    @property
-    def length(self) -> int:
-        """Return the training length."""
-        return QUICK_LENGTH if self.is_quick else self.study.length
-
-    def lengths(self, times: Iterable[float]) -> list[int]:
-        return sorted({round(time * self.length) for time in times})
-
-    def key(self, sweep: Sweep) -> str:
-        """Return all that determines a sweep's runs: overrides, software versions, and the user's files."""
-        made_with = f"identity {IDENTITY_VERSION}, Python {python_version()}, torch {version('torch')}"
-        return f"{made_with}{self._files}: {' '.join(self.overrides(sweep))}"
-
-    @property
-    def _files(self) -> str:
-        """Return a hash of the state of the text's files and the user's encodings; empty without any."""
-        paths = [path for folder in self.search for path in folder.glob("*/*")]
-        files = [path for path in paths if path.suffix in (".yaml", ".py") and path.parent.name != GROUP]
-        files += [] if self.text == STDLIB else files_in(Path(self.text), "--text")
-        states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
-        return f", files {sha256(repr(states).encode()).hexdigest()[:8]}" if states else ""
-
-    def overrides(self, sweep: Sweep) -> list[str]:
-        """Return the overrides of `train -m` that make the runs of a sweep."""
-        seeds = f"seed={','.join(map(str, range(self.seeds)))}"
-        return [*self._plain_overrides(sweep), f"encoding={','.join(sweep.encodings)}", seeds]
-
-    def overrides_of_one(self, sweep: Sweep) -> list[str]:
-        """Return the overrides of `train` that make one run of a sweep."""
-        return [*self._plain_overrides(sweep), f"encoding={sweep.encodings[0]}"]
-
-    def _plain_overrides(self, sweep: Sweep) -> Iterator[str]:
-        study, tokens = self.study, sweep.tokens or self.study.tokens
-        if sweep.task:
-            yield f"task={sweep.task}"
-        elif self.text == STDLIB:
-            yield f"data={STDLIB}"
-        else:
-            yield from ("data=files", f"data.path={quote(self.text)}")
-        yield from ("experiment=quick",) if self.is_quick else ()
-        yield f"train.length={self.length}"
-        yield f"train.tokens={min(tokens // QUICK_SHARE, MAX_QUICK_TOKENS) if self.is_quick else tokens}"
-        lengths = self.lengths(study.times)
-        yield f"eval.lengths=[{','.join(map(str, lengths))}]"
-        yield from () if sweep.task else (f"eval.max_length={lengths[-1]}",)
-        yield from study.overrides
-        yield from sweep.overrides
-        yield from study.quick_overrides if self.is_quick else ()
+        sweep, trained = study.sweep(name, what), re.split("[ +@]", label)[0]
+        is_trained = trained in sweep.encodings if label else len(sweep.encodings) == 1
+        message = f"{what}: its sweep trains {', '.join(sweep.encodings)}, not {trained or 'one alone'}"
+        require(is_trained, message)
 
 
 @dataclass(frozen=True)
 class Step:
-    """A sweep of a study, or a scoring of its runs. is_done: it came to its end.
+    """A finished sweep of a study, or a scoring of its runs.
 
     runs: the names of its runs. keys: of the rows that this step asked for; a run that several studies share
     has more rows.
@@ -305,54 +304,37 @@ class Step:
     sweep: str
     runs: tuple[str, ...]
     keys: tuple[tuple[str, ...], ...]
-    is_done: bool = True
 
 
 class Progress:
-    """A file with the steps of a study: repeating the command does those that are not done.
+    """A file with the finished steps of a study of one size and kind of text, so that none is done twice.
 
-    A step has a key (`Variant.key`), so that a changed study, or another Python, has other steps. A step is
-    done only while all of its runs and rows are there.
+    A step has a key (`Study.key`), so that a changed study, or another Python, has other steps. It counts
+    only while all of its runs and rows are there.
     """
 
-    def __init__(self, results_dir: Path, name: str) -> None:
+    def __init__(self, results_dir: Path, study: Study) -> None:
         self.results_dir, self.runs = results_dir, runs_folder(results_dir)
-        self.path = results_dir / "studies" / f"{name}.json"
+        size, text = "-quick" if study.size == "quick" else "", "" if study.text == STDLIB else "-files"
+        self.path = results_dir / "studies" / f"{study.name}{size}{text}.json"
 
     def find(self, key: str) -> Step | None:
         """Return the finished step of that key; None where it is still to do."""
-        step = self._steps().get(key)
-        return step if step is not None and step.is_done and self._has_all(step) else None
+        try:
+            values = self._steps()[key]
+            step = Step(values["sweep"], tuple(values["runs"]), tuple(map(tuple, values["keys"])))
+            rows = {row.key for run in step.runs for row in read_rows(self.runs / run / "eval.csv")}
+            is_done = all((self.runs / run / "result.json").is_file() for run in step.runs)
+        except (RunError, ValueError, TypeError, KeyError):  # missing or damaged: its runs are found again
+            return None
+        return step if is_done and rows.issuperset(step.keys) else None
 
     def add(self, key: str, step: Step) -> None:
-        steps = self._steps() | {key: step}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, json.dumps({key: asdict(step) for key, step in steps.items()}))
+        write_text(self.path, json.dumps({**self._steps(), key: asdict(step)}))
 
-    def finished_runs(self, keys: Iterable[str]) -> int:
-        """Return how many runs of the steps of these keys are finished."""
-        steps = self._steps()
-        return sum(map(self._is_finished, {run for key in keys if key in steps for run in steps[key].runs}))
-
-    def _has_all(self, step: Step) -> bool:
-        """Return whether all rows of the step are there: training a run again deletes its earlier rows."""
+    def _steps(self) -> dict[str, Any]:
         try:
-            rows = {row.key for run in step.runs for row in read_rows(self.runs / run / "eval.csv")}
-        except RunError:
-            return False
-        return rows.issuperset(step.keys) and all(map(self._is_finished, step.runs))
-
-    def _is_finished(self, run: str) -> bool:
-        return (self.runs / run / "result.json").is_file()
-
-    def _steps(self) -> dict[str, Step]:
-        """Return the steps by their keys; none where the file is missing or damaged: runs are found again."""
-        try:
-            return {
-                key: Step(
-                    step["sweep"], tuple(step["runs"]), tuple(map(tuple, step["keys"])), step["is_done"]
-                )
-                for key, step in read_json(self.path).items()
-            }
-        except (OSError, ValueError, TypeError, KeyError):
+            return read_json(self.path)
+        except (OSError, ValueError):
             return {}

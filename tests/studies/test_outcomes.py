@@ -19,7 +19,6 @@ from pe_bench.runs.rows import read_rows
 from pe_bench.studies.claims import Judged, Measurements, Outcome
 from pe_bench.studies.outcomes import (
     MAX_SHOWN,
-    Comparison,
     Level,
     Outcomes,
     compare,
@@ -28,51 +27,21 @@ from pe_bench.studies.outcomes import (
     render,
     write_table,
 )
-from pe_bench.studies.study import KINDS, Claim, Progress, Step, Study, Sweep, Variant
+from pe_bench.studies.study import KINDS, Claim, Progress, Step, Study, Sweep
 
 STUDY = Study("A toy", "why?", "nobody", 1, (Sweep(["rope"]),), [1.0], (), name="toy", path=Path("toy.yaml"))
 CHANGE = Paired(0.12, Interval(0.12, 0.05, 0.2, seeds=3, documents=70), "")
 
 
-def judged(outcome: Outcome, kind: str = "holds", **more: str) -> Judged:
-    claim = Claim(kind, "rope", "table 2, +0.017", 2, **more)  # type: ignore[arg-type]
+def judged(outcome: Outcome, kind: str = "holds", of: str = "rope", **more: str) -> Judged:
+    claim = Claim(kind, "table 2, +0.017", of, 2, **more)  # type: ignore[arg-type]
     return Judged(claim, 256, outcome, CHANGE, 256)
 
 
-def printed(*claims: Judged, study: Study = STUDY, **options: Any) -> list[str]:
-    options = {"comparison": Comparison(), "ours": []} | options
-    lines = render(Outcomes(Variant(study), claims, **options), 80).splitlines()
+def printed(*claims: Judged, study: Study = STUDY, compared: Any = ((), {})) -> list[str]:
+    lines = render(Outcomes(study, claims, [], *compared), 80).splitlines()
     assert max(map(len, lines)) <= 80
     return lines
-
-
-def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_below() -> None:
-    lines = printed(judged("unclear"), judged("holds"), replace(judged("contradicted"), decided_at=160))
-    begins = [line.split()[0] for line in lines if re.match("contradicted|holds|unclear", line)]
-    assert begins == ["contradicted", "holds", "unclear"]
-    assert any(line.startswith("3 claims: 1 contradicted, 1 holds, 1 unclear") for line in lines)
-    index = lines.index("holds         rope holds up to 256")
-    assert lines[index + 1].strip() == "change +0.120 [+0.050, +0.200], 3 seeds (paper: table 2, +0.017)"
-    assert any(line.strip().startswith("change at 160 +0.120") for line in lines)
-
-
-def test_a_toy_says_first_whether_its_levels_agree_and_counts_its_claims() -> None:
-    compared = compare(levels(1.8, 2.5), levels(1.8, 2.5))
-    toy = Variant(STUDY, is_quick=True)
-    lines = render(Outcomes(toy, [judged("unclear"), judged("holds")], compared, []), 100).splitlines()
-    assert lines[5].startswith("toy.csv: 2 of 2 levels agree")
-    assert lines[7].startswith("2 claims: 0 contradicted, 1 holds, 1 unclear") and len(lines) == 8
-
-
-def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
-    for kind in KINDS:
-        text = str(judged("holds", kind, than="alibi"))
-        assert text.startswith("rope ") and ("256" in text or "before alibi" in text)
-    claim = judged("holds", "order", sweep="256k tokens", than_sweep="2M tokens", measure="change")
-    assert str(claim) == "rope (256k tokens) loses less than rope (2M tokens) from its training length to 256"
-
-
-# The table
 
 
 def levels(*values: float, **changes: object) -> list[Level]:
@@ -84,58 +53,88 @@ def levels(*values: float, **changes: object) -> list[Level]:
     return levels_of({"": rows}, "full")
 
 
-def test_a_level_differs_beyond_the_tolerance_or_three_standard_deviations_over_seeds() -> None:
-    comparison = compare(levels(1.8, 2.5, 3.0), levels(1.8, 2.5211, 3.0199))
-    [(ours, table)] = comparison.differing
-    assert (len(comparison.levels), table.length, table.tolerance) == (3, 256, 0.02)
-    assert ours.level - table.level == pytest.approx(-0.0211) and not comparison.incomparable
+def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_below() -> None:
+    lines = printed(judged("unclear"), judged("holds"), replace(judged("contradicted"), decided_at=160))
+    begins = [line.split()[0] for line in lines if re.match("contradicted|holds|unclear", line)]
+    assert begins == ["contradicted", "holds", "unclear"]
+    assert any(line.startswith("3 claims: 1 contradicted, 1 holds, 1 unclear") for line in lines)
+    index = lines.index("holds         rope holds up to 256")
+    assert lines[index + 1].strip() == "change +0.120 [+0.050, +0.200], 3 seeds (paper: table 2, +0.017)"
+    assert any(line.strip().startswith("change at 160 +0.120") for line in lines)
+    # A toy cannot judge claims: it says whether its levels agree.
+    same = compare(levels(1.8, 2.5), levels(1.8, 2.5))
+    lines = printed(judged("unclear"), judged("holds"), study=STUDY.quick(), compared=same)
+    assert any(line.startswith("toy.csv: 2 of 2 levels agree") for line in lines)
+    assert not any(line.startswith("holds") for line in lines)
+
+
+def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
+    for kind in KINDS:
+        text = str(judged("holds", kind, than="alibi"))
+        assert text.startswith("rope ") and ("256" in text or "before alibi" in text)
+    assert str(judged("holds", "falls", "", sweep="yarn 128k")) == "yarn 128k is better at 256 than at 128"
+    claim = judged("holds", "order", sweep="256k tokens", than_sweep="2M tokens", measure="change")
+    assert str(claim) == "rope (256k tokens) loses less than rope (2M tokens) from its training length to 256"
+
+
+@pytest.mark.parametrize(
+    ("ours", "table", "differing"),
+    [
+        (levels(2.0), levels(2.0199), 0),
+        (levels(2.0), levels(2.0201), 1),
+        (levels(2.39), [levels(2.1)[0] | {"seed_sd": "0.1"}], 0),  # three standard deviations over seeds
+        (levels(2.41), [levels(2.1)[0] | {"seed_sd": "0.1"}], 1),
+        (levels(math.inf), levels(math.inf), 0),  # both broke down
+        (levels(2.0), levels(math.inf), 1),
+        (levels(math.nan), levels(2.0), 1),
+    ],
+)
+def test_a_level_differs_beyond_the_tolerance(ours: list[Level], table: list[Level], differing: int) -> None:
+    compared, incomparable = compare(ours, table)
+    assert len(Outcomes(STUDY, [], ours, compared).differing) == differing
+    assert len(compared) == 1 and not incomparable
+
+
+def test_a_level_is_the_mean_of_its_seeds() -> None:
     seeds = [replace(ROW, seed=seed, bits_per_byte=2.0 + 0.1 * seed) for seed in range(3)]
-    [table] = levels_of({"": seeds}, "full")
-    assert (table.seeds, table.seed_sd, table.level) == (3, pytest.approx(0.1), pytest.approx(2.1))
-    assert not compare([replace(table, level=2.39)], [table]).differing
-    assert compare([replace(table, level=2.41)], [table]).differing
-    assert not compare(levels(math.inf), levels(math.inf)).differing, "both broke down"
-    assert (
-        compare(levels(2.0), levels(math.inf)).differing and compare(levels(math.nan), levels(2.0)).differing
-    )
+    [level] = levels_of({"": seeds}, "full")
+    assert (level["seeds"], level["seed_sd"], level["level"]) == ("3", "0.1", "2.1")
 
 
-def test_only_what_was_made_alike_is_compared() -> None:
-    for column, reason in (
-        ("data_hash", "other text"),
-        ("target_hash", "other targets"),
-        ("setting", "another model or training"),
-        ("torch", "another version of PyTorch"),
-    ):
-        comparison = compare(levels(1.8, 2.5), levels(7.0, 7.0, **{column: "2.14.0"}))
-        ours = "2.13.0" if column == "torch" else getattr(ROW, column)
-        assert not comparison.levels and comparison.incomparable == {reason: [(ours, "2.14.0")] * 2}
-    assert compare(levels(1.8, torch="2.13.1+cpu"), levels(1.8)).levels, "another patch or build"
-    two = levels_of({"": [ROW, replace(ROW, seed=1)]}, "full")
-    assert compare(levels(1.8), two).incomparable == {"other numbers of seeds": [("1", "2")]}
-    assert compare(levels(1.8), levels(1.8, 2.5)).incomparable == {"our runs have no score there": [("", "")]}
-    assert not compare(levels(1.8, 2.5), levels(1.8)).incomparable, "what only we scored does not count"
-    quick = [replace(level, variant="quick") for level in levels(9.0)]
-    assert compare(levels(1.8), [*quick, *levels(9.0, data="files")]) == Comparison()
+@pytest.mark.parametrize(
+    ("ours", "table", "reason"),
+    [
+        (levels(1.8), levels(7.0, data_hash="0ther"), "other text.*da7a0123 here, 0ther in the table"),
+        (levels(1.8), levels(7.0, target_hash="0ther"), r"other targets \(7a56e7 here, 0ther in the table"),
+        (levels(1.8), levels(7.0, setting="0ther"), "another model or training"),
+        (levels(1.8), levels(7.0, torch="2.14.0"), "another version of PyTorch .2.13.0 here, 2.14.0 in"),
+        (levels(1.8), [levels(1.8)[0] | {"seeds": "2"}], "other numbers of seeds .1 here, 2 in the table"),
+        (levels(1.8), levels(1.8, 2.5)[1:], "our runs have no score there"),
+        (levels(1.8, 2.5), levels(1.8), None),  # what only we scored does not count
+        (levels(1.8, torch="2.13.1+cpu"), levels(1.8), None),  # another patch or build
+        (levels(1.8), [levels(9.0)[0] | {"variant": "quick"}, *levels(9.0, data="files")], None),
+    ],
+)
+def test_only_what_was_made_alike_is_compared(ours: Any, table: Any, reason: str | None) -> None:
+    compared, incomparable = compare(ours, table)
+    assert [bool(re.search(reason or "", each)) for each in incomparable] == ([True] if reason else [])
+    assert not compared if reason else True
+    text = " ".join(" ".join(printed(compared=(compared, incomparable))).split())
+    assert ("1 level not comparable: " in text) is bool(reason)
 
 
-def test_levels_that_differ_are_named_and_counted_and_what_is_not_comparable_says_why() -> None:
-    ours, table = levels(*[1.8] * (MAX_SHOWN + 2)), levels(*[1.0] * (MAX_SHOWN + 2))
-    lines = printed(comparison=compare(ours, table))
+def test_levels_that_differ_are_named_and_counted() -> None:
+    lines = printed(compared=compare(levels(*[1.8] * (MAX_SHOWN + 2)), levels(*[1.0] * (MAX_SHOWN + 2))))
     assert sum(line.startswith("  differs: rope at") for line in lines) == MAX_SHOWN
     assert "  and 2 more" in lines and any("0 of 12 levels agree" in line for line in lines)
-    for version, shown in (("2.12.0", "2.12.0"), ("\x1b[2J", "\\x1b[2J")):
-        comparison = compare(levels(1.8), levels(1.8, torch=version))
-        text = " ".join(" ".join(printed(comparison=comparison)).split())
-        reason = f"another version of PyTorch (2.13.0 here, {shown} in the table)"
-        assert f"1 level not comparable: {reason}" in text
+    hostile = printed(compared=compare(levels(1.8), levels(1.8, torch="\x1b[2J")))
+    assert "\\x1b[2J" in " ".join(hostile)
 
 
 def test_a_table_keeps_levels_of_other_texts_and_gets_none_that_lack_seeds(tmp_path: Path) -> None:
     study = replace(STUDY, path=tmp_path / "toy.yaml", seeds=2)
     both = levels_of({"": [replace(ROW, seed=seed) for seed in range(2)]}, "full")
-    [alone] = levels(1.8, score_dtype="bfloat16")
-    outcomes = Outcomes(Variant(study), [], Comparison(), [*both, alone])
+    outcomes = Outcomes(study, [], [*both, *levels(1.8, score_dtype="bfloat16")])
     with pytest.raises(RunError, match=r"toy\.csv is not written: .* rope at 128 .* 1 seeds instead of 2"):
         outcomes.write_table()
     assert read_table(study.table) == []
@@ -145,7 +144,7 @@ def test_a_table_keeps_levels_of_other_texts_and_gets_none_that_lack_seeds(tmp_p
     files = levels(1.1, data="files")
     for written in (levels(1.8, 2.5), files, levels(1.9)):
         write_table(study.table, written)
-    assert sorted(read_table(study.table), key=lambda level: level.data) == [*files, *levels(1.9)]
+    assert read_table(study.table) == [*files, *levels(1.9)]
     study.table.write_text("variant,data\nfull\n")
     with pytest.raises(UserError, match=r"toy\.csv is not a table of a study"):
         read_table(study.table)
@@ -159,7 +158,7 @@ def test_curves_of_other_studies_of_the_same_runs_are_not_drawn(
     add_run(tmp_path, "rope", {128: 2.0, 256: 2.0, 512: 2.0}, scored_with="yarn factor=auto")
     drawn: list[Any] = []
     monkeypatch.setattr(draw, "plot_tables", lambda tables, path: drawn.extend(tables))
-    runs: Any = SimpleNamespace(progress=Progress(tmp_path, "toy"), variant=Variant(STUDY))
+    runs: Any = SimpleNamespace(progress=Progress(tmp_path, STUDY), study=STUDY)
     command._draw(runs, Measurements(tmp_path, [Step("", (run.name,), keys)]))
     labels = {line.label for table in drawn for line in table.lines if not line.is_anchor}
     lengths = {length for table in drawn for length in table.lengths}

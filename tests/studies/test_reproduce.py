@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from support.commands import Command, Outcome
-from support.results import add_run
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir
 from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError
+from pe_bench.runs.folder import read_config
 from pe_bench.runs.job import identity, run_name
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.studies.outcomes import read_table
-from pe_bench.studies.study import Progress, Step, Variant, read_study, study_names
+from pe_bench.studies.study import Progress, Step, read_study, study_names
 
 MODEL = """[model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
   train.warmup_steps=2, train.validation_tokens=64, eval.targets=6, eval.controls=none]"""
@@ -34,13 +34,14 @@ tokens: 512
 times: [1, 2, 4]
 overrides: {MODEL}
 sweeps:
-  - encodings: [rope]
+  - {{name: first, encodings: [rope]}}
+  - {{name: tuned, after: first, times: 2, tokens: 128, encodings: [rope_pi]}}
 scorings:
   - {{protocol: nonoverlapping, times: [2]}}
-  - {{times: [2], scored_with: [rope_pi factor=2]}}
+  - {{times: [2], scored_with: [rope_pi factor=2], of: [first]}}
 claims:
-  - {{kind: holds, of: rope, at: 4, source: nobody}}
-  - {{kind: order, of: rope, than: rope -> rope_pi factor=2.0, at: 2, source: table 1}}
+  - {{kind: holds, of: rope, sweep: first, at: 4, source: nobody}}
+  - {{kind: order, sweep: tuned, than: rope -> rope_pi factor=2.0, than_sweep: first, at: 2, source: table 1}}
 """
 SECOND = f"""\
 title: The second
@@ -99,14 +100,21 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     first = reproduce()
     assert first.code == 0, first.err
     for said in (
-        "unclear       rope holds up to 64",
-        "rope is better than rope -> rope_pi factor=2.0 at 32\n",
-        "rope has not learned: at the training length no better than token frequencies",
+        "unclear       rope (first) holds up to 64",
+        "tuned is better than rope -> rope_pi factor=2.0 (first) at 32\n",
+        "has not learned: at the training length no better than token frequencies",
         "2 claims: 0 contradicted, 0 holds, 2 unclear",
         "toy.csv has nothing of this size and text",
     ):
         assert said in first.out
     assert max(map(len, first.out.splitlines())) <= 100
+    rope, tuned = sorted(Path("results/runs").iterdir())
+    assert read_config(tuned).train.from_run == rope.name and read_config(tuned).train.length == 32
+    rows = [row for run in (rope, tuned) for row in read_rows(run / "eval.csv")]
+    for protocol, scored_with in (("paired", {"rope", "rope_pi factor=2.0"}), ("nonoverlapping", {"rope"})):
+        of_first = [row for row in rows if row.protocol == protocol and row.run == rope.name]
+        assert {row.scored_with for row in of_first} == scored_with
+        assert len({row.target_hash for row in rows if row.protocol == protocol}) == 1
 
     times = {path: path.stat().st_mtime_ns for path in Path("results/runs").rglob("*.csv")}
     again = reproduce("--write-table")
@@ -115,14 +123,14 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     assert {path: path.stat().st_mtime_ns for path in times} == times
     path = configs / "study" / "toy.csv"
     table = read_table(path)
-    assert {level.protocol for level in table} == {"paired", "nonoverlapping"}
-    assert "rope -> rope_pi factor=2.0" in {level.encoding for level in table}
+    assert {level["protocol"] for level in table} == {"paired", "nonoverlapping"}
+    assert "rope -> rope_pi factor=2.0" in {level["encoding"] for level in table}
 
-    path.write_text(path.read_text().replace(f",{table[0].level},", f",{table[0].level + 0.5:.6f},", 1))
-    [run] = Path("results/runs").iterdir()
-    shutil.rmtree(run)
+    level = float(table[0]["level"])
+    path.write_text(path.read_text().replace(f",{level},", f",{level + 0.5:.6f},", 1))
+    shutil.rmtree(tuned)
     differing = reproduce()
-    assert differing.code == 1 and "1 job: 1 done" in differing.err and (run / "result.json").is_file()
+    assert differing.code == 1 and "1 job: 1 done" in differing.err and (tuned / "result.json").is_file()
     assert f"{len(table) - 1} of {len(table)} levels agree" in differing.out
     assert "differs: rope" in differing.out
     assert differing.line == f"pe-bench: 1 level differs from {path}"
@@ -131,10 +139,10 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
 def test_the_toy_size_scores_as_few_tokens_as_the_table_of_its_levels_was_made_with(
     command: Command, configs: Path
 ) -> None:
-    assert command(*arguments(configs, "toy", "results"), "--quick").code == 0
-    [run] = Path("results/runs").iterdir()
-    rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "nonoverlapping"]
-    assert rows and all(0 < row.targets <= 4096 for row in rows)
+    assert command(*arguments(configs, "second", "results"), "--quick").code == 0
+    for run in Path("results/runs").iterdir():
+        rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "nonoverlapping"]
+        assert rows and all(0 < row.targets <= 4096 for row in rows)
 
 
 def test_studies_take_the_runs_that_are_there_and_say_the_same_in_any_order(
@@ -156,8 +164,8 @@ def test_studies_take_the_runs_that_are_there_and_say_the_same_in_any_order(
     assert "not scored" not in first + second
     assert (reproduce("second", "fresh"), reproduce("toy", "fresh")) == (second, first)
     names = [path.name for path in sorted(Path("fresh/runs").iterdir())]
-    assert [name.split("-")[0] for name in names] == ["mine", "rope"] and rope == names[1]
-    assert (trainings("fresh"), trainings("mixed")) == (names, [names[0]])
+    assert [name.split("-")[0] for name in names] == ["mine", "rope", "rope_pi"] and rope == names[1]
+    assert (trainings("fresh"), trainings("mixed")) == (names, [names[0], names[2]])
 
     # A run that another process works on is waited for before it is scored.
     path = Path("fresh/studies/toy-files.json")
@@ -183,13 +191,12 @@ def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
         config = parse_config(compose(overrides))
         return run_name(config, identity(config, "data", "float32", []))
 
-    longer = ["train.tokens=2048000"]
-    more = {"alibi": [], "kerple": [], "scalings": [], "windowed": []}
-    for name, overrides in {**more, "nope_same_targets": longer, "budget": longer}.items():
+    more = {"alibi": [], "kerple": [], "scalings": [], "windowed": [], "extend": []}
+    for name in (*more, "nope_same_targets"):
         study = read_study(name)
-        sweep = study.sweeps[-1]
-        plain = [f"encoding={sweep.encodings[0]}", *overrides]
-        assert named(Variant(study).overrides_of_one(sweep)) == named(plain)
+        encoding = f"encoding={study.sweeps[0].encodings[0]}"
+        plain = [encoding, *([] if name in more else ["train.tokens=2048000"])]
+        assert named([*study.of_each(study.sweeps[0]), encoding]) == named(plain)
 
 
 @pytest.mark.parametrize(
@@ -218,23 +225,23 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         ("minutes: 1", "minutes: soon", "study.minutes must be a whole number, not 'soon'"),
         ("kind: holds", "kind: hold", "unknown kind of claim 'hold': did you mean 'holds'?"),
         (
-            "than: rope -> rope_pi factor=2.0, ",
+            "than: rope -> rope_pi factor=2.0, than_sweep: first, ",
             "",
-            "'order' of rope compares two encodings or one, and has 1",
+            "compares two encodings or one, and has 1",
         ),
-        ("kind: order", "kind: breaks", "'breaks' of rope compares two encodings or one, and has 2"),
-        ("of: rope, at: 4", "of: roep, at: 4", "its sweep trains rope, not roep"),
-        ("at: 4, source", "at: 4, sweep: long, source", "there is no sweep 'long', but ''"),
-        ("kind: holds", "kind: solves", "solves and misses are claims about tasks"),
-        ("- encodings", "- task: copy\n    encodings", "'holds' of rope: solves and misses are claims about"),
+        ("kind: order", "kind: breaks", "'breaks' of tuned compares two encodings or one, and has 2"),
+        ("of: rope, sweep", "of: roep, sweep", "its sweep trains rope, not roep"),
+        ("[rope]}", "[rope, nope]}", "the sweep 'tuned' needs an earlier one of one encoding: 'first'"),
+        ("after: first", "after: tuned", "the sweep 'tuned' needs an earlier one of one encoding: 'tuned'"),
+        ("sweep: tuned", "sweep: long", "there is no sweep 'long', but 'first', 'tuned'"),
+        ("of: [first]", "of: [long]", "scorings.of: there is no sweep 'long'"),
         ("at: 4", "at: 3", "3 is not among the times"),
-        ("times: [2], scored", "times: [8], scored", "scorings.times has 8, and times ends at 4"),
-        ("holds, of: rope, at: 4", "early_tokens, of: rope, at: 2", "times that are scored (sliding)"),
+        ("order, sweep: tuned, ", "early_tokens, of: rope_pi, sweep: tuned, ", "compares two encodings"),
         ("seeds: 1", "sedes: 1", "did you mean 'seeds'?"),
         ("title: A toy", "", "missing 1 required positional argument: 'title'"),
         ("title: A toy", "title: [", "while parsing"),
         ("times: [1, 2, 4]", "times: [0, 1]", "such as [1, 2], not [0.0, 1.0]"),
-        ("sweeps:\n  - encodings: [rope]", "sweeps:", "sweeps must be a list, each Any, not null"),
+        ("sweeps:\n", "sweeps: 3\nquick_overrides:\n", "sweeps must be a list, each Any, not 3"),
     ):
         path.write_text(TOY.replace(before, after))
         with pytest.raises(UserError) as error:
@@ -242,40 +249,40 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
 
 
-def test_a_changed_text_or_encoding_is_another_step(folder: Path, configs: Path) -> None:
-    study = read_study("toy", [configs])
-    variant = Variant(study, text=str(folder / "corpus"), search=(configs,))
-    keys = [variant.key(study.sweeps[0])]
-    for path in (folder / "corpus" / "new.txt", configs / "encoding" / "mine.py"):
-        path.write_text("x = 1\n")
-        keys.append(variant.key(study.sweeps[0]))
+def test_a_step_is_done_while_its_text_its_encodings_and_its_rows_are_as_they_were(
+    command: Command, folder: Path, configs: Path
+) -> None:
+    assert command(*arguments(configs, "second", "results")).code == 0
+    [path] = Path("results/studies").glob("*.json")
+    study = read_study("second", [configs])
+    study = type(study)(**{**vars(study), "text": str(folder / "corpus")})
+    progress = Progress(Path("results"), study)
+    assert progress.path == path
+    keys = [study.key(study.sweeps[0])]
+    step = progress.find(keys[0])
+    assert step is not None and len(step.runs) == 2
+    for changed in (folder / "corpus" / "new.txt", configs / "encoding" / "other.py"):
+        changed.write_text("x = 1\n")
+        keys.append(study.key(study.sweeps[0]))
     assert len(set(keys)) == 3
     (configs / "study" / "other.yaml").write_text(TOY)
-    assert variant.key(study.sweeps[0]) == keys[-1]
-
-
-def test_a_step_whose_rows_are_gone_is_to_be_done_again(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
-    step = Step("", (run.name,), tuple(row.key for row in read_rows(run / "eval.csv")))
-    progress = Progress(tmp_path, "toy")
-    progress.add("a", step)
-    assert progress.find("a") == step
-    write_rows(run / "eval.csv", read_rows(run / "eval.csv")[:1])
-    assert progress.find("a") is None and progress.finished_runs(["a"]) == 1
+    assert study.key(study.sweeps[0]) == keys[-1]
+    rows = Path("results/runs") / step.runs[0] / "eval.csv"
+    write_rows(rows, read_rows(rows)[:1])
+    assert progress.find(keys[0]) is None
 
 
 def test_reproduce_alone_lists_all_studies_and_the_runs_that_are_finished(
     command: Command, folder: Path
 ) -> None:
-    variant = Variant(read_study("windowed"))
-    [sweep] = variant.study.sweeps
-    progress = Progress(Path("results"), variant.progress_name)
-    runs = ("alibi-s0-aaaaaaaa", "alibi-s1-aaaaaaaa")
-    for key in (variant.key(sweep), "identity 0, Python 3.1: another"):
-        progress.add(key, Step("", runs, (), is_done=False))
-    finished = Path("results/runs") / runs[0]
-    finished.mkdir(parents=True)
-    (finished / "result.json").write_text("{}")
+    study = read_study("windowed")
+    progress = Progress(Path("results"), study)
+    run = Path("results/runs/alibi-s0-aaaaaaaa")
+    run.mkdir(parents=True)
+    (run / "result.json").write_text("{}")
+    write_rows(run / "eval.csv", [])
+    progress.add("identity 0, Python 3.1: another", Step("", (run.name,), ()))
+    progress.add(study.key(study.sweeps[0]), Step("", (run.name,), ()))
     listed = command("reproduce").out
     lines = listed.splitlines()
     assert [line.split()[0] for line in lines[1:]] == study_names() and max(map(len, lines)) <= 80
@@ -287,28 +294,26 @@ def test_reproduce_alone_lists_all_studies_and_the_runs_that_are_finished(
 
 
 def test_a_shipped_study_names_encodings_that_there_are_and_takes_an_hour_at_most() -> None:
+    encodings = {path.stem for path in (config_dir() / "encoding").glob("*.yaml")}
     for name in study_names():
         study = read_study(name)
-        encodings = {path.stem for path in (config_dir() / "encoding").glob("*.yaml")}
         trained = {encoding for sweep in study.sweeps for encoding in sweep.encodings}
         assert trained <= encodings and study.minutes <= 60
-        scored_with = [text for step in study.scorings for text in step.scored_with or []]
-        labels = trained | {f"{encoding} -> {text}" for encoding in trained for text in scored_with}
-        named = {label for claim in study.claims for label in (claim.of, claim.than) if label}
-        assert {label for label in named if "->" in label} <= labels
-        assert {re.split("[ +]", label)[0] for label in named} <= trained
+        labels = {label for claim in study.claims for label in (claim.of, claim.than) if label}
+        scored_with = {text.split()[0] for step in study.scorings for text in step.scored_with or []}
+        assert {label.split(" -> ")[1].split()[0] for label in labels if "->" in label} <= scored_with
+        assert {re.split("[ +]", label)[0] for label in labels} <= trained
         assert all(claim.source for claim in study.claims)
 
 
-def test_the_toy_size_has_fewer_seeds_and_tokens_and_the_same_lengths_over_training(folder: Path) -> None:
-    study = read_study("budget")
-    full, quick = Variant(study), Variant(study, is_quick=True, text="books")
+def test_the_toy_size_has_fewer_seeds_and_tokens_and_the_same_lengths_over_training() -> None:
+    full, quick = read_study("budget"), read_study("budget").quick()
     assert (full.seeds, quick.seeds) == (3, 2)
     assert full.lengths([1, 1.5]) == [128, 192] and quick.lengths([1, 1.5]) == [32, 48]
-    overrides = [quick.overrides(sweep) for sweep in study.sweeps]
+    overrides = [quick.of_sweep(sweep) for sweep in quick.sweeps]
     assert [next(text for text in part if "train.tokens" in text) for part in overrides] == [
         f"train.tokens={tokens}" for tokens in (5120, 10240, 20480, 40960)
     ]
-    assert "experiment=quick" in overrides[0] and "experiment=quick" not in full.overrides(study.sweeps[0])
-    assert "data.path=books" in overrides[0] and "data=stdlib" in full.overrides(study.sweeps[0])
-    assert full.progress_name == "budget" and quick.progress_name == "budget-quick-files"
+    assert "experiment=quick" in overrides[0] and "data=stdlib" in full.of_sweep(full.sweeps[0])
+    assert Progress(Path(), full).path.stem == "budget"
+    assert Progress(Path(), quick).path.stem == "budget-quick"

@@ -11,7 +11,13 @@ The paper's factor comes after training: train `nope`, and give its run as train
 factor that is there from the first step is only another initial scale of the logits, which the weights can
 undo. The paper searches the factors of heads by training them alone; here they are given, and layers share
 them.
+
+DroPE (Gelberg et al. 2025, arXiv:2512.12167) fits one factor to each model that positions were dropped from,
+after its training, for the length of the texts: `pe-bench extend RUN --to 4x --with temperature` does.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +33,7 @@ class Temperature(LayerEncoding):
     """
 
     compatible_with = ROTARY | RELATIVE | {"nope"}
+    searched = "factor"
 
     def __init__(self, n_heads: int, factor: Positive | list[Positive] = 1.2):
         super().__init__()
@@ -35,6 +42,11 @@ class Temperature(LayerEncoding):
         require(is_fit, f"factor has {len(factors)} numbers, and not 1 or those of model.n_heads={n_heads}")
         factors = torch.tensor(factors, dtype=torch.float64)[:, None, None]
         self.factors = nn.Buffer(factors, persistent=False)
+
+    @classmethod
+    def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
+        """Return one factor for all heads, from 1 on."""
+        return [[1.0], [1.1], [1.2], [1.4], [1.7], [2.0]]
 
     def logit_scale(self, queries: Side) -> Tensor:
         return self.factors.to(torch.promote_types(queries.raw.dtype, torch.float32))
