@@ -81,7 +81,7 @@ ALLOWED = {
     "tries": "errors values system config runs report experiment scored",
     "sweep": "errors system config runs experiment",
     "studies": "errors values system config data runs scoring report scored sweep",
-    "extended": "errors system config report runs scoring experiment scored sweep",
+    "extended": "errors values system config report runs scoring experiment scored sweep",
     "api": "errors values system config runs report experiment scored tries extended",
     "cli": "errors values system config encodings plot data model runs report inspection "
     "checkpoints export scored tries api sweep studies",
