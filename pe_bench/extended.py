@@ -42,6 +42,7 @@ from pe_bench.values import check_type
 
 DEFAULT = ("yarn", "rope_ntk", "rope_pi")
 SEARCHED = "searched.json"
+SHARE_OF_RATE = 0.2  # of the first stage's learning rate
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ def _stage(config: Config, key: str, sources: Sequence[str], length: int, tokens
     steps = math.ceil(tokens / batch)
     warmup = round(train.warmup_steps * steps / train.total_steps)
     changes = {"length": length, "steps": steps, "batch_tokens": batch, "warmup_steps": warmup}
+    # At the full rate, what was learned before is lost.
+    changes |= {"lr": train.lr * SHARE_OF_RATE} if key == "from" else {}
     return [
         *(f"++train.{name}={value}" for name, value in changes.items()),
         f"++train.{key}={','.join(map(quote, sources))}",
