@@ -9,32 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, Formatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
-from pe_bench.plot.paper import (
-    COLOURS,
-    FONT,
-    GREY,
-    LEFT,
-    NOTE_FONT,
-    RULE,
-    STROKES,
-    WIDTH,
-    Attributes,
-    Style,
-    fitting,
-    inline_svg,
-    lines_height,
-    mark_length,
-    new_figure,
-    place_axes,
-    place_text,
-    save_picture,
-    styles_of,
-    wrapped,
-)
-from pe_bench.report.curves import Chart, Curve, PlotValues, Point, Scale, chart_of, scale_of_levels
+from pe_bench.plot import paper
+from pe_bench.plot.paper import Attributes, Style
+from pe_bench.report.curves import Chart, Curve, Point, Scale, chart_of, scale_of_levels
 from pe_bench.report.records import Line, Table
 
 MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
@@ -45,10 +25,9 @@ ON_PAGE, TALL_ON_PAGE, LOSSES = 2.9, 4.6, 2.2  # inches that a picture of the pa
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
 MAX_TICKS = 9  # on the y axis
 TICK_GAP, WIDE_TICK_GAP = 26, 45  # points between two numbers; wide: in a narrow window
-NAME_GAP = 1.3 * FONT  # points between the middles of two names
+NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
 MAX_NAME, MAX_NAME_ON_PAGE = 24, 19  # characters
 BROKEN = "#B3261E"
-MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 MAX_LOSSES = 200  # points of a run's training losses
 FEW_DECADES = 0.4  # of a log axis, whose ticks are those of a linear one
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
@@ -60,20 +39,20 @@ Part = tuple[float, Callable[[Figure, float], None]]  # its height in inches, an
 Look = dict[str, Any]  # what matplotlib takes
 
 
-def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:
+def plot_tables(tables: Sequence[Table], path: Path) -> None:
     """Draw `tables` into the file `path`; its suffix is the format. Raises `UserError` for its name."""
-    save_picture(lambda: draw(tables, values), path)
+    paper.save_picture(lambda: draw(tables), path)
 
 
-def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
+def draw(tables: Sequence[Table]) -> Figure:
     """Return a figure with a panel for each table, one below the other."""
     styles = _styles(tables)
-    return stacked([_part(chart_of(table, values), styles) for table in tables])
+    return stacked([_part(chart_of(table), styles) for table in tables])
 
 
 def stacked(parts: Sequence[Part]) -> Figure:
     """Return a figure with parts one below the other."""
-    figure, top = new_figure(WIDTH, sum(height + BETWEEN for height, _ in parts) - BETWEEN), 0.0
+    figure, top = paper.new_figure(paper.WIDTH, sum(height + BETWEEN for height, _ in parts) - BETWEEN), 0.0
     for height, draw_part in parts:
         draw_part(figure, top)
         top += height + BETWEEN
@@ -83,7 +62,7 @@ def stacked(parts: Sequence[Part]) -> Figure:
 def _styles(tables: Sequence[Table]) -> Styles:
     """Return the styles of curves; in a family, lines scored with an untrained encoding are dashed."""
     lines = [line for table in tables for line in table.lines]
-    styles = styles_of(line.label for line in lines)
+    styles = paper.styles_of(line.label for line in lines)
     if not any(line.longest for line in lines):
         return styles
     as_is = {line.label for line in lines if line.scored_with != line.encoding}
@@ -101,12 +80,8 @@ def chart_svg(
     keys: what a curve and its row of the table have in common, by labels. texts: of each curve's points.
     """
     is_named = len(chart.curves) <= MAX_NAMED
-    width, height = (PAGE_PANEL, ON_PAGE) if is_named else (WIDTH - LEFT - 0.1, TALL_ON_PAGE)
-    within = f"within the margin of {chart.table.margin}: holds"
-    parts: dict[str, list[Attributes]] = {
-        "margin": [{"class": "margin", "title": within}],
-        "if wide": [{"class": "if-wide"}],
-    }
+    width, height = (PAGE_PANEL, ON_PAGE) if is_named else (paper.WIDTH - paper.LEFT - 0.1, TALL_ON_PAGE)
+    parts: dict[str, list[Attributes]] = {"if wide": [{"class": "if-wide"}]}
     for curve, said in zip(chart.curves, texts, strict=True):
         line = {"data-line": keys[curve.label]}
         points = [{"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text} for text in said]
@@ -120,12 +95,12 @@ def chart_svg(
         parts[f"anchor {curve.label}"] = [{"class": "anchor", "data-line": keys[curve.label]}]
 
     def page_figure() -> Figure:
-        figure = new_figure(WIDTH, ABOVE + height + BELOW / 2)
-        axes = place_axes(figure, LEFT, ABOVE, width, height)
+        figure = paper.new_figure(paper.WIDTH, ABOVE + height + BELOW / 2)
+        axes = paper.place_axes(figure, paper.LEFT, ABOVE, width, height)
         _draw_panel(axes, chart, styles, width, height, MAX_NAME_ON_PAGE if is_named else 0)
         return figure
 
-    return inline_svg(page_figure, key, parts)
+    return paper.inline_svg(page_figure, key, parts)
 
 
 def losses_svg(
@@ -149,23 +124,23 @@ def losses_svg(
     }
 
     def page_figure() -> Figure:
-        figure = new_figure(WIDTH, LOSSES + BELOW)
-        axes = place_axes(figure, LEFT, 0.1, PAGE_PANEL, LOSSES)
+        figure = paper.new_figure(paper.WIDTH, LOSSES + BELOW)
+        axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
         for label, points in curves:
             look: Look = {"color": styles[label].colour, "linestyle": styles[label].stroke, "linewidth": 1.0}
             thinned = points[:: math.ceil(len(points) / MAX_LOSSES)]
             axes.plot(*np.array(thinned).T, gid=f"losses of {label}", **look)
         set_values(axes, scale_of_levels(values, np.array([]), 0.1))
-        axes.grid(axis="y", color=RULE)
+        axes.grid(axis="y", color=paper.RULE)
         axes.set_xlabel("step")
         return figure
 
-    return inline_svg(page_figure, key, parts)
+    return paper.inline_svg(page_figure, key, parts)
 
 
 def class_of(style: Style) -> str:
     """Return the classes of a colour and a stroke, which style.css has."""
-    return f"colour{COLOURS.index(style.colour)} stroke{STROKES.index(style.stroke)}"
+    return f"colour{paper.COLOURS.index(style.colour)} stroke{paper.STROKES.index(style.stroke)}"
 
 
 # Panels of curves
@@ -173,36 +148,38 @@ def class_of(style: Style) -> str:
 
 def _part(chart: Chart, styles: Styles) -> Part:
     """Return a panel with its title above and its notes below, as high as the names of its curves need."""
-    title, note = lines_height(chart.title, FONT), wrapped(chart.notes)
+    title, note = paper.lines_height(chart.title, paper.FONT), paper.wrapped(chart.notes)
     panel = max(PANEL_HEIGHT, NAME_GAP / 72 * len(chart.curves))
 
     def draw_part(figure: Figure, top: float) -> None:
-        place_text(figure, LEFT, top, chart.title)
-        axes = place_axes(figure, LEFT, top + title + ABOVE, PANEL_WIDTH, panel)
+        paper.place_text(figure, paper.LEFT, top, chart.title)
+        axes = paper.place_axes(figure, paper.LEFT, top + title + ABOVE, PANEL_WIDTH, panel)
         _draw_panel(axes, chart, styles, PANEL_WIDTH, panel, MAX_NAME)
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
         below = top + title + ABOVE + panel + BELOW
-        place_text(figure, LEFT, below, note, fontsize=NOTE_FONT, color=GREY)
+        paper.place_text(figure, paper.LEFT, below, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
 
-    return title + ABOVE + panel + BELOW + lines_height(note, NOTE_FONT), draw_part
+    return title + ABOVE + panel + BELOW + paper.lines_height(note, paper.NOTE_FONT), draw_part
 
 
 def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Draw all curves of a chart, with names of so many characters where they end; in inches."""
     _set_lengths(axes, chart, 72 * width)
-    set_values(axes, chart.y, signed=chart.values == "change")
-    if chart.values == "change":
-        margin = chart.table.margin
-        axes.axhspan(-margin, margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
-    axes.grid(axis="y", color=RULE)
+    set_values(axes, chart.y)
+    axes.grid(axis="y", color=paper.RULE)
     for anchor in chart.anchors:
         for points in anchor.segments:
-            look: Look = {"color": GREY, "linewidth": 0.7, "zorder": 0.8, "gid": f"anchor {anchor.label}"}
+            look: Look = {
+                "color": paper.GREY,
+                "linewidth": 0.7,
+                "zorder": 0.8,
+                "gid": f"anchor {anchor.label}",
+            }
             axes.plot([point.x for point in points], [point.value for point in points], **look)
     for curve in chart.curves:
         _draw_curve(axes, curve, styles[curve.label])
-    mark_length(axes, chart.train_length, f"training length {chart.train_length}")
+    paper.mark_length(axes, chart.train_length, f"training length {chart.train_length}")
     if max_name:
         _name_ends(axes, chart, styles, 72 * width, 72 * height, max_name)
 
@@ -240,7 +217,7 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
     Names are beside the panel, but for those of curves that end early; width and height are in points.
     """
     curves = [*chart.curves, *chart.anchors]
-    names, ends = fitting([curve.label for curve in curves], max_name), [*map(chart.end_of, curves)]
+    names, ends = paper.fitting([curve.label for curve in curves], max_name), [*map(chart.end_of, curves)]
     beside = [end[0] if chart.ends_early(curve) else 1.0 for curve, end in zip(curves, ends, strict=True)]
     heights = height * np.array([end[1] for end in ends])
     # Names in the left half do not reach those beside the panel: the two do not push each other away.
@@ -249,13 +226,13 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
         if column.any():
             heights[column] = spread_apart(heights[column], NAME_GAP, height)
     for curve, end, share, place in zip(curves, ends, beside, heights, strict=True):
-        colour = styles[curve.label].colour if curve in chart.curves else GREY
+        colour = styles[curve.label].colour if curve in chart.curves else paper.GREY
         stroke: Look = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         axes.annotate(
             f"{names[curve.label]} {chart.remark(curve)}".rstrip(),
             end,
             xycoords="axes fraction",
-            xytext=(share + FONT / width, place / height),
+            xytext=(share + paper.FONT / width, place / height),
             textcoords="axes fraction",
             va="center",
             color=colour,
@@ -313,45 +290,30 @@ def _apart(places: Mapping[int, float], gap: float) -> list[int]:
 
 
 class _PlainNumbers(Formatter):
-    """Numbers of an axis with as many decimals as the finest needs, and a sign if they are `signed`."""
-
-    def __init__(self, signed: bool) -> None:
-        self._signed = signed
+    """Numbers of an axis with as many decimals as the finest needs."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        return self.format_ticks([x])[0]
+        return tick_labels([x])[0]
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        return tick_labels(list(values), self._signed)
+        return tick_labels(values)
 
 
-def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS, signed: bool = False) -> None:
-    """Give a panel a y axis of at most so many round values, with a sign if they are `signed`."""
-    axes.set_yscale(scale.shape, **({"linear_width": scale.linear_width} if scale.shape == "asinh" else {}))
+def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS) -> None:
+    """Give a panel a y axis of at most so many round values."""
+    axes.set_yscale(scale.shape)
     axes.set_ylim(scale.low, scale.high)
     decades = math.log10(scale.high / scale.low) if scale.shape == "log" else 0.0
-    if scale.shape == "asinh":
-        axes.yaxis.set_major_locator(FixedLocator(_ticks_around_zero(scale, ticks)))
-    elif decades > FEW_DECADES:
+    if decades > FEW_DECADES:
         sparse = [steps for steps in LOG_STEPS if decades * len(steps) < ticks]
         axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=ticks))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=STEPS))
-    axes.yaxis.set_major_formatter(_PlainNumbers(signed))
+    axes.yaxis.set_major_formatter(_PlainNumbers())
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _ticks_around_zero(scale: Scale, most: int) -> list[float]:
-    """Return 0 and round multiples of the linear width: matplotlib's own ticks overlap around 0."""
-    ends = max(abs(scale.low), abs(scale.high)) / scale.linear_width
-    sizes = [scale.linear_width * 10.0**power for power in range(math.ceil(math.log10(ends)) + 1)]
-    sparse = [tick for size in sizes for tick in (-size, size) if scale.low <= tick <= scale.high]
-    dense = [*sparse, *(3 * tick for tick in sparse if scale.low <= 3 * tick <= scale.high)]
-    ticks = sorted(dense if len(dense) < most else sparse)
-    return [0.0, *ticks[:: math.ceil(len(ticks) / (most - 1))]]
-
-
-def tick_labels(ticks: Sequence[float], signed: bool = False) -> list[str]:
+def tick_labels(ticks: Sequence[float]) -> list[str]:
     """Return the ticks as text with as many decimals as the finest of them needs."""
     if any(abs(tick) >= 1e6 for tick in ticks):
         return [f"{tick:.3g}" for tick in ticks]
@@ -360,4 +322,4 @@ def tick_labels(ticks: Sequence[float], signed: bool = False) -> list[str]:
         for decimals in range(13)
         if all(math.isclose(round(tick, decimals), tick, rel_tol=1e-6, abs_tol=1e-12) for tick in ticks)
     )
-    return [f"{tick:{'+' if signed and tick else ''}.{decimals}f}" for tick in ticks]
+    return [f"{tick:.{decimals}f}" for tick in ticks]

@@ -8,26 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from pe_bench.plot.paper import (
-    COLOURS,
-    FONT,
-    GREY,
-    LEFT,
-    NOTE_FONT,
-    WIDTH,
-    fitting,
-    inline_svg,
-    lines_height,
-    new_figure,
-    place_axes,
-    place_text,
-    save_picture,
-    wrapped,
-)
+from pe_bench.plot import paper
 from pe_bench.report.draw import Look, Part, stacked
 from pe_bench.report.probes import Found, ProbeLine, ProbeTable, percent
 
-COLOUR = COLOURS[3]
+COLOUR = paper.COLOURS[3]
 CELL_WIDTH, CELL_HEIGHT = 0.55, 0.3  # inches, of a cell at most
 GAP, ABOVE, BELOW = 0.25, 0.28, 0.62  # inches: between maps, for a name, for an axis
 DARK = 0.55  # from this share on, a number is white
@@ -35,7 +20,7 @@ DARK = 0.55  # from this share on, a number is white
 
 def plot_probes(tables: Sequence[ProbeTable], path: Path) -> None:
     """Draw tables of probes into the file `path`, whose suffix is the format."""
-    save_picture(lambda: draw_probes(tables), path)
+    paper.save_picture(lambda: draw_probes(tables), path)
 
 
 def draw_probes(tables: Sequence[ProbeTable]) -> Figure:
@@ -52,11 +37,11 @@ def heat_svg(table: ProbeTable, key: str) -> str:
                 parts[_gid(line, length, depth)] = [{"role": "img", "aria-label": meaning, "title": meaning}]
 
     def page_figure() -> Figure:
-        figure = new_figure(WIDTH, _maps_height(table) + BELOW / 2)
+        figure = paper.new_figure(paper.WIDTH, _maps_height(table) + BELOW / 2)
         _draw_maps(figure, table, 0.0)
         return figure
 
-    return inline_svg(page_figure, key, parts)
+    return paper.inline_svg(page_figure, key, parts)
 
 
 def heat_note(table: ProbeTable) -> str:
@@ -85,8 +70,8 @@ def _depth(depth: float) -> str:
 
 def _map_size(table: ProbeTable) -> tuple[int, float, float]:
     """Return how many maps are in a row, and the width and height of one in inches."""
-    width = min(CELL_WIDTH * len(table.lengths), WIDTH - LEFT)
-    columns = max(1, min(len(table.lines), int((WIDTH - LEFT + GAP) / (width + GAP))))
+    width = min(CELL_WIDTH * len(table.lengths), paper.WIDTH - paper.LEFT)
+    columns = max(1, min(len(table.lines), int((paper.WIDTH - paper.LEFT + GAP) / (width + GAP))))
     return columns, width, CELL_HEIGHT * len(table.depths)
 
 
@@ -97,26 +82,26 @@ def _maps_height(table: ProbeTable) -> float:
 
 def _part(table: ProbeTable) -> Part:
     title = f"{' · '.join(table.title)}\nspans that are found, by length (right) and depth (down)"
-    above, note = lines_height(title, FONT), wrapped([heat_note(table)])
+    above, note = paper.lines_height(title, paper.FONT), paper.wrapped([heat_note(table)])
 
     def draw_part(figure: Figure, top: float) -> None:
-        place_text(figure, LEFT, top, title)
+        paper.place_text(figure, paper.LEFT, top, title)
         foot = top + above + _maps_height(table)
         _draw_maps(figure, table, top + above)
-        place_text(figure, LEFT, foot + 0.3, note, fontsize=NOTE_FONT, color=GREY)
+        paper.place_text(figure, paper.LEFT, foot + 0.3, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
 
-    return above + _maps_height(table) + BELOW + lines_height(note, NOTE_FONT), draw_part
+    return above + _maps_height(table) + BELOW + paper.lines_height(note, paper.NOTE_FONT), draw_part
 
 
 def _draw_maps(figure: Figure, table: ProbeTable, top: float) -> None:
     columns, width, height = _map_size(table)
-    names = fitting([line.label for line in table.lines], max(8, int(72 * width / (0.6 * FONT))))
+    names = paper.fitting([line.label for line in table.lines], max(8, int(72 * width / (0.6 * paper.FONT))))
     lengths, depths = [f"{length:,}" for length in table.lengths], [_depth(depth) for depth in table.depths]
     for number, line in enumerate(table.lines):
         row, column = divmod(number, columns)
-        left = LEFT + column * (width + GAP)
-        axes = place_axes(figure, left, top + ABOVE + row * (height + ABOVE + GAP), width, height)
-        axes.set_title(names[line.label], fontsize=FONT, loc="left", pad=4, y=1.0)
+        left = paper.LEFT + column * (width + GAP)
+        axes = paper.place_axes(figure, left, top + ABOVE + row * (height + ABOVE + GAP), width, height)
+        axes.set_title(names[line.label], fontsize=paper.FONT, loc="left", pad=4, y=1.0)
         axes.set_xlim(0, len(lengths))
         axes.set_ylim(len(depths), 0)
         for (length, depth), found in line.found.items():
@@ -125,7 +110,9 @@ def _draw_maps(figure: Figure, table: ProbeTable, top: float) -> None:
                 _draw_cell(axes, corner, found, _gid(line, length, depth))
         axes.set_xticks([index + 0.5 for index in range(len(lengths))], lengths)
         axes.set_yticks([index + 0.5 for index in range(len(depths))], depths if column == 0 else [])
-        axes.tick_params(length=0, labelsize=NOTE_FONT, labelbottom=number + columns >= len(table.lines))
+        axes.tick_params(
+            length=0, labelsize=paper.NOTE_FONT, labelbottom=number + columns >= len(table.lines)
+        )
         axes.spines[:].set(color="0.8", visible=True)
 
 
@@ -136,5 +123,5 @@ def _draw_cell(axes: Axes, corner: tuple[int, int], found: Found | str, gid: str
         share, text = found.by_span, f"{100 * found.accuracy.mean:.0f}"
     box: Look = {"facecolor": COLOUR, "alpha": share, "linewidth": 0, "gid": gid}
     axes.add_patch(Rectangle(corner, 1, 1, **box))
-    style: Look = {"ha": "center", "va": "center", "fontsize": NOTE_FONT}
+    style: Look = {"ha": "center", "va": "center", "fontsize": paper.NOTE_FONT}
     axes.text(corner[0] + 0.5, corner[1] + 0.5, text, color="white" if share > DARK else "black", **style)
