@@ -45,6 +45,7 @@ class CheckpointModel(LanguageModel):
         self.stated_length: int | None = None
         self.reads_beside_attention = False
         self.encoding, self.n_layers = encoding, n_layers
+        self.vocab_size = model.get_input_embeddings().weight.shape[0]
         self.state: PassState | None = None
         self.fixed: dict[int, LayerEncoding] = {}
         self.masks: Sequence[PassMask | None] = ()
@@ -140,14 +141,6 @@ class CheckpointModel(LanguageModel):
     def trunk(self) -> Any:
         """Return the part of the model that makes the hidden states."""
         return self._trunk[0]
-
-    @property
-    def vocab_size(self) -> int:
-        return self.causal.get_input_embeddings().weight.shape[0]
-
-    @property
-    def device(self) -> torch.device:
-        return self.causal.device
 
     @property
     def parameter_count(self) -> int:

@@ -113,14 +113,11 @@ class LanguageModel(nn.Module):
 
     encoding: Composition
     n_layers: int
-
-    @property
-    def vocab_size(self) -> int:
-        raise NotImplementedError
+    vocab_size: int
 
     @property
     def device(self) -> torch.device:
-        raise NotImplementedError
+        return next(self.parameters()).device
 
     @property
     def parameter_count(self) -> int:
@@ -181,7 +178,7 @@ class Decoder(LanguageModel):
         generator: torch.Generator | None = None,
     ):
         super().__init__()
-        self.encoding, self.n_layers = encoding, model.n_layers
+        self.encoding, self.n_layers, self.vocab_size = encoding, model.n_layers, vocab_size
         self.embedding = nn.Embedding(vocab_size, model.d_model)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.n_layers))
         self.norm = RMSNorm(model.d_model)
@@ -239,14 +236,6 @@ class Decoder(LanguageModel):
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         return functional.linear(hidden_ND, self.output_weight).argmax(-1)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.embedding.num_embeddings
-
-    @property
-    def device(self) -> torch.device:
-        return self.embedding.weight.device
 
     def _initialise(self, model: ModelConfig, generator: torch.Generator | None) -> None:
         """Draw embeddings N(0, 1/D), linear layers N(0, 1/fan_in), residual outputs / sqrt(2 layers)."""

@@ -82,8 +82,9 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
     if compiler is None:
         return Kernel(None, f"no C++ compiler is here ({', '.join(compiler_names())})")
     try:
-        version = _output_of([*_words(compiler), "--version"]).partition("\n")[0]
-        digests = [_digest(path) for path in (source, *(FOLDER / name for name in HEADERS))]
+        version = _output_of([*shlex.split(compiler), "--version"]).partition("\n")[0]
+        sources = [source, *(FOLDER / name for name in HEADERS)]
+        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
         make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
         with _private_folder(key) as folder:
@@ -99,7 +100,7 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
 def find_compiler() -> str | None:
     """Return a command as a shell would read it: the full path of its program, and the arguments."""
     for name in compiler_names():
-        program, *words = _words(name) or [name]
+        program, *words = shlex.split(name)
         if path := shutil.which(program):
             return shlex.join([path, *words])
     return None
@@ -108,14 +109,6 @@ def find_compiler() -> str | None:
 def compiler_names() -> Sequence[str]:
     named = os.environ.get("CXX", "").strip()
     return (named,) if named else COMPILERS
-
-
-def _words(command: str) -> list[str]:
-    """Split a command such as `ccache g++`; return none where a quote is left open."""
-    try:
-        return shlex.split(command)
-    except ValueError:
-        return []
 
 
 @contextmanager
@@ -150,7 +143,7 @@ def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence
 
 
 def compile_library(compiler: str, source: Path, more_flags: Sequence[str], target: Path) -> None:
-    _output_of([*_words(compiler), *FLAGS, f"-I{FOLDER}", *more_flags, str(source), "-o", str(target)])
+    _output_of([*shlex.split(compiler), *FLAGS, f"-I{FOLDER}", *more_flags, str(source), "-o", str(target)])
 
 
 def _output_of(command: list[str]) -> str:
@@ -162,10 +155,6 @@ def _output_of(command: list[str]) -> str:
 def _complaint(error: subprocess.CalledProcessError) -> str:
     lines = [line for line in (error.stderr or "").splitlines() if "error" in line]
     return lines[0].strip() if lines else f"exit code {error.returncode}"
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _processor() -> str:

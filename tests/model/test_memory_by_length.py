@@ -16,7 +16,6 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias import fire
 from pe_bench.encodings.content import dape
 from pe_bench.inspection.check.case import MODEL, Case, as_type, ids_of, layer_inputs, layers_of, tokens
-from pe_bench.inspection.check.result import worst
 from pe_bench.model import decoder
 from pe_bench.model.attention import attention, chunks, reference
 
@@ -90,13 +89,3 @@ def test_no_tensor_grows_with_the_square_of_the_length(name: str) -> None:
     for short, long in pairs:
         assert long.bytes <= 2.2 * short.bytes, f"{short.bytes} and then {long.bytes} bytes"
         assert long.elements < LENGTH**2 / 2
-
-
-@torch.no_grad()
-def test_a_feedforward_layer_holds_few_tokens_at_once_and_gives_the_same() -> None:
-    layer, x = decoder.SwiGLU(MODEL).double(), layer_inputs(200)[0]
-    with Largest() as largest:
-        in_parts = layer(x)
-    assert largest.elements <= x.numel()
-    with torch.enable_grad():
-        assert worst(in_parts, layer(x)) < 1e-12

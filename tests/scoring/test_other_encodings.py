@@ -15,6 +15,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
+from pe_bench.runs.rows import read_rows
 from pe_bench.scoring.other_encodings import find_others, fixed_factor, incompatibility, read_with
 
 torch.set_num_threads(1)
@@ -69,73 +70,64 @@ def test_scores_equal_those_of_a_run_of_that_encoding_with_the_same_weights(begi
 # What carries over, and what changes on the disk
 
 
-@pytest.mark.parametrize(("trained", "meaning"), [("partial_rope", "features"), ("p_rope", "frequencies")])
-def test_a_fraction_means_what_it_meant_in_training(begin, evaluate, folder, trained, meaning):
-    begin(f"encoding={trained}", "encoding.fraction=0.5", "encoding.base=500")
-    outcome = evaluate("--lengths", "32", "--with", "rope_pi,lm_infinite", "--with", "yarn factor=2 base=100")
-    assert outcome.code == 0, outcome.err
-    spelled = "fraction=0.5" + ("" if meaning == "features" else " fraction_of=frequencies")
-    assert f"rope_pi factor=auto base=500.0 {spelled}" in labels(folder), (
-        "common options are the trained ones"
+def labels_of(trained: list[str], *texts: str) -> list[str]:
+    """Return the labels of encodings on weights of a run with these overrides."""
+    config = parse_config(
+        compose([*trained, "train.length=16", "eval.max_length=64", "eval.lengths=[16,64]"])
     )
-    assert f"yarn factor=2.0 base=100.0 {spelled}" in labels(folder)
+    return [other.label for other in find_others(read_with(texts), "run", config)]
+
+
+def test_common_options_and_what_a_fraction_means_are_those_of_training(begin, evaluate, folder):
+    for trained, spelled in (("partial_rope", ""), ("p_rope", " fraction_of=frequencies")):
+        assert labels_of(
+            [f"encoding={trained}", "encoding.fraction=0.5", "encoding.base=500"],
+            *("rope_pi", "yarn factor=2 base=100"),
+        ) == [
+            f"rope_pi factor=auto base=500.0 fraction=0.5{spelled}",
+            f"rope_pi factor=4.0 base=500.0 fraction=0.5{spelled}",
+            f"yarn factor=2.0 base=100.0 fraction=0.5{spelled}",
+        ]
+    begin("encoding=p_rope", "encoding.fraction=0.5")
+    outcome = evaluate("--lengths", "32", "--with", "rope_pi,lm_infinite")
+    assert outcome.code == 0, outcome.err
     nll = levels(folder)
-    own = next(label for label in labels(folder) if label.startswith(trained))
-    for label in labels(folder):
-        if "factor=4.0" not in label and "yarn" not in label:  # all others are the trained one at this length
-            assert nll[label, 16] == pytest.approx(nll[own, 16], abs=1e-5)
+    [trained] = [nll[label, 16] for label in labels(folder) if label.startswith("p_rope")]
+    for label in labels(folder):  # within the training length all but one are the trained encoding
+        assert "factor=4.0" in label or nll[label, 16] == pytest.approx(trained, abs=1e-5)
 
 
 # Modifiers and own options
 
 
-def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling(begin, evaluate, folder):
-    begin("encoding=rope", "modifier=[logn]")
-    evaluate(
-        "--with", "yarn factor=fixed", "--with", "rope_pi+temperature factor=2", "--with", "sliding_window"
-    )
-    evaluate("--with", "rope+logn,rotary", "--with", "rope base=10000")  # the run's own, by other spellings
-    nll = levels(folder)
-    assert nll["rope+logn+sliding_window", 16] == pytest.approx(nll["rope+logn", 16], abs=1e-6)
-    assert labels(folder) == [
-        "rope+logn",
-        "rope+logn+sliding_window",
-        "rope_pi+logn+temperature factor=2.0",
+def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling():
+    texts = ["yarn factor=fixed", "rope_pi+temperature factor=2", "sliding_window"]
+    own = ["rope+logn,rotary", "rope base=10000"]  # the run's own, by other spellings
+    assert labels_of(["encoding=rope", "modifier=[logn]"], *texts, *own) == [
         "yarn+logn factor=4.0",
+        "rope_pi+logn+temperature factor=2.0",
+        "rope+logn+sliding_window",
+    ]
+    assert labels_of(["encoding=learned"], "learned overflow=clamp") == ["learned overflow=clamp"]
+    nested = "encoding.global={name: rope, base: 500, modifiers: {logn: {}}}"
+    assert labels_of(["encoding=local_global", nested], "local_global global={name: yarn, factor: 4}") == [
+        "local_global local=rope global=yarn+logn(factor=4.0 base=500.0)"
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "spec", "label"),
-    [
-        (["encoding=learned"], "learned overflow=clamp", "learned overflow=clamp"),
-        (
-            ["encoding=alibi", "modifier=[randomized]"],
-            "randomized scored_with=arange",
-            "alibi+randomized randomized.scored_with=arange",
-        ),
-    ],
-)
-def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder, arguments, spec, label):
-    begin(*arguments)
-    outcome = evaluate("--lengths", "32", "--with", spec)
+def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder):
+    begin("encoding=alibi", "modifier=[randomized]")
+    outcome = evaluate(
+        "--lengths", "32", "--with", "randomized scored_with=arange", "--with", "sliding_window"
+    )
     assert outcome.code == 0, outcome.err
-    [trained] = set(labels(folder)) - {label}
-    assert None is not levels(folder)[label, 32] != levels(folder)[trained, 32]
-
-
-def test_an_encoding_in_an_option_is_scaled_with_the_trained_options_that_are_not_given(
-    begin, evaluate, folder
-):
-    begin("encoding=local_global", "encoding.global={name: rope, base: 500, modifiers: {logn: {}}}")
-    outcome = evaluate("--lengths", "32", "--with", "local_global global={name: yarn, factor: 4}")
-    assert outcome.code == 0, outcome.err
-    assert labels(folder) == [
-        "local_global local=rope global=rope+logn(base=500.0)",
-        "local_global local=rope global=yarn+logn(factor=4.0 base=500.0)",
-    ]
-    own, scaled = (levels(folder)[label, 32] for label in labels(folder))
-    assert None not in (own, scaled) and own != scaled
+    trained, other, window = labels(folder)
+    assert other == "alibi+randomized randomized.scored_with=arange" and window.endswith("sliding_window")
+    nll = levels(folder)
+    assert None is not nll[other, 32] != nll[trained, 32]
+    assert (
+        nll[window, 16] == pytest.approx(nll[trained, 16], abs=1e-6) and nll[window, 32] != nll[trained, 32]
+    )
 
 
 # Reading the option
@@ -183,18 +175,10 @@ def test_an_incompatible_encoding_is_refused_before_anything_is_written(begin, e
     )
     assert outcome.code == 2 and refusal in outcome.line
     assert hashes(folder / "results") == before, "the last run is checked before the first is scored"
-    outcome = evaluate(*(run.name for run in runs), "--lengths", "64", "--with", "sliding_window")
+    outcome = evaluate(*(run.name for run in runs), "--lengths", "32", "--with", "yarn factor=2", "--force")
     assert outcome.code == 0, outcome.err
-
-
-def test_force_scores_it_and_labels_the_row(begin, evaluate, folder):
-    begin("encoding=rope")
-    outcome = evaluate("--with", "alibi", "--force")
-    assert outcome.code == 0, outcome.err
-    assert labels(folder) == ["alibi (forced)", "rope"]
-    assert "rope -> alibi (forced)" in encoded(outcome)
-    evaluate("--with", "yarn factor=2", "--force")
-    assert "yarn factor=2.0" in labels(folder), "a compatible encoding is not labelled"
+    told = {(row.scored_with, row.forced) for run in runs for row in read_rows(run / "eval.csv")}
+    assert told == {("alibi", False), ("rope", False), ("yarn factor=2.0", True), ("yarn factor=2.0", False)}
 
 
 @pytest.mark.parametrize(
@@ -265,8 +249,9 @@ def test_a_custom_scaling_is_scored_from_its_folder(begin, evaluate, folder, own
     ]
     outcome = evaluate("--with", "mine")
     assert outcome.code == 2 and "unknown encoding 'mine'" in outcome.line
-    outcome = evaluate("--with", "mine", "--config-dir", str(folder / "none"))
-    assert outcome.code == 2 and "is not a folder" in outcome.line
+    (own / "fast.yaml").write_text("name: rope\nclass: pe_bench.encodings.nope:NoPE\n")
+    outcome = evaluate("--with", "fast", "--config-dir", str(own.parent))
+    assert outcome.code == 2 and "give it another name" in outcome.line
 
 
 def test_a_run_of_a_custom_encoding_needs_its_file_and_force(begin, evaluate, folder, own):
@@ -286,18 +271,6 @@ def test_a_run_of_a_custom_encoding_needs_its_file_and_force(begin, evaluate, fo
     outcome = evaluate("--with", "sliding_window", *code, "--force")
     assert outcome.code == 0, outcome.err
     assert any(re.fullmatch(r"mine@\w{4}\+sliding_window \(forced\)", label) for label in labels(folder))
-
-
-def test_another_encoding_with_the_runs_name_is_refused(begin, evaluate, folder, own):
-    (own / "fast.yaml").write_text(
-        "name: rope\nclass: pe_bench.encodings.rotary.hope:HoPE\nd_head: ${model.d_head}\nactive: 2\n"
-    )
-    begin("encoding=rope")
-    before = rows_of(folder)
-    (own / "fast.yaml").write_text("name: rope\nclass: pe_bench.encodings.nope:NoPE\n")
-    outcome = evaluate("--with", "fast", "--config-dir", str(own.parent))
-    assert outcome.code == 2 and "give it another name" in outcome.line
-    assert rows_of(folder) == before
 
 
 # The encodings that trained weights can be scored with: the catalogue's table against the classes

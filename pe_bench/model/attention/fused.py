@@ -24,16 +24,12 @@ def fused_attention(
     """Serve encodings with `transform`, `logit_scale` and `null_logit` alone."""
     queries, keys = project(encoding, x, q, k, position)
     scaled, null = scale_queries(encoding, queries), encoding.null_logit(queries)
-    return fused_causal(scaled, keys.x, v, 1 / math.sqrt(q.shape[-1]), null)
-
-
-def fused_causal(q: Tensor, k: Tensor, v: Tensor, scale: float, null: Tensor | None = None) -> Tensor:
-    """Return causal attention of as many queries as keys."""
-    if torch.is_grad_enabled() or q.shape[-1] <= v.shape[-1]:
-        return fused(q, k, v, None, scale, null)
+    scale = 1 / math.sqrt(q.shape[-1])
+    if torch.is_grad_enabled() or scaled.shape[-1] <= v.shape[-1]:
+        return fused(scaled, keys.x, v, None, scale, null)
     # Padded values would take as much memory as the widened keys: those of one head at a time do not.
     nulls = [None] * q.shape[1] if null is None else null.expand(*q.shape[:-1], 1).split(1, 1)
-    heads = zip(q.split(1, 1), k.split(1, 1), v.split(1, 1), nulls, strict=True)
+    heads = zip(scaled.split(1, 1), keys.x.split(1, 1), v.split(1, 1), nulls, strict=True)
     return torch.cat([fused(*qkv, mask=None, scale=scale, null=of_head) for *qkv, of_head in heads], 1)
 
 
@@ -105,17 +101,13 @@ class _BesideNull(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward_once(ctx, *gradients)
-
-
-@once_differentiable
-def _backward_once(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, null, mask, output, total = ctx.saved_tensors
-    of_qkv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        gradient, q, k, v, output, total.squeeze(-1), 0.0, mask is None, attn_mask=mask, scale=ctx.scale
-    )
-    return *of_qkv, gradient_of_null(null, total, output, gradient), None, None
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, null, mask, output, total = ctx.saved_tensors
+        of_qkv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, q, k, v, output, total.squeeze(-1), 0.0, mask is None, attn_mask=mask, scale=ctx.scale
+        )
+        return *of_qkv, gradient_of_null(null, total, output, gradient), None, None
 
 
 def gradient_of_null(null: Tensor, total: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
@@ -183,7 +175,8 @@ def fused_distance_attention(
     scaled, scale = scale_queries(encoding, queries), 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
     null = None if null is None else null.expand(*q.shape[:-1], 1)
-    skips = is_worthwhile(table) and not _learns(scaled, keys.x, v)
+    learns = torch.is_grad_enabled() and any(one.requires_grad for one in (scaled, keys.x, v))
+    skips = is_worthwhile(table) and not learns
     negligible = NegligibleKeys(scaled, keys.x, v, table, scale) if skips else None
     # The CPU kernel takes a float32 mask for half precision queries; others want one type.
     dtype = precise(q.dtype) if q.device.type == "cpu" else q.dtype
@@ -217,10 +210,6 @@ def can_tabulate(position: Tensor) -> bool:
     if position.dim() != 1 or position.is_floating_point():
         return False
     return bool((position.diff() == 1).all())
-
-
-def _learns(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _heads_together(needed: Sequence[int]) -> Iterator[tuple[slice, int]]:
@@ -280,7 +269,8 @@ class NegligibleKeys:
         if blocks == 0:
             return [0] * self._bias.shape[0]
         nearest = start + 1 - BLOCK * torch.arange(1, blocks + 1, device=self._bias.device)
-        sizes = self._largest[:, :, :blocks] / _rms(self._sizes[:, :, start:stop])
+        rms = self._sizes[:, :, start:stop].square().mean(-1, keepdim=True).sqrt()
+        sizes = self._largest[:, :, :blocks] / rms
         lse = self._content(start, stop) + self._bias[:, nearest] + (BLOCK * sizes.clamp(min=1)).log()
         # [B, H, M]: of each block and all before it, which grows. A NaN is not less than any number.
         idle = lse.logcumsumexp(-1) < log_epsilon(lse.dtype)
@@ -313,7 +303,3 @@ def _blocks(x: Tensor, dim: int) -> Tensor:
     """Return the axis of tokens as [M, BLOCK], without what fills no block."""
     count = x.shape[dim] // BLOCK
     return x.narrow(dim, 0, count * BLOCK).unflatten(dim, (count, BLOCK))
-
-
-def _rms(x: Tensor) -> Tensor:
-    return x.square().mean(-1, keepdim=True).sqrt()

@@ -78,10 +78,6 @@ def causal_attention(
     shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
     q, k, v = (x.expand(*shape, x.shape[-1]) for x in (q, k, v))
     require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
-    require(
-        q.dtype == k.dtype == v.dtype and q.dtype in TOLERANCE and q.device.type == "cpu",
-        f"the kernel takes float32 or bfloat16 on a CPU, not {q.dtype}, {k.dtype}, {v.dtype} on {q.device}",
-    )
     table = None if table is None else table.float().expand(q.shape[1], q.shape[2])
     null = None if null is None else null.float().expand(*q.shape[:-1], 1)
     output = _Attention.apply(q, k, v, table, null, scale)
@@ -135,18 +131,14 @@ class _Attention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward_once(ctx, *gradients)
-
-
-@once_differentiable
-def _backward_once(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, table, null, output, normalizers = ctx.saved_tensors
-    of_table = ctx.needs_input_grad[3]
-    library = _library(q.dtype)
-    gradients = _backward(library, q, k, v, table, output, normalizers, gradient, ctx.scale, of_table)
-    of_null = None if null is None else gradient_of_null(null, _lse(normalizers), output, gradient)
-    return *gradients, of_null, None
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, table, null, output, normalizers = ctx.saved_tensors
+        of_table = ctx.needs_input_grad[3]
+        library = _library(q.dtype)
+        gradients = _backward(library, q, k, v, table, output, normalizers, gradient, ctx.scale, of_table)
+        of_null = None if null is None else gradient_of_null(null, _lse(normalizers), output, gradient)
+        return *gradients, of_null, None
 
 
 def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
