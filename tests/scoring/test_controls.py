@@ -195,16 +195,16 @@ def test_offset_scores_windows_of_the_training_length_at_the_positions_of_the_lo
     tmp_path: Path,
 ) -> None:
     trained = trained_model(tmp_path / "run")
-    given: list[tuple[int, int, int]] = []
+    passes: list[tuple[int, int, int]] = []
     hidden = trained.model.hidden
 
     def watched(tokens: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
-        given.append((tokens.shape[1], int(ids[0]), int(ids[-1])))
+        passes.append((tokens.shape[1], int(ids[0]), int(ids[-1])))
         return hidden(tokens, ids, window, first)
 
     trained.model.hidden = watched  # type: ignore[method-assign]
     rows = by_control(scored(trained, OFFSET))
-    assert (TRAIN_LENGTH, LENGTH - TRAIN_LENGTH, LENGTH - 1) in given
+    assert (TRAIN_LENGTH, LENGTH - TRAIN_LENGTH, LENGTH - 1) in passes
     assert rows["offset"].targets == rows["none"].targets
     assert rows["offset"].context_mean <= TRAIN_LENGTH
 

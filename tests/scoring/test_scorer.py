@@ -10,10 +10,8 @@ from support.numbered_text import TEXT, contexts
 from support.scoring import EVAL, SIZE, fed, scored, trained_model
 
 from pe_bench.config.schema import EvalConfig
-from pe_bench.encodings import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
@@ -37,15 +35,11 @@ def tokens_of(shapes: list[tuple[int, ...]]) -> int:
     return sum(batch * columns for batch, columns in shapes)
 
 
-ENCODINGS = {"rope": RoPE(SIZE.d_head), "alibi": ALiBi(SIZE.n_heads)}
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=ENCODINGS.keys())
 @pytest.mark.parametrize("max_length", [24, 10], ids=["one text", "two texts"])
 def test_windows_that_share_a_start_are_scored_in_one_pass_with_the_same_scores(
-    tmp_path: Path, encoding: LayerEncoding, max_length: int
+    tmp_path: Path, max_length: int
 ) -> None:
-    evaluation = replace(CUT, max_length=max_length)
+    evaluation, encoding = replace(CUT, max_length=max_length), ALiBi(SIZE.n_heads)
     together, alone = (trained_model(tmp_path / name, encoding) for name in ("together", "alone"))
     together.model.double()
     alone.model.double()
@@ -66,18 +60,6 @@ def test_windows_that_share_a_start_are_scored_in_one_pass_with_the_same_scores(
         assert (row.length, row.targets, row.target_hash) == (other.length, other.targets, other.target_hash)
         assert np.abs(nll_of(together, row) - nll_of(alone, other)).max() < 1e-6
         assert row.nll == pytest.approx(other.nll, abs=1e-6)
-
-
-def test_an_encoding_that_reads_the_length_has_a_pass_for_every_length(tmp_path: Path) -> None:
-    encoding = RopeDynamicNTK(SIZE.d_head, train_length=8)
-    trained = trained_model(tmp_path / "run", encoding)
-    shapes = fed(trained)
-    rows = scored(trained, CUT)
-    assert tokens_of(shapes) == sum(row.targets for row in rows)
-    wrong = trained_model(tmp_path / "wrong", encoding)
-    wrong.model.encoding.claims = frozenset({"prefix_consistent"})
-    shared = scored(wrong, CUT)
-    assert abs((shared[2].nll or 0) - (rows[2].nll or 0)) > 1e-4, "sharing would have changed the score"
 
 
 # Where the longest cannot be scored, or is there already
@@ -147,10 +129,8 @@ def test_every_position_of_the_whole_windows_is_scored_once() -> None:
         assert plan.context_mean == (first + 1 + plan.length) / 2
 
 
-@pytest.mark.parametrize("encoding", [RoPE(SIZE.d_head), RoPE(SIZE.d_head, form="complex")])
-def test_one_pass_equals_separate_passes_where_prefixes_are_consistent(
-    tmp_path: Path, encoding: RoPE
-) -> None:
+def test_one_pass_equals_separate_passes_where_prefixes_are_consistent(tmp_path: Path) -> None:
+    encoding = RoPE(SIZE.d_head)
     together = trained_model(tmp_path / "together", encoding)
     apart = trained_model(tmp_path / "apart", encoding)
     shapes = fed(together)
