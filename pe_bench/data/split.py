@@ -4,7 +4,7 @@ A validation document of which the training text holds too much already, by wind
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,12 +38,16 @@ def split_corpus(
     else:
         train, held_out = _stratified(train, fraction)
     kept = without_overlap(held_out, train)
-    _check_sides(train, held_out, kept)
+    sizes = f"{len(train)} training and {len(held_out)} validation documents"
+    require(bool(train), f"{sizes}: use more documents, or a smaller data.validation_fraction")
+    require(bool(held_out), f"{sizes}: use more text")
+    share = f"training has more than {MAX_SHARE:.0%} of each one's {WINDOW_BYTES}-byte windows"
+    require(bool(kept), f"{sizes}, and {share}: use more varied text, or name other by data.validation_path")
     return train, kept
 
 
-def _without_copies(documents: Iterable[Document]) -> list[Document]:
-    first = {}
+def _without_copies(documents: Sequence[Document]) -> list[Document]:
+    first: dict[str, Document] = {}
     for document in documents:
         first.setdefault(document.sha256, document)
     return list(first.values())
@@ -72,17 +76,6 @@ def _cut_each(documents: list[Document], fraction: float) -> tuple[list[Document
         train.append(Document(f"{document.name}[:{percent}]", text[:cut]))
         validation.append(Document(f"{document.name}[{percent}:]", text[cut:]))
     return [one for one in train if one.text], [one for one in validation if one.text]
-
-
-def _check_sides(train: list[Document], held_out: list[Document], kept: list[Document]) -> None:
-    sizes = f"{len(train)} training and {len(held_out)} validation documents"
-    require(bool(train), f"{sizes}: use more documents, or a smaller data.validation_fraction")
-    require(bool(held_out), f"{sizes}: use more text")
-    require(
-        bool(kept),
-        f"{sizes}, and training has more than {MAX_SHARE:.0%} of each one's {WINDOW_BYTES}-byte windows: "
-        "use more varied text, or name other text by data.validation_path",
-    )
 
 
 def without_overlap(validation: Sequence[Document], training: Sequence[Document]) -> list[Document]:

@@ -7,7 +7,7 @@ Letters: B batch, T tokens, D model width, F width of the feedforward layer, E =
 vocabulary, N tokens of all windows.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +36,14 @@ class RMSNorm(nn.RMSNorm):
             return super().forward(x)
         if not torch.is_grad_enabled():
             return native.rms_norm(x.contiguous(), self.weight, EPSILON)[0]
-        return _Projections.apply(x, self.weight)[0]  # pyright: ignore[reportOptionalSubscript]
+        return cast(tuple[Tensor], _Projections.apply(x, self.weight))[0]
 
 
 def projections(x_BTD: Tensor, norm: RMSNorm, *linear: nn.Linear) -> tuple[Tensor, ...]:
     """Return the norm of x, and each layer's output for it."""
     weights = [layer.weight for layer in linear]
     if torch.is_grad_enabled() and is_native(x_BTD, norm.weight, *weights):
-        outputs = _Projections.apply(x_BTD, norm.weight, *weights)
-        assert isinstance(outputs, tuple)
-        return outputs
+        return cast(tuple[Tensor, ...], _Projections.apply(x_BTD, norm.weight, *weights))
     normed_BTD = norm(x_BTD)
     return normed_BTD, *(layer(normed_BTD) for layer in linear)
 
@@ -63,9 +61,7 @@ def nll_of_logits(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
         return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
     if not torch.is_grad_enabled():
         return native.nll(logits_NV.contiguous(), targets_N.contiguous())[0]
-    nll_N = _NLL.apply(logits_NV.contiguous(), targets_N.contiguous())
-    assert isinstance(nll_N, Tensor)
-    return nll_N
+    return cast(Tensor, _NLL.apply(logits_NV.contiguous(), targets_N.contiguous()))
 
 
 def feedforward_after(
@@ -78,11 +74,8 @@ def feedforward_after(
     down: nn.Linear,
 ) -> Tensor:
     """Return x plus what attention read plus the feedforward layer of both."""
-    output_BTD = _Feedforward.apply(
-        x_BTD, read_BTD, *(layer.weight for layer in (output, norm, gate, up, down))
-    )
-    assert isinstance(output_BTD, Tensor)
-    return output_BTD
+    weights = [layer.weight for layer in (output, norm, gate, up, down)]
+    return cast(Tensor, _Feedforward.apply(x_BTD, read_BTD, *weights))
 
 
 class _Projections(torch.autograd.Function):
@@ -192,16 +185,9 @@ def token_nll(
     chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
     if len(targets_N) <= rows or not torch.is_grad_enabled():
         return torch.cat([_chunk_nll(hidden, weight_VD, targets) for hidden, targets in chunks])
-    return torch.cat(
-        [_recomputed(checkpoint(_chunk_nll, h, weight_VD, t, use_reentrant=False)) for h, t in chunks]
-    )
+    nll = [checkpoint(_chunk_nll, hidden, weight_VD, t, use_reentrant=False) for hidden, t in chunks]
+    return torch.cat(cast(list[Tensor], nll))
 
 
 def _chunk_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    logits_NV = functional.linear(hidden_ND, weight_VD)
-    return nll_of_logits(logits_NV, targets_N)
-
-
-def _recomputed(chunk: object) -> Tensor:
-    assert isinstance(chunk, Tensor)
-    return chunk
+    return nll_of_logits(functional.linear(hidden_ND, weight_VD), targets_N)

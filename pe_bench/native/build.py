@@ -57,21 +57,12 @@ def kernel() -> Kernel:
 @functools.cache
 def tiled_kernel() -> Kernel:
     """Return the library in bfloat16, for processors with AMX. Never raises."""
-    if not has_tiles():
+    if not set(processor_facts().get("flags", "").split()) >= TILES:  # as Linux names what it can do
         return Kernel(None, "this processor has no tiles for bfloat16 (AMX)")
     made = _made(TILED_SOURCE, TILED_FLAGS)
     if made.library is not None and (reason := made.library.pe_bench_permit()) != 0:
         return Kernel(None, f"the system lends no tiles of the processor: {os.strerror(reason)}")
     return made
-
-
-def has_tiles() -> bool:
-    return abilities().issuperset(TILES)
-
-
-def abilities() -> set[str]:
-    """Return what this processor can do, as Linux names it on x86; empty elsewhere."""
-    return set(processor_facts().get("flags", "").split())
 
 
 def _made(source: Path, more_flags: Sequence[str]) -> Kernel:

@@ -5,7 +5,7 @@ of the feedforward layer, V tokens of the vocabulary.
 """
 
 import ctypes
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -95,9 +95,7 @@ def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return x [B, H, n, K] with its first pairs turned; tables are [n, pairs] or [B, 1, n, pairs]."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return _rotated(x, cosines, sines, 1.0)
-    turned = _Rotation.apply(x, cosines, sines)
-    assert isinstance(turned, Tensor)
-    return turned
+    return cast(Tensor, _Rotation.apply(x, cosines, sines))
 
 
 class _Rotation(torch.autograd.Function):

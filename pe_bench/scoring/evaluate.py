@@ -15,7 +15,6 @@ from pe_bench.scoring.controls import remark
 from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import (
     Plan,
-    answer_documents,
     target_bytes,
     target_documents,
 )
@@ -121,7 +120,7 @@ def _with_scores(job: Job, plan: Plan, row: Row, scored: Scored | Unscored) -> R
     if answers is None:
         documents, sizes = target_documents(plan.windows), target_bytes(job.data.validation, plan.windows)
     else:
-        documents = answer_documents(answers)
+        documents = np.nonzero(answers.is_answer)[0]
         sizes = np.ones_like(documents)
         correct = None if correct is None else answers.all_right(correct)
     scores = Scores(scored.nll, documents, sizes, correct)

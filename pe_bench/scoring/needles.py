@@ -41,7 +41,6 @@ ANSWER = SPAN - CUE
 CHOICES = 8
 MIN_LENGTH = 128
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
-MAX_DEPTHS = 100
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
 MAX_SHIFT = 1 / 20  # of the body, between the depth that is wanted and a span that is unique
 REPLACED = "replaced"  # a control
@@ -66,9 +65,6 @@ class Probe:
             message = f"--lengths {length} is too short for a probe: give {MIN_LENGTH} tokens or more"
             require(length >= MIN_LENGTH, message)
         require(self.depths >= 2, f"--depths {self.depths} is too few: give 2 (start and end) or more")
-        require(
-            self.depths <= MAX_DEPTHS, f"--depths {self.depths:,} is too many: give {MAX_DEPTHS} or fewer"
-        )
         require(self.windows >= 1, f"--windows {self.windows} is too few: give 1 or more")
 
     def resolved_lengths(self, train_length: int) -> list[int]:

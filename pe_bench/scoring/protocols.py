@@ -223,11 +223,6 @@ def target_documents(windows: list[Window]) -> np.ndarray:
     return np.repeat([window.document for window in windows], [window.targets for window in windows])
 
 
-def answer_documents(answers: Answers) -> np.ndarray:
-    """Return the example of each answer, in the order of the windows, int64 [answers]."""
-    return np.nonzero(answers.is_answer)[0]
-
-
 def _first_targets(windows: list[Window]) -> Iterator[tuple[Window, int]]:
     """Yield each window with the place of its first target in the document."""
     return (

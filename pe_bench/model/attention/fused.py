@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -119,9 +119,7 @@ def gradient_of_null(null: Tensor, total: Tensor, output: Tensor, gradient: Tens
 def _beside_null(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, null: Tensor) -> Tensor:
     heads = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
     q, k, v = (x.expand(*heads, *x.shape[2:]) for x in (q, k, v))
-    output = _BesideNull.apply(q, k, v, null.expand(*q.shape[:-1], 1), _added(mask, q), scale)
-    assert isinstance(output, Tensor)
-    return output
+    return cast(Tensor, _BesideNull.apply(q, k, v, null.expand(*q.shape[:-1], 1), _added(mask, q), scale))
 
 
 def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:

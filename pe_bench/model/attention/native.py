@@ -10,7 +10,7 @@ Letters: B batch, H query heads, T tokens, K width of queries and keys, V of val
 import ctypes
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -80,9 +80,7 @@ def causal_attention(
     require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
     table = None if table is None else table.float().expand(q.shape[1], q.shape[2])
     null = None if null is None else null.float().expand(*q.shape[:-1], 1)
-    output = _Attention.apply(q, k, v, table, null, scale)
-    assert isinstance(output, Tensor)
-    return output
+    return cast(Tensor, _Attention.apply(q, k, v, table, null, scale))
 
 
 @functools.cache
