@@ -81,9 +81,8 @@ def load_data_of(config: Config) -> Data:
     tokenizer = tokenizers.load_file(config.tokenizer)
     prompts = Prompts(str(config.task["name"]), tokenizer, begins=config.checkpoint.begin is not None)
     vocabulary, end = tuple(tokenizer.vocabulary), tokenizer.end_of_text
-    return Data(
-        prompts.name, prompts.hash, tokenizer.label, vocabulary, end, NO_TEXT, NO_TEXT, prompts=prompts
-    )
+    about = prompts.name, prompts.hash, tokenizer.label, vocabulary, end
+    return Data(*about, NO_TEXT, NO_TEXT, prompts=prompts)
 
 
 def task_data(task: Task) -> Data:
@@ -96,7 +95,11 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
 
     Raises `UserError` for a source, tokenizer or cache folder that is of no use, `RunError` for a full disk.
     """
-    return _open(_packed_folder(data, tokenizer, cache_dir), data)
+    folder = _packed_folder(data, tokenizer, cache_dir)
+    meta = read_meta(folder)
+    sides = [_open_side(folder, side, meta) for side in ("train", "validation")]
+    vocabulary, end_of_text = tuple(meta["vocabulary"]), meta["end_of_text"]
+    return Data(data.name, meta["hash"], meta["tokenizer"], vocabulary, end_of_text, *sides)
 
 
 def cached_tokenizer(config: Config) -> Path:
@@ -111,10 +114,8 @@ def _packed_folder(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str 
     corpus = None if data.source == "hub" else read_corpus(data, byte_budget)
     identity: Any = asdict(data) | {"name": None}
     if corpus is not None:
-        documents = (
-            [(one.name, one.sha256) for one in side] if side is not None else None for side in corpus
-        )
-        identity = [*documents, data.validation_fraction]
+        identity = [side and [(one.name, one.sha256) for one in side] for side in corpus]
+        identity.append(data.validation_fraction)
 
     def build(folder: Path) -> dict[str, Any]:
         sides = corpus or read_corpus(data, byte_budget)
@@ -154,7 +155,7 @@ def read_corpus(
 def _pack(
     folder: Path, train: list[Document], validation: list[Document], config: TokenizerConfig
 ) -> dict[str, Any]:
-    """Write both sides into `folder`; return what else `_open` needs."""
+    """Write both sides into `folder`; return what else `load_data` needs."""
     tokenizer = _make_tokenizer(config, train, folder)
     return {
         "hash": _data_hash(train, validation, tokenizer),
@@ -196,19 +197,6 @@ def _pack_side(
         np.save(folder / f"{side}-byte_ends.npy", np.concatenate(ends).astype(np.uint32))
     byte_count = sum(len(document.text) for document in documents)
     return {"names": [document.name for document in documents], "byte_count": byte_count}
-
-
-def _open(folder: Path, data: DataConfig) -> Data:
-    meta = read_meta(folder)
-    return Data(
-        name=data.name,
-        hash=meta["hash"],
-        tokenizer=meta["tokenizer"],
-        vocabulary=tuple(meta["vocabulary"]),
-        end_of_text=meta["end_of_text"],
-        train=_open_side(folder, "train", meta),
-        validation=_open_side(folder, "validation", meta),
-    )
 
 
 def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:

@@ -56,10 +56,7 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
     if beyond:
         plans += _plans(config, evaluation, data, sorted({train_length, *beyond}), max(beyond))
     if evaluation.per_position:
-        text = scored_documents(
-            data.validation, max(lengths), evaluation.tokens, evaluation.seed, evaluation.half
-        )
-        plans += position_plans(data, text, max(lengths))
+        plans += position_plans(data, _text(data, evaluation, max(lengths)), max(lengths))
     return plans
 
 
@@ -85,7 +82,7 @@ def _plans(
         yield from (paired_plan(blocks, length) for length in lengths)
         yield from control_plans(evaluation, blocks, list(lengths), config.train.length)
         return
-    text = scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed, evaluation.half)
+    text = _text(data, evaluation, longest)
     if evaluation.protocol == "nonoverlapping":
         yield from (nonoverlapping_plan(data, text, length) for length in lengths)
     elif evaluation.protocol == "sliding":
@@ -95,6 +92,10 @@ def _plans(
             yield replace(sliding_plan(data, text, length, strides[length]), stride_rule=rule)
     else:
         assert evaluation.protocol == TASK, "a task's examples are its plans"
+
+
+def _text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:
+    return scored_documents(data.validation, longest, evaluation.tokens, evaluation.seed, evaluation.half)
 
 
 def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]:
@@ -136,10 +137,8 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int) -> Plan:
         np.stack([_numbers(example)[-targets:] for example in examples]),
     )
     words = repr((task.hash, length, seed, (count, *sorted(set(sizes))))).encode()
-    target_hash = hashlib.sha256(words + tokens.astype("<i8").tobytes() + is_answer.tobytes()).hexdigest()[
-        :16
-    ]
-    return Plan(TASK, length, windows, target_hash, answers=answers)
+    content = tokens.astype("<i8").tobytes() + is_answer.tobytes()
+    return Plan(TASK, length, windows, hashlib.sha256(words + content).hexdigest()[:16], answers=answers)
 
 
 def _numbers(example: Example) -> np.ndarray:

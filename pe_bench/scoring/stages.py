@@ -67,7 +67,8 @@ def _missing_option(requested: Requested, options: Sequence[str | None]) -> str:
 def stage_overrides(requested: Requested, trained: Config) -> list[str]:
     """Return the overrides of a run that goes on from a trained one with a requested encoding."""
     name = requested.base or trained.encoding["name"]
-    modifiers = dict.fromkeys([*(trained.encoding.get("modifiers") or {}), *requested.modifiers])
+    parts: list[str] = [*(trained.encoding.get("modifiers") or {}), *requested.modifiers]
+    modifiers = dict.fromkeys(parts)
     of_stage = tuple(f"++train.{key}=" for key in OF_STAGE)
     kept = [text for text in overrides_of(trained) if not text.startswith((*of_stage, "seed="))]
     overrides = [*kept, f"encoding={name}", f"modifier=[{','.join(modifiers)}]"]
