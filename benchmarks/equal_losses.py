@@ -32,7 +32,6 @@ from pe_bench.inspection.passes import NEVER, path_of
 from pe_bench.model import decoder
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.decoder import build_decoder
-from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import Trainer
 
 ROUNDING = 1e-7  # of every weight, relative: about one unit in the last place of float32
@@ -130,7 +129,7 @@ def losses(trainer: Trainer, steps: int) -> np.ndarray:
 def trainer(name: str, seed: int) -> Trainer:
     config, data = configuration(name, seed), text()
     model = build_decoder(config, data.vocabulary)
-    return Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, torch.float32)
+    return Trainer(config, model, data, CPU, torch.float32)
 
 
 def with_changed_weights(trainer: Trainer, seed: int) -> Trainer:

@@ -29,7 +29,6 @@ from pe_bench.errors import UserError
 from pe_bench.inspection.passes import NEVER, path_of
 from pe_bench.model.decoder import build_decoder
 from pe_bench.system.machine import retain_freed_memory
-from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import Trainer
 
 ENCODINGS = "nope,rope,alibi,t5,kerple_log,sandwich,bam,fox,shaw"
@@ -116,7 +115,7 @@ def our_step(encoding: str, size: Size, bf16: bool, optimizer: str = "adamw") ->
     model = build_decoder(config, vocabulary)
     split = Split(size.text, np.array([0, len(size.text)]), ["random"], len(size.text))
     data = Data("random", "", "numbers", vocabulary, 0, split, split)
-    trainer = Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, dtype)
+    trainer = Trainer(config, model, data, CPU, dtype)
     numbers = iter(range(NEVER))
     with autocast(bf16):
         path = path_of(model, config, size.batch, size.length, CPU, dtype, True, size.layers)

@@ -65,8 +65,7 @@ from pe_bench.training.checkpoint import (
     load_weights,
 )
 from pe_bench.training.group import Group, LostProcessError, check_processes, joined, start_processes
-from pe_bench.training.log import TrainingProgress
-from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit
+from pe_bench.training.trainer import NOTHING_TO_DO, Step, TrainingProgress, fit
 
 LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -203,7 +202,7 @@ def _what_is_kept(run: Path, steps: int) -> str:
     newest = latest_checkpoint(run / "checkpoints") if steps else None
     if newest is None and not any((run / "scores").glob("*")):
         return "nothing was saved yet, so the same command starts from the beginning"
-    kept = f"step {newest.meta.step} of {steps} is" if newest else "the lengths scored so far are"
+    kept = f"step {newest.step} of {steps} is" if newest else "the lengths scored so far are"
     return f"{kept} saved, and the same command continues from there"
 
 
@@ -314,12 +313,12 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
     for path in delete_damaged_checkpoints(checkpoints):
         say(f"warning: {path} is damaged and was deleted")
     begun = latest_checkpoint(checkpoints)
-    if begun is None or begun.meta.step < steps:
+    if begun is None or begun.step < steps:
         delete_scores(job.folder)
     _describe(job)
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
-    if begun is not None and begun.meta.step < steps:
-        say(f"{name}: continues from step {begun.meta.step}")
+    if begun is not None and begun.step < steps:
+        say(f"{name}: continues from step {begun.step}")
     with bars(job.label, steps) as bar:
         progress = TrainingProgress(bar, steps, tokens)
 
@@ -329,9 +328,9 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
 
         fit(job, watch, group)
     trained = latest_checkpoint(checkpoints)
-    if trained is None or trained.meta.step != steps:
+    if trained is None or trained.step != steps:
         raise RunError(f"the last checkpoint in {checkpoints} is missing or damaged: repeat the command")
-    say(f"{name}: trained in {trained.meta.train_seconds:.0f} s, loss {trained.meta.loss:.3f}")
+    say(f"{name}: trained in {trained.train_seconds:.0f} s, loss {trained.loss:.3f}")
     return trained
 
 
@@ -378,8 +377,7 @@ def _write_result(job: Job, trained: Checkpoint | None) -> None:
     if about is not None:
         result["checkpoint"] = about.source
     if trained is not None:
-        meta = trained.meta
-        result |= {"steps": meta.step, "loss": meta.loss, "train_seconds": meta.train_seconds}
+        result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
         result["train_dtype"] = job.train_dtype
     _write_json(job.folder / "result.json", {**result, "finished": today()})
 
@@ -485,8 +483,8 @@ def _with_weights(job: Job, trained: Checkpoint) -> Job:
         refuse_lookahead(job.model, length, name, "with its trained weights")
     except UserError as error:
         raise RunError(str(error)) from error
-    tokens = trained.meta.step * job.config.train.batch_tokens
-    return replace(job, tokens_per_second=tokens / trained.meta.train_seconds)
+    tokens = trained.step * job.config.train.batch_tokens
+    return replace(job, tokens_per_second=tokens / trained.train_seconds)
 
 
 def _decoder(job: Job) -> Decoder:

@@ -32,7 +32,7 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
     require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
     trained = require_trained(run, config.train.total_steps)
-    about = {"run": run.name, "weights_sha256": trained.meta.checksums[WEIGHTS]}
+    about = {"run": run.name, "weights_sha256": trained.checksums[WEIGHTS]}
     if _is_finished(folder, about):
         say(f"{run.name} is already written to {folder}")
         return

@@ -18,8 +18,7 @@ from pe_bench.config.schema import Config
 from pe_bench.errors import first_line, require
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.system.terminal import say
-from pe_bench.training.checkpoint import latest_checkpoint
-from pe_bench.training.log import Step
+from pe_bench.training.checkpoint import Step, latest_checkpoint
 
 
 class TensorBoard:
@@ -145,7 +144,7 @@ class Tracking:
         self.tracker: Any = None
         if self.name is not None:
             checkpoint = latest_checkpoint(run / "checkpoints")
-            first = checkpoint.meta.step if checkpoint else 0
+            first = checkpoint.step if checkpoint else 0
             self.tracker = self._forgiven(TRACKERS[self.name], run, config, first)
 
     def step(self, step: Step) -> None:

@@ -40,7 +40,6 @@ from pe_bench.system.machine import (
     retain_freed_memory,
 )
 from pe_bench.system.signals import INTERRUPTIONS
-from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import NonFiniteError, Trainer
 
 BYTES = 256
@@ -105,9 +104,8 @@ class TrainingPass(Pass):
         data = random_data(max(TEXT, length + 1))
         self.device, self.dtype, self.batch = device, dtype_of(config, train=True), endless.batch
         model = build_decoder(config, data.vocabulary, encoding).to(device)
-        optimizer = make_optimizer(model, endless, device)
         self.flops = 3 * self.batch * flops_of(model, config, length)  # two backward for each product
-        self.trainer = Trainer(config, model, optimizer, data, device, self.dtype)
+        self.trainer = Trainer(config, model, data, device, self.dtype)
         self.steps = 0
         part, layers = endless.batch // endless.micro_batches, config.model.n_layers
         self.path = path_of(model, config, part, length, device, self.dtype, train=True, layers=layers)

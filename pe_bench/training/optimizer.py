@@ -123,22 +123,16 @@ class Optimizers:
         """Return what is kept for a parameter, to read or to fill; empty before its first gradient."""
         return self._part_of(parameter).state[parameter]
 
-    def state_shapes(self, parameter: Parameter) -> dict[str, torch.Size]:
-        """Return the names and shapes of the tensors kept for a parameter after its first step."""
-        if isinstance(self._part_of(parameter), Muon):
-            return {"momentum_buffer": parameter.shape}
-        return {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape, "step": torch.Size()}
-
-    def state_device(self, parameter: Parameter, value: Tensor) -> torch.device:
-        """Return where a tensor of the state belongs: AdamW counts steps on the CPU unless it is fused."""
-        beside = value.dim() > 0 or bool(self._part_of(parameter).defaults.get("fused"))
-        return parameter.device if beside else torch.device("cpu")
+    def state_keys(self, parameter: Parameter) -> tuple[str, ...]:
+        """Return the names of the tensors kept for a parameter after its first step."""
+        is_muon = isinstance(self._part_of(parameter), Muon)
+        return ("momentum_buffer",) if is_muon else ("exp_avg", "exp_avg_sq", "step")
 
     def _part_of(self, parameter: Parameter) -> torch.optim.Optimizer:
         return next(part for part in self.parts if any(parameter is one for one in _parameters(part)))
 
 
-def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> Optimizers:
+def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
     """Return the optimizers of a model.
 
     Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Those of an encoding
@@ -162,7 +156,7 @@ def make_optimizer(model: Decoder, train: TrainConfig, device: torch.device) -> 
             parameter.requires_grad = False
         group.params.append(parameter)
     rest = [vars(group) for group in (head, *by_multiple.values()) if group.params]
-    adamw = {"lr": train.lr, "betas": train.betas, "fused": device.type in ("cpu", "cuda")}
+    adamw = {"lr": train.lr, "betas": train.betas, "fused": True}
     if train.optimizer == "adamw":
         return Optimizers([torch.optim.AdamW([vars(matrices), *rest], **adamw)])
     return Optimizers([Muon([vars(matrices)], lr=train.lr), torch.optim.AdamW(rest, **adamw)])

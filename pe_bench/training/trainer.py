@@ -1,4 +1,4 @@
-"""Training: a job in, checkpoints and train.csv out; its loop, its step and its validation loss."""
+"""Training: a job in, checkpoints and train.csv out; loop, step, validation loss, progress."""
 
 import copy
 import math
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pe_bench.config.schema import Config, TrainConfig
+from pe_bench.config.schema import Config
 from pe_bench.data.batches import Batch, windows_of
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
@@ -23,18 +23,21 @@ from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
 from pe_bench.system.machine import retain_freed_memory, set_threads, share_cores
 from pe_bench.system.signals import Stopped, local_world_size
+from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
 from pe_bench.training.checkpoint import (
     Checkpoint,
+    Step,
     delete_old_checkpoints,
     latest_checkpoint,
     load_optimizer,
     load_weights,
     read_checkpoint,
+    read_log,
     save_checkpoint,
+    write_log,
 )
 from pe_bench.training.group import Group
-from pe_bench.training.log import Step, read_log, write_log
-from pe_bench.training.optimizer import Optimizers, learning_rate, make_optimizer
+from pe_bench.training.optimizer import learning_rate, make_optimizer
 from pe_bench.training.sharding import average_replicated, is_sharded, own_part, shard
 
 StepWatcher = Callable[[Step], None]
@@ -56,83 +59,64 @@ def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
     name = group.broadcast(newest.path.name if newest else "")
     if name == NOTHING_TO_DO:
         return
-    checkpoint = newest if group.is_first or not name else _read_named(folder / name)
-    train, device, dtype = job.config.train, job.device, job.dtype
-    model.to(device)
+    if name and newest is None:  # all go on from the one that the first process has found
+        newest = read_checkpoint(folder / name)
+        if newest is None:
+            raise RunError(f"{folder / name} cannot be read: repeat the command")
+    model.to(job.device)
     if group.count > 1:
         set_threads(max(1, job.threads // local_world_size()))
-    if checkpoint is not None:
-        load_weights(checkpoint.path, model)
-    if train.sharding:
+    if newest is not None:
+        load_weights(newest.path, model)
+    if job.config.train.sharding:
         model = copy.deepcopy(model)  # the run's own is scored as a whole
-    losses = Losses(model, device, is_sharded=train.sharding is not None)
-    if train.sharding:
-        shard(losses, model, device, dtype)
-    optimizer = make_optimizer(model, train, device)
-    if checkpoint is not None:
-        load_optimizer(checkpoint, model, optimizer)
-    log = read_log(job.folder / "train.csv", checkpoint.meta.step if checkpoint and group.is_first else 0)
-    trainer = Trainer(job.config, model, optimizer, job.data, device, dtype, group, losses)
+    trainer = Trainer(job.config, model, job.data, job.device, job.dtype, group)
+    if newest is not None:
+        load_optimizer(newest, model, trainer.optimizer)
     with retain_freed_memory():
-        _take_steps(trainer, checkpoint, job.folder, log, watch)
+        _take_steps(trainer, newest, job.folder, watch)
     if group.count > 1:
         set_threads(job.config.threads)
 
 
-def _read_named(path: Path) -> Checkpoint:
-    """Return the checkpoint that the first process found newest, so that all go on from the same one."""
-    checkpoint = read_checkpoint(path)
-    if checkpoint is None:
-        raise RunError(f"{path} cannot be read: repeat the command")
-    return checkpoint
-
-
-def _take_steps(
-    trainer: "Trainer", begun: Checkpoint | None, run: Path, log: list[Step], watch: StepWatcher
-) -> None:
+def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: StepWatcher) -> None:
     """Take the steps after the checkpoint `begun`, and write checkpoints and train.csv on the way.
 
     A signal that asks for an end is obeyed after the step at work, which is saved.
     """
-    train, group, folder = trainer.config.train, trainer.group, run / "checkpoints"
-    first, seconds = (begun.meta.step, begun.meta.train_seconds) if begun else (0, 0.0)
-    has_missed = log and log[-1].step == first and log[-1].validation_loss is None
-    if group.any(bool(has_missed) and _validation_due(first, train)):
+    train, group = trainer.config.train, trainer.group
+    first, seconds = (begun.step, begun.train_seconds) if begun else (0, 0.0)
+    log = read_log(run / "train.csv", first if group.is_first else 0)
+
+    def is_due(step: int, every: int) -> bool:
+        return step % every == 0 or step == train.total_steps
+
+    has_missed = bool(log) and log[-1].step == first and log[-1].validation_loss is None
+    if group.any(has_missed and is_due(first, train.validate_every)):
         # It was stopped before its validation loss: make up for it.
         loss = trainer.validation_loss()
         log[-1:] = [replace(last, validation_loss=loss) for last in log[-1:]]
     with group.finish_step_on_signal() as stop_requested:
-        for step in range(first, train.total_steps):
-            state = trainer.step(step, seconds)
-            seconds = state.seconds
+        for number in range(first, train.total_steps):
+            state = trainer.step(number, seconds)
+            step, seconds = state.step, state.seconds
             share_cores()
-            if _validation_due(state.step, train):
+            if is_validated := is_due(step, train.validate_every):
                 state = replace(state, validation_loss=trainer.validation_loss(stop_requested))
             watch(state)
-            if _due(state.step, train.log_every, train.total_steps) or _validation_due(state.step, train):
+            if is_validated or is_due(step, train.log_every):
                 log.append(state)
             is_stopping = stop_requested()
-            is_due = is_stopping or _due(state.step, train.checkpoint_every, train.total_steps)
-            if is_due and group.is_first:
-                write_log(run / "train.csv", log)
-            if is_due and (group.is_first or train.sharding):
-                about = (state.step, seconds, state.loss)
-                writers = group if train.sharding else None
-                save_checkpoint(folder, trainer.model, trainer.optimizer, *about, writers)
+            if is_stopping or is_due(step, train.checkpoint_every):
+                if group.is_first:
+                    write_log(run / "train.csv", log)
+                if group.is_first or train.sharding:
+                    about, writers = (step, seconds, state.loss), group if train.sharding else None
+                    save_checkpoint(run / "checkpoints", trainer.model, trainer.optimizer, *about, writers)
             if is_stopping:
                 group.wait()  # the launcher ends all as soon as one has ended: the first has saved by now
-                raise Stopped(
-                    f"stopped at step {state.step} of {train.total_steps}, which is saved; "
-                    "the same command continues from there"
-                )
-
-
-def _validation_due(step: int, train: TrainConfig) -> bool:
-    return _due(step, train.validate_every, train.total_steps)
-
-
-def _due(step: int, every: int, last: int) -> bool:
-    return step % every == 0 or step == last
+                way_on = "the same command continues from there"
+                raise Stopped(f"stopped at step {step} of {train.total_steps}, which is saved; {way_on}")
 
 
 class NonFiniteError(RunError):
@@ -163,26 +147,25 @@ class Trainer:
         self,
         config: Config,
         model: Decoder,
-        optimizer: Optimizers,
         data: Data,
         device: torch.device,
         dtype: torch.dtype,
         group: Group | None = None,
-        losses: Losses | None = None,
     ):
-        """losses: of the model, where that is sharded."""
-        self.config, self.model, self.optimizer = config, model, optimizer
-        self.device, self.dtype, self.group = device, dtype, group or Group()
-        self.losses = losses or Losses(model, device)
+        self.config, self.model, self.group = config, model, group or Group()
+        self.device, self.dtype, is_sharded = device, dtype, config.train.sharding is not None
+        self.losses = Losses(model, device, is_sharded=is_sharded)
         self.together: Any = self.losses  # as the processes call it together
-        if self.group.count > 1 and not config.train.sharding:
+        if is_sharded:
+            shard(self.losses, model, device, dtype)
+        self.optimizer = make_optimizer(model, config.train)
+        if self.group.count > 1 and not is_sharded:
             # With this setting it never regroups gradients, which would change the last digits of their sums;
             # it warns where nothing is unused, so that something is.
             self.losses.register_parameter("unused", nn.Parameter(torch.zeros(1, device=device)))
             self.together = DistributedDataParallel(self.losses, find_unused_parameters=True)
-        length = config.train.length
-        self.windows = windows_of(data, length)
-        self.validation = windows_of(data, length, side="validation")
+        self.windows = windows_of(data, config.train.length)
+        self.validation = windows_of(data, config.train.length, side="validation")
 
     def step(self, number: int, seconds: float) -> Step:
         """Take step `number` (from zero); `seconds` were spent before it."""
@@ -191,26 +174,22 @@ class Trainer:
         self.optimizer.set_rate(learning_rate(number, train))
         # What an encoding may draw inside the model is a function of the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
-        batch = self.windows.batch(train.batch, self.config.seed, number)
-        losses = batch.losses
+        batch, count = self.windows.batch(train.batch, self.config.seed, number), train.micro_batches
         # Drawn for the whole batch: the parts must give what the whole would.
         share, ids = self._share(batch, derive_seed(self.config.seed, "ids", number), train=True)
-        ids_of_parts = ids.chunk(train.micro_batches) if ids.dim() == 2 else [ids] * train.micro_batches
-        parts = zip(share.split(len(share) // train.micro_batches), ids_of_parts, strict=True)
-        last = train.micro_batches - 1
-        (loss,) = self.group.sum(
-            sum(
-                self._backward(part, part_ids, losses, is_last=index == last)
-                for index, (part, part_ids) in enumerate(parts)
-            )
-        )
+        ids_of_parts = ids.chunk(count) if ids.dim() == 2 else [ids] * count
+        losses = [
+            self._backward(part, ids_of_parts[index], batch.losses, is_last=index == count - 1)
+            for index, part in enumerate(share.split(len(share) // count))
+        ]
+        (loss,) = self.group.sum(sum(losses))
         norm = self._clip()
-        self._refuse_non_finite(float(loss), norm, number)
+        self._refuse_non_finite(loss, norm, number)
         self.optimizer.step()
         self.optimizer.zero_grad()
         seconds += time.perf_counter() - started
         done, rate = number + 1, learning_rate(number, train)
-        return Step(done, done * train.batch_tokens, float(loss), None, rate, norm, seconds)
+        return Step(done, done * train.batch_tokens, loss, None, rate, norm, seconds)
 
     def _clip(self) -> float:
         """Scale the gradients down where their norm exceeds `train.clip`; return the norm before."""
@@ -276,13 +255,10 @@ class Trainer:
 
     def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
         """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""
-        ids = self._ids(batch.inputs, seed, train=train)
-        return batch.map(self.group.share), self.group.share(ids) if ids.dim() == 2 else ids
-
-    def _ids(self, tokens_BT: Tensor, seed: int, *, train: bool) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
+        generator, tokens_BT = torch.Generator().manual_seed(seed), batch.inputs.to(self.device)
         with self._encoding_errors():
-            return self.model.encoding.ids(tokens_BT.to(self.device), train=train, generator=generator)
+            ids = self.model.encoding.ids(tokens_BT, train=train, generator=generator)
+        return batch.map(self.group.share), self.group.share(ids) if ids.dim() == 2 else ids
 
     def _nll(self, batch: Batch, ids: Tensor, losses: nn.Module | None = None) -> Tensor:
         tokens_BT, targets_BT = batch.inputs.to(self.device), batch.targets.to(self.device)
@@ -302,3 +278,23 @@ class Trainer:
                 if number == 0:  # no weight has changed yet
                     way_out = f"try `pe-bench check {self.config.encoding['name']}`"
                 raise NonFiniteError(f"{name} ({value}) is not finite at step {number + 1}; {way_out}")
+
+
+class TrainingProgress:
+    """A display of loss, tokens per second and the time left, after each step."""
+
+    def __init__(self, bar: Bar, total_steps: int, batch_tokens: int):
+        self.bar, self.total, self.batch_tokens = bar, total_steps, batch_tokens
+        self.first, self.since = 0, 0.0
+
+    def __call__(self, state: Step) -> None:
+        step, now = state.step, time.perf_counter()
+        if not self.since:  # the first step warms up, and a resumed run does not begin at zero
+            self.first, self.since = step, now
+        text = f"step {step} of {self.total}  loss {state.loss:.3f}"
+        if step > self.first:
+            speed = (step - self.first) * self.batch_tokens / max(now - self.since, 1e-9)
+            left = (self.total - step) * self.batch_tokens / speed
+            text += f"  {speed:,.0f} tokens/s  {duration(left)} left"
+        is_due = step * LINES_PER_RUN // self.total > (step - 1) * LINES_PER_RUN // self.total
+        self.bar.show(step, text, text if is_due else None)

@@ -14,7 +14,6 @@ from pe_bench.data.packed import load_data_of
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.training.optimizer import make_optimizer
 from pe_bench.training.trainer import Trainer
 from tests.support.commands import Command, Outcome, only_run
 
@@ -47,7 +46,7 @@ def gradients(*overrides: str) -> tuple[float, dict[str, torch.Tensor]]:
     config = parse_config(compose([*TINY, *overrides]))
     data = load_data_of(config)
     model = build_decoder(config, data.vocabulary)
-    trainer = Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, torch.float32)
+    trainer = Trainer(config, model, data, CPU, torch.float32)
     found: dict[str, torch.Tensor] = {}
 
     def keep() -> None:

@@ -112,8 +112,9 @@ def set_weights(run: Path, code: Path, strength: float = STRENGTH) -> None:
     shutil.rmtree(checkpoint.path)
     shutil.rmtree(run / "scores")
     (run / "eval.csv").unlink()
-    meta, optimizer = checkpoint.meta, Optimizers([torch.optim.AdamW(model.parameters())])
-    save_checkpoint(checkpoint.path.parent, model, optimizer, meta.step, meta.train_seconds, meta.loss)
+    optimizer = Optimizers([torch.optim.AdamW(model.parameters())])
+    about = (checkpoint.step, checkpoint.train_seconds, checkpoint.loss)
+    save_checkpoint(checkpoint.path.parent, model, optimizer, *about)
 
 
 @torch.no_grad()

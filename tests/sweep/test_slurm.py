@@ -157,7 +157,7 @@ def test_a_preempted_job_goes_on_bit_for_bit(folder):
     (run,) = (folder / "results" / "runs").iterdir()
     wait_for(process, lambda: "Restarts=1" in slurm("scontrol", "show", "jobs", "--oneliner"))
     checkpoint = latest_checkpoint(run / "checkpoints")
-    assert checkpoint is not None and checkpoint.meta.step < steps
+    assert checkpoint is not None and checkpoint.step < steps
     assert "1 job: 1 done" in end(process, 0)
     alone = [*tiny_overrides(folder), "encoding=nope", *long_run(steps), f"results_dir={folder / 'alone'}"]
     subprocess.run([sys.executable, "-m", "pe_bench", "train", *alone], check=True, capture_output=True)

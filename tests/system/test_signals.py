@@ -125,7 +125,7 @@ def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(
     assert "stopped at step 4 of 8, which is saved; the same command continues from there" in outcome.line
     run = only_run(folder)
     checkpoint = latest_checkpoint(run / "checkpoints")
-    assert checkpoint is not None and checkpoint.meta.step == ASKED_AT + 1
+    assert checkpoint is not None and checkpoint.step == ASKED_AT + 1
     assert not (run / "result.json").exists() and not (run / "error.txt").exists()
     assert train("encoding=randomized").code == 0
     assert train("encoding=randomized", f"results_dir={folder / 'other'}").code == 0
@@ -238,4 +238,4 @@ def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
     os.close(ours)
     assert run.wait(timeout=60) == 130
     saved = latest_checkpoint(only_run(tmp_path) / "checkpoints")
-    assert saved is not None and saved.meta.step >= 5
+    assert saved is not None and saved.step >= 5

@@ -53,7 +53,7 @@ class Idle(LayerEncoding):
 
 def tensors(run: Path, file: str) -> dict[str, torch.Tensor]:
     checkpoint = latest_checkpoint(run / "checkpoints")
-    assert checkpoint is not None and checkpoint.meta.step in (8, 50)
+    assert checkpoint is not None and checkpoint.step in (8, 50)
     files = enumerate(sorted(checkpoint.path.glob(f"{file}*.safetensors")))
     return {f"{name} {index}": t.clone() for index, path in files for name, t in load_file(path).items()}
 
@@ -288,7 +288,7 @@ def listening_addresses(pids: list[int]) -> list[str]:
 def saved_step(folder: Path) -> int:
     checkpoint = latest_checkpoint(only_run(folder) / "checkpoints")
     assert checkpoint is not None
-    return checkpoint.meta.step
+    return checkpoint.step
 
 
 def assert_none_is_left(process: subprocess.Popen[str], seconds: float = 15) -> None:

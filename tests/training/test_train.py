@@ -16,7 +16,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import TrainConfig
 from pe_bench.data.packed import Data, load_data
 from pe_bench.model.decoder import build_decoder
-from pe_bench.training.optimizer import Muon, learning_rate, make_optimizer
+from pe_bench.training.optimizer import Muon, learning_rate
 from pe_bench.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ def trainer_of(folder, *overrides: str, dtype: torch.dtype = torch.float32) -> T
     config = parse_config(compose([*tiny_overrides(folder), *overrides]))
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     model = build_decoder(config, data.vocabulary)
-    return Trainer(config, model, make_optimizer(model, config.train, CPU), data, CPU, dtype)
+    return Trainer(config, model, data, CPU, dtype)
 
 
 def weights(folder, step: int = 8) -> dict[str, torch.Tensor]:
@@ -150,7 +150,7 @@ def test_the_validation_loss_is_of_validation_documents_alone(folder):
     data = load_data(config.data, config.tokenizer, config.cache_dir)
 
     def loss(data: Data) -> float | None:
-        return Trainer(config, model, trainer.optimizer, data, CPU, torch.float32).validation_loss()
+        return Trainer(config, model, data, CPU, torch.float32).validation_loss()
 
     assert (
         loss(data) == loss(replace(data, train=data.validation)) != loss(replace(data, validation=data.train))
