@@ -19,7 +19,7 @@ import torch
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import cache_root, cached_digest, check_name, expand_path
 from pe_bench.system.machine import is_out_of_memory
-from pe_bench.system.terminal import one_line, say
+from pe_bench.system.terminal import one_line
 
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -30,8 +30,6 @@ REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
 MAX_JSON_BYTES = 2**27  # a tokenizer's merges are the largest; configurations have a few thousand
 SILENT = 50  # nothing but what ends the program
-MAX_LAYERS = 1_000  # a configuration of more would take hours, and all memory, to build
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 INSTALL = "pip install 'pe-bench[hf]'"
 WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLDER"
 
@@ -132,24 +130,16 @@ def checked(source: Source) -> Source:
     for path in folder.iterdir():
         _refuse_outside(path, folder)
     require((folder / CONFIG).is_file(), f"{folder} has no {CONFIG}: it is not a transformers checkpoint")
-    require(
-        not (folder / "adapter_config.json").exists(),
-        f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder",
-    )
     require(source.tokenizer.is_file(), f"{folder} has no {TOKENIZER}: save it with a fast tokenizer")
-    other = source.config.get(OTHER_WEIGHTS)
-    require(
-        other is None,
-        f"{folder / CONFIG} takes the weights from {OTHER_WEIGHTS}={one_line(str(other))[:80]}, and pe-bench "
-        f"reads {WEIGHTS} or what {INDEX} names: delete the key and rename the file",
+    # transformers would load the weights of the other one, wherever they lie.
+    message = f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder"
+    require(not (folder / "adapter_config.json").exists(), message)
+    message = (
+        f"{folder / CONFIG} takes its weights from {OTHER_WEIGHTS}: name them {WEIGHTS}, without the key"
     )
-    quantised = source.config.get("quantization_config")
-    if quantised:
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
-        raise UserError(
-            f"{source.name} is quantised ({one_line(str(method))}), and its rounding would be scored with "
-            "it: give the checkpoint in float32 or bfloat16"
-        )
+    require(source.config.get(OTHER_WEIGHTS) is None, message)
+    message = f"{source.name} is quantised, and its rounding would be scored with it: give it in bfloat16"
+    require(not source.config.get("quantization_config"), message)
     _ = source.weights
     return source
 
@@ -213,18 +203,11 @@ def load_config(source: Source) -> Any:
                 f"{source.name}: transformers {transformers.__version__} cannot read its configuration "
                 f"({first_line(error)[:200]})"
             ) from error
-        if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
-            raise UserError(
-                f"{source.name} (model_type {kind}) is not a causal language model of transformers"
-            )
-        if getattr(config, "is_encoder_decoder", False):
-            raise UserError(f"{source.name} has an encoder: only models that read one text can be scored")
-        text = config.get_text_config(decoder=True)
-        count = max(int(getattr(text, name, 1)) for name in LAYERS)
-        require(
-            count <= MAX_LAYERS,
-            f"{source.folder / CONFIG} has {count} layers, and at most {MAX_LAYERS} are built",
-        )
+        is_causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
+        message = f"{source.name} (model_type {kind}) is not a causal language model of transformers"
+        require(is_causal, message)
+        has_encoder = getattr(config, "is_encoder_decoder", False)
+        require(not has_encoder, f"{source.name} has an encoder: only models that read one text are scored")
         return config
 
 
@@ -244,14 +227,9 @@ def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
             )
         except Exception as error:
             raise UserError(f"{source.name} cannot be loaded ({first_line(error)[:300]})") from error
-    missing, unused = (
-        ", ".join(sorted(map(str, report.get(kind, [])))[:3]) for kind in ("missing_keys", "unexpected_keys")
-    )
-    require(
-        not missing, f"{source.folder} lacks weights ({missing}), which would be random: download it again"
-    )
-    if unused:
-        say(f"warning: {source.name} has weights that its model does not use ({unused})")
+    missing = ", ".join(sorted(map(str, report["missing_keys"]))[:3])
+    message = f"{source.folder} lacks weights ({missing}), which would be random: download it again"
+    require(not missing, message)
     return model.eval()
 
 

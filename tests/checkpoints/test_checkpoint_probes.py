@@ -127,19 +127,6 @@ def test_an_answer_is_right_if_all_of_its_tokens_are(
     assert np.flatnonzero(scores.correct == 0).tolist() == [*range(6, 12)]
 
 
-def test_prompts_are_scored_under_other_encodings_and_at_more_lengths_later(
-    tmp_path: Path, probe: Probe, command: Command
-) -> None:
-    done = probe("--task", "vt", "--lengths", "900", "--with", "yarn factor=4")
-    assert done.code == 0, done.err
-    [first] = [row for row in rows_in(tmp_path)["vt"] if row.scored_with == "rope"]
-    assert first.length == 900  # the training length was not asked for
-    later = ("eval", first.run, "--lengths", "850", "--results-dir", str(tmp_path / "results"))
-    assert command(*later).code == 0
-    scored = {(row.scored_with, row.length) for row in rows_in(tmp_path)["vt"]}
-    assert scored == {("rope", 850), ("rope", 900), ("rope", LENGTH), ("yarn factor=4.0", 900)}
-
-
 def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(tmp_path: Path, probe: Probe) -> None:
     for arguments, message in [
         ("--all", "--where and --all choose runs"),
@@ -155,11 +142,4 @@ def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(tmp_path: Path, pr
     ]:
         outcome = probe(*arguments.split())
         assert outcome.code == 2 and message in outcome.line, arguments
-    options: dict[str, Any]
-    for name, options, message in [
-        (f"hf:{tmp_path / 'llama'}", {"code": "mine.py"}, "code is for a run: leave it out"),
-        (f"hf:{tmp_path / 'llama'}", {"task": "fwe", "depths": 3}, "depths=3 has no effect on prompts"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            pe_bench.probe(name, 800, results_dir=tmp_path / "results", **options)
     assert not (tmp_path / "results").exists()

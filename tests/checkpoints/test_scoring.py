@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
 from support.commands import Command, Outcome, write_corpus
 
 import pe_bench
-from pe_bench.errors import UserError
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
@@ -145,13 +143,6 @@ def test_what_is_scored_is_kept_and_another_checkpoint_is_not_mixed_with_it(
     assert len(levels) == len(list(run.parent.iterdir())) == 3
 
 
-def test_all_text_of_a_folder_is_scored(tmp_path: Path, score: Command) -> None:
-    names = sorted(path.stem for path in (tmp_path / "corpus").rglob("*.txt"))
-    done = score("llama", "--lengths", "32", "--targets", "9999")
-    assert done.code == 0, done.err
-    assert {row.documents for row in rows_in(tmp_path)} == {len(names)}
-
-
 def test_a_run_says_how_it_was_made(tmp_path: Path, score: Command) -> None:
     write_checkpoint(tmp_path / "gemma", "gemma3_text")
     assert score("gemma", "train.length=16", "--lengths", "32").code == 0
@@ -240,13 +231,12 @@ def test_what_a_checkpoint_cannot_take_is_refused(
     assert not (tmp_path / "results" / "runs").exists()
 
 
-def test_a_checkpoint_s_folder_and_its_option_are_answered_where_they_stand_alone(
+def test_a_folder_without_hf_is_answered_with_what_to_say(
     tmp_path: Path, score: Command, command: Command
 ) -> None:
     done = command("eval", str(tmp_path / "llama"), "--lengths", "64")
     assert done.code == 2
     assert f"{tmp_path}/llama is a checkpoint of Hugging Face: say hf:{tmp_path}/llama" in done.line
-    assert score("llama", "--lengths", "64", "--with", "alibi", "--force").code == 0
 
 
 def test_evaluate_scores_a_checkpoint_as_the_command_does(tmp_path: Path, score: Command) -> None:
@@ -261,20 +251,6 @@ def test_evaluate_scores_a_checkpoint_as_the_command_does(tmp_path: Path, score:
     assert score("llama", "--lengths", "16,64", "--with", "yarn factor=2").out.startswith(str(run)[:300])
     assert rows_in(tmp_path) == before, "nothing was scored again"
     assert set(pe_bench.evaluate(run, 48).scores["length"]) == {TRAIN_LENGTH, 48}
-
-
-def test_what_evaluate_cannot_do_with_a_checkpoint_is_a_user_error(tmp_path: Path) -> None:
-    name = f"hf:{write_checkpoint(tmp_path / 'llama', 'llama')}"
-    options: dict[str, Any]
-    for options, message in [
-        ({"overrides": "encoding=alibi"}, "encoding=alibi has no effect on a checkpoint"),
-        ({"overrides": ["data=files", "data.path=nowhere"]}, "nowhere"),
-        ({"key_tokens_of": "rope"}, "key_tokens_of is for a run"),
-        ({"code": "mine.py"}, "code is for a run"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            pe_bench.evaluate(**{"run": name, "results_dir": tmp_path / "results", **options})
-    assert not (tmp_path / "results").exists()
 
 
 def test_an_interrupt_says_what_is_kept_and_the_same_command_continues(

@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "an index of a list": (lambda folder: write_index(folder, {"weight_map": ["a"]}), "names no weights"),
     "weights beside those that are checked": (
         lambda folder: edit_json(folder / "config.json", transformers_weights="other.safetensors"),
-        r"takes the weights from transformers_weights=other\.safetensors",
+        "takes its weights from transformers_weights",
     ),
     "a link to itself": (lambda folder: (folder / "me").symlink_to(folder / "me"), "not a regular file"),
     "a link out of the folder": (link_outside, "tokenizer.json is a symbolic link out of its folder"),
@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
     "a quantised model": (
         lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "gptq"}),
-        "quantised .gptq.",
+        "llama is quantised",
     ),
     "another kind of model": (
         lambda folder: edit_json(folder / "config.json", model_type="t5"),
@@ -106,10 +106,6 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "other sizes": (
         lambda folder: edit_json(folder / "config.json", hidden_size=10**9),
         "llama cannot be loaded",
-    ),
-    "a billion layers": (
-        lambda folder: edit_json(folder / "config.json", num_hidden_layers=10**9),
-        "has 1000000000 layers, and at most 1000 are built",
     ),
     "missing weights": (
         lambda folder: change_weights(
@@ -134,23 +130,6 @@ def test_weights_that_make_no_logits_are_refused(folder: Path, value: float, pla
     change_weights(folder, lambda weights: [weight.fill_(value) for weight in weights.values()])
     with pytest.raises(UserError, match="the largest logit of llama is .*: its weights are damaged"):
         opened(folder, plain=plain)
-
-
-def test_a_configuration_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "deepseek", "deepseek_v3")
-    edit_json(folder / "config.json", head_dim=24)
-    with pytest.raises(UserError, match=r"deepseek cannot be run as its config\.json describes it"):
-        opened(folder)
-
-
-def test_weights_that_the_model_does_not_use_are_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    edit_json(folder / "config.json", num_hidden_layers=3)
-    assert opened(folder).model.n_layers == 3
-    assert (
-        "warning: llama has weights that its model does not use (model.layers.3." in capsys.readouterr().err
-    )
 
 
 def test_what_names_no_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

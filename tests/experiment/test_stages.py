@@ -114,7 +114,6 @@ def test_only_the_encoding_s_parameters_are_trained(train: Command, folder: Path
     [
         (["train.from=hf:gpt2"], "training goes on from runs alone"),
         ([FROM, "seed=1"], "no finished run with seed=1 on this data with this model meets it"),
-        ([FROM, "model.n_layers=1"], "no finished run with seed=0"),
         (["train.from='train.steps>0'"], "add a condition"),
         (["train.from='encoding=alibi'"], "alibi"),
         ([FROM, "train.beside=x"], "exclude each other"),
@@ -131,7 +130,7 @@ def test_a_source_that_is_not_there_or_is_not_the_only_one_is_refused(
     assert len(runs_of(folder)) == 2
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "..", "/etc", "a/b", ""])
+@pytest.mark.parametrize("name", ["../elsewhere", "..", ""])
 def test_a_first_stage_that_is_no_name_is_not_looked_for(begin: Command, folder: Path, name: str) -> None:
     assert begin("encoding=rope").code == 0
     [run] = runs_of(folder)

@@ -124,12 +124,6 @@ def test_every_flipped_bit_of_means_and_slices_is_seen_and_what_is_missing_is_as
         (run / name).write_bytes(content)
 
 
-def test_means_that_do_not_give_their_row_s_level_are_no_verdict(run: Path) -> None:
-    keep_all(run)
-    edit_rows(run, lambda row: row if row.length != 256 else replace(row, bits_per_byte=9.0))
-    assert "does not give its row's 9.000000 bits per byte" in missing_differences(run)
-
-
 def test_a_slice_has_the_numbers_of_its_targets_alone_and_the_length_without_a_number_none(run: Path) -> None:
     row = next(row for row in of_slice(run, RECALL) if row.length == 256)
     nll = load_scores(score_file(run, row)).nll[MASKS[RECALL]].astype(np.float64)

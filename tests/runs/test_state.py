@@ -124,11 +124,3 @@ def test_runs_of_another_version_are_told_in_one_line_with_the_version_that_read
         assert outcome.err.count("pe-bench 0.1.0 (git 7715aa81c2c0) reads") == 1, outcome
         assert "damaged" not in outcome.out + outcome.err
     assert "of another version" in command("eval", run.name, *place).line
-
-
-def test_csv_of_a_list_holds_the_problem_of_each_run(command: Command, results: Path) -> None:
-    run = run_of(results, "rope")
-    (run / "eval.csv").unlink()
-    outcome = command("list", "runs", "--csv", "-", "--results-dir", str(results))
-    assert outcome.out.splitlines()[0].endswith(",problem")
-    assert f"make its scores with `pe-bench eval {run.name} --results-dir {results}`" in outcome.out
