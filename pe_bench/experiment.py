@@ -6,7 +6,7 @@ All checks come before anything is written. Repeating a run does what is missing
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -56,7 +56,7 @@ from pe_bench.system.machine import (
 )
 from pe_bench.system.signals import Stopped, rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
-from pe_bench.trackers import Tracking, check_tracker, tracking
+from pe_bench.trackers import Tracking, check_tracker
 from pe_bench.training.checkpoint import (
     Checkpoint,
     delete_damaged_checkpoints,
@@ -258,7 +258,7 @@ def _finish_as_first(
     """Do all of a run but the training steps, which `group` takes together."""
     run = job.folder
     with _at_work(job, waits, scores_only=False):
-        with tracking(run, job.config) as tracked:
+        with closing(Tracking(run, job.config)) as tracked:
             rows = _rows_if_finished(job, plans, bars, group)
             if rows is None:
                 trained = _train(job, bars, tracked, group)
@@ -409,9 +409,8 @@ def score_run(
     if judge is not None and judge.resolve() == run.resolve():
         say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
         judge = None
-    for section, what in [(config.checkpoint, "is a checkpoint"), (config.task, "has a task's answers")]:
-        message = f"{OPTION} chooses targets of text in runs, and {run.name} {what}: leave the option out"
-        require(judge is None or section is None, message)
+    message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
+    require(judge is None or config.checkpoint is None, message)
     result = read_result(run) or {}
     job, plans = load(config, planner, run)
     job = replace(job, folder=run)

@@ -50,11 +50,9 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
             (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             for path in temporary.iterdir():  # safetensors hides its files from others
                 path.chmod((temporary / ABOUT).stat().st_mode)
-            with suppress(OSError):  # another export may have ended meanwhile
-                temporary.rename(folder)
+            temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    require(_is_finished(folder, about), f"--hf {folder} could not be written: name a new folder")
     say(f"{run.name} is written to {folder}; its logits there are equal to {difference:.1g} of the largest")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})")
 

@@ -8,8 +8,7 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ class MLflow:
         self.entities = importlib.import_module("mlflow.entities")
         self.client = importlib.import_module("mlflow.tracking").MlflowClient(address)
         experiment = self.client.get_experiment_by_name("pe-bench")
-        number = experiment.experiment_id if experiment else None
+        number = getattr(experiment, "experiment_id", None)
         number = number or self.client.create_experiment("pe-bench", str(folder / "artifacts"))
         runs = self.client.search_runs([number], f"tags.mlflow.runName = '{run.name}'")
         if runs:
@@ -137,7 +136,7 @@ TRACKERS: dict[str, Callable[[Path, Config, int], Any]] = {
 
 
 class Tracking:
-    """The tracker of a run, if it has one, for as long as that works."""
+    """The tracker that `tracker=` names, if any, for as long as that works; a run's record goes on."""
 
     def __init__(self, run: Path, config: Config):
         self.name, self.log_every = config.tracker, config.train.log_every
@@ -157,7 +156,7 @@ class Tracking:
             rows = [row for row in rows if row.scored_with == row.encoding and _level_of(row) is not None]
             self._forgiven(self.tracker.scores, rows)
 
-    def end(self) -> None:
+    def close(self) -> None:
         if self.tracker is not None:
             self._forgiven(self.tracker.end)
 
@@ -168,16 +167,6 @@ class Tracking:
             self.tracker = None
             reason = f"{type(error).__name__}: {first_line(error)}"
             say(f"warning: tracker={self.name} failed, and the run continues without it ({reason})")
-
-
-@contextmanager
-def tracking(run: Path, config: Config) -> Iterator[Tracking]:
-    """Open the tracker that `tracker=` names, and close it; a run that has a record there continues it."""
-    tracked = Tracking(run, config)
-    try:
-        yield tracked
-    finally:
-        tracked.end()
 
 
 def check_tracker(name: str | None) -> None:

@@ -60,7 +60,7 @@ def read_values(run: Path) -> dict[str, Any]:
     """
     text = read_regular(run / "config.yaml")
     first, _, below = text.partition("\n")
-    if first.startswith("#") and first != CONFIG_CHECKSUM + _digest(below):
+    if first.startswith(CONFIG_CHECKSUM) and first != CONFIG_CHECKSUM + _digest(below):
         raise ValueError("its checksum is of something else: delete its first line if you changed it")
     return parse_mapping(text)
 

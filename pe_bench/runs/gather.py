@@ -16,7 +16,7 @@ from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.commands import eval_command
 from pe_bench.runs.folder import ERROR, RunFolder, read_config
 from pe_bench.runs.job import encoding_in
-from pe_bench.runs.rows import APART, Row, read_rows, read_text, to_csv
+from pe_bench.runs.rows import APART, Row, read_rows, to_csv
 from pe_bench.runs.scores import KEY, TEXT_SLICES
 from pe_bench.runs.untrusted import check_files, read_json
 from pe_bench.system.files import TEMPORARY, write_text
@@ -131,13 +131,7 @@ def _rows_of(run: Path) -> list[Row]:
 
     Raise `RunError` where there are none, and for a copy of a run beside it.
     """
-    try:
-        name = read_text(run.name, "its name")
-        if not name.isprintable():
-            raise ValueError(f"its name is {name!a}")
-    except ValueError as error:
-        raise RunError(f"{run} is left out ({error}): give the folder another name") from error
-    rows = read_rows(run / "eval.csv")
+    rows, name = read_rows(run / "eval.csv"), run.name
     if not rows:
         raise RunError(f"{run} has no scores: make them with {eval_command(run)}")
     original = rows[0].run

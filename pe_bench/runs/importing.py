@@ -32,11 +32,15 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     imported = Imported()
     for run in runs:
         target = runs_folder(results) / run.name
-        is_here = os.path.lexists(target)
         try:
             _check(run)
-            (_compare if is_here else _copy)(run, target)
-            (imported.present if is_here else imported.copied).append(run.name)
+            if os.path.lexists(target):
+                way_out = "delete it, or finish it: repeat the command that trained it"
+                require(read_result(target) is not None, f"it is not finished here: {way_out}")
+                imported.present.append(run.name)
+            else:
+                _copy(run, target)
+                imported.copied.append(run.name)
         except (RunError, UserError, OSError) as error:
             imported.refused[run.name] = first_line(error)
     for folder in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
@@ -80,12 +84,3 @@ def _copy(source: Path, target: Path) -> None:
         os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _compare(run: Path, present: Path) -> None:
-    """Raise `UserError` where two runs of one name have other losses or scores."""
-    losses = [(read_result(each) or {}).get("loss") for each in (run, present)]
-    scores = [{row.key: row.nll for row in read_rows(each / "eval.csv")} for each in (run, present)]
-    is_same = all(scores[0][key] == scores[1][key] for key in scores[0].keys() & scores[1].keys())
-    message = "the run of this name here has other scores, or is not finished, and is kept"
-    require(losses[0] == losses[1] and is_same, message)

@@ -38,12 +38,13 @@ def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(train, 
     assert not list((here / "anchors").glob("*/notes.txt"))
     for link in (there / "anchors").glob("*/notes.txt"):
         link.unlink()
-    # A run of the same name with other scores stays as it is.
-    text = (second / "result.json").read_text()
-    (second / "result.json").write_text(text.replace('"loss": ', '"loss": 1'))
-    imported = pe_bench.import_runs(second)
-    assert not imported.copied and "and is kept" in imported.refused[second.name]
-    assert (here / "runs" / second.name / "result.json").read_text() == text
+    # A run of the same name stays as it is.
+    kept = here / "runs" / second.name / "result.json"
+    kept.write_text(kept.read_text().replace('"loss": ', '"loss": 1'))
+    text = kept.read_text()
+    assert pe_bench.import_runs(second).present == [second.name] and kept.read_text() == text
+    kept.unlink()
+    assert "it is not finished here" in pe_bench.import_runs(second).refused[second.name]
     (second / "result.json").unlink()
     shutil.rmtree(here)
     assert pe_bench.import_runs(str(second)).refused == {second.name: "it is not finished"}

@@ -279,5 +279,5 @@ def test_control_characters_in_a_folders_name_are_shown_as_text(stranger):
     for outcome in (stranger.list(), stranger.report(), stranger.report("--csv", "-")):
         assert outcome.code == 0 and not CONTROL.search(outcome.out + outcome.err)
     assert "[red]x[-blue]" in stranger.list().out
-    assert "=1+1 is left out" in stranger.report("--markdown", "-").out
-    assert "=1+1" not in (stranger.results / "results.csv").read_text()
+    assert stranger.eval().code == 0
+    assert all(line[0] != "=" for line in (stranger.results / "results.csv").read_text().splitlines())
