@@ -322,7 +322,7 @@ def import_(folders: Sequence[Path], **options: Any) -> None:
     """Copy finished runs from elsewhere into the folder of results.
 
     Each run is checked as a stranger's, and copied whole or not at all. A run that is here already
-    stays as it is, and one that differs from it is refused.
+    stays as it is.
 
     folders FOLDER: Runs, folders of runs, or folders of results.
 
