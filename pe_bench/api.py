@@ -68,6 +68,7 @@ def evaluate(
     controls: str | None = None,
     per_position: bool | None = None,
     precision: str | None = None,
+    half: str | None = None,
     device: str | None = None,
     threads: int | None = None,
     force: bool = False,
@@ -100,6 +101,7 @@ def evaluate(
         (paired).
     per_position: Also score by position, at the longest length.
     precision NAME: float32, or bfloat16 (bf16), which is coarser and has its own table.
+    half NAME: both, or the first or second half of the documents, which has its own table.
     device NAME: auto, cpu or cuda.
     threads NUMBER: Processor cores.
     force: Score under incompatible encodings, or changed code, and label the rows.

@@ -35,7 +35,17 @@ from pe_bench.values import check_type, listed, plain_value, without_none
 if TYPE_CHECKING:
     import pandas
 
-OF_EVAL = ("lengths", "protocol", "max_length", "targets", "stride", "controls", "per_position", "precision")
+OF_EVAL = (
+    "lengths",
+    "protocol",
+    "max_length",
+    "targets",
+    "stride",
+    "controls",
+    "per_position",
+    "precision",
+    "half",
+)
 OF_MACHINE = ("device", "threads", "cache_dir")
 OF_RUNS, OF_CHECKPOINTS = ("key_tokens_of", "code"), ("overrides", "plain", "task")
 NOT_SET = dict.fromkeys(

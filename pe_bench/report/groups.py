@@ -59,6 +59,7 @@ class RunKeys(RunValues):
             *(model, row.data, row.data_hash, tokenizer, row.train_length),
             row.steps if {"train.steps", "train.tokens"}.isdisjoint(by) else 0,
             *(setting, row.protocol, row.stride_rule, row.score_dtype),
+            half=row.half,
         )
 
     def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:

@@ -276,6 +276,7 @@ class TableKey:
     training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
     slice: str = ALL  # the part of the targets that all numbers are of
     judge: str = ""  # the run that chose them, where one did
+    half: str = ""  # first or second, where only that half of the documents was scored
 
     @property
     def sort_key(self) -> tuple[object, ...]:
@@ -307,6 +308,7 @@ class TableKey:
         return [
             *(model, *data, f"trained at {self.train_length} tokens{steps}{training}"),
             "1 seed" if seeds == [1] else seeds_text,
+            *([f"eval.half={self.half}"] if self.half else []),
             *([protocol] if self.protocol not in ("paired", TASK, PROBE) else []),
             *([f"scores in {self.score_dtype}"] if self.score_dtype != "float32" else []),
         ]

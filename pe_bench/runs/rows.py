@@ -80,6 +80,11 @@ class Row:
         return tuple(map(str, _KEY_OF(self)))
 
     @property
+    def half(self) -> str:
+        """Return which half of the documents, or of a task's examples, was scored; empty for all of them."""
+        return self.target_hash.rpartition("-")[0]
+
+    @property
     def order(self) -> tuple[str, str, str, int, float, str, bool, str]:
         is_coarse, depth = self.score_dtype != "float32", self.depth or 0.0
         protocol = self.protocol, self.scored_with, self.control

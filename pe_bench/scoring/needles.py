@@ -34,7 +34,7 @@ from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, Plan, Window
-from pe_bench.scoring.targets import target_blocks, tokens_needed
+from pe_bench.scoring.targets import of_half, target_blocks, tokens_needed
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE
@@ -79,7 +79,8 @@ class Probe:
         """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
         lengths = self.resolved_lengths(config.train.length)
         if self.prompts is not None and data.prompts is not None:
-            return [task_plan(data.prompts, length, self.windows, evaluation.seed) for length in lengths]
+            count, seed, half = self.windows, evaluation.seed, evaluation.half
+            return [task_plan(data.prompts, length, count, seed, half) for length in lengths]
         assert data.task is None and data.prompts is None, "only text has spans to find"
         return [
             plan
@@ -114,7 +115,8 @@ def needle_plans(
         )
     spans = [(window.document, window.start, window.needle) for window in windows]
     words = repr((PROBE, data.hash, length, depth, spans)).encode()
-    plan = Plan(PROBE, length, windows, hashlib.sha256(words).hexdigest()[:16], depth=depth)
+    target_hash = of_half(hashlib.sha256(words).hexdigest()[:16], half)
+    plan = Plan(PROBE, length, windows, target_hash, depth=depth)
     control = [replace(window, needle=_replaced(window)) for window in windows]
     return [plan, replace(plan, windows=control, control=REPLACED)]
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.config.schema import Config, EvalConfig, Half
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.tasks import Example, Task
@@ -31,7 +31,7 @@ from pe_bench.scoring.protocols import (
     paired_plan,
     sliding_plan,
 )
-from pe_bench.scoring.targets import ScoredText, scored_documents, target_blocks, tokens_needed
+from pe_bench.scoring.targets import ScoredText, of_half, scored_documents, target_blocks, tokens_needed
 
 # What a run is to be scored on: `make_plans`, or the plans of a probe.
 Planner = Callable[[Config, EvalConfig, Data], list[Plan]]
@@ -48,7 +48,8 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
     lengths = evaluation.resolved_lengths(train_length)
     examples = data.task or data.prompts
     if examples is not None:
-        return [task_plan(examples, length, evaluation.targets, evaluation.seed) for length in lengths]
+        count, seed, half = evaluation.targets, evaluation.seed, evaluation.half
+        return [task_plan(examples, length, count, seed, half) for length in lengths]
     longest = max(train_length, evaluation.resolved_max_length(train_length))
     within = [length for length in lengths if length <= longest]
     beyond = [length for length in lengths if length > longest]
@@ -106,7 +107,7 @@ def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]
     windowed = nonoverlapping_plan(data, text, longest)
     windows = [window for window in windowed.windows if window.size == longest]
     words = f"{POSITIONS}/{windowed.target_hash}/{longest}"
-    target_hash = hashlib.sha256(words.encode()).hexdigest()[:16]
+    target_hash = of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
     for first, last in pairwise(range_ends(longest)):
         shorter = [replace(window, size=last, first=first, targets=last - first) for window in windows]
         yield Plan(POSITIONS, last, shorter, target_hash)
@@ -119,9 +120,15 @@ def range_ends(longest: int) -> list[int]:
     return [0, *sorted(ends), longest]
 
 
-def task_plan(task: Task | Prompts, length: int, count: int, seed: int) -> Plan:
-    """Return the plan of `count` examples at a length, a function of the task, the seed and the length."""
-    examples = task.examples_at(length, count, seed)
+def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Half = "both") -> Plan:
+    """Return the plan of `count` examples at a length, a function of the task, the seed and the length.
+
+    The two halves are every other example, so that they share none, whatever their counts.
+    """
+    if half == "both":
+        examples = task.examples_at(length, count, seed)
+    else:
+        examples = task.examples_at(length, 2 * count, seed)[0 if half == "first" else 1 :: 2]
     tokens = np.concatenate([example.tokens for example in examples])
     is_answer = np.concatenate([example.is_answer for example in examples])
     sizes = [len(example.tokens) for example in examples]
@@ -138,7 +145,8 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int) -> Plan:
     )
     words = repr((task.hash, length, seed, (count, *sorted(set(sizes))))).encode()
     content = tokens.astype("<i8").tobytes() + is_answer.tobytes()
-    return Plan(TASK, length, windows, hashlib.sha256(words + content).hexdigest()[:16], answers=answers)
+    target_hash = of_half(hashlib.sha256(words + content).hexdigest()[:16], half)
+    return Plan(TASK, length, windows, target_hash, answers=answers)
 
 
 def _numbers(example: Example) -> np.ndarray:

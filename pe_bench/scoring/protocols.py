@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.scoring.targets import ScoredText, TargetBlocks, tokens_in_a_part
+from pe_bench.scoring.targets import ScoredText, TargetBlocks, of_half, tokens_in_a_part
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
 def text_hash(data: Data, text: ScoredText) -> str:
     """Hash the targets of both window protocols: every token of the text but the first of each document."""
     words = f"{data.hash}/{','.join(f'{document}:{tokens}' for document, tokens in _pieces(text))}"
-    return hashlib.sha256(words.encode()).hexdigest()[:16]
+    return of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
 
 
 def _pieces(text: ScoredText) -> Iterator[tuple[int, int]]:

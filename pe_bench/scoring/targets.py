@@ -36,6 +36,7 @@ class TargetBlocks:
     target_tokens: int
     data_hash: str
     largest: "TargetBlocks | None" = None
+    half: Half = "both"  # of the documents, that they are chosen among
 
     def __len__(self) -> int:
         return len(self.end)
@@ -45,7 +46,7 @@ class TargetBlocks:
         """Return a hash of the text, the places and the longest context: equal hashes, equal targets."""
         hasher = hashlib.sha256(repr((self.data_hash, self.max_length, self.target_tokens)).encode())
         hasher.update(self.document.astype("<i8").tobytes() + self.end.astype("<i8").tobytes())
-        return hasher.hexdigest()[:16]
+        return of_half(hasher.hexdigest()[:16], self.half)
 
     def first(self, count: int) -> "TargetBlocks":
         """Return the set of the first `count` blocks, or of all that there are."""
@@ -56,6 +57,11 @@ class TargetBlocks:
         """Return the set of some of the blocks, bool [blocks]."""
         names = ("document", "end", "turn", "donor_document", "donor_end")
         return replace(self, **{name: getattr(self, name)[is_chosen] for name in names})
+
+
+def of_half(target_hash: str, half: Half) -> str:
+    """Return the hash of a set of targets; one of half of the documents begins with that half."""
+    return target_hash if half == "both" else f"{half}-{target_hash}"
 
 
 def tokens_in_a_part(target_tokens: int, length: int) -> int:
@@ -109,7 +115,9 @@ def target_blocks(
     }
     in_text = np.lexsort((ends, dealt))
     arrays = {name: values[in_text].astype(np.int64) for name, values in unsorted.items()}
-    largest = TargetBlocks(**arrays, max_length=max_length, target_tokens=target_tokens, data_hash=data_hash)
+    largest = TargetBlocks(
+        **arrays, max_length=max_length, target_tokens=target_tokens, data_hash=data_hash, half=half
+    )
     return largest.first(count)
 
 
@@ -119,6 +127,7 @@ class ScoredText:
 
     document: np.ndarray
     tokens: np.ndarray
+    half: Half = "both"
 
 
 def scored_documents(
@@ -132,7 +141,7 @@ def scored_documents(
     least = longest + 1
     order = _eligible(split, least, seed, half)[: max(1, token_budget // least)]
     spare = max(0, token_budget - least * len(order))
-    return ScoredText(order, least + _pour(split.lengths[order] - least, spare))
+    return ScoredText(order, least + _pour(split.lengths[order] - least, spare), half)
 
 
 def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:

@@ -1,18 +1,22 @@
 """Whole runs of a task, in seconds: trained, stopped, continued, scored, reported, and refused."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import load_data_of
+from pe_bench.data.tasks import build_task
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring.plans import task_plan
 from pe_bench.training.trainer import Trainer
 from tests.support.commands import Command, Outcome, only_run
 
@@ -29,6 +33,52 @@ Train = Callable[..., Outcome]
 def train(command: Command, folder: Path) -> Train:
     results = f"results_dir={folder / 'results'}"
     return lambda *arguments: command("train", "encoding=rope", results, *TINY, *arguments)
+
+
+@pytest.mark.parametrize(
+    "data", [("task=copy",), ("data=files", "data.path=../corpus", "eval.max_length=64")]
+)
+def test_the_halves_of_what_is_scored_are_tables_of_their_own_and_lost_scores_of_both_are_made_again(
+    train: Train, command: Command, folder: Path, data: tuple[str, ...]
+) -> None:
+    for half in ("both", "first", "second"):
+        outcome = train(*data, f"eval.half={half}", "eval.controls=none")
+        assert outcome.code == 0, outcome.err
+    rows = [row for row in rows_of(folder) if row.slice == "all"]
+    assert {(row.half, row.length) for row in rows} == {
+        (half, length) for half in ("", "first", "second") for length in (16, 32)
+    }
+    where = ("--results-dir", str(folder / "results"))
+    tables = json.loads(command("report", "--all", *where, "--json").out)["tables"]
+    assert [table["key"]["half"] for table in tables] == ["", "first", "second"]
+    for table in tables:
+        assert {
+            record["target_hash"].rpartition("-")[0] for line in table["lines"] for record in line["records"]
+        } == {table["key"]["half"]}
+    assert "eval.half=second" in command("report", "--all", *where).out
+
+    files = [score_file(only_run(folder), row) for row in rows]
+    assert len(set(files)) == 6
+    before = [load_scores(file) for file in files]
+    for file in files:
+        file.unlink()
+    for half in ("both", "first", "second"):
+        again = command("eval", "rope", "--lengths", "16,32", "--half", half, *where)
+        assert again.code == 0, again.err
+    assert all(
+        np.array_equal(load_scores(file).nll, scores.nll) for file, scores in zip(files, before, strict=True)
+    )
+
+
+def test_the_halves_of_a_task_share_no_example_whatever_their_counts() -> None:
+    task = build_task({"name": "copy", "symbols": 26})
+    texts = []
+    for half, count in (("first", 20), ("second", 30)):
+        answers = task_plan(task, 32, count, 0, half).answers
+        assert answers is not None
+        texts.append({tuple(answers.split.document(index)) for index in range(count)})
+    assert [*map(len, texts)] == [20, 30] and not texts[0] & texts[1]
+    assert texts[0] | texts[1] <= {tuple(example.tokens) for example in task.examples_at(32, 60, 0)}
 
 
 def rows_of(folder: Path) -> list[Row]:

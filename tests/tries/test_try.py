@@ -102,6 +102,13 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
     }
     assert all(("half: second" in text) == ("-s1000-" in name) for name, text in halves.items())
     assert "confirm 1" in command("try", "--list").out
+    tables = json.loads(command("report", "--all", "--json").out)["tables"]
+    assert {
+        table["key"]["half"]: {line["label"]: line["seeds"] for line in table["lines"]} for table in tables
+    } == {
+        "first": {"rope": 2, "nope": 2, "rope base=20.0": 1},
+        "second": {"rope": 1, "nope": 1},
+    }
 
 
 def test_a_mistake_is_one_line_and_nothing_is_counted(tried, command: Command, folder: Path) -> None:
