@@ -317,6 +317,25 @@ def export(name: str, *, folder: Path, results_dir: str = "results") -> None:
     export_run(name, folder, Path(results_dir))
 
 
+@command("cite")
+def cite(runs: Sequence[str] = (), *, results_dir: str = "results") -> None:
+    """Print BibTeX of pe-bench, and of what a table compares.
+
+    Of the newest run's table, or of those of the named runs: their encodings and scalings, and their data.
+
+    runs RUN: Runs by encoding, name, the beginning of a name, or path.
+    results_dir DIR: The folder of runs and results.csv.
+
+    Examples:
+      pe-bench cite
+      pe-bench cite rope alibi > papers.bib
+      pe-bench cite --results-dir results
+    """
+    from pe_bench.cli.cite import cite
+
+    cite(runs, Path(results_dir))
+
+
 @command("import", api.import_runs, without=("folders",))
 def import_(folders: Sequence[Path], **options: Any) -> None:
     """Copy finished runs from elsewhere into the folder of results.

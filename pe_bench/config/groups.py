@@ -80,9 +80,9 @@ def head_comment(file: Path) -> list[str]:
     return [line.lstrip("# ") for line in head if not line.startswith(DIRECTIVES)]
 
 
-def paper(name: str) -> str:
-    """Return the paper that the file of a shipped encoding names; empty where its class does."""
-    named = PAPER.search((config_dir() / "encoding" / f"{name}.yaml").read_text(encoding="utf-8"))
+def paper(name: str, group: str = "encoding") -> str:
+    """Return the paper that a shipped file names; empty where it names none, or its class does."""
+    named = PAPER.search((config_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
     return named[1] if named else ""
 
 

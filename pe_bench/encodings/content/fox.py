@@ -6,7 +6,8 @@ input; b_h is initially 0, so that about half is forgotten at each token.
 Past the training length: defined; what is far away was forgotten by then, or was never to be.
 
 Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate", ICLR,
-arXiv:2503.02130.
+arXiv:2503.02130. The released code of CABLE, arXiv:2503.08067, is the same with the sign of the gate's
+weights reversed.
 
 Only the gate, without the further blocks of the authors' "Pro" layer. Gate weights are N(0, 1/D),
 as those of all linear layers here.

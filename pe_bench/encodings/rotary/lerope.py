@@ -3,8 +3,8 @@
 Past the training length: defined, out of distribution as for RoPE, but training can make a slow pair slower
 still.
 
-Mistral Large 4 in transformers 5.23.0 (`mistral_large4`), https://github.com/huggingface/transformers; no
-paper is known.
+Karypis et al. 2026, "LeRoPE: Learnable RoPE Frequencies Improve Language Modeling", arXiv:2607.10134; the
+form is that of Mistral Large 4 in transformers 5.23.0 (`mistral_large4`).
 
 There the frequencies are those of YaRN, over the rotary part of a head and in three of four layers; here
 those of `rope` in all. How alpha was trained is not in that code, which only loads it.
