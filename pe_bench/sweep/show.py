@@ -3,11 +3,9 @@
 import _thread
 import shlex
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Self
 
 from rich.console import Console, Group
@@ -21,7 +19,6 @@ from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say
 VIEW_SECONDS = 0.2
 STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
 REPEAT = "repeat.sh"
-MAX_SHOWN = 10
 
 
 class View:
@@ -31,7 +28,7 @@ class View:
         self.folder, self.jobs = folder, jobs
         self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         self.has_seen_all_end = False  # after a signal
-        self._printed: dict[int, tuple[str, int]] = {}
+        self._printed: dict[int, str] = {}  # how far each job was when its last line was due
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -66,16 +63,16 @@ class View:
         """
         if state.state == SKIPPED or (state.state == RUNNING and not state.is_at_work):
             return
-        before, fifth_before = self._printed.get(state.number, ("", 0))
-        fifth = int(state.share * LINES_PER_RUN)
-        self._printed[state.number] = (state.state, fifth)
-        line = ""
+        before, fifth = self._printed.get(state.number, ""), f"{int(state.share * LINES_PER_RUN)}"
+        self._printed[state.number] = fifth if state.state == RUNNING else state.state
         if state.state != RUNNING:
-            line = _end(state) if before in ("", RUNNING) else ""
-        elif not self.console.is_terminal and not before:
+            line = _end(state) if before != state.state else ""
+        elif self.console.is_terminal:
+            line = ""
+        elif not before:
             line = "begins" if state.has_worked else state.text
-        elif not self.console.is_terminal and fifth > fifth_before:
-            line = state.text
+        else:
+            line = state.text if fifth > before else ""
         if line:
             self.console.print(f"{state.label}: {line}", markup=False)
 
@@ -90,22 +87,11 @@ class View:
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
     def _total(self, states: Sequence[JobState]) -> str:
-        """Return one line on all jobs, with the time left where one is finished."""
+        """Return one line on all jobs."""
         counts = {kind: _count(states, kind) for kind in (DONE, SKIPPED, FAILED, RUNNING)}
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-        left = self._seconds_left(states)
-        text = f"{sum(counts.values()) - counts[RUNNING]} of {max(self.jobs, len(states))} jobs"
-        return f"{text}{f' ({parts})' if parts else ''}{f'  about {duration(left)} left' if left else ''}"
-
-    def _seconds_left(self, states: Sequence[JobState]) -> float:
-        """Estimate the time left from the median of the finished jobs, with as many at a time as run now."""
-        running = [time.time() - state.started for state in states if state.state == RUNNING]
-        finished = [state.seconds for state in states if state.state == DONE]
-        if not finished:
-            return 0.0
-        usual, waiting = median(finished), max(0, self.jobs - len(states))
-        left = sum(max(0.0, usual - seconds) for seconds in running)
-        return (left + usual * waiting) / max(1, len(running))
+        ended = sum(counts.values()) - counts[RUNNING]
+        return f"{ended} of {max(self.jobs, len(states))} jobs" + (f" ({parts})" if parts else "")
 
 
 def _end(state: JobState) -> str:
@@ -180,11 +166,9 @@ def print_summary(summary: Summary) -> None:
     say(_counts(summary))
     if summary.problem:
         say(f"the launcher ended: {summary.problem}")
-    for state in failed[:MAX_SHOWN]:
+    for state in failed:
         died = state.text if state.state == STOPPED else f"its process died, at {state.text or 'its start'}"
         say(f"  failed: {state.label}: {state.reason or died}{_file_that_says_more(summary, state)}")
-    if len(failed) > MAX_SHOWN:
-        say(f"  and {len(failed) - MAX_SHOWN} more: see {summary.folder / 'jobs'}")
     if len(failed) == 1:
         say(f"to retry it: {failed[0].command}", unbroken=True)
     elif failed:
@@ -203,15 +187,12 @@ def _counts(summary: Summary) -> str:
     if skipped == summary.jobs:
         return f"{jobs}, {'all ' if skipped > 1 else ''}done already"
     rest = summary.jobs - done - skipped - failed
-    parts = [f"{done} done"] if done or not skipped else []
-    parts += [f"{skipped} done already"] if skipped else []
-    parts += [f"{failed} failed"] if failed else []
-    parts += [f"{rest} stopped or not started"] if rest > 0 else []
-    return f"{jobs}: {', '.join(parts)}"
+    counts = {"done": done, "done already": skipped, "failed": failed, "stopped or not started": rest}
+    parts = [f"{count} {what}" for what, count in counts.items() if count > 0]
+    return f"{jobs}: {', '.join(parts if done or skipped else ['0 done', *parts])}"
 
 
 def _file_that_says_more(summary: Summary, state: JobState) -> str:
     """Return in brackets the run's error, else the job's log."""
-    files = [Path(state.run) / "error.txt"] if state.run else []
-    files.append(summary.folder / "jobs" / f"{state.number:04}.log")
+    files = [Path(state.run or "") / "error.txt", summary.folder / "jobs" / f"{state.number:04}.log"]
     return next((f" ({file})" for file in files if file.is_file()), "")

@@ -32,7 +32,7 @@ def test_a_terminal_has_a_line_for_each_running_job_and_the_total(tmp_path):
     assert "seed=0: done in 10 s" in text and "seed=2: failed:" in text
     assert "seed=1:" not in text, "it is counted alone"
     assert re.search(r"seed=3\s+━+·+\s+step 3 of 9", text) and re.search(r"seed=4\s+━+·+\s+step 4 of 9", text)
-    assert re.search(r"3 of 9 jobs \(1 done, 1 skipped, 1 failed, 2 running\)  about (29|30) s left", text)
+    assert "3 of 9 jobs (1 done, 1 skipped, 1 failed, 2 running)" in text
 
 
 def test_without_a_terminal_a_job_that_works_or_ends_has_a_line_and_one_that_checks_has_none(tmp_path):
