@@ -60,13 +60,13 @@ class Try:
     at_longest: float | None = None
 
     @property
-    def key(self) -> tuple[object, ...]:
-        return self.kind, self.change_run, self.baseline_run, self.lengths
-
-    @property
     def question(self) -> tuple[object, ...]:
         """Return what tries are counted by."""
         return self.kind, self.baseline_run, self.lengths
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.question, self.change_run
 
 
 @dataclass(frozen=True)
@@ -100,31 +100,29 @@ def read_tries(results_dir: Path) -> list[Try]:
     if not path.exists():
         return []
     try:
-        return [
-            Try(**{**entry, "lengths": tuple(entry["lengths"])}) for entry in json.loads(path.read_text())
-        ]
+        entries = json.loads(path.read_text())
+        return [Try(**{**entry, "lengths": tuple(entry["lengths"])}) for entry in entries]
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}); it counts tries, so mend it, or move it away to count from 1"
-        ) from error
+        way_out = "it counts tries, so mend it, or move it away to count from 1"
+        raise UserError(f"{path} is damaged ({error}); {way_out}") from error
 
 
-def _keep(results_dir: Path, tried: Try) -> None:
-    """Add a try to the file, or replace what the file says of it."""
-    with _locked(results_dir):
-        _write(results_dir, tried)
+def _keep(results_dir: Path, tried: Try) -> Try:
+    """Add a try to the file with its number, or replace what the file says of it; return it.
 
-
-def _locked(results_dir: Path) -> FileLock:
-    """Return the lock without which one of two commands would lose what the other counted."""
+    It counts from its first look, whatever comes of it.
+    """
     results_dir.mkdir(parents=True, exist_ok=True)
-    return FileLock(results_dir / f"{FILE}.lock")
-
-
-def _write(results_dir: Path, tried: Try) -> None:
-    tries = [tried if entry.key == tried.key else entry for entry in read_tries(results_dir)]
-    tries += [] if tried in tries else [tried]
-    write_text(results_dir / FILE, json.dumps([asdict(entry) for entry in tries], indent=1) + "\n")
+    with FileLock(results_dir / f"{FILE}.lock"):  # else one of two commands loses what the other counted
+        tries = read_tries(results_dir)
+        index = next((index for index, entry in enumerate(tries) if entry.key == tried.key), len(tries))
+        if index == len(tries):
+            tried = replace(tried, number=1 + sum(entry.question == tried.question for entry in tries))
+        elif not tried.number:
+            tried = tries[index]
+        tries[index : index + 1] = [tried]
+        write_text(results_dir / FILE, json.dumps([asdict(entry) for entry in tries], indent=1) + "\n")
+    return tried
 
 
 def overrides_in(text: str) -> list[str]:
@@ -136,11 +134,8 @@ def overrides_in(text: str) -> list[str]:
     for option in options:
         require("=" in option, f"'{text}': {option} is no option; say KEY=VALUE, such as base=500000")
     of_encoding = [option if "." in option.split("=")[0] else f"encoding.{option}" for option in options]
-    return [
-        f"encoding={encoding}",
-        *([f"modifier=[{','.join(modifiers)}]"] if modifiers else []),
-        *of_encoding,
-    ]
+    of_modifiers = [f"modifier=[{','.join(modifiers)}]"] if modifiers else []
+    return [f"encoding={encoding}", *of_modifiers, *of_encoding]
 
 
 def try_change(
@@ -170,7 +165,7 @@ def try_change(
         return [*overrides_in(text), *shared, f"seed={FIRST_SEED[kind] + seed}"]
 
     tried = _prepared(kind, [of_seed(text, 0) for text in (change, against)], search)
-    tried = _numbered(results, tried)
+    tried = _keep(results, tried)
     earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
     pairs: list[tuple[Run, Run]] = []
     took = [0.0]
@@ -219,10 +214,8 @@ def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[P
     change, baseline = (prepare(compose_config(one, search))[0] for one in overrides)
     train_length = change.config.train.length
     lengths = change.config.eval.resolved_lengths(train_length)
-    require(
-        lengths[-1] > train_length,
-        f"--lengths {lengths[-1]} is not above train.length={train_length}: add a longer one",
-    )
+    message = f"--lengths {lengths[-1]} is not above train.length={train_length}: add a longer one"
+    require(lengths[-1] > train_length, message)
     runs = change.folder.name, baseline.folder.name
     require(runs[0] != runs[1], f"{change.label} is compared with itself: name another --against")
     return Try(kind, 0, change.label, baseline.label, *runs, train_length, tuple(lengths), today())
@@ -232,16 +225,6 @@ def _run(overrides: Sequence[str], search: Sequence[Path]) -> Run:
     config = compose_config(overrides, search)
     with called_with(overrides):
         return Run(*train(config), config.report.margin)
-
-
-def _numbered(results_dir: Path, tried: Try) -> Try:
-    """Return the try with its number, and keep it: it counts from its first look, whatever comes of it."""
-    with _locked(results_dir):
-        alike = [entry for entry in read_tries(results_dir) if entry.question == tried.question]
-        before = next((entry for entry in alike if entry.key == tried.key), None)
-        tried = before or replace(tried, number=len(alike) + 1)
-        _write(results_dir, tried)
-    return tried
 
 
 def _difference(change: Run, baseline: Run, length: int) -> float:
@@ -277,17 +260,9 @@ def _works_to(runs: Sequence[Run], results_dir: Path) -> int | None:
 
 
 def _is_confirmed(entry: Try, confirmation: Try) -> bool:
-    names = (entry.change, entry.baseline, entry.lengths)
-    return (
-        confirmation.kind == "confirm"
-        and entry.kind == "try"
-        and names
-        == (
-            confirmation.change,
-            confirmation.baseline,
-            confirmation.lengths,
-        )
-    )
+    fields = ("change", "baseline", "lengths")
+    is_same = all(getattr(entry, name) == getattr(confirmation, name) for name in fields)
+    return (entry.kind, confirmation.kind) == ("try", "confirm") and is_same
 
 
 def describe(outcome: Outcome) -> list[str]:
@@ -306,11 +281,10 @@ def describe(outcome: Outcome) -> list[str]:
     ]
     if seen.answer == "unclear":
         lines.append(f"  {_what_settles(outcome)}")
-    if outcome.earlier is not None and outcome.earlier.at_training is not None:
-        earlier = outcome.earlier
-        lines.append(
-            f"  when it was tried: {earlier.at_training:+.4f} and {earlier.at_longest:+.4f}, {earlier.answer}"
-        )
+    earlier = outcome.earlier
+    if earlier is not None and earlier.at_training is not None:
+        means = f"{earlier.at_training:+.4f} and {earlier.at_longest:+.4f}"
+        lines.append(f"  when it was tried: {means}, {earlier.answer}")
     return lines
 
 

@@ -337,17 +337,6 @@ def test_a_lost_process_is_named_in_one_line_none_is_left_and_the_run_can_contin
 
 
 @full
-def test_an_error_of_the_first_process_alone_ends_all_processes(folder):
-    arguments = " ".join([*tiny_overrides(folder), "encoding=nope", "train.processes=2"])
-    command = (
-        f"ulimit -f 20; exec {sys.executable} -m pe_bench train {arguments}"  # a disk that takes 20 KB a file
-    )
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder, timeout=120)
-    assert done.returncode == 1
-    assert "step-00000002 could not be written: File too large" in done.stderr.splitlines()[-1]
-
-
-@full
 @linux
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_no_process_is_left_when_the_command_is_killed_or_asked_to_end_twice(working, is_stopped):

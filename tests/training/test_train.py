@@ -186,20 +186,16 @@ def test_the_log_and_checkpoints_are_written_when_they_are_due_and_two_checkpoin
     assert [int(row["tokens"]) for row in rows] == [192, 256, 384, 512]
 
 
+# fmt: off
 KEYS = (
-    *("train.length=32", "train.steps=6", "train.batch_tokens=128", "train.micro_batches=2", "train.lr=1e-2"),
-    *("train.final_lr=0.5", "train.warmup_steps=4", "train.weight_decay=0.5", "train.betas=[0.5,0.9]"),
-    *(
-        "train.clip=0.01",
-        "train.validate_every=2",
-        "train.validation_tokens=256",
-        "train.log_every=1",
-        "seed=1",
-    ),
-    *("precision=bfloat16", "model.d_model=32", "model.n_layers=1", "model.n_heads=4", "model.n_kv_heads=1"),
-    *("model.d_head=4", "model.d_ff=16", "model.tie_embeddings=false", "data.validation_fraction=0.4"),
-    *("data.max_tokens=2000", "tokenizer=bpe tokenizer.vocab_size=280"),
+    "train.length=32", "train.steps=6", "train.batch_tokens=128", "train.micro_batches=2", "train.lr=1e-2",
+    "train.final_lr=0.5", "train.warmup_steps=4", "train.weight_decay=0.5", "train.betas=[0.5,0.9]",
+    "train.clip=0.01", "train.validate_every=2", "train.validation_tokens=256", "train.log_every=1", "seed=1",
+    "precision=bfloat16", "model.d_model=32", "model.n_layers=1", "model.n_heads=4", "model.n_kv_heads=1",
+    "model.d_head=4", "model.d_ff=16", "model.tie_embeddings=false", "data.validation_fraction=0.4",
+    "data.max_tokens=2000", "tokenizer=bpe tokenizer.vocab_size=280",
 )
+# fmt: on
 
 
 @pytest.mark.parametrize("override", KEYS)
@@ -236,31 +232,28 @@ def test_a_non_finite_loss_stops_with_its_step_and_keeps_the_last_good_checkpoin
 
 def test_a_checkpoint_of_another_format_is_refused_in_one_line(train, folder):
     train("encoding=rope")
-    run = only_run(folder)
-    meta = run / "checkpoints" / "step-00000008" / "meta.json"
+    meta = only_run(folder) / "checkpoints" / "step-00000008" / "meta.json"
     meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 99}))
     outcome = train("encoding=rope", "eval.lengths=[16,64]")
     assert outcome.code == 2 and "checkpoint format 99" in outcome.line
 
 
-def test_training_may_start_from_the_weights_of_another_run(train, folder):
+def test_training_may_start_from_another_run_what_that_lacks_begins_anew_and_all_else_must_fit(train, folder):
     train("encoding=rope")
-    source = only_run(folder)
-    outcome = train("encoding=nope", f"train.from={source.name}", "train.lr=1e-9", "train.steps=1")
-    assert outcome.code == 0, outcome.err
-    new = next(path for path in (folder / "results" / "runs").iterdir() if path.name.startswith("nope"))
-    found = load_file(new / "checkpoints" / "step-00000001" / "weights.safetensors")
-    expected = load_file(source / "checkpoints" / "step-00000008" / "weights.safetensors")
-    assert all(torch.allclose(found[name], expected[name], atol=1e-6) for name in expected)
+    source, one_step = only_run(folder), ("train.lr=1e-9", "train.steps=1")
+    weights_of_source = weights(folder)
 
+    def start(*arguments: str):
+        return train(f"train.from={source.name}", *arguments)
 
-def test_what_a_source_lacks_begins_anew_and_all_else_must_fit(train, folder):
-    train("encoding=rope")
-    source, rest = only_run(folder), ("train.lr=1e-9", "train.steps=1")
-    outcome = train("encoding=learned", f"train.from={source.name}", "train.length=32", *rest)
+    for arguments in (["encoding=nope"], ["encoding=learned", "train.length=32"]):
+        outcome = start(*arguments, *one_step)
+        assert outcome.code == 0, outcome.err
+    outcome = start("encoding=nope", "model.qk_norm=true", *one_step)
     assert outcome.code == 0, outcome.err
-    outcome = train("encoding=nope", f"train.from={source.name}", "model.qk_norm=true", *rest)
-    assert outcome.code == 0, outcome.err
-    outcome = train("encoding=rope", f"train.from={source.name}", "model.n_layers=1")
+    new = next(path for path in source.parent.iterdir() if path.name.startswith("learned"))
+    begun = load_file(new / "checkpoints" / "step-00000001" / "weights.safetensors")
+    assert all(torch.allclose(begun[name], weights_of_source[name], atol=1e-6) for name in weights_of_source)
+    outcome = start("encoding=rope", "model.n_layers=1")
     assert outcome.code == 2 and "do not fit this model" in outcome.line
-    assert len(list(source.parent.iterdir())) == 3
+    assert len(list(source.parent.iterdir())) == 4

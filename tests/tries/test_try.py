@@ -12,7 +12,7 @@ from support.commands import Command, Outcome
 import pe_bench
 from pe_bench.errors import UserError
 from pe_bench.runs.commands import VARIABLE, recorded_commands
-from pe_bench.tries.trying import Try, _numbered, overrides_in
+from pe_bench.tries.trying import Try, _keep, overrides_in
 
 SMALL = (
     *("train.length=16", "train.tokens=256", "train.batch_tokens=64", "train.warmup_steps=1"),
@@ -47,7 +47,7 @@ def test_tries_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
         Try("try", 0, f"rope base={n}", "rope", f"rope-{n}", "rope-0", 16, lengths, "") for n in range(40)
     ]
     with ThreadPoolExecutor(8) as pool:
-        numbered = [*pool.map(partial(_numbered, tmp_path), tries)]
+        numbered = [*pool.map(partial(_keep, tmp_path), tries)]
     assert sorted(one.number for one in numbered) == [*range(1, 41)]
 
 
