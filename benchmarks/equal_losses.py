@@ -28,7 +28,7 @@ from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError
-from pe_bench.inspection.passes import NEVER, path_of
+from pe_bench.inspection.speed import NEVER, path_of
 from pe_bench.model import decoder
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.decoder import build_decoder
@@ -152,7 +152,7 @@ def path(name: str) -> str:
     config = configuration(name, seed=0)
     model = build_decoder(config, text().vocabulary)
     train, layers = config.train, config.model.n_layers
-    return path_of(model, config, train.batch, train.length, CPU, torch.float32, train=True, layers=layers)
+    return path_of(model, config, train.batch, train.length, torch.float32, layers)
 
 
 def configuration(name: str, seed: int) -> Config:

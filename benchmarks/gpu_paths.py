@@ -26,8 +26,8 @@ from pe_bench.inspection.check.case import (
     find_cases,
     layer_inputs,
     layers_of,
+    worst,
 )
-from pe_bench.inspection.check.result import worst
 from pe_bench.model.attention import attention, choose, reference_attention
 from pe_bench.system.machine import device_name, resolve_device
 

@@ -26,7 +26,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError
-from pe_bench.inspection.passes import NEVER, path_of
+from pe_bench.inspection.speed import NEVER, path_of
 from pe_bench.model.decoder import build_decoder
 from pe_bench.system.machine import retain_freed_memory
 from pe_bench.training.trainer import Trainer
@@ -118,7 +118,7 @@ def our_step(encoding: str, size: Size, bf16: bool, optimizer: str = "adamw") ->
     trainer = Trainer(config, model, data, CPU, dtype)
     numbers = iter(range(NEVER))
     with autocast(bf16):
-        path = path_of(model, config, size.batch, size.length, CPU, dtype, True, size.layers)
+        path = path_of(model, config, size.batch, size.length, dtype, size.layers)
     return Step(lambda: trainer.step(next(numbers), 0.0), model.parameter_count, path)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +14,7 @@ from pe_bench.cli.data import print_data
 from pe_bench.config.groups import encoding_names
 from pe_bench.config.overrides import parse_override
 from pe_bench.errors import RunError, require
-from pe_bench.inspection.resolve import ResolvedEncoding, resolve, split_arguments
-from pe_bench.inspection.speed import (
-    Row,
-    grid_of,
-    read_request,
-    read_rows,
-    with_examples,
-    write_rows,
-)
+from pe_bench.inspection.resolve import resolve, resolve_timed, split_arguments
 from pe_bench.plot.paper import picture_format, save_picture
 from pe_bench.runs.find import is_checkpoint
 from pe_bench.system.files import check_folder, require_writable
@@ -34,9 +24,8 @@ from pe_bench.values import parse_lengths
 
 if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.inspection.check import Property
-    from pe_bench.inspection.check.case import Case
-    from pe_bench.inspection.check.result import Finding
-    from pe_bench.inspection.passes import Bench
+    from pe_bench.inspection.check.case import Case, Finding
+    from pe_bench.inspection.speed import Row
 
     Results = dict[Property, Finding]
 
@@ -62,91 +51,26 @@ def check_encodings(
     for text in overrides:
         override = parse_override(text)
         is_option = "." not in override.key or override.section == "encoding"
-        require(
-            is_option, f"check uses its own model: leave out {text}, which is not an option of an encoding"
-        )
+        message = f"check uses its own model: leave out {text}, which is not an option of an encoding"
+        require(is_option, message)
     from pe_bench.inspection.check.case import find_cases
 
     cases = find_cases([*(encoding_names(search) if everything else []), *arguments], search)
-    for encoding in cases:
-        for option, value in encoding.examples.items():
-            say(f"{encoding.name} has no default for {option}: checked with {option}={value}, an example")
+    for case in cases:
+        _tell_examples("checked", case.name, case.examples)
     results = _check_each(cases)
-    states = [finding.state for result in results.values() for finding in result.values()]
-    failed, unknown = states.count("fails"), states.count("not checked")
     if as_json:
-        print_data("check", encodings=itertools.starmap(_data, results.items()))
+        print_data("check", encodings=[_data(name, result) for name, result in results.items()])
     else:
         _show(results, verbose)
+    states = [finding.state for result in results.values() for finding in result.values()]
+    failed, unknown = states.count("fails"), states.count("not checked")
     if failed:
         told = f"{failed} of {len(states)} checks failed"
         raise RunError(f"{told}, {unknown} could not be made" if unknown else told)
     if not as_json:
         hint = "" if verbose else "; the number of each: --verbose"
         write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
-
-
-def _data(name: str, result: Results) -> dict[str, Any]:
-    """Return what a program reads of an encoding: each property with what was found of it."""
-    about = [
-        {"property": prop.name, "means": prop.means, "look": prop.look, **finding._asdict()}
-        for prop, finding in result.items()
-    ]
-    return {"encoding": name, "findings": about}
-
-
-def _show(results: dict[str, Results], verbose: bool) -> None:
-    noted = {name: [f.note for f in result.values() if f.note] for name, result in results.items()}
-    notes = [f"{name}: {'; '.join(texts)}" for name, texts in noted.items() if texts]
-    grids = [*_grids(results, verbose)]
-    grids[-1] = replace(grids[-1], notes=notes)
-    show(lambda width: [line for grid in grids for line in [*draw(grid, width), Text()]][:-1])
-
-
-def _grids(results: dict[str, Results], verbose: bool) -> Iterator[Grid]:
-    """Yield the table of all encodings, and of each encoding what failed or, if `verbose`, everything."""
-    yield _grid(("encoding", "holds", "fails", "unclaimed"), itertools.starmap(_summary, results.items()))
-    for name, result in results.items():
-        if verbose:
-            yield _grid(
-                ("property", "result", name),
-                (
-                    (prop.name, Cell(SIGNS[state], style=state), f"{prop.means}: {finding.measured}")
-                    for prop, finding in result.items()
-                    if (state := finding.state) != "not checked"
-                ),
-            )
-        failed = [(prop, finding) for prop, finding in result.items() if finding.state == "fails"]
-        if failed:
-            yield _grid(("fails", name), itertools.starmap(_failure, failed))
-
-
-def _grid(headings: Sequence[str], rows: Iterable[Sequence[str | Cell]]) -> Grid:
-    """Return a table whose first column holds names, which are not broken."""
-    columns = [
-        Column(heading, is_left=True, least=MIN_FOLDED if index else 0)
-        for index, heading in enumerate(headings)
-    ]
-    return Grid(columns, [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows])
-
-
-def _summary(name: str, result: Results) -> list[str | Cell]:
-    properties = {
-        state: [prop.name for prop, finding in result.items() if finding.state == state]
-        for state in (*SIGNS, "not checked")
-    }
-    unknown = len(properties["not checked"])
-    failing = ", ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
-    holding = f"{len(properties['holds'])} of {len(result) - unknown}"
-    failed = Cell(failing or "0", style="fails" if failing else "")
-    return [name, holding, failed, ", ".join(properties["not claimed"])]
-
-
-def _failure(prop: Property, finding: Finding) -> list[str | Cell]:
-    """Return what was measured, what must hold, and where to look."""
-    look = ", ".join(finding.places) + "; " + prop.look if finding.places else prop.look
-    explained = f"{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
-    return [Cell(prop.name, style="fails"), explained]
 
 
 def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
@@ -160,6 +84,66 @@ def _check_each(cases: Sequence[Case]) -> dict[str, Results]:
                 results[case.name][prop] = finding
                 bar.show(sum(map(len, results.values())), f"{case.name}: {prop.name}")
     return results
+
+
+def _data(name: str, result: Results) -> dict[str, Any]:
+    """Return what a program reads of an encoding: each property with what was found of it."""
+    about = [
+        {"property": prop.name, "means": prop.means, "look": prop.look, **finding._asdict()}
+        for prop, finding in result.items()
+    ]
+    return {"encoding": name, "findings": about}
+
+
+def _show(results: dict[str, Results], verbose: bool) -> None:
+    notes = [f"{name}: {one.note}" for name, each in results.items() for one in each.values() if one.note]
+    summary = [_summary(name, result) for name, result in results.items()]
+    grids = [_grid(("encoding", "holds", "fails", "unclaimed"), summary, notes)]
+    grids += [grid for name, result in results.items() for grid in _details(name, result, verbose)]
+    show(lambda width: [line for grid in grids for line in [*draw(grid, width), Text()]][:-1])
+
+
+def _grid(headings: Sequence[str], rows: Iterable[Sequence[Cell]], notes: Sequence[str] = ()) -> Grid:
+    """Return a table whose first column holds names, which are not broken."""
+    columns = [Column(name, is_left=True, least=MIN_FOLDED * (name != headings[0])) for name in headings]
+    return Grid(columns, list(rows), notes=notes)
+
+
+def _summary(name: str, result: Results) -> list[Cell]:
+    properties = {
+        state: [prop.name for prop, finding in result.items() if finding.state == state]
+        for state in (*SIGNS, "not checked")
+    }
+    unknown = len(properties["not checked"])
+    failing = ", ".join([*properties["fails"], *([f"{unknown} not checked"] if unknown else [])])
+    holding = f"{len(properties['holds'])} of {len(result) - unknown}"
+    failed = Cell(failing or "0", style="fails" if failing else "")
+    return [Cell(name), Cell(holding), failed, Cell(", ".join(properties["not claimed"]))]
+
+
+def _details(name: str, result: Results, verbose: bool) -> Iterator[Grid]:
+    """Yield a table of what failed or, if `verbose`, of everything: what was measured, and where to look."""
+    states = ("fails", "holds", "not claimed") if verbose else ("fails",)
+    rows = [
+        [Cell(prop.name, style=finding.state), Cell(_explain(prop, finding, verbose))]
+        for prop, finding in result.items()
+        if finding.state in states
+    ]
+    if rows:
+        yield _grid(("property" if verbose else "fails", name), rows)
+
+
+def _explain(prop: Property, finding: Finding, verbose: bool) -> str:
+    sign = f"{SIGNS[finding.state]}  " if verbose else ""
+    if finding.state != "fails":
+        return f"{sign}{prop.means}: {finding.measured}"
+    look = ", ".join(finding.lines) + "; " + prop.look if finding.lines else prop.look
+    return f"{sign}{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
+
+
+def _tell_examples(done: str, name: str, examples: Mapping[str, Any]) -> None:
+    for option, value in examples.items():
+        say(f"{name} has no default for {option}: {done} with {option}={value}, an example")
 
 
 def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence[Path]) -> None:
@@ -198,9 +182,6 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence
         say(f"wrote {plot}")
 
 
-FILE = "speed.csv"
-
-
 def time_encodings(
     arguments: Sequence[str],
     lengths: str,
@@ -221,30 +202,26 @@ def time_encodings(
     if output is not None:
         require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
         require_writable("--output", output)
-    request = read_request(arguments, train, search)
-    subjects = {size: request.at(size) for size in (sizes if train else sizes[:1])}
-    subjects = {size: list(map(_complete, subjects.get(size, subjects[sizes[0]]))) for size in sizes}
-    config = subjects[sizes[0]][0].config
-    file = output or check_folder(config.results_dir, "results_dir", is_written=True) / FILE
-    read_rows(file)
-    count = len(subjects[sizes[0]])
+    setting, subjects = resolve_timed(arguments, sizes, search, train=train)
     for subject in subjects[sizes[0]]:
+        _tell_examples("timed", subject.name, subject.examples)
         _ = subject.encoding  # which raises where it cannot be built
-    if not request.is_choice:
-        say(f"no encoding is named: timing all {count}; Ctrl-C stops and keeps what is done")
-    from pe_bench.inspection.passes import Bench, dtype_of
+    config = subjects[sizes[0]][0].config
+    file = output or check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
+    from pe_bench.inspection.speed import FACTS, Bench, dtype_of, grid_of, line_of, read_rows, write_rows
     from pe_bench.model.attention import is_kernel_here, training_kernel
-    from pe_bench.system.machine import resolve_device, set_threads
+    from pe_bench.system.machine import environment, resolve_device, set_threads
 
+    read_rows(file)
+    if not split_arguments(arguments)[0]:
+        say(
+            f"no encoding is named: timing all {len(subjects[sizes[0]])}; Ctrl-C stops and keeps what is done"
+        )
     threads, device = set_threads(config.threads), resolve_device(config.device)
     if train and device.type == "cpu" and not is_kernel_here():
         say(f"attention: {training_kernel(device, dtype_of(config, train=True))}")
-    _measure(Bench(" ".join(request.shared), train, repeats, device, threads), subjects, file, as_json)
-
-
-def _measure(
-    bench: Bench, subjects: Mapping[int, Sequence[ResolvedEncoding]], file: Path, as_json: bool
-) -> None:
+    facts = environment(device, threads)
+    bench = Bench({"setting": setting, **{name: facts[name] for name in FACTS}}, train, repeats, device)
     rows: list[Row] = []
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -252,7 +229,7 @@ def _measure(
             for row in bench.rows(subjects, lambda now: bar.show(len(rows), now)):
                 write_rows(file, [*rows, row])
                 rows.append(row)
-                bar.show(len(rows), row.line, row.line)
+                bar.show(len(rows), line_of(row), line_of(row))
     finally:
         if rows:
             grid = grid_of(rows)
@@ -261,14 +238,5 @@ def _measure(
             else:
                 show(lambda width: draw(grid, width))
             say(f"wrote {file}")
-    if not any(row.status == "ok" for row in rows):
+    if not any(row["status"] == "ok" for row in rows):
         raise RunError("nothing could be timed: the reasons are below the table")
-
-
-def _complete(subject: ResolvedEncoding) -> ResolvedEncoding:
-    """Return the encoding with an example, which is told, for each option that its class requires."""
-    complete = with_examples(subject)
-    for option, value in complete.config.encoding.items():
-        if subject.config.encoding.get(option, {}) != value:
-            say(f"{subject.name} has no default for {option}: timed with {option}={value}, an example")
-    return complete

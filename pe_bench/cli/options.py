@@ -110,7 +110,7 @@ def _is_option(parameter: inspect.Parameter) -> bool:
 def _kind(annotation: Any) -> Any:
     """Return the type of a command's option for that of a parameter, which may take several."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    if list[Path] in kinds:
+    if {list[Path], Sequence[Path]} & {*kinds}:
         return list[Path]
     if any(get_origin(kind) in (Sequence, list) for kind in kinds):
         return list[str]

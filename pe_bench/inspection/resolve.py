@@ -1,15 +1,16 @@
 """The encodings that the arguments of `show`, `check` and `speed` name, each in a resolved configuration."""
 
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.config.compose import compose
-from pe_bench.config.groups import GROUPS, find_name
+from pe_bench.config.compose import OVERRIDES_VARIABLE, compose
+from pe_bench.config.groups import GROUPS, encoding_names, find_name
 from pe_bench.config.overrides import (
     Override,
     check_overrides,
@@ -21,7 +22,7 @@ from pe_bench.config.overrides import (
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
 from pe_bench.errors import UserError, require
-from pe_bench.values import close_to, unknown
+from pe_bench.values import check_type, close_to, unknown
 
 if TYPE_CHECKING:
     from pe_bench.encodings.compose import Composition
@@ -31,14 +32,23 @@ MAX_LABEL = 40  # characters
 SIZES = ("d_model", "n_heads", "d_head", "n_layers")
 NAMED_ALONE = (*GROUPS, *KEYS)  # keys without a dot that are no option of an encoding
 
+REFERENCE = "nope"  # that `speed` compares with
+# Sections and keys that say how a timed model is and what it runs on.
+SHARED = ("model", "train", "eval", "seed", "precision", "threads", "device", "results_dir")
+
 
 @dataclass(frozen=True)
 class ResolvedEncoding:
-    """An encoding in a model, by the name that it was asked for."""
+    """An encoding in a model, by the name that it was asked for.
+
+    typed: keys among the command's overrides, such as encoding.base. examples: values for options that its
+    class requires and nobody gave.
+    """
 
     name: str
     config: Config
-    typed: frozenset[str] = frozenset()  # keys among the command's overrides, such as encoding.base
+    typed: frozenset[str] = frozenset()
+    examples: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def spec(self) -> "EncodingSpec":
@@ -64,6 +74,11 @@ class ResolvedEncoding:
         """The name and the options that were given, to tell it from the others."""
         label = self.spec.label
         return label if len(label) <= MAX_LABEL else self.name
+
+    def with_examples(self) -> "ResolvedEncoding":
+        values, typed = self.spec.with_examples().values, self.config.encoding
+        examples = {option: value for option, value in values.items() if typed.get(option, {}) != value}
+        return replace(self, config=replace(self.config, encoding=values), examples=examples)
 
 
 def parameter_count(encoding: "Composition") -> int:
@@ -92,7 +107,9 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     shared = [str(override) for override in overrides if not _is_option(override)]
     chosen = {name: [f"encoding={name}", *shared] for name in names}
     composed = {name: compose(chosen[name], search) for name in names}
-    _refuse_unknown([option for option in options if not option.prefix], composed)
+    for option in options:
+        if not option.prefix:
+            _refuse_unknown(option, composed)
     subjects = []
     for name in names:
         in_whole = [in_full(name, composed[name]["encoding"], option) for option in options]
@@ -110,9 +127,8 @@ def _check(names: Sequence[str], overrides: Sequence[str], search: Sequence[Path
         require("," not in name, f"'{name}' is several: name them with spaces between")
     for text in overrides:
         size = parse_override(text).key.removeprefix("encoding.")
-        require(
-            size not in SIZES, f"{text}: the model decides it; say model.{size}=... where it can be chosen"
-        )
+        message = f"{text}: the model decides it; say model.{size}=... where it can be chosen"
+        require(size not in SIZES, message)
     check_overrides(overrides, search)
 
 
@@ -121,20 +137,19 @@ def _is_option(override: Override) -> bool:
     return override.section == "encoding" or ("." not in override.key and override.key not in NAMED_ALONE)
 
 
-def _refuse_unknown(overrides: Sequence[Override], composed: dict[str, dict[str, Any]]) -> None:
+def _refuse_unknown(option: Override, composed: dict[str, dict[str, Any]]) -> None:
     """Raise `UserError` for an option that no encoding has; or for a mistyped key of the run."""
-    for option in overrides:
-        if any(in_full(name, values["encoding"], option) for name, values in composed.items()):
-            continue
-        short = {name: _short_options(values["encoding"]) for name, values in composed.items()}
-        every = [*chain(*short.values()), *NAMED_ALONE]
-        closest = (close_to(option.key, every) or [""])[0]
-        if "." in option.key:
-            raise unknown_key(option.key, next(iter(composed.values())))
-        if not closest or closest in NAMED_ALONE:
-            raise UserError(unknown(option.key, "key", set(every)), option.key)
-        name = next(name for name, options in short.items() if closest in options)
-        raise unknown_key(f"encoding.{option.key}", composed[name])
+    if any(in_full(name, values["encoding"], option) for name, values in composed.items()):
+        return
+    if "." in option.key:
+        raise unknown_key(option.key, next(iter(composed.values())))
+    short = {name: _short_options(values["encoding"]) for name, values in composed.items()}
+    every = [*chain(*short.values()), *NAMED_ALONE]
+    closest = (close_to(option.key, every) or [""])[0]
+    if not closest or closest in NAMED_ALONE:
+        raise UserError(unknown(option.key, "key", set(every)), option.key)
+    name = next(name for name, options in short.items() if closest in options)
+    raise unknown_key(f"encoding.{option.key}", composed[name])
 
 
 def _short_options(encoding: dict[str, Any]) -> list[str]:
@@ -148,3 +163,32 @@ def _each_value(option: Override) -> list[str]:
     value = option.value or ""
     values = [value] if re.search(r"[][(){}'\"]", value) else value.split(",")
     return [str(replace(option, value=each)) for each in values]
+
+
+def resolve_timed(
+    arguments: Sequence[str], lengths: Sequence[int], search: Sequence[Path], *, train: bool
+) -> tuple[str, dict[int, list[ResolvedEncoding]]]:
+    """Return the overrides that are no encoding's, and for each length the reference and then the others.
+
+    No name means all encodings. Raises `UserError` for a key that the length decides.
+    """
+    names, typed = split_arguments(arguments)
+    keys = [parse_override(text).key for text in typed]
+    message = "train.length has no effect: with --train each of --lengths is the training length in turn"
+    require(not train or "train.length" not in keys, message)
+    overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *typed]
+    shared = [text for text in overrides if parse_override(text).section in SHARED]
+
+    def at(length: int) -> list[ResolvedEncoding]:
+        step: list[str] = []
+        if train:  # a step of as many windows as `train.batch_tokens` holds
+            values = compose([f"encoding={REFERENCE}", *shared], search)["train"]
+            windows = max(1, check_type(values["batch_tokens"], int, "train.batch_tokens") // length)
+            step = [f"train.length={length}", f"train.batch_tokens={windows * length}"]
+        reference = resolve([REFERENCE, *shared, *step], search)
+        subjects = resolve([*(names or encoding_names(search)), *overrides, *step], search)
+        subjects = [subject.with_examples() for subject in (*reference, *subjects)]
+        return list({subject.label: subject for subject in subjects}.values())
+
+    each = {length: at(length) for length in lengths} if train else dict.fromkeys(lengths, at(lengths[0]))
+    return " ".join(shared), each

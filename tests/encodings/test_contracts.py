@@ -11,11 +11,10 @@ import torch
 import yaml
 from support.cases import find_case
 from support.encodings import one_of_a_kind
+from support.reference_numbers import NUMBERS, error_of, wrong_numbers
 
 from pe_bench.config.groups import config_dir, paper
-from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.load import find_class
-from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.signatures import defaults_of, options_of
 from pe_bench.errors import UserError
 from pe_bench.inspection.check import PROPERTIES, Property, check
@@ -28,9 +27,9 @@ from pe_bench.inspection.check.case import (
     layer_inputs,
     layers_of,
     tokens,
+    worst,
 )
-from pe_bench.inspection.check.result import worst
-from pe_bench.model.attention import attention, reference_attention
+from pe_bench.model.attention import attention
 from pe_bench.model.decoder import Decoder
 
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
@@ -82,12 +81,8 @@ def takes_positions_that_are_floats_and_differ_between_sequences(case: Case) -> 
     return max(errors) < 1e-5
 
 
-def takes_a_window_from_outside_whatever_keys_are_left_out(case: Case) -> bool:
-    arguments, errors = (*layer_inputs(TRAIN_LENGTH), torch.arange(TRAIN_LENGTH)), []
-    for layer in layers_of(case.encoding):
-        masked = reference_attention(Stack([layer, SlidingWindow(4)]), *arguments)
-        errors.append(worst(reference_attention(layer, *arguments, window=4, block=3), masked))
-    return max(errors) < 1e-10
+def has_its_reference_numbers(case: Case) -> bool:
+    return wrong_numbers(case.spec.parts) == []
 
 
 def treats_shared_key_heads_as_key_heads_repeated(case: Case) -> bool:
@@ -111,7 +106,7 @@ PROMISES: list[Callable[[Case], bool]] = [
     has_the_label_of_its_file_or_of_base_and_modifiers,
     says_what_happens_past_the_training_length_and_what_it_cites,
     takes_positions_that_are_floats_and_differ_between_sequences,
-    takes_a_window_from_outside_whatever_keys_are_left_out,
+    has_its_reference_numbers,
     treats_shared_key_heads_as_key_heads_repeated,
     draws_parameters_from_the_seed,
 ]
@@ -121,6 +116,13 @@ PROMISES: list[Callable[[Case], bool]] = [
 def test_an_encoding_keeps_all_promises(name: str) -> None:
     broken = [promise.__name__ for promise in PROMISES if not promise(case_of(name))]
     assert failing(name, QUICK) + broken == []
+
+
+def test_reference_numbers_are_of_encodings_and_can_fail() -> None:
+    assert set(NUMBERS) <= {*NAMES, *MODIFIERS}
+    [part] = case_of("alibi").spec.parts
+    entry = {"of": "bias_of_heads", "options": {"n_heads": 2}, "numbers": [-0.0625, -0.25]}
+    assert error_of(part, entry) == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))

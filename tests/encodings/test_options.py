@@ -14,8 +14,7 @@ from pe_bench.encodings.load import find_class
 from pe_bench.encodings.signatures import argument_of
 from pe_bench.encodings.spec import PartSpec
 from pe_bench.errors import UserError
-from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, tokens
-from pe_bench.inspection.check.result import worst
+from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, tokens, worst
 
 torch.set_num_threads(1)
 

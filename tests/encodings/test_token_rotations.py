@@ -13,9 +13,8 @@ from pe_bench.encodings.content.wall import FORGOTTEN, Wall
 from pe_bench.encodings.rotary.fope import FoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.inspection.check.case import layer_inputs
-from pe_bench.inspection.check.result import worst
-from pe_bench.inspection.passes import TrainingPass
+from pe_bench.inspection.check.case import layer_inputs, worst
+from pe_bench.inspection.speed import TrainingPass
 from pe_bench.model.attention.reference import project
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side

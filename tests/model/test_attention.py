@@ -1,6 +1,7 @@
 """The reference runs the hooks in their order; every fast path gives what the reference gives."""
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -32,9 +33,7 @@ from pe_bench.encodings.logits.sink import Sink
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
-from pe_bench.inspection.check import layers
-from pe_bench.inspection.check.case import as_type, layer_inputs, layers_of
-from pe_bench.inspection.check.result import worst
+from pe_bench.inspection.check.case import as_type, layer_inputs, layers_of, worst
 from pe_bench.model import attention as paths
 from pe_bench.model.attention import attention, choose, chunks, fused, reference, reference_attention
 from pe_bench.model.attention.chunks import fused_chunk_attention
@@ -302,10 +301,22 @@ def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: p
 # Ranges of keys
 
 
+def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
+    """Return the largest number of keys that a chunk of queries sees, and that are in none of its ranges."""
+    empty, index, missed = torch.empty(1, H, tokens, 0), torch.arange(tokens), []
+    visible = layer.visible(*2 * [Side(empty, empty, index, index, {})]).view(-1, tokens, tokens).any(0)
+    for start, stop in combinations(range(tokens + 1), 2):
+        seen = visible[start:stop].any(0) & (index < stop)
+        for indices in layer.ranges(start, stop):
+            seen[indices.start : indices.stop] = False
+        missed.append(int(seen.sum()))
+    return max(missed)
+
+
 @pytest.mark.parametrize("name", HIDING)
 def test_ranges_hold_all_keys_that_are_seen_and_begin_and_end_with_one(name: str) -> None:
     encoding, index = made(name), torch.arange(40)
-    assert layers.keys_outside_of_ranges(encoding, tokens=40) == 0
+    assert keys_outside_of_ranges(encoding, tokens=40) == 0
     if name in ("sinks and a shorter window", "windows of heads in chunks", "strides of heads"):
         return  # of an intersection more may be taken than is seen
     empty = torch.empty(1, H, 40, 0)

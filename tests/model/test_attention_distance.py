@@ -11,8 +11,7 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.bam import BAM
-from pe_bench.inspection.check.case import as_type, layer_inputs
-from pe_bench.inspection.check.result import worst
+from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import fused, reference_attention
 from pe_bench.model.attention.fused import (
     BLOCK,

@@ -26,8 +26,7 @@ from pe_bench.encodings.distance.streaming import Streaming
 from pe_bench.encodings.layers.local_global import Chunks
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
-from pe_bench.inspection.check.case import as_type, layer_inputs
-from pe_bench.inspection.check.result import worst
+from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.flex import (
     BLOCK,

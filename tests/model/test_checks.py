@@ -15,7 +15,6 @@ from pe_bench.encodings.base import Layers
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import resolve
-from pe_bench.inspection.speed import with_examples
 from pe_bench.model.checks import dry_run_training
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.runs.rows import read_rows
@@ -38,7 +37,7 @@ class Overflowing(LayerEncoding):
 
 def config_of(name: str, *arguments: str) -> Config:
     (subject,) = resolve([name, *SIZES, *arguments])
-    return with_examples(subject).config
+    return subject.with_examples().config
 
 
 def decoder(encoding: LayerEncoding) -> Decoder:

@@ -32,7 +32,7 @@ from pe_bench.encodings.relative.deberta import DeBERTa
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.encodings.relative.tupe import TUPE
 from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.inspection.check.result import worst
+from pe_bench.inspection.check.case import worst
 
 H, K, D = 4, 8, 32  # those of `layer_inputs`
 

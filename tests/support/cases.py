@@ -6,8 +6,7 @@ from functools import cache
 from support import wrong_encodings
 
 from pe_bench.inspection.check import PROPERTIES, check
-from pe_bench.inspection.check.case import Case, find_cases
-from pe_bench.inspection.check.result import Finding
+from pe_bench.inspection.check.case import Case, Finding, find_cases
 
 PROPERTY = {one.name: one for one in PROPERTIES}
 LONG = "long_context"  # takes a second: only where it matters

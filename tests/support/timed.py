@@ -2,8 +2,9 @@
 
 import csv
 from pathlib import Path
+from typing import Any
 
-from pe_bench.inspection.speed import Row
+from pe_bench.inspection.speed import COLUMNS
 
 TINY = (
     "threads=1",
@@ -19,7 +20,9 @@ def written(path: Path = Path("results") / "speed.csv") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def row(encoding: str, length: int, relative: float | None, **values) -> Row:
-    numbers = {"milliseconds": 10.0, "tokens_per_second": 1e5, "relative": relative, "repeats": 5}
-    measured = {} if relative is None else numbers
-    return Row(encoding, "", "tiny", length, "score", 1, "fused", **measured, **values)
+def row(encoding: str, length: int, relative: float | None, **values: Any) -> dict[str, Any]:
+    """Return a row of `speed.csv`, without numbers where there is no ratio."""
+    numbers = {"milliseconds": 10.0, "tokens_per_second": 1e5, "gflops_per_second": 2.0, "repeats": 5}
+    facts = {"encoding": encoding, "setting": "", "model": "tiny", "length": length, "pass": "score"}
+    measured = {} if relative is None else {"relative": relative, **numbers}
+    return dict.fromkeys(COLUMNS) | facts | {"path": "fused", "status": "ok"} | measured | values

@@ -120,43 +120,43 @@ class NoEncoding:
 # What hooks return, and what the code says.
 
 
-@fails("shape", r"wrong_encodings.py:\d+: distance_bias returned the shape \[9, 4\], must be \[H, n\]")
+@fails("returns", r"wrong_encodings.py:\d+: distance_bias returned the shape \[9, 4\], must be \[H, n\]")
 class BiasWithHeadsLast(Right):
     def distance_bias(self, distance):
         return super().distance_bias(distance).mT
 
 
-@fails("shape", r"null_logit returned the shape \[4\], must be \[B, H, Q, 1\] or \[H, Q, 1\]")
+@fails("returns", r"null_logit returned the shape \[4\], must be \[B, H, Q, 1\] or \[H, Q, 1\]")
 class NullOfEachHead(LayerEncoding):
     def null_logit(self, queries):
         return torch.zeros(4)
 
 
-@fails("shape", r"distance_bias returned ndarray, must be a tensor \[H, n\]")
+@fails("returns", r"distance_bias returned ndarray, must be a tensor \[H, n\]")
 class BiasOfNumpy(Right):
     def distance_bias(self, distance):
         return super().distance_bias(distance).numpy()
 
 
-@fails("shape", r"visible returned torch.float32, must be torch.bool")
+@fails("returns", r"visible returned torch.float32, must be torch.bool")
 class VisibleIsAFactor(LayerEncoding):
     def visible(self, queries, keys):
         return (keys.index <= queries.index.unsqueeze(-1)).float()
 
 
-@fails("shape", r"wrong_encodings.py:\d+: ZeroDivisionError: a mistake$")
+@fails("returns", r"wrong_encodings.py:\d+: ZeroDivisionError: a mistake$")
 class RaisesInForward(LayerEncoding):
     def logit_scale(self, queries):
         raise ZeroDivisionError("a mistake\nof two lines")
 
 
-@fails("finite", r"distance_bias is nan at head 0, distance 0; 4 of its 36 values")
+@fails("returns", r"distance_bias is nan at head 0, distance 0; 4 of its 36 values")
 class LogarithmOfZero(LayerEncoding):
     def distance_bias(self, distance):
         return torch.tensor([0.0, 0.5, 0.0, 0.0])[:, None] * distance.double().log()
 
 
-@fails("finite", r"wrong_encodings.py:\d+: distance_bias is -inf at head 0, distance 6")
+@fails("returns", r"wrong_encodings.py:\d+: distance_bias is -inf at head 0, distance 6")
 class HidesByAnInfiniteBias(LayerEncoding):
     def distance_bias(self, distance):
         return torch.zeros(4, len(distance)).masked_fill(distance > 5, float("-inf"))
@@ -196,13 +196,13 @@ class OptionOnlyKept(Right):
 # In a decoder.
 
 
-@fails("causal lookahead prefix blocks fused window", r"token 0 has gradient \d.* at token 1")
+@fails("causal prefix blocks fused", r"other tokens behind change an output by \d")
 class SeesTheNextToken(LayerEncoding):
     def visible(self, queries, keys):
         return keys.index <= queries.index.unsqueeze(-1) + 1
 
 
-@fails("lookahead prefix device", r"other tokens behind change an output by \d")
+@fails("causal prefix device", r"other tokens behind change an output by \d")
 class IdsReadLaterTokens(Sinusoidal):
     def ids(self, tokens, *, train, generator):
         return (tokens == 9).long().flip(-1).cumsum(-1).flip(-1) + torch.arange(tokens.shape[-1])
@@ -219,7 +219,7 @@ class ShiftNotClaimed(Right):
     claims = frozenset({"prefix_consistent", "decaying"})
 
 
-@fails("shift wide_heads", r"not claimed, and holds: positions \+ 5 change")
+@fails("shift sizes", r"not claimed, and holds: positions \+ 5 change")
 class ShiftNotClaimedUndefined(Rotary):
     """An encoding that refuses large positions and is invariant within the others."""
 
@@ -241,7 +241,7 @@ class KeysTurnBackwards(Rotary):
         return self.turn(queries.x, queries.position), self.turn(keys.x, -keys.position)
 
 
-@fails("batch", r"a sequence alone and in a batch differ by \d")
+@fails("batch", r"alone and in a batch, also of other ids, a sequence differs by \d")
 class BatchMean(LayerEncoding):
     def adjust(self, scores, visible, queries, keys):
         return scores - 0.5 * scores.mean(0, keepdim=True)
@@ -260,7 +260,7 @@ class SharedCacheByLengthAndEnds(Rotary):
         return super().turn(x, torch.tensor(self.kept.setdefault(key, position.tolist())))
 
 
-@fails("pure fused half_precision", r"after a longer text the same one differs by \d")
+@fails("pure fused half_precision", r"after a longer text a text differs by \d")
 class LongestSeen(Rotary):
     longest = 1
 
@@ -316,7 +316,7 @@ class UndefinedWithoutNumbers(SilentPastItsEnd):
         return ids
 
 
-@fails("extrapolation", r"beyond distance 512 equal tokens differ by \d")
+@fails("extrapolation", r"beyond distance 512 equal tokens differ")
 class ClampsWithoutEnd(LayerEncoding):
     past_training = "clamps"
 
@@ -344,14 +344,14 @@ class DefinedAndNotANumber(LayerEncoding):
         return (99 - distance).double().log().expand(4, -1)
 
 
-@fails("gradients slopes", r"spare gets no gradient")
+@fails("slopes", r"spare is inert: it changes no output, or gets no gradient")
 class ParameterWithoutUse(Right):
     def __init__(self):
         super().__init__()
         self.spare = nn.Parameter(torch.ones(3))
 
 
-@fails("fused gradients slopes", r"fused and reference differ")
+@fails("fused slopes", r"fused and reference differ")
 class GradientThatIsNotANumber(LayerEncoding):
     """The root's slope at distance 0 is infinite."""
 
@@ -380,7 +380,7 @@ class FrequenciesAreSaved(Rotary):
         self.register_buffer("frequencies", rope_frequencies(d_head, 100.0))
 
 
-@fails("state device", r"a tensor that is no buffer: FrequenciesInAPlainTensor.frequencies$")
+@fails("device", r"RuntimeError: Tensor on device")
 class FrequenciesInAPlainTensor(Rotary):
     def __init__(self, d_head: int):
         nn.Module.__init__(self)
@@ -393,7 +393,7 @@ class LoudInput(PositionalEncoding):
         return x + 5 * sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
 
 
-@fails("ids device")
+@fails("repeatable", r"ids drawn in training with one seed differ")
 class IdsOfTheGlobalGenerator(Sinusoidal):
     def ids(self, tokens, *, train, generator):
         length = tokens.shape[-1]
@@ -403,7 +403,7 @@ class IdsOfTheGlobalGenerator(Sinusoidal):
 # In a layer.
 
 
-@fails("blocks causal lookahead prefix window", r"blocks of queries and the whole differ by \d")
+@fails("blocks causal prefix", r"blocks of queries, or a window, and the whole differ by \d")
 class NullOfTheBlock(LayerEncoding):
     """A null logit that depends on which queries are asked together."""
 
@@ -435,7 +435,7 @@ class FiniteMask(LayerEncoding):
         return scores.masked_fill(~visible, -1e9).softmax(-1)
 
 
-@fails("ranges fused", r"visible keys outside of ranges: 1")
+@fails("fused", r"fused and reference differ by \d")
 class RangesTooNarrow(SlidingWindow):
     """The farthest visible key of the window is missing from the ranges."""
 
@@ -459,7 +459,7 @@ class OtherInTraining(LayerEncoding):
         return -(0.9 if in_training else 1.0) * self.slopes[:, None] * distance
 
 
-@fails("fused", r"over several chunks fused and reference differ in float32 by \d")
+@fails("fused", r"float32 and float64 by \d")
 class ColumnsEndAfterOneChunk(Right):
     """Wrong on the path with columns from the 257th key on."""
 
@@ -493,7 +493,7 @@ class BiasThatRises(LayerEncoding):
         return (0.1 * distance - 0.01 * distance.float().square()).expand(4, -1)
 
 
-@fails("decay", r"decay is claimed, and there is no distance_bias")
+@fails("decay", r"the bias rises by 0.0e")
 class DecayWithoutBias(Rotary):
     claims = BOTH | {"decaying"}
 
@@ -515,13 +515,13 @@ class WindowSeesOneMore(Window):
         return self.window + 1
 
 
-@fails("window", r"values beyond the window have gradients of \d")
+@fails("blocks", r"or a window, and the whole differ by \d")
 class AddsTheFirstValue(LayerEncoding):
     def mix(self, weights, v, queries, keys):
         return weights @ v + 0.1 * v[..., :1, :]
 
 
-@fails("window", r"from a mask it differs by \d")
+@fails("blocks", r"or a window, and the whole differ by \d")
 class PlaceTakenForIndex(LayerEncoding):
     """Right where the keys begin at the first token, and so not with a window from outside."""
 
@@ -572,13 +572,13 @@ class InputThatOverflows(PositionalEncoding):
         return x + 0.5 * (0.01 * ids.to(x.dtype)).exp().unsqueeze(-1)
 
 
-@fails("slopes", r"along .*slopes is by its gradient -?[\d.e+]+, and differences of")
+@fails("slopes", r"along .*slopes the gradient is not the slope of the output")
 class HalfAGradient(LearnedSlopes):
     def distance_bias(self, distance):
         return -0.5 * (self.slopes + self.slopes.detach())[:, None] * distance
 
 
-@fails("slopes", r"phase is inert: moving it by 0.1 changes no output")
+@fails("slopes", r"phase is inert: it changes no output")
 class PhaseThatCancels(Rotary):
     """Queries and keys are turned by the same learned angle, which no product of the two depends on."""
 
@@ -592,7 +592,7 @@ class PhaseThatCancels(Rotary):
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
-@fails("slopes", r"inert names .*slopes, and moving it by 0.1 changes an output")
+@fails("slopes", r"inert names .*slopes, and it changes an output")
 class NamedInertAndMoves(LearnedSlopes):
     inert = frozenset({"slopes"})
 
@@ -600,7 +600,7 @@ class NamedInertAndMoves(LearnedSlopes):
         return -super().distance_bias(distance)
 
 
-@fails("slopes", r"of .*p as built is inert: moving it by 0.1 changes no output")
+@fails("slopes", r"of .*p as built, an element changes no output")
 class PowerCappedAt1(LayerEncoding):
     """KERPLE's power without its gradient past 1, where half of the powers begin."""
 
@@ -615,26 +615,26 @@ class PowerCappedAt1(LayerEncoding):
 # Right in a small model, wrong with wide heads, many keys or options at their ends.
 
 
-@fails("wide_heads", r"positions change \d\d% of 136 features, and all of 8")
+@fails("sizes", r"with d_head=136 positions change \d\d% of all features")
 class FirstFeaturesTurned(Rotary):
     def __init__(self, d_head: int):
         super().__init__(min(d_head, 64))
 
 
-@fails("wide_heads", r"a norm changes by \d")
+@fails("sizes", r"a norm changes by \d")
 class LastPairsGrow(Rotary):
     def turn(self, x, position):
         turned = super().turn(x, position)
         return torch.cat([turned[..., :64], 1.1 * turned[..., 64:]], -1)
 
 
-@fails("wide_heads effect")
+@fails("sizes effect")
 class ScaleOf64(LayerEncoding):
     def scores(self, queries, keys, scale):
         return (scale if keys.raw.shape[-1] <= 64 else 0.125) * (queries.x @ keys.x.mT)
 
 
-@fails("wide_heads", r"fused and reference differ by \d")
+@fails("sizes", r"fused and reference differ by \d")
 class ColumnsOfNarrowHeads(Right):
     def columns(self, queries, keys):
         slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None, None] * (queries.raw.shape[-1] <= 64)
@@ -668,7 +668,7 @@ class SlopesOfManyKeys(Right):
         return super().bias(queries, keys) * (0.5 if keys.index.numel() > 512 else 1.0)
 
 
-@fails("option_ends", r"with period=0 ")
+@fails("sizes", r"with period=0 ")
 class DividesByAnOption(LayerEncoding):
     def __init__(self, period: int = 8):
         super().__init__()
@@ -678,13 +678,13 @@ class DividesByAnOption(LayerEncoding):
         return -(distance / self.period).expand(4, -1)
 
 
-@fails("option_ends", r"with window=300 window=300, and a query sees 301 of the latest keys")
+@fails("sizes", r"with window=300 window=300, and a query sees 301 of the latest keys")
 class LongWindowSeesOneMore(Window):
     def seen(self):
         return self.window + (self.window > 40)
 
 
-@fails("option_ends", r"with window=1 fused and reference differ by \d")
+@fails("sizes", r"with window=1 fused and reference differ by \d")
 class RangesOfShortWindows(Window):
     """A window of one token loses its only key on fast paths."""
 

@@ -12,7 +12,7 @@ import torch
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
-from pe_bench.inspection.passes import TrainingPass
+from pe_bench.inspection.speed import TrainingPass
 from pe_bench.model import decoder
 from pe_bench.model.attention import reference_attention
 

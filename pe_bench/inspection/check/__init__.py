@@ -9,9 +9,15 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from pe_bench.inspection.check import decoder, hooks, layers, numbers, reference, sizes
-from pe_bench.inspection.check.case import Case, changed_hooks
-from pe_bench.inspection.check.result import FailureError, Finding, UnclaimedError, describe
+from pe_bench.inspection.check import decoder, hooks, layers, numbers
+from pe_bench.inspection.check.case import (
+    Case,
+    FailureError,
+    Finding,
+    UnclaimedError,
+    changed_hooks,
+    describe,
+)
 from pe_bench.system.signals import INTERRUPTIONS
 
 
@@ -32,12 +38,12 @@ def _property(check: Callable[[Case], str | Finding]) -> Property:
 
 PROPERTIES = tuple(
     _property(function)
-    for module in (hooks, decoder, layers, numbers, sizes, reference)
+    for module in (hooks, decoder, layers, numbers)
     for function in vars(module).values()
     if inspect.isfunction(function) and function.__module__ == module.__name__
     if "Look at: " in (function.__doc__ or "")
 )
-BASICS = PROPERTIES[:4]  # the first that fails ends the check: all others would fail, with wrong advice
+BASICS = PROPERTIES[:3]  # the first that fails ends the check: all others would fail, with wrong advice
 
 
 def check(case: Case, prop: Property) -> Finding:
@@ -48,12 +54,12 @@ def check(case: Case, prop: Property) -> Finding:
         raise
     except UnclaimedError as reason:
         return Finding("not claimed", str(reason))
-    except BaseException as error:
-        if not isinstance(error, FailureError):
-            return Finding("fails", describe(error))
+    except FailureError as failure:
         changed = [] if prop in BASICS else changed_hooks(case.encoding, hooks.SHAPES)
-        places = [f"{hooks.line_of(part, hook)} {hook}" for part, hook in changed]
-        return Finding("fails", str(error), places=tuple(dict.fromkeys(places)))
+        lines = dict.fromkeys(f"{hooks.line_of(part, hook)} {hook}" for part, hook in changed)
+        return Finding("fails", str(failure), lines=tuple(lines))
+    except BaseException as error:
+        return Finding("fails", describe(error))
     return result if isinstance(result, Finding) else Finding("holds", result)
 
 

@@ -3,12 +3,14 @@
 Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
 
+import math
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +19,10 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import UserError
-from pe_bench.inspection.check.result import SHOWS, FailureError, UnclaimedError, at_most, describe, largest
+from pe_bench.errors import UserError, first_line
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 from pe_bench.model.attention.reference import project
+from pe_bench.model.checks import user_code_line
 from pe_bench.model.decoder import Decoder
 from pe_bench.system.signals import INTERRUPTIONS
 
@@ -29,8 +31,27 @@ MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=
 TRAIN_LENGTH = 32
 # The text of the tokens, for encodings that read it: full stops and line ends among letters.
 VOCABULARY = (*"abcdefghi", ".", "\n")
+EXACT = 1e-10  # float64, other shapes of the same products
+SHOWS = 1e-6  # a larger difference is not rounding
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Finding(NamedTuple):
+    """What one check found."""
+
+    state: Literal["holds", "fails", "not claimed", "not checked"]
+    measured: str
+    note: str = ""  # shown even where all is well
+    lines: tuple[str, ...] = ()  # `FILE:LINE hook` of what may be wrong
+
+
+class FailureError(Exception):
+    """A property that does not hold; the text says what was measured."""
+
+
+class UnclaimedError(Exception):
+    """A property that the encoding does not claim, or that it has nothing to check of; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +128,6 @@ class Case:
     def claims(self, claim: str) -> bool:
         return claim in self.encoding.claims
 
-    def overrides(self, *hooks: str) -> bool:
-        """Return whether the encoding changes one of these hooks in any layer."""
-        return bool(changed_hooks(self.encoding, hooks))
-
     def as_claimed(self, claim: str, label: str, *errors: float) -> str:
         """Judge a property that the class claims or does not claim.
 
@@ -140,9 +157,8 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
 
 
 def _case(subject: ResolvedEncoding, name: str) -> Case:
-    options, spec = subject.config.encoding, subject.spec.with_examples()
-    examples = {option: value for option, value in spec.values.items() if options.get(option, {}) != value}
-    case = Case(name, spec, examples)
+    complete = subject.with_examples()
+    case = Case(name, complete.spec, complete.examples)
     try:
         case.as_built()
     except (UserError, *INTERRUPTIONS):
@@ -150,6 +166,9 @@ def _case(subject: ResolvedEncoding, name: str) -> Case:
     except BaseException as error:
         raise UserError(f"{name} cannot be built: {describe(error)}") from error
     return case
+
+
+# The parts of an encoding
 
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:
@@ -169,7 +188,7 @@ def _traits(leaf: LayerEncoding) -> list[object]:
 
 def parts_of(encoding: Composition) -> list[nn.Module]:
     """Return the encoding and its modifiers, and what acts in the layers."""
-    leaves = [leaf for layer in layers_of(encoding) for leaf in leaves_of(layer)]
+    leaves = [leaf for number in range(MODEL.n_layers) for leaf in leaves_of(encoding.layer(number))]
     return list(dict.fromkeys([encoding.base, *encoding.modifiers.children(), *leaves]))
 
 
@@ -184,6 +203,9 @@ def changed_hooks(encoding: Composition, hooks: Iterable[str]) -> list[tuple[nn.
 
 def changes(part: nn.Module, hook: str) -> bool:
     return getattr(type(part), hook, None) is not getattr(kind_of(part), hook, None)
+
+
+# Inputs
 
 
 def tokens(batch: int, length: int) -> Tensor:
@@ -206,20 +228,13 @@ def hidden(model: Decoder, tokens_BT: Tensor, shift: int = 0) -> Tensor:
 
 
 def layer_inputs(
-    length: int,
-    dtype: torch.dtype = torch.float64,
-    batch: int = 2,
-    drawn_as: torch.dtype = torch.float64,
-    d_head: int = MODEL.d_head,
+    length: int, dtype: torch.dtype = torch.float64, batch: int = 2, d_head: int = MODEL.d_head
 ) -> Inputs:
-    """Return a layer's input [B, T, D] and its queries, keys and values [B, H, T, K].
-
-    drawn_as: float32 is drawn faster, and gives other numbers.
-    """
+    """Return a layer's input [B, T, D] and its queries, keys and values [B, H, T, K]."""
     generator = torch.Generator().manual_seed(4)
-    x = torch.randn(batch, length, MODEL.d_model, generator=generator, dtype=drawn_as)
+    x = torch.randn(batch, length, MODEL.d_model, generator=generator, dtype=torch.float64)
     shape = (3, batch, MODEL.n_heads, length, d_head)
-    q, k, v = torch.randn(shape, generator=generator, dtype=drawn_as)
+    q, k, v = torch.randn(shape, generator=generator, dtype=torch.float64)
     return as_type((x, q, k, v), dtype)
 
 
@@ -233,3 +248,36 @@ def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
     x, q, _, _ = layer_inputs(1, batch=1)
     repeated = q.expand(-1, -1, length, -1)
     return x.expand(-1, length, -1), repeated, repeated
+
+
+# Errors
+
+
+def expect(holds: bool, measured: str) -> None:
+    if not holds:
+        raise FailureError(measured)
+
+
+def at_most(label: str, *errors: float, limit: float = EXACT) -> str:
+    """Return the largest error after its label. Raises `FailureError` for one above the limit."""
+    measured = f"{label} {largest(errors):.1e}"
+    expect(largest(errors) <= limit, measured)
+    return measured
+
+
+def largest(errors: Iterable[float]) -> float:
+    """Return the largest error, and infinity where one is not a number: `max` would pass over it."""
+    return max(math.inf if math.isnan(error) else error for error in errors)
+
+
+def worst(a: Tensor, b: Tensor) -> float:
+    """Return the largest absolute difference; infinity where one of the two is not a number."""
+    return float((a.detach().double() - b.detach().double()).abs().nan_to_num(math.inf).max())
+
+
+def describe(error: BaseException) -> str:
+    """Return an error with its type, and the file that raised it, or the user's that it passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if "/torch/" not in frame.filename), frames[-1])
+    line = user_code_line(error) or f"{frame.filename}:{frame.lineno}"
+    return f"{Path(line).name}: {type(error).__name__}: {first_line(error)}"

@@ -7,11 +7,9 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from contextlib import suppress
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +21,11 @@ from pe_bench.inspection.check.case import (
     MODEL,
     TRAIN_LENGTH,
     Case,
+    FailureError,
+    UnclaimedError,
     changes,
+    describe,
+    expect,
     hidden,
     ids_of,
     kind_of,
@@ -31,8 +33,8 @@ from pe_bench.inspection.check.case import (
     layers_of,
     parts_of,
     tokens,
+    worst,
 )
-from pe_bench.inspection.check.result import FailureError, UnclaimedError, describe, expect, worst
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import project
 from pe_bench.system.signals import INTERRUPTIONS
@@ -58,56 +60,27 @@ SHAPES = {
     "mix": ("BHQK",),
 }
 OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit")  # may return None
-BROADCAST = ("ids", *OPTIONAL)  # whose value may serve all sequences, heads or queries
-SHARED = "BHQ"
+SHARED = "BHQ"  # axes along which one value may serve all
 AXES = {"H": "head", "n": "distance", "T": "token", "Q": "query", "N": "key"}
+# The keys that each query of a case sees: where it sees none, scores do not matter.
+CAUSAL = torch.ones(TOKENS, TOKENS).tril().bool()
 
 
-class Returned(NamedTuple):
-    """A value that a hook of one part of an encoding returned."""
+def returns(case: Case) -> str:
+    """Each hook returns finite values, in the shape that base.py gives for it.
 
-    part: nn.Module
-    hook: str
-    value: Any
-    hidden: Tensor | None = None  # true where a value does not matter
-
-    @property
-    def place(self) -> str:
-        return f"{line_of(self.part, self.hook)}: {self.hook}"
-
-
-def line_of(part: nn.Module, hook: str) -> str:
-    """Return the file and line where a class has a hook."""
-    code = inspect.unwrap(getattr(type(part), hook)).__code__
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-
-
-def shape(case: Case) -> str:
-    """Each hook returns the shape that base.py gives for it.
-
-    Look at: the line named; a missing [:, None], or axes in another order.
+    Look at: the line named: a missing [:, None]; a logarithm or a power at distance 0, a division by 0,
+    or keys hidden by an infinite bias, which is for `visible`.
     """
     count = 0
-    for result in _returned(case):
-        misfit = _misfit(result.hook, result.value)
-        expect(not misfit, f"{result.place} {misfit}")
-        count += 1
+    for encoding, dtype in ((case.as_built(), torch.float32), (case.encoding, torch.float64)):
+        for part in parts_of(encoding):
+            for hook, value, seen in _calls(part, encoding, dtype):
+                if changes(part, hook):
+                    fault = _misfit(hook, value) or _describe_bad(hook, value, seen)
+                    expect(not fault, f"{line_of(part, hook)}: {hook} {fault}")
+                    count += 1
     return f"{count} results of hooks"
-
-
-def finite(case: Case) -> str:
-    """Each hook returns finite values.
-
-    Look at: the line named: a logarithm or a power at distance 0, a division by 0, or keys hidden by an
-    infinite bias, which is for `visible`.
-    """
-    for result in _returned(case):
-        if isinstance(result.value, Tensor) and result.value.is_floating_point():
-            bad = ~result.value.detach().isfinite()
-            bad = bad if result.hidden is None else bad & ~result.hidden
-            if bad.any():
-                raise FailureError(f"{result.place} {_describe_bad(result, bad)}")
-    return "hooks return finite values"
 
 
 def runs(case: Case) -> str:
@@ -127,56 +100,57 @@ def runs(case: Case) -> str:
 
 @torch.no_grad()
 def repeatable(case: Case) -> str:
-    """The same call gives the same output twice.
+    """The same call gives the same output twice, and ids follow the given generator.
 
     Look at: random numbers or dropout in a hook: draw them in `ids`, from the given generator.
     """
-    model, text, state = case.new_model(), tokens(2, 9), torch.get_rng_state()
+    model, text, state = case.new_model(), tokens(2, TRAIN_LENGTH), torch.get_rng_state()
     for mode in ("training", "scoring"):
         model.train(mode == "training")
-        error = worst(hidden(model, text), hidden(model, text))
+        ids, again = (ids_of(model.encoding, text, train=model.training) for _ in range(2))
+        expect(torch.equal(ids, again), f"ids drawn in {mode} with one seed differ")
+        error = worst(model.hidden(text, ids), model.hidden(text, ids))
         expect(error == 0, f"two calls in {mode} with the same tokens and ids differ by {error:.1e}")
     expect(torch.equal(state, torch.get_rng_state()), "a call draws from torch's global generator")
     return "two calls are equal"
 
 
-def _returned(case: Case) -> Iterator[Returned]:
-    """Yield what each hook that the encoding changes returns, in the decoder's order."""
-    for encoding, dtype in ((case.as_built(), torch.float32), (case.encoding, torch.float64)):
-        for part in parts_of(encoding):
-            calls = _calls(part, encoding, dtype)
-            yield from (call for call in calls if changes(part, call.hook))
+def line_of(part: nn.Module, hook: str) -> str:
+    """Return the file and line where a class has a hook."""
+    code = inspect.unwrap(getattr(type(part), hook)).__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
-def _calls(part: nn.Module, encoding: Composition, dtype: torch.dtype) -> Iterator[Returned]:
-    returned = partial(Returned, part)
+def _calls(
+    part: nn.Module, encoding: Composition, dtype: torch.dtype
+) -> Iterator[tuple[str, Any, Tensor | None]]:
+    """Yield what each hook returns, in the decoder's order, with the places where its values matter."""
     (x, q, k, v), position = layer_inputs(TOKENS, dtype), torch.arange(TOKENS)
     if isinstance(part, PositionalEncoding):
         text = tokens(2, TOKENS)
         for train in (True, False):
-            generator = torch.Generator().manual_seed(3)
-            yield returned("ids", part.ids(text, train=train, generator=generator))
-        yield returned("embed", part.embed(x, ids_of(encoding, text), text))
-    if not isinstance(part, LayerEncoding):
+            yield "ids", part.ids(text, train=train, generator=torch.Generator().manual_seed(3)), None
+        yield "embed", part.embed(x, ids_of(encoding, text), text), None
         return
+    assert isinstance(part, LayerEncoding)
     values = part.prepare(x)
-    yield from (returned("prepare", value) for value in values.values())
+    yield from (("prepare", value, None) for value in values.values())
     turned = tuple(side.x for side in project(part, x, q, k, position))
-    yield from (returned("transform", value) for value in turned)
+    yield from (("transform", value, None) for value in turned)
     queries, keys = (Side(x, raw, position, position, values) for x, raw in zip(turned, (q, k), strict=True))
-    yield returned("distance_bias", part.distance_bias(position))
+    yield "distance_bias", part.distance_bias(position), None
     visible = part.visible(queries, keys)
-    yield returned("visible", visible)
-    yield returned("logit_scale", part.logit_scale(queries))
-    yield returned("bias", part.bias(queries, keys))
+    yield "visible", visible, None
+    yield "logit_scale", part.logit_scale(queries), None
+    yield "bias", part.bias(queries, keys), None
     scores = part.scores(queries, keys, MODEL.d_head**-0.5)
-    yield returned("scores", scores, ~torch.ones(TOKENS, TOKENS).tril().bool())
+    yield "scores", scores, CAUSAL
     scores = part.adjust(scores, visible, queries, keys)
-    yield returned("adjust", scores, ~visible)
+    yield "adjust", scores, visible
     weights = part.weights(scores, visible)
-    yield returned("weights", weights)
-    yield returned("null_logit", part.null_logit(queries))
-    yield returned("mix", part.mix(weights, v, queries, keys))
+    yield "weights", weights, None
+    yield "null_logit", part.null_logit(queries), None
+    yield "mix", part.mix(weights, v, queries, keys), None
 
 
 def _misfit(hook: str, value: Any) -> str:
@@ -189,16 +163,16 @@ def _misfit(hook: str, value: Any) -> str:
         return f"returned {type(value).__name__}, must be a tensor {expected}"
     if hook == "visible" and value.dtype != torch.bool:
         return f"returned {value.dtype}, must be torch.bool: true for the keys that a query may see"
-    if any(_fits(value.shape, shape, hook in BROADCAST) for shape in shapes):
+    if any(_fits(value.shape, shape) for shape in shapes):
         return ""
     sizes = [f"[{', '.join(str(SIZES.get(letter, letter)) for letter in shape)}]" for shape in shapes[:2]]
     return f"returned the shape {list(value.shape)}, must be {expected}, here {' or '.join(sizes)}"
 
 
-def _fits(sizes: torch.Size, shape: str, may_broadcast: bool) -> bool:
+def _fits(sizes: torch.Size, shape: str) -> bool:
     letters = _spelled(shape, len(sizes))
     return len(sizes) == len(letters) and all(
-        letter == "*" or size == SIZES[letter] or (size == 1 and letter in SHARED and may_broadcast)
+        letter == "*" or size == SIZES[letter] or (size == 1 and letter in SHARED)
         for size, letter in zip(sizes, letters, strict=True)
     )
 
@@ -208,14 +182,19 @@ def _spelled(shape: str, axes: int) -> str:
     return shape.replace("*", "*" * (axes - len(shape) + 1))
 
 
-def _describe_bad(result: Returned, bad: Tensor) -> str:
+def _describe_bad(hook: str, value: Tensor | None, seen: Tensor | None) -> str:
     """Describe the first value that is not finite: what it is, and at which head, distance or token."""
+    if value is None or not value.is_floating_point():
+        return ""
+    bad = ~value.detach().isfinite() & (True if seen is None else seen)
+    if not bad.any():
+        return ""
     index = [int(number) for number in bad.nonzero()[0]]
-    letters = next(shape for shape in SHAPES[result.hook] if len(_spelled(shape, bad.dim())) == bad.dim())
+    letters = next(shape for shape in SHAPES[hook] if len(_spelled(shape, bad.dim())) == bad.dim())
     axes = zip(_spelled(letters, bad.dim()), index, strict=True)
     where = ", ".join(f"{AXES[letter]} {number}" for letter, number in axes if letter in AXES)
-    value = result.value[tuple(index)].item()
-    return f"is {value} at {where}; {int(bad.sum())} of its {bad.numel()} values are not finite"
+    number = value[tuple(index)].item()
+    return f"is {number} at {where}; {int(bad.sum())} of its {bad.numel()} values are not finite"
 
 
 # What the code says
@@ -261,30 +240,22 @@ def options(case: Case) -> str:
 
 
 def _is_read(encoding_class: type, option: str) -> bool:
-    """Return whether the constructor uses an option, or any method the attribute that it is stored in."""
-    nodes = [node for kind in encoding_class.__mro__ for node in _nodes(kind)]
-    constructors = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    constructor = next((node for node in constructors if option in _parameters(node)), None)
-    if constructor is None:  # no source, or one that collects its arguments
-        return True
-    inside = list(ast.walk(constructor))
-    uses = [node for node in inside if isinstance(node, ast.Name) and node.id == option]
-    stores = [node for node in inside if isinstance(node, ast.Assign) and node.value in uses]
-    targets = [node.targets[0] for node in stores]  # of `self.NAME = OPTION`
-    kept = {target.attr for target in targets if isinstance(target, ast.Attribute)}
-    reads = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load))
-    return len(uses) > len(kept) or any(node.attr in kept for node in reads)
-
-
-def _nodes(kind: type) -> Iterator[ast.AST]:
-    """Yield all nodes of the source of a class, as far as there is any."""
-    if not kind.__module__.startswith(("torch.", "builtins")):
-        with suppress(OSError, TypeError, SyntaxError):
-            yield from ast.walk(ast.parse(textwrap.dedent(inspect.getsource(kind))))
-
-
-def _parameters(function: ast.FunctionDef) -> list[str]:
-    return [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
+    """Return whether a class reads the option or its attribute, other than to keep it under its name."""
+    kinds = [
+        kind
+        for kind in encoding_class.__mro__
+        if kind.__module__.partition(".")[0] not in ("torch", "builtins")
+    ]
+    code = ast.parse("\n".join(textwrap.dedent(inspect.getsource(kind)) for kind in kinds))
+    nodes = list(ast.walk(code))
+    reads = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Load)]
+    names = [getattr(node, "attr", getattr(node, "id", "")) for node in reads]
+    kept = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Assign) and ast.unparse(node) == f"self.{option} = {option}"
+    ]
+    return names.count(option) > len(kept)
 
 
 def never_called(part: nn.Module) -> str:

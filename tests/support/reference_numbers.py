@@ -1,11 +1,10 @@
-"""A comparison of pe-bench's own encodings with their reference numbers.
+"""Reference numbers, which `reference_numbers.yaml` explains, and what an encoding has in their place.
 
 Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
 
 import math
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +14,26 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
 from pe_bench.encodings.spec import PartSpec
-from pe_bench.inspection.check.case import Case
-from pe_bench.inspection.check.result import Finding, UnclaimedError, expect
+from pe_bench.inspection.check.numbers import with_options
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import logits, project
 
 H, T, K = 2, 4, 4
-FILE = Path(__file__).with_name("reference_numbers.yaml")
+FILE = Path(__file__).parents[1] / "encodings" / "reference_numbers.yaml"
 DIGITS = 6
 
 Entry = Mapping[str, Any]
+NUMBERS: dict[str, list[Entry]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
-def numbers(case: Case) -> Finding:
-    """Pe-bench's own encodings have their reference numbers.
-
-    Look at: reference_numbers.yaml, which says where they come from; PyTorch's version.
-    """
-    count, largest = 0, 0.0
-    for part in case.spec.parts:
-        for entry in entries_of(part):
-            error = error_of(part, entry)
-            count, largest = count + len(entry["numbers"]), max(largest, error)
-            measured = f"{entry['of']} with {entry['options']} is off by {error:.1e}"
-            expect(error <= tolerance_of(entry), measured)
-    if not count:
-        raise UnclaimedError("none is known")
-    measured = f"{count} reference numbers, off by {largest:.0e} at most"
-    return Finding("holds", measured, measured)
-
-
-@cache
-def reference_numbers() -> dict[str, list[Entry]]:
-    """Return the reference numbers by the names of encodings; `reference_numbers.yaml` says what they are."""
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
-
-
-def tolerance_of(entry: Entry) -> float:
-    return 2 * 10.0 ** -entry.get("digits", DIGITS)
-
-
-def entries_of(part: PartSpec) -> list[Entry]:
-    """Return the reference numbers of a part that is pe-bench's own: of the preset, or of its class."""
-    entries = reference_numbers() if part.is_built_in else {}
-    return entries.get(part.values.get("name", "")) or entries.get(part.name, [])
+def wrong_numbers(parts: Sequence[PartSpec]) -> list[str]:
+    """Return what the parts of an encoding lack of the numbers of their preset, or of their class."""
+    return [
+        f"{entry['of']} with {entry['options']} is off by {error_of(part, entry):.1e}"
+        for part in parts
+        for entry in NUMBERS.get(part.values.get("name", "")) or NUMBERS.get(part.name, [])
+        if error_of(part, entry) > 2 * 10.0 ** -entry.get("digits", DIGITS)
+    ]
 
 
 @torch.no_grad()
@@ -80,14 +55,6 @@ def _built(part: PartSpec, options: Mapping[str, Any]) -> nn.Module:
     if not part.nested:
         return part.encoding_class(**options)
     return PartSpec(with_options(part.values, options)).build(options["n_layers"])
-
-
-def with_options(values: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an encoding's values with these options, also in the encodings that it holds."""
-    return {
-        option: with_options(value, options) if isinstance(value, dict) else options.get(option, value)
-        for option, value in values.items()
-    }
 
 
 def series(wave: str, *shape: int) -> Tensor:
