@@ -128,7 +128,7 @@ def slopes(case: Case) -> str:
         id(tensor)
         for part in parts_of(built.encoding)
         for name, tensor in part.named_parameters()
-        if name in part.inert
+        if name in getattr(part, "inert", ())
     }
     trained = [name for name, tensor in built.named_parameters() if tensor.requires_grad]
     for name, *gradients in zip(trained, *(one.gradients(trained) for one in (built, *moved)), strict=True):
