@@ -211,10 +211,10 @@ def sizes(case: Case) -> str:
     """
     count = 0
     for told, changed in _resized(case):
-        shares = zip(_changed_shares(changed), _changed_shares(case), strict=False)
-        for share, narrow in shares if changed.sizes != MODEL else ():
-            measured = f"{told} positions change {share:.0%} of all features, and with {MODEL.d_head} all"
-            expect(narrow < 1 or share == 1, measured)
+        if changed.sizes != MODEL:
+            for share, narrow in zip(_changed_shares(changed), _changed_shares(case), strict=True):
+                measured = f"{told} positions change {share:.0%} of all features, and with {MODEL.d_head} all"
+                expect(narrow < 1 or share == 1, measured)
         for check in (layers.norm, layers.score_scale, layers.blocks, _paths, layers.sight):
             failure = _failure(changed, check)
             expect(not failure or bool(_failure(case, check)), f"{told} {failure}")
