@@ -6,15 +6,20 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+import yaml
+
 from pe_bench.checkpoints.export import exported_settings, write_model
-from pe_bench.config.schema import TokenizerConfig
+from pe_bench.config.schema import Config, TokenizerConfig
 from pe_bench.data.packed import cached_tokenizer
 from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config
 from pe_bench.errors import UserError, require
 from pe_bench.experiment import load, require_trained, trusted
 from pe_bench.model.decoder import Decoder
+from pe_bench.report.build import run_tables
+from pe_bench.report.records import Record
+from pe_bench.runs.commands import recorded_commands
 from pe_bench.runs.find import find_run
-from pe_bench.runs.folder import read_config
+from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.system.files import TEMPORARY, name_write_errors
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import WEIGHTS, load_weights
@@ -47,6 +52,8 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
         try:
             difference = write_model(temporary, config, model.eval(), settings, is_interleaved=is_interleaved)
             _write_tokenizer(temporary, config.tokenizer, cached_tokenizer(config))
+            card = _card(RunFolder(run), config, model.parameter_count, about["weights_sha256"])
+            (temporary / "README.md").write_text(card, encoding="utf-8")
             (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             for path in temporary.iterdir():  # safetensors hides its files from others
                 path.chmod((temporary / ABOUT).stat().st_mode)
@@ -55,6 +62,70 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
     say(f"{run.name} is written to {folder}; its logits there are equal to {difference:.1g} of the largest")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+CARD = """---
+{front}---
+
+# {name}
+
+A decoder of {parameters:,} parameters with the positional encoding `{label}`, trained by pe-bench on
+{data} ({data_hash}) at {length:,} tokens for {steps:,} steps, to measure what happens past that length.
+It is no model for other uses.
+
+| tokens | bits per byte | change from {length:,} | 95 % of documents | verdict |
+| ---: | ---: | ---: | :-- | :-- |
+{scores}
+
+Each length scores the same tokens of validation text; `holds` allows {margin:g} bits per byte.
+
+Made by `{command}`; run {name}, weights SHA-256 {weights}.
+"""
+
+
+def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
+    """Return the model card: its front matter for programs, and what was trained and scored for people."""
+    rows = [row for row in run.rows if row.scored_with == row.encoding and row.protocol == "paired"]
+    tables = run_tables([row for row in rows if not row.half], run.path, config.report.margin)
+    records = [record for table in tables[:1] for line in table.lines for record in line.records.values()]
+    scored = [record for record in records if record.level is not None]
+    label = rows[0].encoding if rows else config.encoding["name"]
+    results = [
+        {"type": "bits_per_byte", "name": f"bits per byte at {record.length} tokens", "value": record.level}
+        for record in scored
+    ]
+    is_of_hub = config.data.source == "hub"  # and not a folder of this machine
+    text = {"type": config.data.path if is_of_hub else config.data.name, "name": config.data.name}
+    task = {"type": "text-generation"}
+    front = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["pe-bench", "positional-encoding", str(config.encoding["name"])],
+        "model-index": [
+            {"name": run.path.name, "results": [{"task": task, "dataset": text, "metrics": results}]}
+        ],
+    }
+    return CARD.format(
+        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+        name=run.path.name,
+        label=label,
+        parameters=parameters,
+        data=config.data.name,
+        data_hash=rows[0].data_hash if rows else "",
+        length=config.train.length,
+        steps=config.train.total_steps,
+        scores="\n".join(map(_score, scored)),
+        margin=config.report.margin,
+        command=next(iter(recorded_commands(run.path)), "pe-bench train"),
+        weights=weights,
+    )
+
+
+def _score(record: Record) -> str:
+    interval = record.interval
+    within = "" if interval is None else f"{interval.low:+.3f} to {interval.high:+.3f}"
+    change = "" if record.change is None else f"{record.change:+.3f}"
+    return f"| {record.length:,} | {record.level:.3f} | {change} | {within} | {record.verdict} |"
 
 
 def _is_finished(folder: Path, about: dict[str, str]) -> bool:

@@ -76,7 +76,7 @@ ALLOWED = {
     "inspection": "errors values system config encodings plot data model training scoring",
     "trackers": "errors system config runs training",
     "experiment": "errors system config encodings data model runs training scoring checkpoints trackers",
-    "export": "errors system config data model runs training checkpoints experiment",
+    "export": "errors system config data model runs report training checkpoints experiment",
     "scored": "errors values system config runs scoring checkpoints report experiment",
     "tries": "errors values system config runs report experiment scored",
     "sweep": "errors system config runs experiment",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from support.checkpoints import edit_json
 from support.commands import Command, Outcome, only_run
 
@@ -143,6 +144,24 @@ def test_the_tokenizer_goes_along(
         assert ids == list(text.encode())
     with torch.no_grad():
         assert model(torch.tensor([ids])).logits.isfinite().all()
+
+
+def test_the_card_of_an_export_has_what_was_trained_and_scored(
+    command: Command, begin: Command, folder: Path
+) -> None:
+    begin("encoding=rope")
+    card = (exported(command, folder) / "README.md").read_text(encoding="utf-8")
+    _, front, text = card.split("---\n", 2)
+    about = yaml.safe_load(front)
+    [result] = about["model-index"][0]["results"]
+    rows = {row.length: row for row in read_rows(only_run(folder) / "eval.csv") if row.control == "none"}
+    told = {int(metric["name"].split()[-2]): metric["value"] for metric in result["metrics"]}
+    assert told == {length: pytest.approx(row.bits_per_byte) for length, row in rows.items()}
+    assert {"rope", "pe-bench"} <= {*about["tags"]} and about["library_name"] == "transformers"
+    run = only_run(folder)
+    for fact in (f"# {run.name}", "`rope`", "pe-bench train", f"| 32 | {rows[32].bits_per_byte:.3f} |"):
+        assert fact in text
+    assert json.loads((folder / "out" / "pe-bench.json").read_text())["weights_sha256"] in text
 
 
 def test_a_finished_export_is_recognised_and_nothing_else_is_touched(
