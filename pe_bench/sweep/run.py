@@ -160,12 +160,32 @@ def with_swept_options(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def launch(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
-    """Run the sweep that overrides ask for. Raise `UserError` before anything is written."""
+    """Run the sweep that overrides ask for, show its jobs' progress, and summarize how they ended.
+
+    A signal stops all jobs, which save; a second one leaves at once. Raise `UserError` before anything is
+    written.
+    """
     overrides = complete_overrides(overrides, search)
     swept = check_sweep(overrides, search, check_job)
     if results_file(swept.results_dir).exists():
         gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
-    return run_sweep(overrides, search, swept)
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
+    folder, problem = SweepFolder((swept.results_dir / "sweeps" / name).absolute()), ""
+    task = _job_runner(folder, swept, config_flags(search))
+    if shutil.which("sacct"):
+        _ask_slurm_in_time()
+    try:
+        with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view), restore_stopped():
+            call_hydra(_launched(overrides, folder.path), search, ["--multirun"], task)
+    except Stopped:
+        folder.ask_to_stop()
+    except UserError:
+        raise
+    except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
+        problem = f"{type(error).__name__}: {first_line(error)}"
+    states = folder.states()
+    # A configuration may sweep over more than the command line.
+    return Summary(folder.path, states, max(swept.jobs, len(states)), problem, folder.is_stopped)
 
 
 def require_done(summary: Summary) -> None:
@@ -175,33 +195,6 @@ def require_done(summary: Summary) -> None:
     if not summary.is_done:
         first = "fix what failed, then " if summary.failed else ""
         raise RunError(f"the sweep is not done; {first}the same command does what is missing")
-
-
-def run_sweep(overrides: Sequence[str], search: Sequence[Path], swept: Swept) -> Summary:
-    """Launch every job that overrides ask for, show their progress, and summarize how they ended.
-
-    A signal stops all jobs, which save; a second one leaves at once.
-    """
-    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
-    folder = SweepFolder((swept.results_dir / "sweeps" / name).absolute())
-    task = _job_runner(folder, swept, config_flags(search))
-    if shutil.which("sacct"):
-        _ask_slurm_in_time()
-    problem = ""
-    try:
-        with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view), restore_stopped():
-            call_hydra(_launched(overrides, folder.path), search, ["--multirun"], task)
-    except Stopped:
-        folder.ask_to_stop()
-    except UserError:
-        raise
-    except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
-        if isinstance(error, OSError) and not folder.path.exists():
-            raise UserError(f"{folder.path} cannot be made: {first_line(error)}") from error
-        problem = f"{type(error).__name__}: {first_line(error)}"
-    states = folder.states()
-    # A configuration may sweep over more than the command line.
-    return Summary(folder.path, states, max(swept.jobs, len(states)), problem, folder.is_stopped)
 
 
 def _ask_slurm_in_time() -> None:

@@ -194,5 +194,6 @@ def _counts(summary: Summary) -> str:
 
 def _file_that_says_more(summary: Summary, state: JobState) -> str:
     """Return in brackets the run's error, else the job's log."""
-    files = [Path(state.run or "") / "error.txt", summary.folder / "jobs" / f"{state.number:04}.log"]
+    files = [Path(state.run) / "error.txt"] if state.run else []
+    files.append(SweepFolder(summary.folder).file(state.number, "log"))
     return next((f" ({file})" for file in files if file.is_file()), "")

@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import torch
 
-from pe_bench.errors import RunError, UserError, first_line, text_of
+from pe_bench.errors import RunError, first_line, require, text_of
 from pe_bench.system.signals import local_rank, world_size
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -43,21 +43,16 @@ BUSY = (1, 2, 3, 6, 7, 8)
 
 def resolve_device(name: str) -> torch.device:
     """Return the device of a name; each process of a run has a GPU of its own."""
-    if world_size() > 1 and name != "cpu" and torch.cuda.is_available():
+    match, gpus = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", name), torch.cuda.device_count()
+    require(match is not None, f"device must be auto, cpu, cuda or cuda:N, not {name!r}")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if world_size() > 1 and gpus:
         torch.cuda.set_device(local_rank())
         return torch.device("cuda", local_rank())
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    kind, _, number = name.partition(":")
-    if kind != "cuda" or (number and not number.isdecimal()) or name.endswith(":"):
-        raise UserError(f"device must be auto, cpu, cuda or cuda:N, not {name!r}")
-    if int(number or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device={name} was not found (GPUs here: {torch.cuda.device_count()}): say device=cpu"
-        )
-    return torch.device(name)
+    number = int(match[1] or 0) if match else 0
+    require(number < gpus, f"device={name} was not found (GPUs here: {gpus}): say device=cpu")
+    return torch.device("cuda" if name == "auto" else name)
 
 
 def resolve_precision(precision: str, device: str) -> torch.dtype:

@@ -123,8 +123,9 @@ def joined(device: torch.device, timeout: int) -> Iterator[Group]:
     if world_size() == 1:
         yield Group()
         return
-    if local_world_size() == world_size():
-        _stay_on_loopback()
+    if local_world_size() == world_size():  # all are on this machine, and listen on its loopback interface
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(variable, "lo0" if sys.platform == "darwin" else "lo")
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
     store: Any = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))  # pyright: ignore[reportPrivateImportUsage]
@@ -167,14 +168,6 @@ def _lost_ranks(store: Any) -> list[int]:
         for number, (before, after) in enumerate(zip(*looks, strict=True))
         if before == after and not left[number]
     ]
-
-
-def _stay_on_loopback() -> None:
-    """Have the processes' connections to each other listen on this machine's loopback interface alone."""
-    for _, name in socket.if_nameindex():
-        if name in ("lo", "lo0"):  # of Linux, and of macOS and BSD
-            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                os.environ.setdefault(variable, name)
 
 
 def start_processes(count: int, work: Callable[..., object], *arguments: Any) -> None:

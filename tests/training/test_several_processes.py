@@ -158,6 +158,15 @@ def test_torchrun_starts_a_run_on_one_machine_or_on_several(run_of, folder, mach
     assert_equal_to_rounding(one, only_run(folder))
 
 
+@full
+def test_each_process_of_torchrun_that_fails_says_which_it_is(folder):
+    failing = start(folder, "encoding=nope", "train.lr=1e30", launcher=(*TORCHRUN, "--standalone"))
+    told = failing.communicate(timeout=120)[1]
+    lines = [line for line in told.splitlines() if line.startswith("pe-bench: ")]
+    assert failing.returncode == 1 and all("is not finite" in line for line in lines)
+    assert any(line.endswith("(rank 1 of 2 processes)") for line in lines), told
+
+
 def test_a_loss_that_is_not_finite_ends_all_processes_in_one_line(train):
     outcome = train("encoding=rope", "train.lr=1e30", "train.processes=2")
     assert outcome.code == 1
