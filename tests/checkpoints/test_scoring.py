@@ -214,7 +214,7 @@ def test_every_protocol_scores_a_checkpoint_also_as_it_is(tmp_path: Path, score:
         (["encoding=alibi"], "encoding=alibi has no effect on a checkpoint"),
         (["train.lr=1"], "train.lr=1 has no effect on a checkpoint"),
         (["rope"], "rope is not KEY=VALUE"),
-        (["--with", "alibi"], "alibi works on no other encoding's weights"),
+        (["--with", "alibi"], "alibi works on weights of no other encoding"),
         (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
         (["--with", "randomized", "--force"], "needs ids"),
         (["train.length=x"], "train.length=x is not a whole number"),
