@@ -82,25 +82,6 @@ def test_examples_of_a_seed_are_those_of_older_versions(name: str) -> None:
     assert found == PINNED[name]
 
 
-def test_flip_flops_begin_with_a_write_end_with_a_read_and_ignore_as_often_as_is_said() -> None:
-    for ignore in (0.1, 0.8):
-        found = texts(build_task({"name": "flip_flop", "ignore": ignore}), 2000, 0)[0][::2]
-        assert (found[0], found[-1]) == ("w", "r")
-        assert abs(found.count("i") / 2000 - ignore) < 0.03
-        assert abs(found.count("w") / 2000 - (1 - ignore) / 2) < 0.03
-
-
-def test_each_key_is_asked_for_once_and_the_first_gaps_are_the_likeliest() -> None:
-    task = build_task({"name": "mqar"})
-    places = []
-    for seed in range(50):
-        found, is_answer = texts(task, 8, seed)
-        asked = [found[place - 1] for place in np.flatnonzero(is_answer)]
-        assert sorted(asked) == sorted(found[1:17:2])
-        places += [int(place) for place in np.flatnonzero(is_answer)]
-    assert np.mean(np.array(places) < 17 + 24) > 0.6, "of 48 tokens after the pairs"
-
-
 def test_sizes_are_the_largest_that_fit_and_a_length_beyond_the_symbols_names_the_way_out() -> None:
     task = build_task({"name": "copy_unique", "symbols": 16})
     assert [task.size_at(length) for length in (4, 5, 6, 32, 34)] == [1, 1, 2, 15, 16]
