@@ -29,12 +29,12 @@ from torch import Tensor
 
 from pe_bench.config.schema import Config, EvalConfig, Half
 from pe_bench.data.packed import Data, Split
-from pe_bench.errors import UserError, require
+from pe_bench.errors import require
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, Plan, Window
-from pe_bench.scoring.targets import of_half, target_blocks, tokens_needed
+from pe_bench.scoring.targets import of_half, target_blocks
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE
@@ -95,12 +95,6 @@ def needle_plans(
 ) -> list[Plan]:
     """Return the plan with at most `count` needles at a depth, and its control."""
     split, room = data.validation, length + 1  # the body, and after it the span that replaces another
-    longest = int(split.lengths.max(initial=0))
-    if longest < tokens_needed(room, SPAN):
-        raise UserError(
-            f"no validation document has the {tokens_needed(room, SPAN)} tokens that a window of {length} "
-            f"needs: the longest has {longest}; probe shorter --lengths, or use data with longer documents"
-        )
     blocks = target_blocks(split, room, SPAN, count, seed, data.hash, half)
     windows = []
     for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
@@ -108,16 +102,17 @@ def needle_plans(
         needle = find_needle(split.document(document)[start:end], start, depth)
         if needle is not None:
             windows.append(Window(document, start, length, length - ANSWER, ANSWER, needle=needle))
-    if not windows:
-        raise UserError(
-            f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once: "
-            "use other data"
-        )
+    message = f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once"
+    require(bool(windows), f"{message}: use other data")
     spans = [(window.document, window.start, window.needle) for window in windows]
     words = repr((PROBE, data.hash, length, depth, spans)).encode()
     target_hash = of_half(hashlib.sha256(words).hexdigest()[:16], half)
     plan = Plan(PROBE, length, windows, target_hash, depth=depth)
-    control = [replace(window, needle=_replaced(window)) for window in windows]
+    control = [
+        replace(window, needle=replace(window.needle, replacement=window.start + room - SPAN))
+        for window in windows
+        if window.needle is not None
+    ]
     return [plan, replace(plan, windows=control, control=REPLACED)]
 
 
@@ -175,11 +170,6 @@ def _with_choices(split: Split, window: Window) -> np.ndarray:
     cue = text[needle.start : needle.start + CUE]
     spans = (needle.start, *needle.others)
     return np.stack([np.concatenate([body, cue, text[at + CUE : at + SPAN]]) for at in spans])
-
-
-def _replaced(window: Window) -> Needle:
-    assert window.needle is not None
-    return replace(window.needle, replacement=window.start + window.size + 1 - SPAN)
 
 
 def _is_unique(cues: np.ndarray, index: int) -> bool:

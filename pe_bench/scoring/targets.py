@@ -12,7 +12,7 @@ import numpy as np
 
 from pe_bench.config.schema import Half
 from pe_bench.data.packed import Split
-from pe_bench.errors import UserError
+from pe_bench.errors import require
 
 PART = 8  # a window scores at most its length / PART tokens, so that they see nearly the same
 
@@ -151,11 +151,11 @@ def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
     """
     lengths = split.lengths
     longest = int(lengths.max(initial=0))
-    if longest < length:
-        raise UserError(
-            f"no validation document has the {length} tokens that are needed: the longest has {longest}; "
-            "score shorter lengths (eval.lengths, eval.max_length), or use data with longer documents"
-        )
+    require(
+        longest >= length,
+        f"no validation document has the {length} tokens that are needed: the longest has {longest}; "
+        "score shorter lengths (--lengths, eval.max_length), or use data with longer documents",
+    )
 
     def rank(index: int, word: str = f"{seed}") -> bytes:
         content = split.document(index).astype("<u4").tobytes()
@@ -166,8 +166,8 @@ def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
         for index in np.flatnonzero(lengths >= length).tolist()
         if half == "both" or (rank(index, "half")[0] < 128) == (half == "first")
     ]
-    if not eligible:
-        raise UserError(f"the {half} half of the documents has none of {length} tokens: say eval.half=both")
+    message = f"the {half} half of the documents has none of {length} tokens: say eval.half=both"
+    require(bool(eligible), message)
     return np.array(sorted(eligible, key=rank), np.int64)
 
 
