@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side
-from pe_bench.encodings.masks.ranges import intersection, latest
 from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse, times
-from pe_bench.model.attention.reference import precise, project, slice_tokens
+from pe_bench.model.attention.reference import precise, project, ranges_in, slice_tokens, visible_keys
 
 # So many queries are taken at a time, and fewer where a bias or near scores [B, H, Q, N] would have more
 # elements.
@@ -47,25 +46,18 @@ def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tupl
     chunks, start, tokens = [], 0, q.shape[-2]
     while start < tokens:
         stop = min(start + CHUNK_QUERIES, tokens)
-        ranges = _seen(encoding, start, stop, window)
+        ranges = ranges_in(encoding, start, stop, window)
         fitting = CHUNK_ELEMENTS // (q.shape[0] * q.shape[1] * sum(map(len, ranges)))
         if is_biased and fitting < stop - start:
             stop = start + max(1, fitting)
-            ranges = _seen(encoding, start, stop, window)
+            ranges = ranges_in(encoding, start, stop, window)
         chunks.append((start, stop, ranges))
         start = stop
     return chunks
 
 
-def _seen(encoding: LayerEncoding, start: int, stop: int, window: int | None) -> list[range]:
-    ranges = encoding.ranges(start, stop)
-    return ranges if window is None else intersection(ranges, latest(window, start, stop))
-
-
 def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, window: int | None) -> Tensor:
-    visible = encoding.visible(queries, keys)
-    if window is not None:
-        visible = visible & (queries.index.unsqueeze(-1) - keys.index < window)
+    visible = visible_keys(encoding, queries, keys, window)
     factor, scale = encoding.logit_scale(queries), 1 / math.sqrt(queries.raw.shape[-1])
     bias, null = encoding.bias(queries, keys), encoding.null_logit(queries)
     if not encoding.overrides("terms"):

@@ -18,9 +18,15 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.masks.ranges import intersection, latest
 from pe_bench.model.attention.fused import can_tabulate, distance_table, scale_queries
-from pe_bench.model.attention.reference import precise, project, share_of_keys, slice_tokens
+from pe_bench.model.attention.reference import (
+    precise,
+    project,
+    ranges_in,
+    share_of_keys,
+    slice_tokens,
+    visible_keys,
+)
 
 # Called with a score and the indices of its batch, head, query and key.
 Added = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -227,13 +233,10 @@ def _visible_rows(
 ) -> Tensor:
     """Return which keys these queries see [1 or H, Q, N], in whole blocks: what no text fills is hidden."""
     tokens = queries.x.shape[-2]
-    ranges = encoding.ranges(start, stop)
     parts = []
-    for one in ranges if window is None else intersection(ranges, latest(window, start, stop)):
+    for one in ranges_in(encoding, start, stop, window):
         some_queries, some_keys = slice_tokens(queries, start, stop), slice_tokens(keys, one.start, one.stop)
-        visible = encoding.visible(some_queries, some_keys)
-        if window is not None:
-            visible = visible & (some_queries.index.unsqueeze(-1) - some_keys.index < window)
+        visible = visible_keys(encoding, some_queries, some_keys, window)
         parts.append((one, visible if visible.dim() == 3 else visible.unsqueeze(0)))
     heads = max((visible.shape[0] for _, visible in parts), default=1)
     shape = heads, BLOCK * _blocks(stop - start), BLOCK * _blocks(tokens)
@@ -245,11 +248,8 @@ def _visible_rows(
 
 def _blocked(some: Tensor, full: Tensor, seen: Seen, tokens: int) -> BlockMask:
     """Return the mask `seen`: some blocks [.., n, n] have visible pairs, and some of these no others."""
-    mixed = some & ~full
-    lists: dict[str, Any] = {}
-    for name, blocks in {"kv": mixed, "full_kv": full, "q": mixed.mT, "full_q": full.mT}.items():
-        lists[f"{name}_num_blocks"], lists[f"{name}_indices"] = _listed(blocks)
-    return BlockMask(seq_lengths=(tokens, tokens), BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=seen, **lists)
+    lists = *_listed(some & ~full), *_listed(full)
+    return BlockMask.from_kv_blocks(*lists, BLOCK, mask_mod=seen, seq_lengths=(tokens, tokens))
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.masks.ranges import intersection, latest
 
 # The largest tensor, B * H * queries * T scores, is kept at about this many elements: on a processor more do
 # not fit the caches, and took two to four times as long; a GPU is idle with fewer.
@@ -62,10 +63,20 @@ def logits(
     scores = scores if factor is None else scores * factor
     bias = encoding.bias(queries, keys)
     scores = scores if bias is None else scores + bias
-    visible = encoding.visible(queries, keys)
-    if window is not None:
-        visible = visible & (queries.index.unsqueeze(-1) - keys.index < window)
+    visible = visible_keys(encoding, queries, keys, window)
     return encoding.adjust(scores, visible, queries, keys), visible
+
+
+def visible_keys(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> Tensor:
+    """Return which keys the queries see, by the encoding and the window, [Q, N] or [H, Q, N]."""
+    visible = encoding.visible(queries, keys)
+    return visible if window is None else visible & (queries.index.unsqueeze(-1) - keys.index < window)
+
+
+def ranges_in(encoding: LayerEncoding, start: int, stop: int, window: int | None) -> list[range]:
+    """Return the ranges of keys that queries from `start` to `stop` may see."""
+    ranges = encoding.ranges(start, stop)
+    return ranges if window is None else intersection(ranges, latest(window, start, stop))
 
 
 def weigh(encoding: LayerEncoding, scores: Tensor, visible: Tensor, queries: Side) -> Tensor:
