@@ -135,12 +135,10 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     assert "differs: rope" in differing.out
     assert differing.line == f"pe-bench: 1 level differs from {path}"
 
-
-def test_the_toy_size_scores_as_few_tokens_as_the_table_of_its_levels_was_made_with(
-    command: Command, configs: Path
-) -> None:
+    # The toy size has fewer seeds and tokens, the same lengths over training, and scores few tokens.
+    before = set(Path("results/runs").iterdir())
     assert command(*arguments(configs, "second", "results"), "--quick").code == 0
-    for run in Path("results/runs").iterdir():
+    for run in set(Path("results/runs").iterdir()) - before:
         rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "nonoverlapping"]
         assert rows and all(0 < row.targets <= 4096 for row in rows)
 
@@ -232,14 +230,10 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         ("kind: order", "kind: breaks", "'breaks' of tuned compares two encodings or one, and has 2"),
         ("of: rope, sweep", "of: roep, sweep", "its sweep trains rope, not roep"),
         ("[rope]}", "[rope, nope]}", "the sweep 'tuned' needs an earlier one of one encoding: 'first'"),
-        ("after: first", "after: tuned", "the sweep 'tuned' needs an earlier one of one encoding: 'tuned'"),
         ("sweep: tuned", "sweep: long", "there is no sweep 'long', but 'first', 'tuned'"),
-        ("of: [first]", "of: [long]", "scorings.of: there is no sweep 'long'"),
         ("at: 4", "at: 3", "3 is not among the times"),
-        ("order, sweep: tuned, ", "early_tokens, of: rope_pi, sweep: tuned, ", "compares two encodings"),
         ("seeds: 1", "sedes: 1", "did you mean 'seeds'?"),
         ("title: A toy", "", "missing 1 required positional argument: 'title'"),
-        ("title: A toy", "title: [", "while parsing"),
         ("times: [1, 2, 4]", "times: [0, 1]", "such as [1, 2], not [0.0, 1.0]"),
         ("sweeps:\n", "sweeps: 3\nquick_overrides:\n", "sweeps must be a list, each Any, not 3"),
     ):
@@ -311,9 +305,6 @@ def test_the_toy_size_has_fewer_seeds_and_tokens_and_the_same_lengths_over_train
     assert (full.seeds, quick.seeds) == (3, 2)
     assert full.lengths([1, 1.5]) == [128, 192] and quick.lengths([1, 1.5]) == [32, 48]
     overrides = [quick.of_sweep(sweep) for sweep in quick.sweeps]
-    assert [next(text for text in part if "train.tokens" in text) for part in overrides] == [
-        f"train.tokens={tokens}" for tokens in (5120, 10240, 20480, 40960)
-    ]
-    assert "experiment=quick" in overrides[0] and "data=stdlib" in full.of_sweep(full.sweeps[0])
-    assert Progress(Path(), full).path.stem == "budget"
-    assert Progress(Path(), quick).path.stem == "budget-quick"
+    for part, tokens in zip(overrides, (5120, 10240, 20480, 40960), strict=True):
+        assert f"train.tokens={tokens}" in part and "experiment=quick" in part
+    assert [Progress(Path(), each).path.stem for each in (full, quick)] == ["budget", "budget-quick"]
