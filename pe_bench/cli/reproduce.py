@@ -108,7 +108,10 @@ def _draw(runs: StudyRuns, measured: "Measurements") -> None:
         for column in ("target_hash", "length", "scored_with")
     )
     names = sorted({row.run for row in rows})
-    plot_tables(build_tables(progress.results_dir, names, selection=Selection(where=where)), path)
+    overrides = [text for sweep in runs.study.sweeps for text in sweep.overrides]
+    by = ("train.lr",) if any(text.startswith("train.lr=") for text in overrides) else ()
+    tables = build_tables(progress.results_dir, names, selection=Selection(where=where, by=by))
+    plot_tables(tables, path)
     encodings = dict.fromkeys(name for sweep in runs.study.sweeps for name in sweep.encodings)
     say(f"the picture: {path}")
     say(f"tables of the runs: pe-bench report {' '.join(encodings)}{results_option(progress.results_dir)}")
