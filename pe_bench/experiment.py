@@ -25,14 +25,7 @@ from pe_bench.model.attention import is_kernel_here, training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
-from pe_bench.runs.folder import (
-    FirstStage,
-    locked,
-    read_config,
-    record_error,
-    write_config,
-    write_error,
-)
+from pe_bench.runs.folder import FirstStage, locked, read_config, record_error, write_config, write_error
 from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
 from pe_bench.runs.job import Job, hashed, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
@@ -210,11 +203,7 @@ def _what_is_kept(run: Path, steps: int) -> str:
 
 
 def finish(
-    job: Job,
-    plans: Sequence[Plan],
-    bars: Bars = progress_bar,
-    *,
-    waits: Callable[[str], None] | None = None,
+    job: Job, plans: Sequence[Plan], bars: Bars = progress_bar, *, waits: Callable[[str], None] | None = None
 ) -> list[Row]:
     """Train and score a run that is prepared, with progress shown by `bars`, and return its rows.
 

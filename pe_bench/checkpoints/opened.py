@@ -188,13 +188,7 @@ def begin_of_text(source: Source) -> int | None:
 
 
 def open_checkpoint(
-    source: Source,
-    config: Any,
-    train_length: int,
-    begin: int | None,
-    dtype: torch.dtype,
-    *,
-    plain: bool,
+    source: Source, config: Any, train_length: int, begin: int | None, dtype: torch.dtype, *, plain: bool
 ) -> Opened:
     """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
     loaded = load_model(source, config, dtype)

@@ -181,14 +181,18 @@ def _state(run: Path, name: str) -> RunState:
     if result is None and not os.path.lexists(run / "config.yaml"):
         problem = "it has no config.yaml: nothing was trained in it"
         return RunState(name, encoding_in(name), "not finished", problem=problem)
-    rows, total = read_rows(run / "eval.csv"), read_config(run).train.total_steps
+    rows = read_rows(run / "eval.csv")
     if result is None:
+        total = read_config(run).train.total_steps
         state = "failed" if (run / ERROR).exists() else "not finished"
         checkpoints = sorted((run / "checkpoints").glob("step-*/meta.json"))
         about = read_json(checkpoints[-1]) if checkpoints else {}
         steps = about["step"] if checkpoints else 0
     else:
+        if damage := RunFolder(run).config_problem:
+            raise RunError(f"{run / 'config.yaml'} is missing or damaged ({damage}): train the run again")
         state, about, steps = "finished" if rows else "no scores", result, result["steps"]
+        total = steps
         problem = "" if rows else f"it has no eval.csv: make its scores with {eval_command(run)}"
     loss = f"{about['loss']:.3f}" if steps else ""
     label = rows[0].encoding if rows else encoding_in(name)

@@ -58,13 +58,8 @@ def find_source(config: Config, data_hash: str) -> Source | None:
         run = find_run(word, Path(config.results_dir))
     trained, result = read_config(run), read_result(run) or {}
     require(trained.checkpoint is None, f"{key}={word} is a checkpoint, and training goes on from runs alone")
-    single = FirstStage(
-        run.name,
-        trained.train.length,
-        trained.train.total_steps,
-        str(result.get("setting")),
-        trained.train.length,
-    )
+    length, steps = trained.train.length, trained.train.total_steps
+    single = FirstStage(run.name, length, steps, str(result.get("setting")), longest=length)
     first = FirstStage.read(result) or single
     return Source(run, trained, str(result.get("encoding")), single.setting, first)
 

@@ -20,7 +20,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError
 from pe_bench.model.decoder import build_decoder
-from pe_bench.runs.rows import read_rows
+from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
 
 WINDOW = "modifier=[sliding_window] encoding.modifiers.sliding_window.window=5"
@@ -98,7 +98,9 @@ def exported(command: Command, folder: Path) -> Path:
     return folder / "out"
 
 
-def rows_of_export(command: Command, folder: Path, *overrides: str) -> dict:
+def rows_of_export(
+    command: Command, folder: Path, *overrides: str
+) -> dict[tuple[int, str], tuple[Path, Row]]:
     """Score the export on the run's data; return a path and a row by length and control."""
     data = ("data=files", f"data.path={folder / 'corpus'}", f"cache_dir={folder / 'cache'}")
     where = ("eval.targets=6", "eval.max_length=64", "--results-dir", str(folder / "scored"))

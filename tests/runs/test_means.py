@@ -28,8 +28,6 @@ from pe_bench.runs.scores import (
     keep_slices,
     load_scores,
     perplexity_of,
-    read_means,
-    read_slices,
     score_file,
 )
 
@@ -101,29 +99,6 @@ def test_a_report_from_kept_means_is_the_same_to_the_last_bit_and_reads_no_score
     assert not (run / MEANS).exists()
 
 
-def test_every_flipped_bit_of_means_and_slices_is_seen_and_what_is_missing_is_as_if_there_were_none(
-    tmp_path: Path,
-) -> None:
-    run = add_run(tmp_path, "rope", {128: 3.0}, documents=5)  # fewer than 20 are cut into segments
-    masks = {RECALL: np.arange(len(load_scores(score_file(run, rows_of(run)[0])).nll)) % 3 == 0}
-    keep_slices(run, {SET: masks})
-    kept = read_means(run)
-    assert len(kept.means) == 2 and list(read_slices(run)[SET]) == [RECALL]
-    for name in (MEANS, SLICES):
-        content = (run / name).read_bytes()
-        for index in range(len(content)):
-            flipped = bytes([content[index] ^ 1 << index % 8])
-            (run / name).write_bytes(content[:index] + flipped + content[index + 1 :])
-            # A flipped bit in blanks or in the name of a field that nothing reads changes nothing.
-            for entry, means in read_means(run).means.items():
-                assert np.array_equal(means.bits, kept.means[entry].bits), index
-            parts = read_slices(run).get(SET, {})
-            assert all(np.array_equal(part.mask, masks[name]) for name, part in parts.items()), index
-        (run / name).write_bytes(content[: len(content) // 2])
-        assert not (read_means(run).means if name == MEANS else read_slices(run))
-        (run / name).write_bytes(content)
-
-
 def test_a_slice_has_the_numbers_of_its_targets_alone_and_the_length_without_a_number_none(run: Path) -> None:
     row = next(row for row in of_slice(run, RECALL) if row.length == 256)
     nll = load_scores(score_file(run, row)).nll[MASKS[RECALL]].astype(np.float64)
@@ -172,7 +147,7 @@ def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_a
     sizes = [("all", TARGETS), (RECALL, 7), (NOVEL, 30)]
     assert gathered() == sorted((length, *size) for length in LEVELS for size in sizes)
     assert {row.slice for row in rows_of(run)} == {"all"}
-    (run / MEANS).unlink()
+    os.truncate(run / MEANS, 50)  # as if there were none
     assert {row[1] for row in gathered()} == {"all"}
 
 

@@ -46,11 +46,9 @@ DAMAGES: dict[str, Callable[[str], str]] = {
     "a digit": lambda text: text.replace("2.8853", "2.8854", 1),
     "a row lost": lambda text: "".join(text.splitlines(keepends=True)[:-1]),
     "a row doubled": lambda text: text + text.splitlines(keepends=True)[-1],
-    "rows exchanged": lambda text: "".join([text.splitlines(keepends=True)[index] for index in (0, 2, 1)]),
     "cut": lambda text: text[:-40],
     "a word": lambda text: without_checksum(text).replace(",250,", ",many,"),
     "no truth": lambda text: without_checksum(text).replace(",False,", ",false,"),
-    "empty": lambda text: "",
     "binary": lambda text: "\xff",
 }
 

@@ -40,9 +40,7 @@ def test_values_that_equal_their_defaults_are_not_in_the_identity():
     found = identity_of(config_of("encoding=rope"))
     assert found == {
         "version": 4,
-        "encoding": [
-            {"name": "rope", "options": {}},
-        ],
+        "encoding": [{"name": "rope", "options": {}}],
         "seed": 0,
         "model": {},
         "train": {"steps": 1_000},
