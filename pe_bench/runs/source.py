@@ -10,7 +10,7 @@ from typing import Any
 
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import UserError, require
-from pe_bench.runs.find import CONDITION, RunValues, find_run, one_a_run, parse_condition
+from pe_bench.runs.find import CHECKPOINT, CONDITION, RunValues, find_run, one_a_run, parse_condition
 from pe_bench.runs.folder import FirstStage, folders_in, read_config
 from pe_bench.runs.gather import read_all, read_result, runs_folder
 
@@ -52,12 +52,14 @@ def find_source(config: Config, data_hash: str) -> Source | None:
     key, word = _named(config)
     if not word:
         return None
+    message = f"{key}={word} is a checkpoint, and training goes on from runs alone"
+    require(not word.startswith(CHECKPOINT), message)
     if all(CONDITION.fullmatch(part) for part in word.split(",")) and not Path(word).exists():
         run = _run_that_meets(word, key, config, data_hash)
     else:
         run = find_run(word, Path(config.results_dir))
     trained, result = read_config(run), read_result(run) or {}
-    require(trained.checkpoint is None, f"{key}={word} is a checkpoint, and training goes on from runs alone")
+    require(trained.checkpoint is None, message)
     length, steps = trained.train.length, trained.train.total_steps
     single = FirstStage(run.name, length, steps, str(result.get("setting")), longest=length)
     first = FirstStage.read(result) or single

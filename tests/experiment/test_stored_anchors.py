@@ -57,7 +57,6 @@ def test_other_protocols_have_anchors_too_and_lost_ones_come_with_eval(
         [table] = build_tables(folder / "results", protocol=protocol)
         assert [sorted(line.records) for line in table.anchors] == [[16, 32], [16, 32]]
     shutil.rmtree(folder / "results" / "anchors")
-    assert "pe-bench eval RUN... adds it" in command("report", "--details", "--markdown", "-", *results).out
     assert command("eval", "--lengths", "16,32,48", *results).code == 0
     assert {row.length for row in scored_by(folders(folder)[0])} == {16, 32, 48}
     assert "(trigram)" in command("report", *results).out

