@@ -4,6 +4,7 @@ A page keeps its place, so that its links work on the site as they do in a check
 part of the site too: it can be read without a network.
 """
 
+import csv
 import html
 import inspect
 import re
@@ -19,10 +20,16 @@ from mkdocs.structure.pages import Page
 
 import pe_bench
 from pe_bench.cli.app import app
+from pe_bench.cli.cite import bibliography
 from pe_bench.cli.list import catalogue
 from pe_bench.cli.options import EXAMPLES
 from pe_bench.config.groups import keys
+from pe_bench.inspection.page import page
+from pe_bench.inspection.resolve import resolve
 
+YOU_KNOW_IT_AS = "## You know it as"  # in docs/encodings.md; below, a row of the table there
+KNOWN_AS = re.compile(r"^\| ([^|`]+) \| ([^|]*`[^|]*) \|$", re.MULTILINE)
+CODE = re.compile(r"`(\w+)")
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 FIRST = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")
@@ -35,6 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     of_docs = [f"docs/{file.src_uri}" for file in files if file not in from_theme]
     found = [File(path, str(ROOT), config.site_dir, use_directory_urls=False) for path in _reached(of_docs)]
     reference = {"commands": _commands(), "keys": _keys(), "encodings": _encodings(), "python": _python()}
+    reference |= {f"encodings/{name}": text for name, text in _encoding_pages().items()}
     made = [
         File.generated(config, f"docs/reference/{name}{PAGE}", content=text)
         for name, text in reference.items()
@@ -91,9 +99,58 @@ def _keys() -> str:
 
 def _encodings() -> str:
     parts = ["# Encodings", "`pe-bench show NAME` has equation, options and claims, and draws the encoding."]
-    rows = [(_code(row[0]), *row[1:2], *row[3:]) for row in catalogue()]
+    rows = [(f"[{row[0]}](encodings/{row[0]}.md)", *row[1:2], *row[3:]) for row in catalogue()]
     titles = ("encoding", "family", "what it is", "past the training length", "paper", "note")
     return _page([*parts, _table(titles, rows)])
+
+
+def _encoding_pages() -> dict[str, str]:
+    """Return a page for each encoding: facts, what `show` prints, what studies measured, and its BibTeX."""
+    entries, measured = bibliography(), _measured()
+    table = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8").partition(YOU_KNOW_IT_AS)[2]
+    other_names = KNOWN_AS.findall(table.partition("\n## ")[0])
+    pages = {}
+    for name, family, parameters, what, past_training, paper, note in catalogue():
+        also = [words for words, here in other_names if name in CODE.findall(here)]
+        facts = [
+            ("family", family),
+            ("parameters, in the tiny model", f"{parameters:,}"),
+            ("past the training length", past_training),
+            ("also known as", "; ".join(also)),
+            ("note", note),
+        ]
+        [subject] = resolve([str(name)])
+        parts = [f"# {name}", f"{str(what)[:1].upper()}{str(what)[1:]}."]
+        parts += [_table(("", ""), [fact for fact in facts if fact[1] != ""])]
+        parts += [f"```text\n{page(subject)}```"]
+        if levels := measured.get(str(name)):
+            parts += ["## Measured", "Bits per byte by length, in [the studies](../../study.md)."]
+            parts += [_table(("study", "line", "protocol", "levels"), levels)]
+        if paper in entries:
+            parts += ["## Cite", f"```bibtex\n{entries[str(paper)]}\n```"]
+        pages[str(name)] = _page(parts)
+    return pages
+
+
+def _measured() -> dict[str, list[tuple[str, ...]]]:
+    """Return what the tables of studies say of each encoding, under its own name or with options."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for path in sorted((ROOT / "configs" / "study").glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if (row["variant"], row["control"]) == ("full", "none") and row["level"]:
+                    line = (
+                        path.stem,
+                        f"{row['encoding']} {row['sweep']}".strip(),
+                        row["protocol"],
+                        row["data"],
+                    )
+                    lines.setdefault(line, []).append(f"{int(row['length']):,}: {float(row['level']):.3f}")
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for (study, label, protocol, data), levels in lines.items():
+        for name in re.findall(r"[\w]+", label.split(" -> ")[-1].split(" ")[0]):
+            found.setdefault(name, []).append((f"{study} ({data})", label, protocol, ", ".join(levels)))
+    return found
 
 
 def _python() -> str:

@@ -69,6 +69,12 @@ def test_the_reference_has_every_command_option_key_encoding_and_call(site: Path
     assert [key.name for key in keys() if key.meaning.replace("`", "") not in shown] == []
     encodings = text_of(reference / "encodings.html")
     assert [name for name in names_in("encoding") if name not in encodings] == []
+    page = text_of(reference / "encodings" / "fox.html")
+    for fact in ("CABLE", "Past the training length", "arXiv:2503.02130", "@misc{lin2025fox"):
+        assert fact in page, fact
+    measured = text_of(reference / "encodings" / "alibi.html")
+    assert "Measured" in measured and "alibi (stdlib)" in measured
+    assert all((reference / "encodings" / f"{name}.html").is_file() for name in names_in("encoding"))
     calls = text_of(reference / "python.html")
     assert all(
         f"pe_bench.{name}(" in calls for name in ("train", "evaluate", "probe", "results", "import_runs")
