@@ -16,7 +16,14 @@ PIP_FAILS = '#!/bin/sh\ncase "$3" in --version) exit 0;; esac\necho "{}"\nexit 1
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
-    for name in ("scripts/install", "scripts/uv", "scripts/demo", "scripts/test", "pyproject.toml", "constraints.txt"):
+    for name in (
+        "scripts/install",
+        "scripts/uv",
+        "scripts/demo",
+        "scripts/test",
+        "pyproject.toml",
+        "constraints.txt",
+    ):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
