@@ -175,14 +175,14 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
 
     Raise `RunError` that names it, and `Stopped` if this process or the others were asked to end.
     """
-    processes, asked = list[Any](), list[float]()
+    processes, requests = list[Any](), list[float]()
 
     def stop(number: int, frame: FrameType | None) -> None:
         """Have the processes save and end; kill them at a second signal."""
-        if not asked or time.monotonic() - asked[0] > DEBOUNCE_SECONDS:
+        if not requests or time.monotonic() - requests[0] > DEBOUNCE_SECONDS:
             for process in processes:
-                (process.kill if asked else process.terminate)()
-            asked.append(time.monotonic())
+                (process.kill if requests else process.terminate)()
+            requests.append(time.monotonic())
 
     logging.getLogger("torch.multiprocessing.spawn").setLevel(
         logging.CRITICAL
@@ -194,13 +194,13 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
         each = (count, store.port, own_variables(), work, arguments)
         started: Any = start_with_torch(_work, each, count, join=False, start_method=start_method())
         processes += started.processes
-        for process in processes if asked else ():
+        for process in processes if requests else ():
             process.kill()
         try:
             while not started.join(grace_period=END_SECONDS):
                 pass
         except (ProcessExitedException, ProcessRaisedException) as error:
-            if asked or getattr(error, "exit_code", None) == EXIT_CODE:
+            if requests or getattr(error, "exit_code", None) == EXIT_CODE:
                 raise Stopped from error
             raise _failure(error, count) from error
 

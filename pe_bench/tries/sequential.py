@@ -76,9 +76,9 @@ def difference(values: Sequence[float] | np.ndarray, prior: Prior) -> Difference
     count = values.shape[-1]
     is_finite = np.asarray(np.isfinite(values).all(-1))
     values = np.where(is_finite[..., None], values, 0.0)
-    own = values.var(-1, ddof=1) if count > 1 else np.zeros(values.shape[:-1])
+    sampled = values.var(-1, ddof=1) if count > 1 else np.zeros(values.shape[:-1])
     freedom = prior.freedom + count - 1
-    variance = (prior.freedom * prior.deviation**2 + (count - 1) * own) / freedom
+    variance = (prior.freedom * prior.deviation**2 + (count - 1) * sampled) / freedom
     mean = np.where(is_finite, values.mean(-1), math.inf)
     return Difference(mean, np.where(is_finite, np.sqrt(variance / count), 0.0), freedom)
 
