@@ -35,7 +35,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) ->
     `RunError` where the run fails later. Lengths at which the code of a custom encoding fails raise nothing:
     they have the status failed in `scores`, and `failure` names them.
     """
-    from pe_bench.config.compose import compose_config, is_sweep
+    from pe_bench.config.compose import compose_config
     from pe_bench.config.overrides import overrides_of, parse_override
     from pe_bench.config.parse import warn_unused
     from pe_bench.errors import require
@@ -45,7 +45,6 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) ->
 
     texts = [*overrides, *(text for key, value in keys.items() for text in overrides_of(key, value))]
     require(config_dir is None or Path(config_dir).is_dir(), f"config_dir={config_dir} is not a folder")
-    require(not is_sweep(texts), "hydra.mode=MULTIRUN makes many runs: call train once for each of them")
     with interruptible(), called_with(texts):
         config = compose_config(texts, [] if config_dir is None else [Path(config_dir)])
         warn_unused([config], [parse_override(text).key for text in texts])

@@ -61,7 +61,11 @@ def close_to(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
     `lr` is for `train.lr`, and `lenght` for `train.length`.
     """
     names = list(names)
-    if "." not in word:
+    section, _, last = word.rpartition(".")
+    beside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == section]
+    if section and beside:
+        return [f"{section}.{part}" for part in difflib.get_close_matches(last, beside, n=1, cutoff=cutoff)]
+    if not section:
         last_parts = [name.rpartition(".")[2] for name in names]
         parts = difflib.get_close_matches(word, last_parts, n=1, cutoff=max(cutoff, MIN_LAST_PART))
         if parts and parts[0] not in names:

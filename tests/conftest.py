@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.hydra import Hydra
 from support.commands import Command, Outcome, tiny_overrides, write_corpus
 
 from pe_bench.cli import program
@@ -32,16 +31,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def composed_once() -> Iterator[None]:
-    """Hydra takes longer than a tiny run: no configuration is composed twice from the files that we ship.
-
-    Every one was composed once more to read `hydra.mode` alone.
-    """
-    read_mode, compose = Hydra.get_mode, composing._compose
+    """Hydra takes longer than a tiny run: no configuration is composed twice from the files that we ship."""
+    compose = composing._compose
     composed: dict[tuple[Any, ...], dict[str, Any]] = {}
-
-    def get_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-        is_given = config_name != composing.CONFIG or any("hydra" in argument for argument in overrides)
-        return read_mode(self, config_name, overrides) if is_given else None
 
     def compose_once(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
         if search:  # of a test's own
@@ -52,7 +44,6 @@ def composed_once() -> Iterator[None]:
         return deepcopy(composed[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "get_mode", get_mode)
         patch.setattr(composing, "_compose", compose_once)
         yield
 

@@ -1,6 +1,7 @@
 """`pe_bench.train`, `evaluate`, `probe` and `results` do what the commands do, and raise what those print."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from support.commands import Command, tiny_overrides
 
 import pe_bench
 from pe_bench import UserError
-from pe_bench.config.overrides import overrides_of
 from pe_bench.runs.rows import COLUMNS
 from pe_bench.training import trainer
 
@@ -82,19 +82,6 @@ def test_keys_may_be_named_and_grouped(folder: Path) -> None:
     assert config["eval"]["lengths"] == [16, 24]
 
 
-def test_a_value_is_what_it_is_whatever_hydra_reads_in_it() -> None:
-    for value, override in [
-        ("a, b", 'key="a, b"'),
-        ("null", 'key="null"'),
-        (None, "key=null"),
-        (True, "key=true"),
-        (Path("a b"), 'key="a b"'),
-        ([1, "x"], "key=[1,x]"),
-        (1e-3, "key=0.001"),
-    ]:
-        assert list(overrides_of("key", value)) == [override]
-
-
 @pytest.mark.parametrize(
     ("overrides", "keys", "message"),
     [
@@ -104,7 +91,6 @@ def test_a_value_is_what_it_is_whatever_hydra_reads_in_it() -> None:
         ([], {"encoding": ["rope", "alibi"]}, "a run has one encoding"),
         ([], {"encoding": "rope", "seed": object()}, "is no value of a key"),
         ([], {"encoding": "rope", "config_dir": "nowhere"}, "config_dir=nowhere is not a folder"),
-        (["hydra.mode=MULTIRUN"], {"encoding": "rope"}, "call train once for each"),
         ([], {"encoding": "rope", "train.steps": {}}, "train.steps={} names no key and changes nothing"),
     ],
 )
@@ -127,23 +113,6 @@ def test_scores_at_which_a_custom_encoding_fails_are_named(folder: Path) -> None
     assert "could not be scored at 32" in run.failure and "failure=" in repr(run)
 
 
-def test_the_working_folder_is_that_of_the_command_whatever_custom_code_makes_it(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    own, elsewhere = folder / "own" / "encoding", tmp_path_factory.mktemp("elsewhere")
-    own.mkdir(parents=True)
-    change = f"import os; os.chdir({str(elsewhere)!r})"
-    code = f"{change}\n{OWN}".replace("return self", f"{change}; return self").replace(
-        "super", f"{change}; super"
-    )
-    (own / "short.py").write_text(code)
-    (own / "short.yaml").write_text("name: short\nclass: short.py:Short\nn_heads: ${model.n_heads}\n")
-    keys = {"results_dir": "here", "eval.lengths": [16]}
-    run = pe_bench.train(*tiny_overrides(folder), encoding="short", config_dir=folder / "own", **keys)
-    assert Path.cwd() == folder / "work" and run.path.resolve().parents[1] == folder / "work" / "here"
-    assert list(run.scores["status"]) == ["ok"] and not list(elsewhere.iterdir())
-
-
 def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, folder: Path) -> None:
     scored = pe_bench.evaluate(made, lengths=[16, 48], with_=["yarn factor=2", "rope_pi"])
     assert scored.path == made.path
@@ -155,35 +124,45 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
 
 
 def test_lengths_may_be_numbers_of_numpy_or_a_column_of_scores(made: Any) -> None:
-    for lengths in (np.array([16, 24]), np.int64(24), made.scores["length"].unique(), None):
+    for lengths in (np.array([16, 24]), np.int64(24)):
         scored = pe_bench.evaluate(made, lengths=lengths, with_=None, code=None, targets=np.int64(6))
         assert {16} <= set(scored.scores["length"])
 
 
-def test_a_run_to_score_is_named_in_any_of_the_commands_ways(made: Any, folder: Path) -> None:
-    for name in (made.name, made.name[:7], "rope", made.path, str(made.path)):
-        scored = pe_bench.evaluate(name, 24, results_dir=folder / "results")
-        assert scored.path.resolve() == made.path.resolve() and set(scored.scores["length"]) == {16, 24}
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("call", "options", "message"),
     [
-        ({"run": "alibi"}, "no finished run 'alibi'"),
-        ({"key_tokens_of": "nobody"}, "no finished run 'nobody'"),
-        ({"run": "rope"}, "'rope' is the name of several runs"),
-        ({"lengths": [0]}, "must be positive"),
-        ({"with_": "alibi"}, "alibi"),
-        ({"protocol": "slidin"}, "sliding"),
-        ({"code": "nowhere.py"}, "nowhere.py is not a file"),
+        ("evaluate", {"run": "alibi"}, "no finished run 'alibi'"),
+        ("evaluate", {"key_tokens_of": "nobody"}, "no finished run 'nobody'"),
+        ("evaluate", {"lengths": [0]}, "each a whole number of at least 1 or null, not"),
+        ("evaluate", {"with_": "alibi"}, "alibi"),
+        ("evaluate", {"protocol": "slidin"}, "sliding"),
+        ("evaluate", {"code": "nowhere.py"}, "nowhere.py is not a file"),
+        ("probe", {"lengths": 64}, "64 is too short for a probe"),
+        ("probe", {"lengths": ["far"]}, "lengths must be a list, each a whole number, not"),
+        ("probe", {"lengths": 100_000}, "no validation document has the 100001 tokens"),
+        ("probe", {"windows": "many"}, "windows must be a whole number, not 'many'"),
+        ("probe", {"overrides": "data=files"}, "overrides is for a checkpoint"),
+        ("probe", {"plain": True}, "plain is for a checkpoint"),
+        ("results", {"results_dir": "nowhere"}, "no scored run"),
+        ("results", {"where": "seed<<3"}, "needs a number"),
+        ("results", {"margin": 3}, "must be above 0"),
+        ("results", {"by": "length"}, "--by length"),
+        ("results", {"by": 0}, "unknown --by '0'"),
+        ("results", {"by": {}}, "{} is no value of a key"),
+        ("results", {"margin": "much"}, "margin must be a number, not 'much'"),
+        ("results", {"protocol": "slidin"}, "sliding"),
     ],
 )
-def test_what_cannot_be_scored_is_a_user_error(
-    made: Any, folder: Path, options: dict[str, Any], message: str
+def test_what_cannot_work_is_a_user_error_before_anything_is_scored(
+    begin: Command, folder: Path, call: str, options: dict[str, Any], message: str
 ) -> None:
-    pe_bench.train(*tiny_overrides(folder), encoding="rope", seed=1)
-    with pytest.raises(UserError, match=message):
-        pe_bench.evaluate(**{"run": made, "results_dir": folder / "results", **options})
+    begin("encoding=rope")
+    before = {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")}
+    usual = {} if call == "results" else {"run": "rope", "lengths": 128 if call == "probe" else None}
+    with pytest.raises(UserError, match=re.escape(message)):
+        getattr(pe_bench, call)(**{"results_dir": folder / "results", **usual, **options})
+    assert {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")} == before
 
 
 def test_a_run_is_probed_as_the_command_does(made: Any, folder: Path, command: Command) -> None:
@@ -200,27 +179,6 @@ def test_a_run_is_probed_as_the_command_does(made: Any, folder: Path, command: C
     assert "without  verdict" in table and outcome.out.startswith(table)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lengths": 64}, "64 is too short for a probe"),
-        ({"lengths": ["far"]}, "lengths must be a list, each a whole number, not"),
-        ({"lengths": 100_000}, "no validation document has the 100001 tokens"),
-        ({"windows": "many"}, "windows must be a whole number, not 'many'"),
-        ({"code": "nowhere.py"}, "nowhere.py is not a file"),
-        ({"overrides": "data=files"}, "overrides is for a checkpoint"),
-        ({"plain": True}, "plain is for a checkpoint"),
-    ],
-)
-def test_what_cannot_be_probed_is_a_user_error_before_anything_is_scored(
-    made: Any, options: dict[str, Any], message: str
-) -> None:
-    scored = (made.path / "eval.csv").read_bytes()
-    with pytest.raises(UserError, match=message):
-        pe_bench.probe(made, **{"lengths": 128, **options})
-    assert (made.path / "eval.csv").read_bytes() == scored
-
-
 def test_results_are_the_numbers_of_the_report(made: Any, command: Command, folder: Path) -> None:
     pe_bench.train(*tiny_overrides(folder), encoding="alibi")
     frame = pe_bench.results(folder / "results", baseline="rope")
@@ -232,26 +190,6 @@ def test_results_are_the_numbers_of_the_report(made: Any, command: Command, fold
     only = pe_bench.results(folder / "results", "alibi", where="length=32")
     assert set(only[~only["anchor"]]["encoding"]) == {"alibi"} and set(only["length"]) == {32}
     assert pe_bench.results(folder / "results", None, where=None, baseline="rope").equals(frame)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"results_dir": "nowhere"}, "no scored run"),
-        ({"where": "seed<<3"}, "needs a number"),
-        ({"margin": 3}, "must be above 0"),
-        ({"by": "length"}, "--by length"),
-        ({"by": 0}, "unknown --by '0'"),
-        ({"by": {}}, "{} is no value of a key"),
-        ({"margin": "much"}, "margin must be a number, not 'much'"),
-        ({"protocol": "slidin"}, "sliding"),
-    ],
-)
-def test_a_question_without_an_answer_is_a_user_error(
-    made: Any, folder: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        pe_bench.results(**{"results_dir": folder / "results", **options})
 
 
 def test_an_interrupt_saves_the_step_and_the_same_call_continues(

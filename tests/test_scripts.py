@@ -110,9 +110,3 @@ def test_pip_installs_where_uv_cannot(checkout):
     program(checkout / ".venv" / "bin" / "python", no_uv)
     assert run(checkout / "scripts" / "install").returncode == 0
     assert "-e ." in calls.read_text().splitlines()[-1]
-
-
-def test_the_install_ends_with_the_next_command(checkout):
-    program(checkout / ".venv" / "bin" / "python", "#!/bin/sh\n")
-    done = run(checkout / "scripts" / "install")
-    assert "pe-bench train encoding=nope experiment=quick" in done.stderr.splitlines()[-1]

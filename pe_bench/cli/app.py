@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from pe_bench import api
-from pe_bench.cli.options import app, command
+from pe_bench.cli.options import app as app
+from pe_bench.cli.options import command
 
 
 @command("train")
@@ -30,7 +29,6 @@ def train(
     cfg job|hydra|all: Print every key and its value instead of training.
     resolve: Print them with computed values.
     plan FILE: Train nothing: check all jobs, and write the command of each on a line of its own.
-    as_json: Print data for programs instead of tables (docs/json.md).
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
     Examples:
@@ -60,11 +58,8 @@ def evaluate(
     replace values of the run's configuration. hf:FOLDER and hf:OWNER/NAME are
     checkpoints of Hugging Face, with data and lengths as KEY=VALUE.
 
-    runs RUN: Runs by encoding, name, the beginning of a name, or path.
-    where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
     everything: Score every finished run, not only the last.
     baseline NAME: The encoding, or hf:FOLDER, to compare the others with.
-    as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
       pe-bench eval --lengths 512,2048
@@ -116,11 +111,8 @@ def probe(
     endings? No judge model is needed. Without RUN, --where and --all, the run that
     finished last is probed. Finished scores are reused; report --probe shows them.
 
-    runs RUN: Runs by encoding, name, the beginning of a name, or path.
-    where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
     everything: Probe every finished run, not only the last.
     plot FILE: Draw a heat map by length and depth to a PNG, SVG or PDF file.
-    as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
       pe-bench probe --lengths 512,2048
@@ -153,7 +145,6 @@ def report(
 ) -> None:
     """Compare runs in a table, and write it to files or draw it.
 
-    runs RUN: Runs by encoding, name, the beginning of a name, or path.
     sort KEY: Sort by a length, or by name, parameters, tokens_per_second, peak_memory_mb.
     lengths N,N: Show these lengths beside the training length.
     csv FILE: Write the numbers to a file; - prints them.
@@ -164,7 +155,6 @@ def report(
     details: Add intervals, controls, speed and all notes.
     probe: Show what pe-bench probe found, instead of levels.
     everything: Print every table, not only the newest run's.
-    as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
       pe-bench report --baseline rope
@@ -196,8 +186,6 @@ def check(
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings and their options.
     everything: Every encoding.
     verbose: Every property, with what was measured.
-    as_json: Print data for programs instead of tables (docs/json.md).
-    config_dir DIR: A folder with your encoding/NAME.yaml.
 
     Examples:
       pe-bench check rope
@@ -226,8 +214,6 @@ def list_(
     family NAME: Only encodings of this family.
     papers: Show where encodings are from, and what they do with long texts.
     csv FILE: Write the list to a file; - prints it as CSV.
-    as_json: Print data for programs instead of tables (docs/json.md).
-    results_dir DIR: The folder of runs and results.csv.
 
     Examples:
       pe-bench list encodings --family rotary
@@ -248,7 +234,6 @@ def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir:
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.
     plot FILE: Draw them to a PNG, SVG or PDF file.
-    config_dir DIR: A folder with your encoding/NAME.yaml.
 
     Examples:
       pe-bench show yarn
@@ -282,8 +267,6 @@ def speed(
     train: Time training steps instead of scoring.
     repeats NUMBER: Timed passes per encoding.  [default: 5 to 25, fewer if slow]
     output FILE: CSV file to add rows to.  [default: RESULTS_DIR/speed.csv]
-    as_json: Print data for programs instead of tables (docs/json.md).
-    config_dir DIR: A folder with your encoding/NAME.yaml.
 
     Examples:
       pe-bench speed rope alibi --lengths 512,2048
@@ -305,7 +288,6 @@ def export(name: str, *, folder: Path, results_dir: str = "results") -> None:
 
     name RUN: A run by encoding, name, the beginning of a name, or path.
     folder DIR: A new folder, which transformers then loads.
-    results_dir DIR: The folder of runs and results.csv.
 
     Examples:
       pe-bench export rope --hf FOLDER
@@ -377,7 +359,6 @@ def reproduce(
     text stdlib|DIR: The text: Python's standard library, or a folder of files.
     write_table: Make our levels the study's table (for maintainers).
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
-    results_dir DIR: The folder of runs and results.csv.
 
     Examples:
       pe-bench reproduce                       # the studies, and what is finished
@@ -405,7 +386,6 @@ def try_(
     arguments CHANGE|KEY=VALUE: What to try, such as my.py:RootBias, 'rope base=500000' or rope+logn; then
         keys of both, such as model=small.
     listed: Show what was tried in this folder of results.
-    as_json: Print data for programs instead of tables (docs/json.md).
 
     Examples:
       pe-bench try my.py:RootBias
@@ -419,20 +399,3 @@ def try_(
         list_tries(Path(options["results_dir"]), as_json)
     else:
         run_try(arguments, as_json, options)
-
-
-def _show_version(value: bool) -> None:
-    if value:
-        from importlib.metadata import version
-
-        print(f"pe-bench {version('pe-bench')}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Train short, test long: compare positional encodings by length extrapolation."""

@@ -36,6 +36,19 @@ SPELLED = {
 }
 
 
+# What options mean that many commands have, with the word for their values.
+SHARED = {
+    "as_json": ("", "Print data for programs instead of tables (docs/json.md)."),
+    "config_dir": ("DIR", "A folder with your encoding/NAME.yaml."),
+    "results_dir": ("DIR", "The folder of runs and results.csv."),
+    "runs": ("RUN", "Runs by encoding, name, the beginning of a name, or path."),
+    "where": (
+        "CONDITION",
+        "Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.",
+    ),
+}
+
+
 def command(
     name: str, *like: Callable[..., Any], without: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -46,14 +59,13 @@ def command(
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
-        meanings = {
+        meanings = SHARED | {
             parameter: rest for source in (*reversed(like), function) for parameter, rest in _meanings(source)
         }
         parameters = {parameter.name: parameter for parameter in _parameters(function)}
         for parameter in _parameters(*like[:1]):
             if parameter.name not in without:
-                option = parameter.replace(kind=parameter.KEYWORD_ONLY)
-                parameters.setdefault(parameter.name, option)
+                parameters.setdefault(parameter.name, parameter.replace(kind=parameter.KEYWORD_ONLY))
         text, _, examples = inspect.cleandoc(function.__doc__ or "").partition(EXAMPLES)
         words = [": ".join(meanings[each.name]) for each in _parameters(function) if not _is_option(each)]
 
@@ -128,3 +140,20 @@ def _checked(key: str, value: Any) -> Any:
         for folder in [value] if isinstance(value, str | Path) else value or []:
             require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
     return value
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        print(f"pe-bench {version('pe-bench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train short, test long: compare positional encodings by length extrapolation."""

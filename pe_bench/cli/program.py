@@ -46,9 +46,9 @@ def run(arguments: list[str]) -> int:
             code = command.main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `pe-bench report | head -3`
-        return _leave_quietly()
+        return 1
     except UserError as error:
-        return _refuse(arguments, str(error), 2)
+        return _fail(str(error), 2)
     except (RunError, OSError) as error:
         return _fail(first_line(error), 1)
     except (Stopped, typer.Abort) as error:
@@ -57,23 +57,9 @@ def run(arguments: list[str]) -> int:
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise
-        return _refuse(arguments, message(), code)
+        is_key = arguments[:1] == ["train"] and "No such option" in message()
+        return _fail(message() + ("; keys are KEY=VALUE: `pe-bench list keys`" if is_key else ""), code)
     return _fail("interrupted", EXIT_CODE) if code == EXIT_CODE else code
-
-
-def _refuse(arguments: list[str], message: str, code: int) -> int:
-    """Say what is wrong, and how this command spells an option or a key of that name, if it has it."""
-    from pe_bench.cli.completion import respell
-
-    return _fail(respell(typer.main.get_command(app), arguments, message) or message, code)
-
-
-def _leave_quietly() -> int:
-    """Exit code 1; what is still buffered goes nowhere, for Python writes it once more when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-    return 1
 
 
 def _fail(message: str, code: int) -> int:

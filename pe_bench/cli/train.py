@@ -9,7 +9,7 @@ import typer
 
 from pe_bench import api
 from pe_bench.cli.data import print_data, print_runs
-from pe_bench.config.compose import call_hydra, complete_overrides, is_sweep
+from pe_bench.config.compose import complete_overrides, print_config
 from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
 from pe_bench.system.files import require_writable, write_text
@@ -38,11 +38,10 @@ def run_train(
         require(cfg in PRINTED, f"--cfg prints one of {', '.join(PRINTED)}, not '{cfg}'")
         is_one = plan is None and not multirun
         require(is_one, "--cfg prints the keys of one job: leave out -m and --plan")
-        flags = ["--cfg", cfg, *(["--resolve"] if resolve else [])]
-        call_hydra(complete_overrides(overrides, search), search, flags, lambda composed: None)
+        print_config(complete_overrides(overrides, search), search, cfg, resolve=resolve)
     elif plan is not None:
         _write_plan(complete_overrides(overrides, search), search, plan)
-    elif multirun or is_sweep(overrides):
+    elif multirun:
         require(
             world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N"
         )
@@ -156,16 +155,14 @@ def list_tries(results_dir: Path, as_json: bool) -> None:
     columns = [Column(name, is_left=name in ("change", "baseline", "answer")) for name in TRIES]
     rows = [
         [
-            *(Cell(f"{entry.kind} {entry.number}"), Cell(entry.change), Cell(entry.baseline)),
-            *(Cell(_signed(entry.at_training)), Cell(_signed(entry.at_longest))),
-            *(Cell(f"{entry.seeds}"), Cell(entry.answer)),
+            *(f"{each.kind} {each.number}", each.change, each.baseline),
+            *(_signed(each.at_training), _signed(each.at_longest), f"{each.seeds}", each.answer),
         ]
-        for entry in tries
+        for each in tries
     ]
-    notes = (
-        "differences in bits per byte, negative is better; the baseline and the lengths have own numbers",
-    )
-    show(lambda width: draw(Grid(columns, rows, notes=notes), width))
+    notes = ("differences in bits per byte, negative is better; baselines and lengths have own numbers",)
+    grid = Grid(columns, [list(map(Cell, row)) for row in rows], notes=notes)
+    show(lambda width: draw(grid, width))
 
 
 def _signed(value: float | None) -> str:

@@ -5,132 +5,151 @@ names it by `name`, or by an entry `/encoding@global: p_rope` of its defaults; a
 mapping with a `name`, which replaces what was there. Whatever it leaves out is that of the file of this name.
 """
 
-import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
-from pe_bench.config.groups import SEARCH_PATH, config_dir, find_name
-from pe_bench.config.overrides import (
-    CONFIG,
-    NOT_OPTIONS,
-    cause,
-    check_overrides,
-    explain_hydra_errors,
-    for_hydra,
-    parse_override,
-    search_override,
-    unknown_key,
-    values_of,
-)
+from pe_bench.config.groups import config_dir, find_name, keys_in, read_choice
+from pe_bench.config.overrides import CONFIG, cause, explain_hydra_errors, for_hydra, unknown_key
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
-from pe_bench.encodings.signatures import read_part
+from pe_bench.encodings.signatures import NOT_OPTIONS, complete, read_part
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import expand_path
 
+# Overrides before the user's own: how tests run the README's commands on shorter budgets.
+OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
+
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Compose the configuration of one job as plain values, without running anything."""
+    """Compose the configuration of one job as plain values, without running anything. Raises `UserError`."""
     overrides = for_hydra(overrides, search)
     with explain_hydra_errors(overrides, search):
         return _compose(overrides, search)
 
 
 def _compose(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
-    return to_plain_values(_hydra_compose(overrides, search), search)
-
-
-def _hydra_compose(overrides: Sequence[str], search: Sequence[Path]) -> Any:
     from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
 
-    register_resolvers()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return hydra_compose(CONFIG, [*overrides, *search_override(search)])
+    with _hydra(search):
+        return _plain_values(hydra_compose(CONFIG, [*overrides]), search)
 
 
-def _unresolved(composed: Any) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(composed, resolve=False)
-    return values
+def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
+    """Put the environment's overrides before a command's, as Hydra takes them. Raises `UserError`."""
+    return for_hydra([*os.environ.get(OVERRIDES_VARIABLE, "").split(), *overrides], search)
 
 
-def to_plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
-    """Resolve to plain values; each part of the encoding names its options that were derived."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        composed = _with_nested(composed, search)
-        raw = OmegaConf.to_container(composed, resolve=False)
-        values = OmegaConf.to_container(composed, resolve=True)
-    except OmegaConfBaseException as error:
-        raise cause(error) or UserError(first_line(error)) from error
-    assert isinstance(raw, dict)
-    assert isinstance(values, dict)
-    plain = {
-        str(key): value for key, value in values.items() if key not in ("hydra", "modifier", "experiment")
-    }
-    if isinstance(plain.get("encoding"), dict):
-        preset = _read_preset(str(raw["encoding"].get("name")), search)
-        plain["encoding"] = _mark_derived(raw["encoding"], plain["encoding"], preset)
-    return plain
+def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Config:
+    """Return the configuration of the one job that a command's overrides ask for. Raises `UserError`."""
+    return parse_config(compose(complete_overrides(overrides, search), search), search)
 
 
-def _with_nested(composed: Any, search: Sequence[Path]) -> Any:
-    """Complete the encodings that options of the encoding hold."""
-    from omegaconf import OmegaConf
+def parse_composed(composed: Any) -> Config:
+    """Parse what Hydra hands to a task."""
+    from hydra.core.hydra_config import HydraConfig
 
-    def compose_encoding(overrides: Sequence[str]) -> dict[str, Any]:
-        with _lent_hydra():
-            return _unresolved(_hydra_compose(overrides, search))["encoding"]
+    register_resolvers()  # a launcher may have begun this process
+    sources = HydraConfig.get().runtime.config_sources
+    folders = [Path(source.path) for source in sources if source.schema == "file"]
+    search = [folder for folder in folders if folder != config_dir()]
+    return parse_config(_plain_values(composed, search), search)
 
-    raw = _unresolved(composed)
-    if not isinstance(raw.get("encoding"), dict):
-        return composed
-    encoding = complete_nested(raw["encoding"], compose_encoding, search)
-    return composed if encoding == raw["encoding"] else OmegaConf.create({**raw, "encoding": encoding})
+
+def multirun(overrides: Sequence[str], search: Sequence[Path], task: Callable[[Any], None]) -> None:
+    """Have Hydra's launcher call `task` for each job of a sweep. Raises `UserError`."""
+    with explain_hydra_errors(overrides, search), _hydra(search) as hydra:
+        hydra.multirun(CONFIG, task, [*overrides])
+
+
+def print_config(overrides: Sequence[str], search: Sequence[Path], kind: str, *, resolve: bool) -> None:
+    """Print the keys of a job, of Hydra, or all. Raises `UserError`."""
+    with explain_hydra_errors(overrides, search), _hydra(search) as hydra:
+        hydra.show_cfg(CONFIG, [*overrides], cfg_type=kind, package=None, resolve=resolve)
 
 
 @contextmanager
-def _lent_hydra() -> Iterator[None]:
-    """Let Hydra compose something else in a job of its own."""
+def _hydra(search: Sequence[Path]) -> Iterator[Any]:
+    """Lend a Hydra that finds the files of pe-bench and of a person's own folders; it may be inside a job."""
+    from hydra import version
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_search_path import SearchPathQuery
     from hydra.core.global_hydra import GlobalHydra
 
+    register_resolvers()
+    version.setbase("1.3")
+    path = create_config_search_path(str(config_dir()))
+    for folder in search:
+        path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
-        yield
+        yield Hydra.create_main_hydra2("train", path)
     finally:
         GlobalHydra.instance().hydra = outer
 
 
+def config_flags(search: Sequence[Path]) -> list[str]:
+    """Return the flags without which overrides would compose something else."""
+    return [word for folder in search for word in ("--config-dir", str(folder))]
+
+
 def register_resolvers() -> None:
     """Register what reads the files of encodings, and the functions that the YAML files call."""
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
     from omegaconf import OmegaConf
 
-    from pe_bench.config.hydra_source import register
-
-    register()
-    OmegaConf.register_new_resolver("divide", _divide, replace=True)
-    OmegaConf.register_new_resolver("quotient", lambda a, b: max(1, a // b), replace=True)
-    OmegaConf.register_new_resolver("times", lambda a, b: a * b, replace=True)
-    OmegaConf.register_new_resolver("required", _require_value, replace=True)
-    OmegaConf.register_new_resolver("seed_of", _seed_of, replace=True)
-    OmegaConf.register_new_resolver(
-        "expanduser", lambda path: str(expand_path(path, "results_dir=")), replace=True
-    )
+    Plugins.instance()  # which registers Hydra's own sources
+    SourcesRegistry.instance().types["file"] = _encoding_source()
+    for name, resolver in RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 
-def _require_value(otherwise: str) -> NoReturn:
+@cache
+def _encoding_source() -> type[Any]:
+    """Return what Hydra reads a folder of YAML files with: an encoding has all options of its class."""
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+    from hydra.plugins.config_source import ConfigResult
+    from omegaconf import OmegaConf
+
+    def class_of(config_path: str) -> str:
+        """Return the class that the choice of an encoding names; empty where it names a file of YAML."""
+        group, _, choice = config_path.partition("/")
+        return choice if group == "encoding" and ":" in choice else ""
+
+    class EncodingSource(FileConfigSource):
+        """A folder of YAML files in which `encoding/FILE.py:Class` exists wherever the file lies."""
+
+        def is_config(self, config_path: str) -> bool:
+            return class_of(config_path) != "" or super().is_config(config_path)
+
+        def load_config(self, config_path: str) -> ConfigResult:
+            if choice := class_of(config_path):
+                part = OmegaConf.create(read_choice("encoding", choice))
+                return ConfigResult(self.provider, config_path, part, {"package": None})
+            result = super().load_config(config_path)
+            group, _, name = config_path.partition("/")
+            part: Any = OmegaConf.to_container(result.config, resolve=False)
+            if group in ("encoding", "modifier") and isinstance(part, dict):
+                is_named = group == "encoding" and "class" in part
+                named = {"name": name.removesuffix(".yaml")} if is_named else {}
+                result.config = OmegaConf.create(complete({**named, **part}, (Path(self.path),)))
+            return result
+
+    # Hydra takes no class of another name for folders, where a launcher's process begins anew.
+    EncodingSource.__name__ = FileConfigSource.__name__
+    return EncodingSource
+
+
+def _require_value(otherwise: str) -> None:
     raise UserError(otherwise)
 
 
@@ -148,15 +167,67 @@ def _divide(d_model: int, n_heads: int) -> int:
     return d_model // n_heads
 
 
-def parse_composed(composed: Any) -> Config:
-    """Parse what Hydra hands to a task."""
-    from hydra.core.hydra_config import HydraConfig
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "divide": _divide,
+    "quotient": lambda a, b: max(1, a // b),
+    "times": lambda a, b: a * b,
+    "required": _require_value,
+    "seed_of": _seed_of,
+    "expanduser": lambda path: str(expand_path(path, "results_dir=")),
+}
 
-    register_resolvers()  # a launcher may have begun this process
-    sources = HydraConfig.get().runtime.config_sources
-    folders = [Path(source.path) for source in sources if source.schema == "file"]
-    search = [folder for folder in folders if folder != config_dir()]
-    return parse_config(to_plain_values(composed, search), search)
+
+# From what Hydra composed to plain values
+
+
+def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
+    """Resolve to plain values; each part of the encoding names its options that were derived."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        raw: Any = OmegaConf.to_container(composed, resolve=False)
+        if isinstance(raw.get("encoding"), dict):
+            raw["encoding"] = _with_nested(raw["encoding"], search, "encoding")
+        values: Any = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+    except OmegaConfBaseException as error:
+        raise cause(error) or UserError(first_line(error)) from error
+    if isinstance(values.get("encoding"), dict):
+        preset = _read_preset(str(raw["encoding"].get("name")), search)
+        values["encoding"] = _mark_derived(raw["encoding"], values["encoding"], preset)
+    return {key: value for key, value in values.items() if key not in ("hydra", "modifier", "experiment")}
+
+
+def _with_nested(encoding: Mapping[str, Any], search: Sequence[Path], prefix: str) -> dict[str, Any]:
+    """Return an encoding whose nested ones, in its options, have all of theirs. Raises `UserError`."""
+    return {option: _completed(value, search, f"{prefix}.{option}") for option, value in encoding.items()}
+
+
+def _completed(value: Any, search: Sequence[Path], prefix: str) -> Any:
+    if isinstance(value, str) and value.startswith("{"):
+        value = yaml.safe_load(value)
+    if not isinstance(value, dict) or "name" not in value:
+        return value
+    if "class" not in value:
+        part = read_choice("encoding", find_name("encoding", str(value["name"]), search), search)
+        changes = {key: inner for key, inner in value.items() if key != "name"}
+        modifiers = changes.pop("modifiers", None) or {}
+        require(isinstance(modifiers, dict), f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
+        for typed, options in modifiers.items():
+            name = find_name("modifier", typed, search)
+            modifier = read_choice("modifier", name, search)
+            part.setdefault("modifiers", {})[name] = _changed(
+                modifier, options or {}, f"{prefix}.modifiers.{name}"
+            )
+        value = _changed(part, changes, prefix)
+    return _with_nested(value, search, prefix)
+
+
+def _changed(part: Mapping[str, Any], options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    for option in options:
+        if option not in part:
+            raise unknown_key(f"{prefix}.{option}", keys_in(part, f"{prefix}."))
+    return {**part, **options}
 
 
 def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
@@ -173,134 +244,27 @@ def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[s
 
     It also names those that differ from the preset, because their new value may be the default of the class.
     """
-    modifiers, preset_modifiers = values.get("modifiers"), preset.get("modifiers") or {}
-    if isinstance(modifiers, dict) and modifiers:
-        parts = {
-            name: _mark_derived(raw["modifiers"][name], part, preset_modifiers.get(name, {}))
-            if isinstance(part, dict)
-            else part
-            for name, part in modifiers.items()
+
+    def marked(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
+        """Mark the encodings or the modifiers among these values."""
+        return {
+            name: _mark_derived(raw[name], value, preset.get(name) or {})
+            if isinstance(value, dict) and "class" in value
+            else value
+            for name, value in values.items()
         }
-        values = {**values, "modifiers": parts}
-    for name, part in values.items():
-        if name != "modifiers" and isinstance(part, dict) and "class" in part:
-            of_preset = preset.get(name) or {}
-            is_same = of_preset.get("class") == part["class"]
-            values = {**values, name: _mark_derived(raw[name], part, of_preset if is_same else {})}
+
+    modifiers, of_modifiers = values.get("modifiers"), preset.get("modifiers") or {}
+    if preset.get("class") != values.get("class"):
+        preset = {}
+    values = marked(raw, values, preset)
+    if isinstance(modifiers, dict) and modifiers:
+        values["modifiers"] = marked(raw["modifiers"], modifiers, of_modifiers)
+    options = [name for name in raw if name not in NOT_OPTIONS]
     derived = [
         name
-        for name, value in raw.items()
-        if name not in NOT_OPTIONS
-        and (str(value).startswith("${") or (name in preset and value == preset[name]))
+        for name in options
+        if str(raw[name]).startswith("${") or (name in preset and raw[name] == preset[name])
     ]
     chosen = [name for name in preset if name not in NOT_OPTIONS and raw.get(name) != preset[name]]
     return {**values, "derived": derived, **({"chosen": chosen} if chosen else {})}
-
-
-Compose = Callable[[Sequence[str]], dict[str, Any]]  # from overrides to an encoding, unresolved
-
-
-def complete_nested(
-    encoding: Mapping[str, Any], compose: Compose, search: Sequence[Path], prefix: str = "encoding"
-) -> dict[str, Any]:
-    """Return an encoding, as it was composed, whose nested ones have all of their options.
-
-    Raises `UserError` for a name or an option that is unknown.
-    """
-    return {
-        option: _completed(value, compose, search, f"{prefix}.{option}") for option, value in encoding.items()
-    }
-
-
-def _completed(value: Any, compose: Compose, search: Sequence[Path], prefix: str) -> Any:
-    if isinstance(value, str) and value.startswith("{"):
-        value = yaml.safe_load(value)
-    if not isinstance(value, dict) or "name" not in value:
-        return value
-    changes = {key: inner for key, inner in value.items() if key not in ("name", "modifiers")}
-    if "class" not in value:
-        name = find_name("encoding", str(value["name"]), search)
-        modifiers = value.get("modifiers") or {}
-        if not isinstance(modifiers, dict):
-            raise UserError(f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
-        chosen = [f"modifier=[{','.join(modifiers)}]"] if modifiers else []
-        value = compose([f"encoding={name}", *chosen])
-        _refuse_unknown(changes, value, prefix)
-        value = {**value, **changes}
-        for modifier, options in modifiers.items():
-            modifier = find_name("modifier", modifier, search)
-            _refuse_unknown(options or {}, value["modifiers"][modifier], f"{prefix}.modifiers.{modifier}")
-            value["modifiers"][modifier] |= options or {}
-    return complete_nested(value, compose, search, prefix)
-
-
-def _refuse_unknown(options: Mapping[str, Any], part: Mapping[str, Any], prefix: str) -> None:
-    for option in options:
-        if option not in part:
-            values: Any = part
-            for key in reversed(prefix.split(".")):
-                values = {key: values}
-            raise unknown_key(f"{prefix}.{option}", values)
-
-
-# Overrides before the user's own: how tests run the README's commands on shorter budgets.
-OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
-
-
-def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
-    """Put the environment's overrides before a command's, and check all. Raises `UserError`."""
-    overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *overrides]
-    check_overrides(overrides, search)
-    return for_hydra(overrides, search)
-
-
-def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Config:
-    """Return the configuration of the one job that a command's overrides ask for. Raises `UserError`."""
-    overrides = complete_overrides(overrides, search)
-    named = [each for text in overrides if (each := parse_override(text)).key == SEARCH_PATH]
-    folders = [Path(str(name).removeprefix("file://")) for text in named for name in values_of(text)[0]]
-    return parse_config(compose(overrides, search), [*search, *folders])
-
-
-def is_sweep(overrides: Sequence[str]) -> bool:
-    """Return whether a command's overrides ask Hydra for a sweep, as its -m does."""
-    return any(
-        (override.key.lower(), (override.value or "").upper()) == ("hydra.mode", "MULTIRUN")
-        for override in map(parse_override, overrides)
-    )
-
-
-def call_hydra(
-    overrides: Sequence[str], search: Sequence[Path], flags: Sequence[str], task: Callable[[Any], None]
-) -> None:
-    """Call Hydra with overrides and flags: it prints, or its launcher calls `task` for each job."""
-    import hydra
-
-    if sys.version_info >= (3, 14):  # which refuses Hydra 1.3's help texts, because they are not text
-        argparse.ArgumentParser._check_help = lambda self, action: None  # pyright: ignore
-    register_resolvers()
-    main = hydra.main(config_path=str(config_dir()), config_name=CONFIG, version_base="1.3")(task)
-    arguments = [*overrides, *config_flags(search), *flags]  # Hydra refuses overrides on both sides of a flag
-    with explain_hydra_errors(overrides, search, is_sweep="--multirun" in flags), _lent_arguments(arguments):
-        main()
-
-
-def config_flags(search: Sequence[Path]) -> list[str]:
-    """Return the flags without which overrides would compose something else."""
-    return [word for folder in search for word in ("--config-dir", str(folder))]
-
-
-@contextmanager
-def _lent_arguments(arguments: Sequence[str]) -> Iterator[None]:
-    """Lend Hydra `sys.argv`, and have it raise its errors instead of printing them."""
-    before, shown = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["pe-bench train", *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        sys.argv = before
-        if shown is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = shown

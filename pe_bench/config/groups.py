@@ -1,27 +1,32 @@
 """The groups of the configuration: where their YAML files are and the names they offer; a run's keys."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pe_bench.encodings.signatures import require_class
+from pe_bench.encodings.signatures import (
+    MISSING,
+    NOT_OPTIONS,
+    SIZES,
+    complete,
+    options_of,
+    read_part,
+    require_class,
+)
 from pe_bench.errors import UserError
-from pe_bench.values import close_to, unknown
+from pe_bench.values import unknown
 
-ONE_OF_EACH = ("encoding", "model", "data", "task", "tokenizer", "experiment")
-GROUPS = (*ONE_OF_EACH, "modifier")
+GROUPS = ("encoding", "model", "data", "task", "tokenizer", "experiment", "modifier")
+DEFAULT_ENCODING = "rope"  # of train.yaml
 MAY_BE_NONE = ("task", "experiment")
 OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers.", "task": "task."}
-SEARCH_PATH = "hydra.searchpath"
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
+CHOICE = re.compile(r"[\w./:-]+")  # a name in a list
 PAPER = re.compile(r"^# paper: (.+)$", re.MULTILINE)
 DIRECTIVES = ("# also: ", "# paper: ", "# @package ")  # comments that are read by programs
-HOW_TO_HAVE_NONE = {
-    "modifier": " (modifier=[] for none)",
-    **dict.fromkeys(MAY_BE_NONE, " (leave the key out for none)"),
-}
 
 
 def aliases() -> dict[str, str]:
@@ -44,17 +49,11 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     names = names_in(group, search)
     if typed in names or (group == "encoding" and ":" in typed):
         return typed
-    by_name = dict(zip(names, names, strict=True)) | (aliases() if group == "encoding" else {})
+    by_name = {name: name for name in names} | (aliases() if group == "encoding" else {})
     folded = {_fold(name): first for name, first in by_name.items()}
-    if typed in by_name or _fold(typed) in folded:
-        return by_name.get(typed) or folded[_fold(typed)]
-    if group == "encoding" and typed in names_in("task"):
-        raise UserError(f"unknown encoding '{typed}': it is a task, so say task={typed}", key=group)
-    offered = by_name if close_to(typed, by_name, 0.8) else names
-    message = unknown(typed, group, offered) + HOW_TO_HAVE_NONE.get(group, "")
-    if not search and not close_to(typed, offered):
-        message += f"; FOLDER/{group}/{typed}.yaml of your own is found with --config-dir FOLDER"
-    raise UserError(message, key=group)
+    if typed not in by_name and _fold(typed) not in folded:
+        raise UserError(unknown(typed, group, by_name), key=group)
+    return by_name.get(typed) or folded[_fold(typed)]
 
 
 def _fold(name: str) -> str:
@@ -92,6 +91,71 @@ def names_in(group: str, search: Sequence[Path] = ()) -> list[str]:
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
+def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return an encoding or a modifier with all options: of its class, its file and what the file builds on.
+
+    Raises `UserError` for a file that is not there.
+    """
+    if ":" in name:
+        return complete({"name": name.rpartition(":")[2], "class": name}, search)
+    files = [folder / group / f"{name}.yaml" for folder in (config_dir(), *search)]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        raise UserError(unknown(name, group, names_in(group, search)), key=group)
+    part = read_part(file)
+    result: dict[str, Any] = {}
+    for entry in part.pop("defaults", ()):
+        # Such as `rope`, `_self_`, `/encoding@local: rope` or `/modifier@modifiers.logn: logn`.
+        target, base = next(iter(entry.items())) if isinstance(entry, dict) else (group, entry)
+        group_of_base, _, option = target.strip("/").partition("@")
+        if base == "_self_":
+            continue
+        values = read_choice(group_of_base, base, search)
+        if option.startswith("modifiers."):
+            result.setdefault("modifiers", {})[option.removeprefix("modifiers.")] = values
+        else:
+            result |= {option: values} if option else values
+    return {**result, **{key: value for key, value in part.items() if value != MISSING or key not in result}}
+
+
+def keys_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield every key in plain values; of an encoding the options, but for those that the model decides."""
+    is_encoding = prefix.startswith("encoding.")
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from keys_in(value, f"{prefix}{key}.")
+        if is_encoding and (key in NOT_OPTIONS or key in SIZES):
+            continue
+        if not isinstance(value, Mapping) or (is_encoding and "class" in value):
+            yield f"{prefix}{key}"
+
+
+def plain_keys() -> list[str]:
+    """Return every key that a command can change but options of encodings and tasks."""
+    from pe_bench.config.schema import KEYS, SECTIONS, keys_of_sections
+
+    return [*GROUPS, *(key for key in KEYS if key not in SECTIONS), *keys_of_sections()]
+
+
+def option_keys(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterator[str]:
+    """Yield the keys of the options of the encodings, modifiers and tasks that overrides choose."""
+    chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
+    names = {group: CHOICE.findall(chosen.get(group, "")) for group in ("encoding", "modifier", "task")}
+    for name in names["encoding"] or [DEFAULT_ENCODING]:
+        with suppress(UserError):  # of a name that is half typed
+            if ":" in name:  # code that only training runs
+                options = options_of(name, search, may_run=False)
+                yield from (f"encoding.{option.name}" for option in options if option.name not in SIZES)
+            else:
+                yield from keys_in(read_choice("encoding", name, search), "encoding.")
+    for name in names["modifier"]:
+        with suppress(UserError):
+            yield from keys_in(read_choice("modifier", name, search), f"encoding.modifiers.{name}.")
+    for name in {*names["task"]} & {*names_in("task")}:
+        task = read_part(config_dir() / "task" / f"{name}.yaml")["task"]
+        yield from (f"task.{option}" for option in task if option != "name")
+
+
 def encoding_names(search: Sequence[Path] = ()) -> list[str]:
     """Return the name of every encoding: the shipped ones first, then those in a person's own folders."""
     shipped = names_in("encoding")
@@ -99,16 +163,7 @@ def encoding_names(search: Sequence[Path] = ()) -> list[str]:
 
 
 LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")
-GROUP = re.compile(r" *- (\w+): (\S+)")
-GROUP_MEANINGS = {
-    "encoding": "the positional encoding: `pe-bench list encodings`",
-    "modifier": "added on top of the encoding: `pe-bench list modifiers`",
-    "model": "the size of the model: `pe-bench list models`",
-    "data": "the text: `pe-bench list data`",
-    "task": "examples with known answers in place of text: `pe-bench list tasks`",
-    "tokenizer": "how text becomes tokens: `pe-bench list tokenizers`",
-    "experiment": "several keys at once: `pe-bench list experiments`",
-}
+GROUP = re.compile(r" *- (\w+): (\S+) +# (.*)")
 
 
 class Key(NamedTuple):
@@ -127,8 +182,8 @@ def keys() -> list[Key]:
 def _keys(text: str) -> Iterator[Key]:
     groups, _, settings = text.partition("\n\n")
     for match in map(GROUP.fullmatch, groups.splitlines()):
-        if match and match[1] in GROUP_MEANINGS:
-            yield Key(match[1], match[2], GROUP_MEANINGS[match[1]])
+        if match:
+            yield Key(*match.groups())
     section = ""
     for match in map(LINE.fullmatch, settings.splitlines()):
         if not match:

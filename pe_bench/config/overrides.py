@@ -1,10 +1,9 @@
 """The overrides of a command: KEY=VALUE in Hydra's grammar, and Hydra's errors as one line with a way out."""
 
 import re
-import shlex
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +11,13 @@ from typing import Any
 
 import yaml
 
-from pe_bench.config.groups import GROUPS, MAY_BE_NONE, SEARCH_PATH, config_dir, find_name, names_in
+from pe_bench.config.groups import GROUPS, MAY_BE_NONE, find_name, keys_in, names_in, option_keys, plain_keys
 from pe_bench.config.schema import FIELD_OF_KEY, SECTIONS
-from pe_bench.encodings.signatures import require_class
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.values import close_to, plain_value, unknown
+from pe_bench.values import plain_value, unknown
 
 CONFIG = "train"  # the file that every configuration is composed from
-LAUNCHER = "hydra/launcher"
 EXTRA_OF_LAUNCHER = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
-NOT_OPTIONS = ("name", "class", "defaults", "derived", "chosen", "modifiers")  # keys of an encoding
 PREFIXES = "+~"
 KEY = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
 PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
@@ -29,7 +25,9 @@ NOT_TEXT = ("null", "true", "false", "nan", "inf")  # what Hydra reads plain tex
 # A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
 NAME = r"(?:[\w.+-]+|[\w.+/~ -]+:\w+)"
 NAMES = re.compile(rf"\[?{NAME}(,{NAME})*,?\]?", re.ASCII)
-REFUSED_KEY = re.compile(r"Could not override '(.*)'")  # Hydra's words
+# Hydra's words
+REFUSED_KEY = re.compile(r"Could not override '(.*)'")
+SEVERAL = re.compile(r"Ambiguous value for argument '(.*)'")
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,9 @@ def quote(value: Any) -> str:
 def overrides_of(key: str, value: Any) -> Iterator[str]:
     """Yield the override that sets a key to a value, or those that set the keys of a group to a mapping."""
     if isinstance(value, Mapping):
-        message = f"{key}={{}} names no key and changes nothing: leave it out, or name a key in it"
-        require(bool(value), message)
+        require(
+            bool(value), f"{key}={{}} names no key and changes nothing: leave it out, or name a key in it"
+        )
         for name, inner in value.items():
             yield from overrides_of(f"{key}.{name}", inner)
     else:
@@ -86,13 +85,14 @@ def overrides_of(key: str, value: Any) -> Iterator[str]:
 
 def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
     """Return the option by its whole key, of the encoding `name` or a modifier; None if neither has it."""
+    keys = set(keys_in(encoding, "encoding."))
     if "." in option.key:
-        return option if option.prefix or option.key in _flatten({"encoding": encoding}) else None
+        return option if option.prefix or option.key in keys else None
     modifiers = [f"encoding.modifiers.{modifier}" for modifier in encoding.get("modifiers") or {}]
     # What the name stands for comes first: `window=20` is the window's.
     parts = sorted(["encoding", *modifiers], key=lambda part: part != f"encoding.modifiers.{name}")
-    keys, there = [f"{part}.{option.key}" for part in parts], set(_flatten({"encoding": encoding}))
-    return next((replace(option, key=key) for key in keys if key in there), None)
+    full = (f"{part}.{option.key}" for part in parts)
+    return next((replace(option, key=key) for key in full if key in keys), None)
 
 
 def values_of(override: Override) -> list[Any]:
@@ -110,40 +110,29 @@ def values_of(override: Override) -> list[Any]:
     return [parsed.value()]
 
 
-def check_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) -> None:
-    """Raise `UserError` for what Hydra would take, or would refuse at length."""
-    parsed = [parse_override(text) for text in overrides]
-    for text, override in zip(overrides, parsed, strict=True):
-        group, value = override.key, override.value
-        is_read = KEY.fullmatch(group) and (value is not None or override.prefix == "~")
-        if not is_read or (group in GROUPS and value == ""):
-            of = next((each for each in GROUPS if text in names_in(each, search)), None)
-            way = f"{of}={f'[{text}]' if of == 'modifier' else text}" if of else "KEY=VALUE"
-            if group in GROUPS:
-                way = f"{group}=NAME, one of `pe-bench list {group.removesuffix('s')}s`"
-            raise UserError(f"'{text}' cannot be read: say {way}")
-        if group in GROUPS and (value or "").startswith("{" if group == "modifier" else ("[", "{")):
-            names = (value or "").strip("[]")
-            raise UserError(
-                f"{text}: a run has one {group}; say {group}=NAME, -m {group}={names} for a run with "
-                "each, or modifier=[NAME] for something on top of an encoding"
-            )
-        for name in (value or "").split(",") if group == "encoding" else ():
-            require_class(name, search)
-    keys = [override.key for override in parsed]
-    both = "train.steps" in keys and "train.tokens" in keys
-    require(not both, "train.steps and train.tokens both say how long to train: give one of them")
-
-
 def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str]:
     """Return overrides as Hydra takes them: with the names of files, and nested encodings as texts.
 
-    Raises `UserError` for an unknown name.
+    Raises `UserError` for what Hydra would take, or would refuse at length.
     """
-    parsed = [parse_override(text) for text in overrides]
-    if not any(override.key == SEARCH_PATH for override in parsed):  # Hydra alone knows what lies there
-        parsed = [_with_file_names(override, search) for override in parsed]
+    parsed = [_with_file_names(_checked(text, search), search) for text in overrides]
     return [str(_with_nested_as_text(override)) for override in parsed]
+
+
+def _checked(text: str, search: Sequence[Path]) -> Override:
+    override = parse_override(text)
+    group, value = override.key, override.value
+    is_read = KEY.fullmatch(group) and (value is not None or override.prefix == "~")
+    if not is_read or (group in GROUPS and value == ""):
+        of = next((each for each in GROUPS if text in names_in(each, search)), "KEY")
+        way = f"{of}={'VALUE' if of == 'KEY' else text}" if group not in GROUPS else f"{group}=NAME"
+        raise UserError(f"'{text}' cannot be read: say {way}")
+    several = "{" if group == "modifier" else ("[", "{")
+    is_one = group not in GROUPS or not (value or "").startswith(several)
+    require(
+        is_one, f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
+    )
+    return override
 
 
 def _with_file_names(override: Override, search: Sequence[Path]) -> Override:
@@ -169,19 +158,17 @@ def _with_nested_as_text(override: Override) -> Override:
     return replace(override, value=",".join(map(quote, texts)))
 
 
-def search_override(search: Sequence[Path]) -> list[str]:
-    """Return the override that lets Hydra find files in a person's own folders, or none without folders."""
-    files = [f"file://{folder.resolve()}" for folder in search]
-    return [f"{SEARCH_PATH}={quote(files)}"] if files else []
-
-
-# Hydra's errors
+def takes_list(key: str) -> bool:
+    """Return whether a key of a section takes a list of values."""
+    section, _, name = key.partition(".")
+    if section not in SECTIONS:
+        return False
+    hint: Any = typing.get_type_hints(SECTIONS[section]).get(FIELD_OF_KEY.get(key, name))
+    return any(typing.get_origin(kind) in (list, tuple) for kind in (hint, *typing.get_args(hint)))
 
 
 @contextmanager
-def explain_hydra_errors(
-    overrides: Sequence[str], search: Sequence[Path] = (), is_sweep: bool = False
-) -> Iterator[None]:
+def explain_hydra_errors(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterator[None]:
     """Turn Hydra's and OmegaConf's errors into a `UserError` of one line."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -191,7 +178,7 @@ def explain_hydra_errors(
     except UserError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise cause(error) or _explain(error, overrides, search, is_sweep) from error
+        raise cause(error) or _explained(error, overrides, search) from error
     except yaml.YAMLError as error:
         raise UserError(f"a YAML file cannot be read: {' '.join(str(error).split())}") from error
 
@@ -214,96 +201,31 @@ def cause(error: BaseException | None) -> UserError | None:
     return error
 
 
-def _explain(error: Exception, overrides: Sequence[str], search: Sequence[Path], is_sweep: bool) -> UserError:
-    parsed = [parse_override(text) for text in overrides]
-    unread = getattr(error, "override", None)
-    if isinstance(unread, str):
-        override = parse_override(unread)
-        quoted = shlex.quote(f'{override.prefix}{override.key}="{override.value}"')
-        return UserError(
-            f"'{unread}' cannot be read: say KEY=VALUE with quotes around the value, such as {quoted}"
-        )
-    for text, override in zip(overrides, parsed, strict=True):
-        if not is_sweep and "," in (override.value or "") and len(values_of(override)) > 1:
-            may_be_list = (
-                takes_list(override.key) or override.key == "modifier" or override.key.startswith("encoding.")
-            )
-            is_list = f"'{override.key}=[{override.value}]' is a list, and " if may_be_list else ""
-            return UserError(f"{text} is several values: {is_list}-m {text} makes a run for each")
-    missing = getattr(error, "missing_cfg_file", None)
-    if missing:
+def _explained(error: Exception, overrides: Sequence[str], search: Sequence[Path]) -> UserError:
+    text = str(error)
+    if unread := getattr(error, "override", None):
+        key = parse_override(str(unread)).key
+        return UserError(f"'{unread}' cannot be read: put quotes around the value, as in '{key}=\"VALUE\"'")
+    if several := SEVERAL.match(text):
+        key, _, values = several[1].partition("=")
+        is_list = f"'{key}=[{values}]' is a list, and " if key not in GROUPS or key == "modifier" else ""
+        return UserError(f"{several[1]} is several values: {is_list}-m {several[1]} makes a run for each")
+    if missing := getattr(error, "missing_cfg_file", None):
         group, _, name = str(missing).rpartition("/")
-        if group == LAUNCHER and name in EXTRA_OF_LAUNCHER:
+        if group == "hydra/launcher" and name in EXTRA_OF_LAUNCHER:
             extra = EXTRA_OF_LAUNCHER[name]
-            return UserError(f"{LAUNCHER}={name} is not installed: pip install 'pe-bench[{extra}]'")
+            return UserError(f"{group}={name} is not installed: pip install 'pe-bench[{extra}]'")
         return UserError(unknown(name, group or "configuration", getattr(error, "options", None) or []))
-    refused = REFUSED_KEY.match(str(error))
-    key = refused[1] if refused else ""
-    return unknown_key(key, _unresolved(parsed, search)) if key else UserError(first_line(error))
+    refused = REFUSED_KEY.match(text)
+    if refused and not refused[1].startswith("hydra."):
+        return unknown_key(refused[1], [*plain_keys(), *option_keys(overrides, search)])
+    return UserError(first_line(error))
 
 
-def _unresolved(overrides: Sequence[Override], search: Sequence[Path]) -> dict[str, Any]:
-    """Compose the configuration with the groups that `overrides` choose and the keys that they add."""
-    from hydra import compose, initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-
-    chosen = [
-        str(override)
-        for override in overrides
-        if (override.key in (*GROUPS, LAUNCHER) and "," not in (override.value or ""))
-        or override.key == SEARCH_PATH
-        or override.prefix == "+"
-    ]
-    for texts in (chosen, []):
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            try:
-                composed = compose(CONFIG, [*texts, *search_override(search)], return_hydra_config=True)
-            except (HydraException, ValueError):
-                continue
-        values: Any = OmegaConf.to_container(composed, resolve=False)
-        return values
-    return {}
-
-
-def unknown_key(key: str, values: Mapping[str, Any]) -> UserError:
-    """Return the error for a key that is none of `values`, a configuration as it was composed."""
-    section, _, option = key.rpartition(".")
-    part: Any = values
-    for name in section.split(".") if section else ():
-        part = part.get(name) if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping) and "class" in part:  # an encoding or a modifier
-        options = options_of(part)
-        close = close_to(option, options) or close_to(option, part)
-        names = ", ".join(f"{section}.{name}" for name in options) or "no options"
-        hint = (
-            f"did you mean '{section}.{close[0]}'?" if close else f"{part.get('name', section)} has {names}"
-        )
-        return UserError(f"unknown key '{key}': {hint}", key)
-    in_hydra = key.startswith("hydra.")
-    keys = [name for name in _flatten(values) if name.startswith("hydra") is in_hydra]
-    keys = [name for name in (*keys, "modifier", "experiment") if "." in name or "." not in key]
-    return UserError(unknown(key, "key", keys), key)
-
-
-def options_of(part: Mapping[str, Any]) -> list[str]:
-    """Return the options of a composed encoding or modifier, without those that the model decides."""
-    return [
-        key for key, value in part.items() if key not in NOT_OPTIONS and not str(value).startswith("${model.")
-    ]
-
-
-def takes_list(key: str) -> bool:
-    """Return whether a key of a section takes a list of values."""
-    section, _, name = key.partition(".")
-    if section not in SECTIONS:
-        return False
-    hint: Any = typing.get_type_hints(SECTIONS[section]).get(FIELD_OF_KEY.get(key, name))
-    return any(typing.get_origin(kind) in (list, tuple) for kind in (hint, *typing.get_args(hint)))
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+def unknown_key(key: str, keys: Iterable[str]) -> UserError:
+    """Return the error for a key that is none of these."""
+    names, section = [*keys, *GROUPS], key.rpartition(".")[0]
+    has_options = any(name.startswith(f"{section}.") for name in names)
+    if section.startswith("encoding") and not has_options:
+        return UserError(f"unknown key '{key}': {section} has no options", key)
+    return UserError(unknown(key, "key", names), key)

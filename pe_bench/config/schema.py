@@ -261,7 +261,7 @@ class Config:
             section.check()
         if self.checkpoint is None:
             self.train.check()
-        data, protocol, task = self.data.source, self.eval.protocol, (self.task or {}).get("name")
+        data, protocol, task = self.data.source, self.eval.protocol, (self.task or {}).get("name", "null")
         require(
             (self.task is not None) == (data == "task") == (protocol == "task"),
             f"data={self.data.name} and eval.protocol={protocol} do not fit task={task}: "

@@ -20,6 +20,9 @@ SIZES = {
     name: f"${{model.{name}}}" for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff")
 }
 USUAL = SIZES | dict.fromkeys(("train_length", "max_position", "window"), "${train.length}")
+# Keys of an encoding beside its options. `derived` names the options that followed from the rest of the
+# configuration or from a preset, `chosen` those that differ from the preset.
+NOT_OPTIONS = ("name", "class", "code_sha256", "defaults", "derived", "chosen", "modifiers")
 # `option: what it means` in a class's docstring; further lines are indented.
 MEANING = re.compile(r"^(\w+): (.*(?:\n +.*)*)", re.MULTILINE)
 PACKAGE = Path(__file__).parents[1]
@@ -69,12 +72,6 @@ def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool
         from pe_bench.encodings.load import find_class
 
         return [Option(*pair) for pair in defaults_of(find_class(specification, search)).items()]
-
-
-def typed_options(specification: str) -> list[str]:
-    """Return the options that a command may give, without those of the model; none where code would run."""
-    options = options_of(specification, may_run=False)
-    return [option.name for option in options if option.default is not MISSING or option.name not in SIZES]
 
 
 def read_part(file: Path) -> dict[str, Any]:

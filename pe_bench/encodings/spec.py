@@ -9,14 +9,10 @@ from typing import Any, NamedTuple, get_type_hints
 from pe_bench.encodings.base import Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import Code, EncodingClass, find_code, is_built_in, refuse_wrong_declarations
-from pe_bench.encodings.signatures import MISSING, SIZES, argument_of, defaults_of
+from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, defaults_of
 from pe_bench.encodings.source import describe_sources, digest
 from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, shown, unknown
-
-# `derived` names the options that followed from the rest of the configuration or from a preset, `chosen` the
-# options that differ from the preset.
-NOT_OPTIONS = ("name", "class", "code_sha256", "derived", "chosen", "modifiers")
 
 
 class Parameter(NamedTuple):

@@ -15,7 +15,7 @@ import yaml
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir, head_comment
-from pe_bench.config.overrides import check_overrides
+from pe_bench.config.overrides import for_hydra
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tasks import build_task
 from pe_bench.encodings.signatures import complete, read_part
@@ -173,7 +173,7 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     width = min(width, PIPED_WIDTH)
     encodings = [text for text in arguments if "=" not in text or text.startswith("encoding=")]
     require(not encodings, f"show {' '.join(encodings)} and the task in two commands")
-    check_overrides(arguments, search)
+    for_hydra(arguments, search)
     config = parse_config(compose(arguments, search), search)
     if config.task is None:
         raise UserError("name the task: pe-bench show task=NAME")

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.compose import OVERRIDES_VARIABLE, compose
-from pe_bench.config.groups import GROUPS, encoding_names, find_name
+from pe_bench.config.groups import GROUPS, encoding_names, find_name, keys_in
 from pe_bench.config.overrides import (
     Override,
-    check_overrides,
+    for_hydra,
     in_full,
-    options_of,
     parse_override,
     unknown_key,
 )
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
+from pe_bench.encodings.signatures import NOT_OPTIONS
 from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, close_to, unknown
 
@@ -129,7 +129,7 @@ def _check(names: Sequence[str], overrides: Sequence[str], search: Sequence[Path
         size = parse_override(text).key.removeprefix("encoding.")
         message = f"{text}: the model decides it; say model.{size}=... where it can be chosen"
         require(size not in SIZES, message)
-    check_overrides(overrides, search)
+    for_hydra(overrides, search)
 
 
 def _is_option(override: Override) -> bool:
@@ -142,20 +142,20 @@ def _refuse_unknown(option: Override, composed: dict[str, dict[str, Any]]) -> No
     if any(in_full(name, values["encoding"], option) for name, values in composed.items()):
         return
     if "." in option.key:
-        raise unknown_key(option.key, next(iter(composed.values())))
+        raise unknown_key(option.key, keys_in(next(iter(composed.values()))))
     short = {name: _short_options(values["encoding"]) for name, values in composed.items()}
     every = [*chain(*short.values()), *NAMED_ALONE]
     closest = (close_to(option.key, every) or [""])[0]
     if not closest or closest in NAMED_ALONE:
         raise UserError(unknown(option.key, "key", set(every)), option.key)
     name = next(name for name, options in short.items() if closest in options)
-    raise unknown_key(f"encoding.{option.key}", composed[name])
+    raise unknown_key(f"encoding.{option.key}", keys_in(composed[name]))
 
 
 def _short_options(encoding: dict[str, Any]) -> list[str]:
     """Return the options of an encoding and its modifiers, as they are typed for short."""
     parts = [encoding, *(encoding.get("modifiers") or {}).values()]
-    return [option for part in parts for option in options_of(part) if option not in SIZES]
+    return [option for part in parts for option in part if option not in (*NOT_OPTIONS, *SIZES)]
 
 
 def _each_value(option: Override) -> list[str]:

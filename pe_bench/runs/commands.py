@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pe_bench.errors import RunError
-from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL
 
 # A variable, because a launcher may run the jobs of a sweep in processes of their own.
@@ -48,6 +47,8 @@ def called_with(overrides: Sequence[str]) -> Iterator[None]:
 
 def record_command(run: Path) -> None:
     """Add the command at work to the run's, once; only the holder of the run's lock may call this."""
+    from pe_bench.system.files import write_text  # which `--help` should not wait for
+
     arguments, recorded = shlex.split(os.environ.get(VARIABLE, "")), recorded_commands(run)
     if arguments[1:2] == ["eval"] and (len(arguments) == 2 or arguments[2].startswith("-")):
         arguments.insert(2, run.name)  # it was of the newest run, and another may be the newest later

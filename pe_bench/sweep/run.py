@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pe_bench.config.compose import call_hydra, complete_overrides, compose, config_flags, parse_composed
-from pe_bench.config.groups import OPTIONS_OF_GROUP, SEARCH_PATH, names_in
+from pe_bench.config.compose import complete_overrides, compose, config_flags, multirun, parse_composed
+from pe_bench.config.groups import OPTIONS_OF_GROUP, names_in
 from pe_bench.config.overrides import (
     explain_hydra_errors,
     name_job_in_error,
@@ -71,7 +71,7 @@ def check_sweep(overrides: Sequence[str], search: Sequence[Path], check: Callabl
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    with explain_hydra_errors(overrides, search, is_sweep=True):
+    with explain_hydra_errors(overrides, search):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         swept = [override for override in parsed if override.is_sweep_override()]
         discrete = [override for override in swept if override.is_discrete_sweep()]
@@ -176,7 +176,7 @@ def launch(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
         _ask_slurm_in_time()
     try:
         with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view), restore_stopped():
-            call_hydra(_launched(overrides, folder.path), search, ["--multirun"], task)
+            multirun(_launched(overrides, folder.path), search, task)
     except Stopped:
         folder.ask_to_stop()
     except UserError:
@@ -229,7 +229,7 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
     launcher = ("hydra/launcher", "hydra.launcher.")
     plain = [text for text in overrides if not parse_override(text).key.startswith(launcher)]
     with tempfile.TemporaryDirectory() as folder:
-        call_hydra(_launched(plain, Path(folder)), search, ["--multirun"], note)
+        multirun(_launched(plain, Path(folder)), search, note)
     return commands
 
 
@@ -239,9 +239,10 @@ def _job_runner(folder: SweepFolder, swept: Swept, flags: Sequence[str]) -> Call
     def run(composed: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
-        number, overrides = int(HydraConfig.get().job.num), _overrides_of_job()
+        hydra, overrides = HydraConfig.get(), _overrides_of_job()
+        number, encoding = int(hydra.job.num), f"encoding={hydra.runtime.choices['encoding']}"
         words = [text for text in overrides if parse_override(text).key in swept.keys]
-        state = JobState(number, " ".join(words) or f"job {number}", _command(overrides, flags))
+        state = JobState(number, " ".join(words) or encoding, _command(overrides, flags))
         try:
             config = parse_composed(composed)
         except Exception as error:
@@ -255,9 +256,7 @@ def _job_runner(folder: SweepFolder, swept: Swept, flags: Sequence[str]) -> Call
 def _overrides_of_job() -> list[str]:
     from hydra.core.hydra_config import HydraConfig
 
-    overrides = HydraConfig.get().overrides
-    # The search path of configurations is one of Hydra's own overrides.
-    return [*(text for text in overrides.hydra if parse_override(text).key == SEARCH_PATH), *overrides.task]
+    return [*HydraConfig.get().overrides.task]
 
 
 def _command(overrides: Sequence[str], flags: Sequence[str]) -> str:

@@ -276,8 +276,8 @@ def describe(outcome: Outcome) -> list[str]:
         f"{tried.change} against {tried.baseline}: {seen.answer}, after {seeds} ({what})",
         f"  at {tried.train_length:,}, trained: {_of_length(seen, seen.at_training)}",
         f"  at {max(tried.lengths):,}, longest: {_of_length(seen, seen.at_longest)}",
-        f"  works to {works_to} ({tried.baseline}: {of_baseline}); "
-        f"a step takes {outcome.time_ratio:.2f} times as long, with {more}",
+        f"  works to {works_to} ({tried.baseline}: {of_baseline})",
+        f"  a step takes {outcome.time_ratio:.2f} times as long, with {more}",
     ]
     if seen.answer == "unclear":
         lines.append(f"  {_what_settles(outcome)}")

@@ -99,23 +99,6 @@ def test_eval_scores_under_each_protocol(begin, command, folder):
         assert [row.length for row in rows] == [16, 32, 64]
 
 
-def test_eval_options_change_what_is_scored(begin, command, folder):
-    begin("encoding=alibi")
-    results = ["--results-dir", str(folder / "results")]
-
-    def rows(*arguments: str):
-        assert command("eval", "--lengths", "32", *arguments, *results).code == 0
-        return {row.key: row for row in read_rows(only_run(folder) / "eval.csv")}
-
-    before = rows().keys()
-    for arguments in (["--targets", "3"], ["--max-length", "48"], ["--protocol", "sliding"]):
-        after = rows(*arguments).keys()
-        assert len(after) > len(before), arguments
-        before = after
-    strided = rows("--protocol", "sliding", "--stride", "4")
-    assert strided.keys() > before, "rows of two strides stand beside each other"
-
-
 def test_a_key_that_scoring_does_not_read_is_told_once_and_changes_nothing(train, command, folder):
     told = "warning: eval.stride has no effect with eval.protocol=paired: it is for sliding"
     assert told not in train("encoding=nope").err
@@ -126,15 +109,6 @@ def test_a_key_that_scoring_does_not_read_is_told_once_and_changes_nothing(train
     assert outcome.code == 0 and outcome.err.count(told) == 1
     both = train("-m", "encoding=nope", "eval.stride=4", "eval.protocol=paired,sliding")
     assert both.code == 0 and told not in both.err, "one of the runs reads it"
-
-
-def test_a_run_is_scored_under_another_protocol_than_the_one_its_arguments_were_for(train, command, folder):
-    assert train("encoding=nope", "eval.targets=128", "eval.protocol=sliding", "eval.stride=4").code == 0
-    outcome = command(
-        "eval", "--protocol", "paired", "--targets", "4", "--results-dir", str(folder / "results")
-    )
-    assert outcome.code == 0, outcome.err
-    assert {row.protocol for row in read_rows(only_run(folder) / "eval.csv")} == {"paired", "sliding"}
 
 
 def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):

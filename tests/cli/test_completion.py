@@ -66,7 +66,7 @@ def test_after_an_encoding_its_options_are_offered():
         (["encoding=rope"], "encoding.", ROPE),
         (["encoding=t5"], "encoding.", ["encoding.buckets=", "encoding.max_distance="]),
         (["encoding=t5,rope"], "encoding.b", ["encoding.base=", "encoding.buckets="]),
-        (["encoding=logn"], "encoding.", ROPE),  # which is rope with a modifier
+        (["encoding=logn"], "encoding.b", ["encoding.base="]),  # which is rope with a modifier
         (
             ["encoding=t5", "modifier=[logn]"],
             "encoding.modifiers.logn.t",

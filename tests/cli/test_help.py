@@ -46,17 +46,6 @@ def test_help_has_the_most_used_keys_with_their_defaults_and_every_list(command:
     assert all(name in command("list", "--help").out for name in LISTS)
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("probe", "does that make the second half likelier, and the likeliest of eight endings?"),
-        ("reproduce", "our runs: each holds, is contradicted or stays unclear."),
-    ],
-)
-def test_a_sentence_with_a_colon_is_no_option(command: Command, name: str, sentence: str) -> None:
-    assert sentence in " ".join(command(name, "--help").out.split())
-
-
 def test_help_imports_nothing_heavy() -> None:
     heavy = ("torch", "datasets", "pandas", "hydra", "omegaconf", "matplotlib", "scipy", "numpy", "yaml")
     program = (

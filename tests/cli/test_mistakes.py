@@ -1,177 +1,99 @@
 """Mistakes: one line that says what to do, exit code 2, and nothing written."""
 
+import shlex
+
 import pytest
 from support.commands import files_in, only_run
 
+# What is typed, and what is told. DEEP is a path that is too long, BIDI a sign that hides what follows.
+MISTAKES = r"""
+trian -> No such command 'trian'. Did you mean 'train'?
+train encoding=ropee -> unknown encoding 'ropee': did you mean 'rope'?
+train modifier=[lgn] -> unknown modifier 'lgn': did you mean 'logn'?
+train train.leng=3 -> unknown key 'train.leng': did you mean 'train.length'?
+train +foo=3 -> unknown key 'foo'
+train ++encoding.foo=3 -> unknown option 'encoding.foo'
+train train.lr=abc -> train.lr must be a number above 0, not 'abc'
+train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
+train model.d_model=130 -> model.d_model=130 is not divisible by model.n_heads=4
+train model.d_model=20 model.n_heads=4 -> model.d_head=5 is odd
+train eval.lengths=[0,512] -> each a whole number of at least 1 or null, not [0, 512]
+train eval.lengths=512,2048 -> 'eval.lengths=[512,2048]' is a list
+train eval.lengths=[100000000] -> has the 100000000 tokens that are needed: the longest has
+train encoding=[rope,alibi] -> a run has one encoding
+train encoding=rope,alibi -> is several values: -m encoding=rope,alibi makes a run for each
+train encoding=null -> unknown encoding 'null': there are: alibi
+train modifier=null -> unknown modifier 'null'
+train data={a:b} -> data={a:b}: a run has one data; say data=NAME
+train encoding.name=null -> encoding.name must be letters, digits and the signs . + - _, not null
+train encoding.name=../../../esc -> and the signs . + - _, not '../../../esc'
+train encoding.class=null -> encoding.class must be text such as module:Class
+train train=3 -> train is a group of keys and cannot be 3: say train.length=VALUE
+train =3 -> '=3' cannot be read: say KEY=VALUE
+train seed=٣ -> 'seed=٣' cannot be read: put quotes around the value, as in 'seed="VALUE"'
+train results_dir=~/x -> as in 'results_dir="VALUE"'
+train results_dir= -> results_dir is empty
+train --plan none/plan -> --plan none/plan: there is no folder none; make it
+train experiment=quick "cache_dir='~nobody-here/x'" -> of ~nobody-here/x is not known
+train experiment=quick -m seed=0,1 "results_dir='~nobody-here/x'" -> of ~nobody-here/x is not known
+eval hf:~nobody-here/x -> hf:~nobody-here/x: the folder of ~nobody-here/x is not known
+report --results-dir ~nobody-here/x -> of ~nobody-here/x is not known
+train cache_dir=DEEP -> bytes: name a path of up to 1,000
+train 'results_dir="aBIDIb"' -> 'a\u202eb' has '\u202e' in it, which no run may hold
+train data=files data.path=x data.validation_path= -> data.validation_path is empty
+train threads=100000000000 -> at most 1024, not 100000000000
+train encoding -> 'encoding' cannot be read: say encoding=NAME
+train encoding= -> 'encoding=' cannot be read: say encoding=NAME
+train rope -> 'rope' cannot be read: say encoding=rope
+train encoding=alibi encoding.base=500 -> unknown key 'encoding.base': there are: encoding.slope_scale
+train encoding=nope encoding.base=500 -> unknown key 'encoding.base': encoding has no options
+train --dry-run seed=1 -> No such option: --dry-run; keys are KEY=VALUE: `pe-bench list keys`
+train -m seed=0,1 --cfg=job -> --cfg prints the keys of one job: leave out -m
+train --cfg=job --plan plan -> --cfg prints the keys of one job: leave out -m and --plan
+train --cfg=jobb -> --cfg prints one of job, hydra, all, not 'jobb'
+train --multirun=3 -> '--multirun' does not take a value
+train -m 'encoding=glob(z*)' -> encoding=glob(z*) gives no values: name at least one
+train -m seed=0,1 encoding.foo=3 -> unknown key 'encoding.foo'
+train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not override 'hydra.launcher.n_job'
+train -m encoding=rope,alibi data=files data.path=/nowhere -> data.path=/nowhere does not exist
+train -m seed=0,1 results_dir=/dev/null/x -> /dev/null is not a folder
+train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
+train -m seed=0,1 results_dir=/proc/nobody -> /proc/nobody/sweeps
+report --results-dir /dev/null/x -> --results-dir=/dev/null/x: /dev/null is not a folder
+train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
+train --config-dir -> '--config-dir' requires an argument
+train --config-dir /nowhere -> --config-dir /nowhere is not a folder
+train -m encoding=rope,alibi train.lr=abc -> train.lr must be a number
+train train.from=elsewhere -> no finished run 'elsewhere'
+train data=files data.path=/nowhere -> data.path=/nowhere does not exist
+train data=pg19 -> data=stdlib
+eval -> no finished run
+eval nothing -> no finished run 'nothing'
+eval --lenghts 512 -> No such option: --lenghts (Possible options: --lengths, --max-length)
+eval --lengths 5x -> positive whole numbers, and '5x' is not one
+eval --targets many -> Invalid value for '--targets'
+eval --threads 0 -> Invalid value for '--threads'
+report -> no scored run
+report --protocol pared -> protocol must be one of paired
+list encoding -> unknown list 'encoding': did you mean 'encodings'?
+speed --length 512 -> No such option: --length (Possible options: --lengths)
+train lenght=64 -> unknown key 'lenght': did you mean 'train.length'?
+train encoding=my.py -> the encoding's file my.py was not found in: .
+report --margin abc -> Invalid value for '--margin'
+show rope threads=1 factor=2 -> unknown key 'encoding.factor': did you mean
+eval elsewhere threads=2 -> no finished run 'elsewhere'
+elsewhere --seed 3 -> No such command 'elsewhere'
+"""
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
-        (["train", "encoding=ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
-        (["train", "modifier=[lgn]"], "unknown modifier 'lgn': did you mean 'logn'?"),
-        (["train", "train.leng=3"], "unknown key 'train.leng': did you mean 'train.length'?"),
-        (["train", "+foo=3"], "unknown key 'foo'"),
-        (["train", "++encoding.foo=3"], "unknown option 'encoding.foo'"),
-        (["train", "train.lr=abc"], "train.lr must be a number above 0, not 'abc'"),
-        (["train", "encoding.base=abc"], "encoding.base must be a number above 1, not 'abc'"),
-        (["train", "model.d_model=130"], "model.d_model=130 is not divisible by model.n_heads=4"),
-        (["train", "model.d_model=20", "model.n_heads=4"], "model.d_head=5 is odd"),
-        (["train", "eval.lengths=[0,512]"], "each a whole number of at least 1 or null, not [0, 512]"),
-        (["train", "eval.lengths=512,2048"], "'eval.lengths=[512,2048]' is a list"),
-        (["train", "eval.lengths=[100000000]"], "has the 100000000 tokens that are needed: the longest has"),
-        (["train", "train.steps=3", "train.tokens=9"], "give one of them"),
-        (["train", "encoding=[rope,alibi]"], "a run has one encoding"),
-        (["train", "encoding=rope,alibi"], "is several values: -m encoding=rope,alibi makes a run for each"),
-        (["train", "encoding=null"], "unknown encoding 'null': there are: alibi"),
-        (["train", "modifier=null"], "modifier=[] for none"),
-        (["train", "data={a:b}"], "data={a:b}: a run has one data; say data=NAME"),
-        (
-            ["train", "encoding.name=null"],
-            "encoding.name must be letters, digits and the signs . + - _, not null",
-        ),
-        (["train", "encoding.name=../../../esc"], "and the signs . + - _, not '../../../esc'"),
-        (["train", "encoding.class=null"], "encoding.class must be text such as module:Class"),
-        (["train", "train=3"], "train is a group of keys and cannot be 3: say train.length=VALUE"),
-        (["train", "=3"], "'=3' cannot be read: say KEY=VALUE"),
-        (
-            ["train", "seed=٣"],
-            """'seed=٣' cannot be read: say KEY=VALUE with quotes around the value, such as 'seed="٣"'""",
-        ),
-        (["train", "results_dir=~/x"], """such as 'results_dir="~/x"'"""),
-        (["train", "results_dir="], "results_dir is empty"),
-        (["train", "--plan", "none/plan"], "--plan none/plan: there is no folder none; make it"),
-        *(
-            (
-                ["train", "experiment=quick", *keys.format("'~nobody-here/x'").split()],
-                "of ~nobody-here is not known",
-            )
-            for keys in (
-                "results_dir={}",
-                "cache_dir={}",
-                "data=files data.path={}",
-                "-m seed=0,1 results_dir={}",
-            )
-        ),
-        (["train", "tokenizer=file", "tokenizer.name='~nobody-here/x'"], "of ~nobody-here is not known"),
-        (["eval", "hf:~nobody-here/x"], "hf:~nobody-here/x: the folder of ~nobody-here is not known"),
-        (["report", "--results-dir", "~nobody-here/x"], "of ~nobody-here is not known"),
-        *(
-            (["train", *keys.format("d/" * 2_000).split()], "bytes: name a path of up to 1,000")
-            for keys in ("results_dir={}", "cache_dir={}", "data=files data.path={}")
-        ),
-        (["train", 'results_dir="a\u202eb"'], r"'a\u202eb' has '\u202e' in it, which no run may hold"),
-        (["train", "data=files", "data.path=x", "data.validation_path="], "data.validation_path is empty"),
-        (["train", "train.lr=1" + "0" * 400], "train.lr must be a number above 0, not 1000"),
-        (["train", "threads=100000000000"], "at most 1024, not 100000000000"),
-        (["train", "encoding"], "'encoding' cannot be read: say encoding=NAME"),
-        (
-            ["train", "encoding="],
-            "'encoding=' cannot be read: say encoding=NAME, one of `pe-bench list encodings`",
-        ),
-        (["train", "rope"], "'rope' cannot be read: say encoding=rope"),
-        (
-            ["train", "encoding=alibi", "encoding.base=500"],
-            "unknown key 'encoding.base': alibi has encoding.slope_scale",
-        ),
-        (["train", "encoding=nope", "encoding.base=500"], "unknown key 'encoding.base': nope has no options"),
-        (["train", "--dry-run", "seed=1"], "No such option: --dry-run"),
-        (["train", "-m", "seed=0,1", "--cfg=job"], "--cfg prints the keys of one job: leave out -m"),
-        (
-            ["train", "--cfg=job", "--plan", "plan"],
-            "--cfg prints the keys of one job: leave out -m and --plan",
-        ),
-        (["train", "--cfg=jobb"], "--cfg prints one of job, hydra, all, not 'jobb'"),
-        (["train", "--multirun=3"], "'--multirun' does not take a value"),
-        (["train", "-m", "encoding=glob(z*)"], "encoding=glob(z*) gives no values: name at least one"),
-        (["train", "-m", "seed=0,1", "encoding.foo=3"], "unknown key 'encoding.foo'"),
-        (
-            ["train", "-m", "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_job=2"],
-            "unknown key 'hydra.launcher.n_job': did you mean 'hydra.launcher.n_jobs'?",
-        ),
-        (
-            ["train", "-m", "encoding=rope,alibi", "data=files", "data.path=/nowhere"],
-            "data.path=/nowhere does not exist",
-        ),
-        (["train", "-m", "seed=0,1", "results_dir=/dev/null/x"], "/dev/null is not a folder"),
-        (["train", "results_dir=/dev/null"], "results_dir=/dev/null: /dev/null is not a folder"),
-        (["train", "-m", "seed=0,1", "results_dir=/proc/nobody"], "/proc/nobody/sweeps"),
-        (["report", "--results-dir", "/dev/null/x"], "--results-dir=/dev/null/x: /dev/null is not a folder"),
-        (
-            ["train", "encoding=my.py:Mine"],
-            "the encoding's file my.py was not found in: .",
-        ),
-        (["train", "--config-dir"], "'--config-dir' requires an argument"),
-        (["train", "--config-dir", "/nowhere"], "--config-dir /nowhere is not a folder"),
-        (["train", "-m", "encoding=rope,alibi", "train.lr=abc"], "train.lr must be a number"),
-        (["train", "train.from=elsewhere"], "no finished run 'elsewhere'"),
-        (["train", "data=files", "data.path=/nowhere"], "data.path=/nowhere does not exist"),
-        (["train", "data=pg19"], "data=stdlib"),
-        (["eval"], "no finished run"),
-        (["eval", "nothing"], "no finished run 'nothing'"),
-        (
-            ["eval", "--lenghts", "512"],
-            "No such option: --lenghts (Possible options: --lengths, --max-length)",
-        ),
-        (["eval", "--lengths", "5x"], "positive whole numbers, and '5x' is not one"),
-        (["eval", "--targets", "many"], "Invalid value for '--targets'"),
-        (["eval", "--threads", "0"], "Invalid value for '--threads'"),
-        (["report"], "no scored run"),
-        (["report", "--protocol", "pared"], "protocol must be one of paired"),
-        (["list", "encoding"], "unknown list 'encoding': did you mean 'encodings'?"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder, arguments, message):
-    outcome = command(*arguments)
+
+@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
+def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder, case):
+    typed, message = case.replace("DEEP", "d/" * 2_000).replace("BIDI", "\u202e").split(" -> ")
+    outcome = command(*shlex.split(typed))
     assert outcome.code == 2, outcome.err
     assert message in outcome.line
     assert "Traceback" not in outcome.err
     assert files_in(folder / "work") == []
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("report results_dir=X", "--results-dir X"),
-        ("list runs results_dir=X", "--results-dir X"),
-        ("list family=rotary", "--family rotary"),
-        ("eval threads=2", "--threads 2"),
-        ("eval eval.lengths=64", "--lengths 64"),
-        ("eval per_position=true", "--per-position"),
-        ("eval data.path=X", "--data-path X"),
-        ("show rope plot=X.png", "--plot X.png"),
-        ("speed nope lengths=16", "--lengths 16"),
-        ("train config_dir=X", "--config-dir X"),
-        ("report seed=0,1", "--where seed=0,1"),
-        ("train --results-dir X", "results_dir=VALUE"),
-        ("train --seed=3 encoding=rope", "seed=3"),
-        ("train --lr", "train.lr=VALUE"),
-        ("speed --threads 2", "threads=VALUE"),
-    ],
-)
-def test_an_argument_in_the_spelling_of_another_command_is_told_in_that_of_this_one(
-    command, folder, typed, meant
-):
-    outcome = command(*typed.split())
-    assert outcome.code == 2 and outcome.line.endswith(f": say {meant}"), outcome.err
-    assert files_in(folder / "work") == []
-
-
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        ("speed --length 512", "No such option: --length (Possible options: --lengths)"),
-        ("train lenght=64", "unknown key 'lenght': did you mean 'train.length'?"),
-        ("train encoding=my.py", "the encoding's file my.py was not found in: ."),
-        ("report --margin abc", "Invalid value for '--margin'"),
-        ("show rope threads=1 factor=2", "unknown key 'encoding.factor': did you mean"),
-        ("eval elsewhere threads=2", "no finished run 'elsewhere'"),
-        ("elsewhere --seed 3", "No such command 'elsewhere'"),
-    ],
-)
-def test_another_mistake_is_told_as_it_is(command, folder, typed, told):
-    outcome = command(*typed.split())
-    assert outcome.code == 2 and told in outcome.line, outcome.err
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])

@@ -40,17 +40,6 @@ def test_a_run_is_probed_shown_again_and_drawn(begin: Command, command: Command,
     assert after[0].out == before[0].out + hint and after[1].out == before[1].out
 
 
-def test_what_is_scored_is_reused_and_other_encodings_can_be_probed_too(
-    begin: Command, command: Command
-) -> None:
-    begin("encoding=rope")
-    assert command("probe", *SMALL).code == 0
-    again = command("probe", *SMALL)
-    assert again.code == 0 and "scored" not in again.err
-    outcome = command("probe", *SMALL, "--with", "rope_pi factor=8")
-    assert outcome.code == 0 and "rope -> rope_pi" in outcome.out
-
-
 NO_MEMORY = {
     "gpu": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nMore lines"),
     "python": MemoryError("20 GiB"),
@@ -120,12 +109,6 @@ def test_a_probe_that_is_interrupted_keeps_what_is_scored_and_ends_with_the_same
     monkeypatch.setattr(scorer, "score_needles", lambda *arguments: scored.append("") or score(*arguments))
     assert command("probe", *SMALL).code == 0 and len(scored) == 4 - calls
     assert numbers() == expected and len(expected) == 4
-
-
-def test_a_length_that_an_encoding_cannot_reach_says_why(begin: Command, command: Command) -> None:
-    begin("encoding=learned")
-    outcome = command("probe", *SMALL)
-    assert outcome.code == 0 and "no number for learned at 128" in " ".join(outcome.out.split())
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,15 +77,6 @@ def test_a_mistake_is_one_line_before_anything_is_printed(command, results, monk
     assert outcome.code == 2 and message in outcome.line and outcome.out == ""
 
 
-def test_a_folder_without_permission_is_told_before_anything_is_printed(
-    command, results, tmp_path, monkeypatch
-):
-    # Whoever is root may write everywhere, and tests may run as root.
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    outcome = command("report", "--csv", str(tmp_path / "a.csv"), "--results-dir", str(results))
-    assert outcome.code == 2 and "no permission" in outcome.line and outcome.out == ""
-
-
 def test_a_page_and_a_picture_are_written_and_a_hint_does_not_propose_them(command, results, tmp_path):
     files = ["--plot", str(tmp_path / "a.svg"), "--html", str(tmp_path / "page.html")]
     outcome = command("report", *files, "--results-dir", str(results))
@@ -107,17 +96,6 @@ def test_a_folder_without_runs_is_an_error_with_the_way_to_make_one(command, tmp
     (tmp_path / "file").write_text("")
     outcome = command(*arguments, "--results-dir", str(tmp_path / "file"))
     assert outcome.code == 2 and "is not a folder" in outcome.line
-
-
-@pytest.mark.parametrize("arguments", [[], ["--csv", "-"], ["--markdown", "-"]])
-def test_a_reader_that_leaves_early_hears_nothing_more(results, tmp_path, arguments):
-    read, write = os.pipe()
-    os.close(read)
-    program = [sys.executable, "-m", "pe_bench", "report", "--results-dir", str(results), *arguments]
-    program += ["--plot", str(tmp_path / "a.svg")]
-    done = subprocess.run(program, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (0, f"wrote {tmp_path / 'a.svg'}\n")
 
 
 @pytest.mark.parametrize("result", ["{", "{}", "[]", '{"steps": 8, "loss": null}', "\udcff"])
@@ -185,20 +163,3 @@ def test_a_run_is_printed_with_where_it_and_all_rows_are(results, tmp_path, caps
     printed = capsys.readouterr()
     assert printed.err == f"the run: {run}\n"
     assert "without an interval" not in printed.out
-
-
-def test_scores_of_another_precision_are_shown_in_a_table_of_their_own(train, command, folder):
-    assert train("encoding=rope").code == 0
-    arguments = ("--results-dir", str(folder / "results"))
-    outcome = command("eval", "--lengths", "32", "--precision", "bf16", *arguments)
-    assert outcome.code == 0, outcome.err
-    assert "scores in bfloat16" in outcome.out
-    assert outcome.out.count("works to") == 1
-    outcome = command("report", *arguments)
-    assert outcome.out.count("works to") == 2
-    assert outcome.out.count("scores in bfloat16") == 1
-    outcome = command("report", "--where", "score_dtype=float32", *arguments)
-    assert "bfloat16" not in outcome.out
-    outcome = command("eval", "--precision", "half", *arguments)
-    assert outcome.code == 2
-    assert "eval.precision must be one of float32, bfloat16, not 'half'" in outcome.line

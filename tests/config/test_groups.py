@@ -53,8 +53,6 @@ def test_a_name_is_found_by_an_alias_and_in_other_letters() -> None:
         assert for_hydra([typed, "data.name=rotary"]) == [names, "data.name=rotary"]
 
 
-def test_names_that_hydra_alone_can_find_are_left_to_it() -> None:
-    elsewhere = ["hydra.searchpath=[file:///elsewhere]", "encoding=mine"]
-    assert for_hydra(elsewhere) == elsewhere
+def test_patterns_and_quoted_texts_are_left_to_hydra() -> None:
     for pattern in ("encoding=glob(r*)", "encoding='rope'", "encoding=sub/mine", "experiment=null"):
         assert for_hydra([pattern]) == [pattern]

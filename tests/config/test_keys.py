@@ -2,15 +2,15 @@
 
 import yaml
 
-from pe_bench.config.groups import GROUP_MEANINGS, config_dir, keys
+from pe_bench.config.groups import GROUPS, config_dir, keys
 from pe_bench.config.schema import KEYS, SECTIONS, keys_of_sections
 
 
 def test_every_key_of_the_schema_is_listed_with_a_meaning_but_those_of_the_groups():
-    plain = {*KEYS} - {*SECTIONS, *GROUP_MEANINGS}
-    inside = {key for key in keys_of_sections() if key.partition(".")[0] not in GROUP_MEANINGS}
+    plain = {*KEYS} - {*SECTIONS, *GROUPS}
+    inside = {key for key in keys_of_sections() if key.partition(".")[0] not in GROUPS}
     listed = keys()
-    assert {key.name for key in listed} == {*GROUP_MEANINGS, *plain, *inside}
+    assert {key.name for key in listed} == {*GROUPS, *plain, *inside}
     assert len(listed) == len({key.name for key in listed})
     assert all(key.meaning for key in listed)
 
@@ -25,5 +25,5 @@ def test_defaults_are_those_of_the_file():
     }
     for key in keys():
         section, dot, name = key.name.rpartition(".")
-        found = chosen[name] if key.name in GROUP_MEANINGS else (values[section] if dot else values)[name]
+        found = chosen[name] if key.name in GROUPS else (values[section] if dot else values)[name]
         assert yaml.safe_load(key.default) == found, key

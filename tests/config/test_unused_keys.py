@@ -19,6 +19,8 @@ from pe_bench.scoring.plans import make_plans
         (["data.validation_path=x", "data=pg19"], "data.source=hub: it is for files"),
         (["data.max_tokens=9", "task=copy"], "data.source=task: it is for stdlib or files or hub"),
         (["tokenizer.vocab_size=300"], "tokenizer.kind=bytes: it is for bpe"),
+        (["tokenizer=bpe", "task=copy"], "data.source=task: it is for stdlib or files or hub"),
+        (["eval.controls=all", "task=copy"], "eval.protocol=task: it is for paired"),
         (["tokenizer.revision=x", "tokenizer=bpe"], "tokenizer.kind=bpe: it is for hub"),
         (["train.tokens=9", "train.steps=3"], "train.steps=3"),
         (

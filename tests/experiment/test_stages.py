@@ -112,7 +112,7 @@ def test_only_the_encoding_s_parameters_are_trained(train: Command, folder: Path
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["train.from=hf:gpt2"], "training goes on from runs alone"),
+        (["train.from=hf:gpt2"], "hf:gpt2"),
         ([FROM, "seed=1"], "no finished run with seed=1 on this data with this model meets it"),
         (["train.from='train.steps>0'"], "add a condition"),
         (["train.from='encoding=alibi'"], "alibi"),

@@ -218,7 +218,7 @@ def test_a_signal_that_hydra_turns_into_an_error_stops_the_sweep_and_blames_no_l
         finally:
             raise UnboundLocalError("cannot access local variable 'f'")
 
-    monkeypatch.setattr("pe_bench.sweep.run.call_hydra", stumbles)
+    monkeypatch.setattr("pe_bench.sweep.run.multirun", stumbles)
     outcome = train("-m", "encoding=nope,alibi")
     assert outcome.code == 130, outcome.err
     assert "launcher" not in outcome.err and "UnboundLocalError" not in outcome.err

@@ -176,13 +176,15 @@ def test_a_loss_that_is_not_finite_ends_all_processes_in_one_line(train):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["train.processes=3"], "train.processes=3 does not divide the 4 windows of a step"),
+        (
+            ["train.processes=3"],
+            "train.processes=3 times train.micro_batches=1 does not divide the 4 windows",
+        ),
         (
             ["train.processes=4", "train.micro_batches=2"],
             "train.processes=4 times train.micro_batches=2 does not divide the 4 windows",
         ),
-        (["train.processes=0"], "train.processes must be positive"),
-        (["train.processes=2", "device=cuda:1"], "device=cuda:1 is one GPU, but train.processes=2"),
+        (["train.processes=0"], "train.processes must be a whole number of at least 1"),
         (["train.sharding=fsdp"], "train.sharding=fsdp has no effect in one process"),
     ],
 )
