@@ -13,6 +13,7 @@ import yaml
 
 from pe_bench.config.groups import GROUPS, MAY_BE_NONE, find_name, keys_in, names_in, option_keys, plain_keys
 from pe_bench.config.schema import FIELD_OF_KEY, SECTIONS
+from pe_bench.encodings.signatures import require_class
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import plain_value, unknown
 
@@ -132,6 +133,8 @@ def _checked(text: str, search: Sequence[Path]) -> Override:
     require(
         is_one, f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
     )
+    for name in (value or "").split(",") if group == "encoding" else ():
+        require_class(name, search)
     return override
 
 
