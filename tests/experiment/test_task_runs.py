@@ -189,10 +189,10 @@ def test_padding_and_questions_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 REFUSED = {
-    "data=task": "data=task and eval.protocol=paired do not fit task=None: say task=NAME",
+    "data=task": "data=task and eval.protocol=paired do not fit task=null: say task=NAME",
     "task=copy data=stdlib": "do not fit task=copy",
     "task=copy eval.protocol=paired": "do not fit task=copy",
-    "eval.protocol=task": "do not fit task=None",
+    "eval.protocol=task": "do not fit task=null",
     "task=copyy": "unknown task 'copyy': did you mean 'copy'",
     "task=copy task.symbol=4": "unknown key 'task.symbol': did you mean 'task.symbols'",
     "task=copy_unique eval.lengths=[16,999]": "has none above 128",
