@@ -97,9 +97,9 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
     """
     folder = _packed_folder(data, tokenizer, cache_dir)
     meta = read_meta(folder)
-    sides = [_open_side(folder, side, meta) for side in ("train", "validation")]
+    train, validation = (_open_side(folder, side, meta) for side in ("train", "validation"))
     vocabulary, end_of_text = tuple(meta["vocabulary"]), meta["end_of_text"]
-    return Data(data.name, meta["hash"], meta["tokenizer"], vocabulary, end_of_text, *sides)
+    return Data(data.name, meta["hash"], meta["tokenizer"], vocabulary, end_of_text, train, validation)
 
 
 def cached_tokenizer(config: Config) -> Path:

@@ -122,8 +122,8 @@ def _table(key: TableKey, rows: Sequence[Row], why: str, label: Label, read: Rea
     """Return the table of the windows that most rows have at each length and depth; of such, the largest."""
     chosen = {}
     for at, rows_at in grouped(rows, _length_and_depth).items():
-        counts = Counter((row.target_hash, row.targets) for row in rows_at)
-        chosen[at] = max(counts, key=lambda one: (counts[one], one[1], one[0]))[0]
+        sets = Counter((row.target_hash, row.targets) for row in rows_at)
+        chosen[at] = max(sets, key=lambda one: (sets[one], one[1], one[0]))[0]
     shown = [row for row in rows if row.target_hash == chosen[_length_and_depth(row)]]
     # A line's number at a length is over the depths that most rows have there.
     counts = Counter(map(_length_and_depth, shown))

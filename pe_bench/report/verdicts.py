@@ -68,19 +68,25 @@ def judge(line: Line, train_length: int, margin: float) -> Line:
 
 def _judge_record(record: Record, margin: float) -> Record:
     """Return the record with verdicts on its answers, or else on its change."""
-    rule: Callable[[Any], str] = partial(judge_change, margin=margin)
-    change, of_all = record.compared, record.compared.interval
-    of_models, of_seeds = change.of_models, change.of_seeds
-    if (answers := record.answers) is not None:
-        rule = partial(judge_answers, chance=answers.chance)
-        of_all, of_models, of_seeds = answers.intervals, answers.of_models, answers.of_seeds
+    change, answers = record.compared, record.answers
+    if answers is not None:
+        judge = partial(judge_answers, chance=answers.chance)
+        return _with_verdicts(record, judge, answers.intervals, answers.of_models, answers.of_seeds)
+    judge = partial(judge_change, margin=margin)
+    return _with_verdicts(record, judge, change.interval, change.of_models, change.of_seeds)
+
+
+def _with_verdicts(
+    record: Record, judge: Callable[[Any], str], of_all: Any, of_models: Any, of_seeds: Sequence[Any]
+) -> Record:
+    """Return the record with the verdicts on its intervals; as it is where it has none."""
     if of_all is None:
         return record
     return replace(
         record,
-        verdict=rule(of_all),
-        verdict_of_models="" if of_models is None else rule(of_models),
-        verdicts_of_seeds=tuple(map(rule, of_seeds)),
+        verdict=judge(of_all),
+        verdict_of_models="" if of_models is None else judge(of_models),
+        verdicts_of_seeds=tuple(map(judge, of_seeds)),
     )
 
 

@@ -124,8 +124,8 @@ class Measurements:
     def difference(self, first: Series, second: Series, length: int, protocol: str, of: Measure) -> Paired:
         """Return the level, or the change, of the first minus that of the second, seed by seed."""
         if of == "level":
-            rows = (self.at(one, length, protocol) for one in (first, second))
-            return self.paired(pairs_of(*rows, BY_SEED))
+            rows, others = (self.at(one, length, protocol) for one in (first, second))
+            return self.paired(pairs_of(rows, others, BY_SEED))
         changes = (self.changes(series, length, protocol) for series in (first, second))
         ours, theirs = ({pair[0].seed: pair for pair in pairs} for pairs in changes)
         seeds = sorted(ours.keys() & theirs.keys())
@@ -202,10 +202,11 @@ def _judge_sign(claim: Claim, scores: Measurements, length: int) -> Judged:
     if kind in ("order", "alike"):
         measured = scores.difference(of, than, length, protocol, claim.measure)
     elif kind == "early_tokens":  # late ones would score better in nonoverlapping windows
-        measured = scores.paired(pairs_of(*(scores.at(of, length, windows) for windows in WINDOWS)))
+        early, late = (scores.at(of, length, windows) for windows in WINDOWS)
+        measured = scores.paired(pairs_of(early, late))
     elif kind in ("reads_past_window", "stays_in_window"):
-        controls = (scores.at(of, length, "paired", control) for control in ("window", "none"))
-        measured = scores.paired(pairs_of(*controls))
+        within, all_keys = (scores.at(of, length, "paired", control) for control in ("window", "none"))
+        measured = scores.paired(pairs_of(within, all_keys))
     else:  # falls, rises, breaks
         measured = scores.paired(scores.changes(of, length, protocol))
     return Judged(claim, length, _outcome(claim, measured.interval), measured, length)

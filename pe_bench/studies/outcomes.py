@@ -151,7 +151,8 @@ def _reason(ours: Level, table: Level) -> str:
 def read_table(path: Path) -> list[Level]:
     """Return the levels of a table; none where there is no file. Raises `UserError` for a damaged one."""
     try:
-        levels = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline="")))
+        text = io.StringIO(path.read_text(encoding="utf-8"), newline="")
+        levels: list[Level] = [dict(level) for level in csv.DictReader(text)]
         for level in levels:
             _ = float(level["level"]), float(level["seed_sd"]), [level[name] for name in COLUMNS]
     except FileNotFoundError:
