@@ -137,6 +137,7 @@ def report(
     latex: Path | None = None,
     html: Path | None = None,
     plot: Path | None = None,
+    plot_of: str | None = None,
     details: bool = False,
     probe: bool = False,
     everything: bool = False,
@@ -152,6 +153,7 @@ def report(
     latex FILE: Write it as LaTeX (booktabs, graphicx); - prints it.
     html FILE: Write one page with tables, curves and commands.
     plot FILE: Draw the curves to a PNG, SVG or PDF file.
+    plot_of levels|change: What --plot and --html draw.
     details: Add intervals, controls, speed and all notes.
     probe: Show what pe-bench probe found, instead of levels.
     everything: Print every table, not only the newest run's.
@@ -165,7 +167,9 @@ def report(
     from pe_bench.cli.report import Outputs, report
 
     files = {"csv": csv, "markdown": markdown, "latex": latex, "html": html, "plot": plot}
-    outputs = Outputs({f"--{name}": path for name, path in files.items() if path is not None}, as_json)
+    outputs = Outputs(
+        {f"--{name}": path for name, path in files.items() if path is not None}, plot_of, as_json
+    )
     report(runs, outputs, lengths, details, probe, sort=sort, everything=everything, **options)
 
 

@@ -14,6 +14,7 @@ from pe_bench.errors import require
 from pe_bench.plot.paper import picture_format
 from pe_bench.report.build import Report, build_tables, run_tables
 from pe_bench.report.columns import show, to_csv, to_latex, to_markdown
+from pe_bench.report.curves import PlotValues
 from pe_bench.report.probes import ProbeTable, probes_to_csv, probes_to_markdown, show_probes
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
@@ -22,7 +23,7 @@ from pe_bench.runs.find import Condition
 from pe_bench.runs.gather import results_file, runs_folder
 from pe_bench.system.files import require_writable, write_text
 from pe_bench.system.terminal import say, write_out
-from pe_bench.values import parse_lengths
+from pe_bench.values import check_type, parse_lengths
 
 if TYPE_CHECKING:
     from pe_bench.scored import Run
@@ -38,11 +39,12 @@ PICTURE_HINT = "picture: --plot curve.png"
 class Outputs:
     """What a command writes beside its table, by the option that names the file; `-` prints a text instead.
 
-    Raises `UserError` for what cannot be written. as_json: data are printed in place of
-    the table.
+    Raises `UserError` for what cannot be written. view: what pictures draw, if not levels. as_json: data are
+    printed in place of the table.
     """
 
     paths: Mapping[str, Path] = field(default_factory=dict)
+    view: str | None = None
     as_json: bool = False
 
     def __post_init__(self) -> None:
@@ -58,6 +60,10 @@ class Outputs:
             require_writable(option, path)
             if option == "--plot":
                 picture_format(path)
+        if self.view is not None:
+            check_type(self.view, PlotValues, "--plot-of")
+            drawn = "--plot" in self.paths or "--html" in self.paths
+            require(drawn, f"--plot-of {self.view} draws nothing: name a file with --plot or --html")
 
     @property
     def printed(self) -> str:
@@ -157,11 +163,12 @@ def report(
 def _report_levels(report: Report, outputs: Outputs, details: bool) -> None:
     """Raise `UserError` where there is nothing to print."""
     require_levels(report)
+    view: PlotValues = "change" if outputs.view == "change" else "levels"
     contents = {
         "--csv": partial(to_csv, report.tables),
         "--markdown": partial(to_markdown, report.tables, details=details),
         "--latex": partial(to_latex, report.tables, details=details),
-        "--html": partial(_html, report),
+        "--html": partial(_html, report, view),
     }
     if outputs.as_json:
         _print_data(report)
@@ -180,7 +187,7 @@ def _report_levels(report: Report, outputs: Outputs, details: bool) -> None:
     def draw(path: Path) -> None:
         from pe_bench.report.draw import plot_tables
 
-        plot_tables(report.tables, path)
+        plot_tables(report.tables, path, view)
 
     outputs.write(contents, draw)
 
@@ -191,7 +198,7 @@ def _report_probes(report: Report, outputs: Outputs) -> None:
     contents = {
         "--csv": partial(probes_to_csv, report.probes),
         "--markdown": partial(probes_to_markdown, report.probes),
-        "--html": partial(_html, report),
+        "--html": partial(_html, report, "levels"),
     }
     if outputs.as_json:
         _print_data(report)
@@ -216,7 +223,7 @@ def draw_probes(tables: Sequence[ProbeTable], path: Path) -> None:
     plot_probes(tables, path)
 
 
-def _html(report: Report) -> str:
+def _html(report: Report, view: PlotValues) -> str:
     from pe_bench.report.page import to_html
     from pe_bench.runs.folder import provenance
 
@@ -224,4 +231,4 @@ def _html(report: Report) -> str:
     runs |= {run for table in report.probes for line in table.lines for run in line.runs}
     losses = {run: report.folder_of(run).losses for run in runs}
     records = provenance(map(report.folder_of, runs))
-    return to_html(report.tables, records, probes=report.probes, losses=losses)
+    return to_html(report.tables, records, view=view, probes=report.probes, losses=losses)

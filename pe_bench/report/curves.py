@@ -20,7 +20,7 @@ from pe_bench.report.statistics import student_interval
 SHARE_PADDING = 0.03  # above 1 and below 0
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
 VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
-MAX_TITLE = 64  # characters
+MAX_TITLE = 76  # characters
 MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
 POSITION_LABEL = "position of the token (tokens before it)"
@@ -31,14 +31,17 @@ BAND_SHARE = 0.25  # of the values' span that bands may add above and below
 PADDING = 0.05  # of the span
 SIDE_PADDING = 0.03  # of the span of lengths
 
+PlotValues = Literal["levels", "change"]
+
 
 @dataclass(frozen=True)
 class Scale:
-    """The limits of an axis and its shape."""
+    """The limits of an axis and its shape; asinh is linear around 0, as far as `linear_width`, then log."""
 
     low: float
     high: float
-    shape: Literal["linear", "log"] = "linear"
+    shape: Literal["linear", "log", "asinh"] = "linear"
+    linear_width: float = 1.0
 
     def share(self, value: float) -> float:
         """Return where a value lies on the axis: 0 at its lower end, 1 at its upper end."""
@@ -46,7 +49,16 @@ class Scale:
         return float((place - low) / (high - low))
 
     def stretch(self, values: np.ndarray) -> np.ndarray:
-        return values if self.shape == "linear" else np.log(np.maximum(values, np.finfo(float).tiny))
+        if self.shape == "linear":
+            return values
+        if self.shape == "asinh":
+            return np.arcsinh(values / self.linear_width)
+        return np.log(np.maximum(values, np.finfo(float).tiny))
+
+    def unstretch(self, place: float) -> float:
+        if self.shape == "linear":
+            return place
+        return self.linear_width * math.sinh(place) if self.shape == "asinh" else math.exp(place)
 
 
 def scale_of_levels(levels: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
@@ -60,6 +72,18 @@ def scale_of_levels(levels: np.ndarray, bands: np.ndarray, smallest_span: float)
     if low > NEARLY_ZERO and high > LOGARITHMIC_FROM * low and high - low >= smallest_span:
         return _fit(Scale(low, high, "log"), levels, bands, 0.0)
     return _fit(Scale(low, high), levels, bands, smallest_span)
+
+
+def scale_of_changes(changes: np.ndarray, bands: np.ndarray, margin: float, smallest_span: float) -> Scale:
+    """Return an axis that shows 0, all changes [n] and most of their bands [m].
+
+    It is logarithmic beyond the margin where changes are larger than `smallest_span`, so that one curve that
+    fails does not flatten the others.
+    """
+    values = np.append(changes, 0.0)
+    if np.abs(values).max() > smallest_span:
+        return _fit(Scale(0.0, 1.0, "asinh", margin), values, bands, 0.0)
+    return _fit(Scale(0.0, 1.0), values, bands, smallest_span)
 
 
 def scale_of_lengths(lengths: Sequence[float]) -> Scale:
@@ -83,8 +107,8 @@ def _fit(scale: Scale, values: np.ndarray, bands: np.ndarray, smallest_span: flo
     room, edges = BAND_SHARE * (high - low), scale.stretch(bands[np.isfinite(bands)])
     low, high = max(low - room, min([low, *edges])), min(high + room, max([high, *edges]))
     padding = PADDING * (high - low)
-    low, high = low - padding, high + padding
-    return Scale(low, high) if scale.shape == "linear" else Scale(math.exp(low), math.exp(high), "log")
+    ends = scale.unstretch(low - padding), scale.unstretch(high + padding)
+    return Scale(*ends, scale.shape, scale.linear_width)
 
 
 @dataclass(frozen=True)
@@ -121,12 +145,13 @@ class Curve:
 class Chart:
     """The curves of a table in its order.
 
-    lengths: ticks of the x axis; a curve that has all of them ends at the last. no_training: models that cost
-    none, which do not set the axes.
+    values: levels or changes in bits per byte. lengths: ticks of the x axis; the last is where a curve ends
+    that has all of them. no_training: models that cost none, which do not set the axes.
     """
 
     table: Table
     curves: tuple[Curve, ...]
+    values: PlotValues
     lengths: tuple[int, ...]
     x_label: str = LENGTH_LABEL
     no_training: tuple[Curve, ...] = ()
@@ -165,6 +190,8 @@ class Chart:
             return Scale(-SHARE_PADDING, 1 + SHARE_PADDING)
         values, margin = np.array([point.value for point in self.points]), self.table.margin
         bands = np.array([edge for point in self.points for edge in (point.low, point.high)])
+        if self.values == "change":
+            return scale_of_changes(values, bands, margin, MIN_SPAN * margin)
         return scale_of_levels(values, bands, MIN_SPAN * margin)
 
     @cached_property
@@ -178,6 +205,8 @@ class Chart:
 
     @property
     def y_label(self) -> str:
+        if self.values == "change":
+            return f"change against {self.train_length}, bits per byte (+ is worse)"
         measure = self.table.measure
         better = "higher" if measure.higher_is_better else "lower"
         return f"{measure.unit}{', log scale' if self.y.shape == 'log' else ''} ({better} is better)"
@@ -197,6 +226,9 @@ class Chart:
             notes.append(f"Bands: {self._band_text()}.")
         if any(point.uses_context for point in self.points):
             notes.append("Ringed: uses the context beyond the training length.")
+        if self.values == "change":
+            beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
+            notes.append(f"Grey: within the margin of {self.table.margin:g}, where a change holds{beyond}.")
         if self.anchors:
             names = ", ".join(curve.label for curve in self.anchors)
             notes.append(f"Thin grey: {names}, counted on the same training tokens.")
@@ -204,6 +236,8 @@ class Chart:
 
     def _band_text(self) -> str:
         """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
+        if self.values == "change":
+            return "the 95 % interval of the change, over documents and seeds"
         seeds = {point.seeds for point in self.points}
         of_two = "from the lower to the higher of two seeds"
         if max(seeds) <= 2:
@@ -220,17 +254,24 @@ class Chart:
     def remark(self, curve: Curve) -> str:
         """Return what a name adds where a curve ends early or has no point."""
         if not curve.points:
-            return "(no number)"
+            return f"(none past {self.train_length})" if self.values == "change" else "(no number)"
         return f"(to {curve.points[-1].x:.0f})" if self.ends_early(curve) else ""
 
     def ends_early(self, curve: Curve) -> bool:
         return bool(curve.points) and curve.points[-1].x < self.lengths[-1]
 
 
-def chart_of(table: Table) -> Chart:
+def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
     """Return the chart of a table over context length."""
-    curves, no_training = (tuple(map(_length_curve, lines)) for lines in (table.lines, table.anchors))
-    return Chart(table, curves, table.lengths, no_training=no_training)
+    values = "levels" if table.is_task else values  # lengths of a task are not paired, so have no change
+    from_length = 0 if values == "levels" else table.key.train_length
+    return Chart(
+        table,
+        tuple(_length_curve(line, table, values) for line in table.lines),
+        values,
+        tuple(length for length in table.lengths if length >= from_length) or (table.key.train_length,),
+        no_training=tuple(_length_curve(line, table, values) for line in table.anchors if values == "levels"),
+    )
 
 
 def chart_over_position(table: Table) -> Chart:
@@ -245,17 +286,43 @@ def chart_over_position(table: Table) -> Chart:
     )
     longest = max((point.x for curve in curves for point in curve.points), default=1.0)
     ticks = (2**power for power in range(int(math.log2(longest)) + 1))
-    return Chart(table, curves, tuple(ticks), POSITION_LABEL)
+    return Chart(table, curves, "levels", tuple(ticks), POSITION_LABEL)
 
 
-def _length_curve(line: Line) -> Curve:
-    points = {
-        # Each length of a task has examples of its own, which break no curve.
-        length: _mean_point(length, record.levels, "" if record.answers else record.target_hash, record)
-        for length, record in sorted(line.records.items())
-        if _is_drawable(record.levels)
-    }
+def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
+    points = {int(point.x): point for point in _points(line, table.key.train_length, values)}
     return Curve(line.label, tuple(points.values()), points.get(line.break_point.breaks_at or 0))
+
+
+def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
+    """Return levels at all lengths, or changes from the training length on: below it less context costs."""
+    scored = [record for _, record in sorted(line.records.items()) if _is_drawable(record.levels)]
+    if values == "levels":
+        return [
+            # Each length of a task has examples of its own, which break no curve.
+            _mean_point(record.length, record.levels, "" if record.answers else record.target_hash, record)
+            for record in scored
+        ]
+    points = [
+        Point(
+            record.length,
+            record.change,
+            *((record.interval.low, record.interval.high) if record.interval else (-inf, inf)),
+            record.compared.target_hash,
+            _uses_context(record),
+            len(record.levels),
+        )
+        for record in scored
+        if record.change is not None and _is_drawable([record.change]) and record.length >= train_length
+    ]
+    trained = line.records.get(train_length)
+    if points and trained is not None and trained in scored and trained.change is None:
+        points.insert(0, Point(train_length, 0.0, scored_on=points[0].scored_on, seeds=len(trained.levels)))
+    return points
+
+
+def _uses_context(record: Record | None) -> bool:
+    return record is not None and record.use is not None and record.use.uses_context == "yes"
 
 
 def _is_drawable(values: Sequence[float]) -> bool:
@@ -267,5 +334,4 @@ def _mean_point(
 ) -> Point:
     values = np.array(levels)
     low, high = (min(levels), max(levels)) if len(levels) == 2 else student_interval(values)
-    uses_context = record is not None and record.use is not None and record.use.uses_context == "yes"
-    return Point(x, float(values.mean()), low, high, scored_on, uses_context, len(levels))
+    return Point(x, float(values.mean()), low, high, scored_on, _uses_context(record), len(levels))

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, Formatter, LogLocator, MaxNLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
 from pe_bench.plot import paper
 from pe_bench.plot.paper import Attributes, Style
-from pe_bench.report.curves import Chart, Curve, Point, Scale, chart_of, scale_of_levels
+from pe_bench.report.curves import Chart, Curve, PlotValues, Point, Scale, chart_of, scale_of_levels
 from pe_bench.report.records import Line, Table
 
 MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
@@ -28,6 +28,7 @@ TICK_GAP, WIDE_TICK_GAP = 26, 45  # points between two numbers; wide: in a narro
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
 MAX_NAME, MAX_NAME_ON_PAGE = 24, 19  # characters
 BROKEN = "#B3261E"
+MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 MAX_LOSSES = 200  # points of a run's training losses
 FEW_DECADES = 0.4  # of a log axis, whose ticks are those of a linear one
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
@@ -39,15 +40,15 @@ Part = tuple[float, Callable[[Figure, float], None]]  # its height in inches, an
 Look = dict[str, Any]  # what matplotlib takes
 
 
-def plot_tables(tables: Sequence[Table], path: Path) -> None:
+def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:
     """Draw `tables` into the file `path`; its suffix is the format. Raises `UserError` for its name."""
-    paper.save_picture(lambda: draw(tables), path)
+    paper.save_picture(lambda: draw(tables, values), path)
 
 
-def draw(tables: Sequence[Table]) -> Figure:
+def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
     """Return a figure with a panel for each table, one below the other."""
     styles = _styles(tables)
-    return stacked([_part(chart_of(table), styles) for table in tables])
+    return stacked([_part(chart_of(table, values), styles) for table in tables])
 
 
 def stacked(parts: Sequence[Part]) -> Figure:
@@ -81,7 +82,11 @@ def chart_svg(
     """
     is_named = len(chart.curves) <= MAX_NAMED
     width, height = (PAGE_PANEL, ON_PAGE) if is_named else (paper.WIDTH - paper.LEFT - 0.1, TALL_ON_PAGE)
-    parts: dict[str, list[Attributes]] = {"if wide": [{"class": "if-wide"}]}
+    within = f"within the margin of {chart.table.margin}: holds"
+    parts: dict[str, list[Attributes]] = {
+        "margin": [{"class": "margin", "title": within}],
+        "if wide": [{"class": "if-wide"}],
+    }
     for curve, said in zip(chart.curves, texts, strict=True):
         line = {"data-line": keys[curve.label]}
         points = [{"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text} for text in said]
@@ -166,7 +171,10 @@ def _part(chart: Chart, styles: Styles) -> Part:
 def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Draw all curves of a chart, with names of so many characters where they end; in inches."""
     _set_lengths(axes, chart, 72 * width)
-    set_values(axes, chart.y)
+    set_values(axes, chart.y, signed=chart.values == "change")
+    if chart.values == "change":
+        margin = chart.table.margin
+        axes.axhspan(-margin, margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
     axes.grid(axis="y", color=paper.RULE)
     for anchor in chart.anchors:
         for points in anchor.segments:
@@ -290,30 +298,45 @@ def _apart(places: Mapping[int, float], gap: float) -> list[int]:
 
 
 class _PlainNumbers(Formatter):
-    """Numbers of an axis with as many decimals as the finest needs."""
+    """Numbers of an axis with as many decimals as the finest needs, and a sign if they are `signed`."""
+
+    def __init__(self, signed: bool) -> None:
+        self._signed = signed
 
     def __call__(self, x: float, pos: int | None = None) -> str:
-        return tick_labels([x])[0]
+        return self.format_ticks([x])[0]
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        return tick_labels(values)
+        return tick_labels(list(values), self._signed)
 
 
-def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS) -> None:
-    """Give a panel a y axis of at most so many round values."""
-    axes.set_yscale(scale.shape)
+def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS, signed: bool = False) -> None:
+    """Give a panel a y axis of at most so many round values, with a sign if they are `signed`."""
+    axes.set_yscale(scale.shape, **({"linear_width": scale.linear_width} if scale.shape == "asinh" else {}))
     axes.set_ylim(scale.low, scale.high)
     decades = math.log10(scale.high / scale.low) if scale.shape == "log" else 0.0
-    if decades > FEW_DECADES:
+    if scale.shape == "asinh":
+        axes.yaxis.set_major_locator(FixedLocator(_ticks_around_zero(scale, ticks)))
+    elif decades > FEW_DECADES:
         sparse = [steps for steps in LOG_STEPS if decades * len(steps) < ticks]
         axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=ticks))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=STEPS))
-    axes.yaxis.set_major_formatter(_PlainNumbers())
+    axes.yaxis.set_major_formatter(_PlainNumbers(signed))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def tick_labels(ticks: Sequence[float]) -> list[str]:
+def _ticks_around_zero(scale: Scale, most: int) -> list[float]:
+    """Return 0 and round multiples of the linear width: matplotlib's own ticks overlap around 0."""
+    ends = max(abs(scale.low), abs(scale.high)) / scale.linear_width
+    sizes = [scale.linear_width * 10.0**power for power in range(math.ceil(math.log10(ends)) + 1)]
+    sparse = [tick for size in sizes for tick in (-size, size) if scale.low <= tick <= scale.high]
+    dense = [*sparse, *(3 * tick for tick in sparse if scale.low <= 3 * tick <= scale.high)]
+    ticks = sorted(dense if len(dense) < most else sparse)
+    return [0.0, *ticks[:: math.ceil(len(ticks) / (most - 1))]]
+
+
+def tick_labels(ticks: Sequence[float], signed: bool = False) -> list[str]:
     """Return the ticks as text with as many decimals as the finest of them needs."""
     if any(abs(tick) >= 1e6 for tick in ticks):
         return [f"{tick:.3g}" for tick in ticks]
@@ -322,4 +345,4 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
         for decimals in range(13)
         if all(math.isclose(round(tick, decimals), tick, rel_tol=1e-6, abs_tol=1e-12) for tick in ticks)
     )
-    return [f"{tick:.{decimals}f}" for tick in ticks]
+    return [f"{tick:{'+' if signed and tick else ''}.{decimals}f}" for tick in ticks]

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from pe_bench.plot.paper import Style, styles_of
 from pe_bench.report.columns import details_of, point_text, short
-from pe_bench.report.curves import Chart, Curve, chart_of, chart_over_position
+from pe_bench.report.curves import Chart, Curve, PlotValues, chart_of, chart_over_position
 from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
 from pe_bench.report.heat import heat_note, heat_svg
 from pe_bench.report.legend import legend, number_text
@@ -70,13 +70,14 @@ def to_html(
     tables: Sequence[Table],
     records: Sequence[RunRecord],
     title: str = TITLE,
+    view: PlotValues = "levels",
     probes: Sequence[ProbeTable] = (),
     losses: Losses = MappingProxyType({}),
 ) -> str:
-    """Return the page as text; losses: of training, by the names of runs.
+    """Return the page as text; `view` is what its pictures of levels show at first.
 
-    Style and script are in the page, and by its own policy it may ask for nothing else. Whatever comes from a
-    run stands on one line and is escaped by the templates.
+    losses: of training, by the names of runs. Style and script are in the page, and by its own policy it may
+    ask for nothing else. Whatever comes from a run stands on one line and is escaped by the templates.
     """
     templates = Templates(
         loader=PackageLoader(PACKAGE),
@@ -91,6 +92,7 @@ def to_html(
     styles = styles_of(line.label for table in tables for line in table.lines)
     return templates.get_template("page.html.jinja").render(
         title=one_line(title),
+        view=view,
         style=style,
         script=script,
         policy=_policy(style, script),
@@ -124,25 +126,27 @@ def describe_result(table: Table) -> str:
 def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
     """Return a table's section; `prefix` begins the keys of its lines, and tells its pictures from others.
 
-    Of each of its lines there are its cells, and its details, for which it opens. reading: what changes how
-    the table is read; notes: all else there is to say of it.
+    views: levels and changes by length, of which one is shown. Of each line there are its cells, and its
+    details, for which it opens. reading: what changes how the table is read; notes: all else there is to say.
     """
     grid = short(table)
     names = {
         line.label: Name(line.label, f"{prefix}-{number}", *_look_of(line, styles))
         for number, line in enumerate(table.all_lines)
     }
+    views = [chart_of(table)] if table.is_task else [chart_of(table), chart_of(table, "change")]
+    *views, positions = (
+        _picture(chart, f"{prefix}-{number}", names, styles)
+        for number, chart in enumerate([*views, chart_over_position(table)])
+    )
     of_all = table.lines if table.key.slice == ALL else ()  # a slice is of the same runs
     keys = {label: name.key for label, name in names.items()}
     lines = zip(table.all_lines, grid.rows, strict=True)
     return {
         "table": table,
         "result": describe_result(table),
-        "pictures": [
-            _picture(chart, f"{prefix}-{number}", names, styles)
-            for number, chart in enumerate((chart_of(table), chart_over_position(table)))
-            if chart.points
-        ],
+        "views": list(filter(None, views)),
+        "positions": positions,
         "losses": Markup(losses_svg(of_all, losses, styles, f"{prefix}-losses", keys)),
         "grid": grid,
         "lines": [(names[line.label], cells, _details(line, table)) for line, (_, *cells) in lines],
@@ -168,7 +172,12 @@ def _details(line: Line, table: Table) -> list[Grid]:
     return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
 
 
-def _picture(chart: Chart, key: str, names: Mapping[str, Name], styles: Mapping[str, Style]) -> Picture:
+def _picture(
+    chart: Chart, key: str, names: Mapping[str, Name], styles: Mapping[str, Style]
+) -> Picture | None:
+    """Return the chart drawn; None where it has no point."""
+    if not chart.points:
+        return None
     keys = {label: name.key for label, name in names.items()}
     texts = [_point_texts(curve, chart) for curve in chart.curves]
     shown = [names[curve.label] for curve in (*chart.curves, *chart.anchors)]

@@ -64,6 +64,8 @@ def test_the_named_margin_decides_the_verdict(command, results, margin, verdict)
         ("--markdown folder.png", "--markdown folder.png is not a regular file"),
         ("--plot pipe.png", "--plot pipe.png is not a regular file"),
         ("--plot a.jpg", ".png, .svg or .pdf"),
+        ("--plot-of change", "--plot-of change draws nothing: name a file with --plot or --html"),
+        ("--plot-of changes --plot a.png", "--plot-of must be one of levels, change, not 'changes'"),
         ("seed=0", "'seed=0' is no run: say --where seed=0"),
         ("seed<3", "'seed<3' is no run: say --where 'seed<3'"),
         ("train.lr>=0.001", "say --where 'train.lr>=0.001'"),
@@ -77,13 +79,18 @@ def test_a_mistake_is_one_line_before_anything_is_printed(command, results, monk
     assert outcome.code == 2 and message in outcome.line and outcome.out == ""
 
 
-def test_a_page_and_a_picture_are_written_and_a_hint_does_not_propose_them(command, results, tmp_path):
-    files = ["--plot", str(tmp_path / "a.svg"), "--html", str(tmp_path / "page.html")]
-    outcome = command("report", *files, "--results-dir", str(results))
+def test_a_page_and_a_picture_show_changes_where_an_option_asks_for_them(command, results, tmp_path):
+    page, picture = tmp_path / "page.html", tmp_path / "a.svg"
+    files = ["--plot", str(picture), "--html", str(page), "--results-dir", str(results)]
+    assert command("report", *files, "--plot-of", "change").code == 0
+    assert "change against 128" in picture.read_text()
+    assert 'value="change" checked' in page.read_text()
+    outcome = command("report", *files)
     assert outcome.code == 0 and "rope" in outcome.out
+    assert "change against 128" not in picture.read_text()
     assert "picture: --plot" not in outcome.out and "--details" in outcome.out
     plain = command("report", "--results-dir", str(results)).out
-    assert "picture: --plot" in plain
+    assert "picture: --plot" in plain, "a hint does not propose what was asked for"
     assert "--details" not in command("report", "--details", "--results-dir", str(results)).out
 
 

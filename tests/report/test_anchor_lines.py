@@ -167,6 +167,7 @@ def test_pictures_have_anchors_as_thin_lines_that_change_no_axis(results: Path) 
     without = chart_of(only(results))
     assert (with_anchors.y, with_anchors.x) == (without.y, without.x)
     assert [anchor.label for anchor in with_anchors.anchors] == [TRIGRAM, COPYING]
+    assert chart_of(only(results), "change").anchors == []
     assert (
         with_anchors.notes[-1] == "Thin grey: (trigram), (trigram+copy), counted on the same training tokens."
     )

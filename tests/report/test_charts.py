@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from support.pictures import (
     LENGTHS,
     curve_lines,
@@ -100,6 +101,35 @@ def test_the_scored_lengths_are_the_ticks_of_a_log2_axis_with_the_training_lengt
     assert [label.get_text() for label in axes.get_xticklabels()] == list(map(str, LENGTHS))
     assert "training length 128" in [text.get_text() for text in axes.texts]
     assert draws_training_length(axes, 128)
+
+
+def test_a_curve_that_fails_flattens_no_other_in_the_view_of_changes(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", {64: 2.1, 128: 2.0, 256: 2.03, 512: 2.06})
+    add_run(tmp_path, "rope", {64: 2.1, 128: 2.0, 256: 300.0, 512: 900.0})
+    tables = build_tables(tmp_path)
+    by_level, by_change = draw(tables).axes[0], draw(tables, "change").axes[0]
+
+    def height(axes: Axes, low: float, high: float) -> float:
+        ends = axes.transData.transform([(128, low), (128, high)])[:, 1]
+        return float(np.diff(ends)[0]) / axes.get_window_extent().height
+
+    assert height(by_level, 2.0, 2.06) < 0.01
+    assert height(by_change, 0.0, 0.06) > 0.1
+    assert by_change.get_yscale() == "asinh"
+    assert "the axis is logarithmic" in notes(draw(tables, "change"))
+
+
+def test_the_view_of_changes_begins_at_the_training_length_with_zero(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {64: 2.1, 128: 2.0, 256: 2.5})
+    add_run(tmp_path, "learned", {64: 2.1, 128: 2.0, 256: None})
+    figure = draw(build_tables(tmp_path), "change")
+    [axes] = figure.axes
+    [rope] = curve_lines(axes)
+    assert list(np.asarray(rope.get_xdata())) == [128, 256]
+    assert np.asarray(rope.get_ydata()) == pytest.approx([0.0, 0.5])
+    assert axes.get_ylabel() == "change against 128, bits per byte (+ is worse)"
+    assert sorted(names_beside(axes)) == ["learned (none past 128)", "rope"]
+    assert [patch.get_gid() for patch in axes.patches] == ["margin"]
 
 
 def test_positions_have_a_chart_of_their_own_that_gives_no_verdict(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_page_and_the_pictures_show_it_as_text(report, hostile: Path) -> Non
     page = (hostile / "a.html").read_text(encoding="utf-8")
     assert Tags(page).found.count("script") == 1
     assert "\u200b" not in page
-    report("--plot", str(hostile / "a.svg"))
+    report("--plot", str(hostile / "a.svg"), "--plot-of", "change")
     drawn = "".join(ElementTree.parse(hostile / "a.svg").getroot().itertext())
     assert "\\u200b" in drawn or "evil" in drawn
     assert "\u200b" not in drawn

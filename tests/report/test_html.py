@@ -156,7 +156,11 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
     assert f"\nbits/byte {cell.bits_per_byte:.3f}\nppl " in text
     assert f"\nchange {cell.change:+.3f} ± {(cell.interval.high - cell.interval.low) / 2:.3f}\n" in text
     assert "\nverdict fails\n" in text
-    charts = [chart for table in tables for chart in (chart_of(table), chart_over_position(table))]
+    charts = [
+        chart
+        for table in tables
+        for chart in (chart_of(table), chart_of(table, "change"), chart_over_position(table))
+    ]
     assert len(labels) == sum(len(chart.points) for chart in charts)
 
 
@@ -252,8 +256,8 @@ def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(t
     one = replace(tables[0], lines=tables[0].lines[:1])
     losses = {run: [(step, 3.0 - 0.01 * step) for step in range(100)] for run in one.lines[0].runs}
     text = to_html([one], [], losses=losses)
-    assert len(re.findall(r'<g class="line colour\d stroke0" data-line="0-0">', text)) == 4, (
-        "two pictures, and two runs"
+    assert len(re.findall(r'<g class="line colour\d stroke0" data-line="0-0">', text)) == 5, (
+        "three pictures, and two runs"
     )
     caption = "Training loss of each run by step, nats per token"
     assert caption in Page(text).find("figcaption") and caption not in page.find("figcaption")
