@@ -1,6 +1,6 @@
 """The `list` command: what there is to choose from, and what was run."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from pe_bench.cli.completion import LISTS
 from pe_bench.cli.data import print_data
 from pe_bench.cli.report import Outputs
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import aliases, description, keys, names_in, paper
+from pe_bench.config.groups import description, keys, names_in
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import UserError, require
@@ -72,12 +72,7 @@ def print_list(
     outputs = Outputs({} if csv is None else {"--csv": csv}, as_json=as_json)
     for option in [*(["--family"] if family else []), *(["--papers"] if papers else [])]:
         require(name == "encodings", f"{option} is for the list of encodings, and this is the list of {name}")
-    listing = _listing(name, results_dir)
-    if family is not None:
-        families = {str(row[1]) for row in listing.rows}
-        require(family in families, unknown(family, "family", families))
-        listing = listing._replace(rows=[row for row in listing.rows if row[1] == family])
-        listing = _with_names(listing)
+    listing = _encodings(family) if name == "encodings" else _listing(name, results_dir)
     if as_json:
         print_data("list", list=name, rows=listing.data())
     elif outputs.printed:
@@ -124,8 +119,6 @@ def _shown(value: str | int, column: str) -> str:
 
 def _listing(name: str, results_dir: Path) -> Listing:
     match name:
-        case "encodings":
-            return _with_names(Listing(COLUMNS, list(catalogue()), SHOWN))
         case "models":
             columns = ("model", "parameters", f"with {GPT2:,} tokens", "layers", "width", "heads")
             models = [_model(model) for model in names_in("model")]
@@ -149,6 +142,29 @@ def _listing(name: str, results_dir: Path) -> Listing:
     group = name.removesuffix("s")
     columns = (group, "what it is")
     return Listing(columns, [(each, description(group, each)) for each in names_in(group)], columns)
+
+
+def _encodings(family: str | None) -> Listing:
+    """Return all encodings, or those of a family. Raises `UserError` for one that is none."""
+    from pe_bench.inspection.catalogue import catalogue
+
+    records = catalogue()
+    if family is not None:
+        families = {record["family"] for record in records}
+        require(family in families, unknown(family, "family", families))
+        records = [record for record in records if record["family"] == family]
+    facts = ("encoding", "family", "parameters", "what_it_is", "past_training", "paper")
+    rows = [(*(record[fact] for fact in facts), _names_of(record)) for record in records]
+    return Listing(COLUMNS, rows, SHOWN, records=records)
+
+
+def _names_of(record: dict[str, Any]) -> str:
+    parts = [
+        record["label"] if record["label"] != record["encoding"] else "",
+        "also as modifier" if record["modifier"] else "",
+        f"also called {', '.join(record['aliases'])}" if record["aliases"] else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 def _runs(results_dir: Path) -> Listing:
@@ -201,65 +217,3 @@ def decoder_parameters(model: ModelConfig, vocabulary: int) -> int:
     layer = attention + 3 * width * model.d_ff + norms
     embeddings = vocabulary * width * (1 if model.tie_embeddings else 2)
     return embeddings + model.n_layers * layer + width
-
-
-def catalogue() -> Iterator[Row]:
-    """Yield a row of `COLUMNS` for each encoding; all are built, for their facts follow from options."""
-    names, modifiers = names_in("encoding"), set(names_in("modifier"))
-    # One configuration with all of them, because Hydra takes 50 ms for each.
-    composed = compose([f"+encoding@catalogue.{name}={name}" for name in names])
-    model = parse_config({key: value for key, value in composed.items() if key != "catalogue"}).model
-    first_names = aliases()
-    for name in names:
-        config = composed["catalogue"][name]
-        label = "+".join([config["name"], *config.get("modifiers", {})])
-        also = ", ".join(sorted(alias for alias, first in first_names.items() if first == name))
-        parts = [
-            label if label != name else "",
-            "also as modifier" if name in modifiers else "",
-            f"also called {also}" if also else "",
-        ]
-        family, parameters, past_training, cited = _facts(config, model.n_layers)
-        what = description("encoding", name)
-        yield (
-            name,
-            family,
-            parameters,
-            what,
-            past_training,
-            paper(name) or cited,
-            "; ".join(filter(None, parts)),
-        )
-
-
-def _with_names(listing: Listing) -> Listing:
-    """Return the list of encodings with what a program reads: other names, and whether it is a modifier."""
-    modifiers, names = names_in("modifier"), aliases()
-    records = [
-        dict(
-            zip(
-                ("encoding", "family", "parameters", "what_it_is", "past_training", "paper"),
-                row,
-                strict=False,
-            )
-        )
-        | {"modifier": row[0] in modifiers}
-        | {"aliases": [alias for alias, first in names.items() if first == row[0]]}
-        for row in listing.rows
-    ]
-    return listing._replace(records=records)
-
-
-def _facts(config: dict[str, Any], n_layers: int) -> tuple[str, int, str, str]:
-    """Return family, parameters, what happens past the training length, and the paper."""
-    import torch
-
-    from pe_bench.data.tokenizer import ByteTokenizer
-    from pe_bench.encodings.spec import EncodingSpec
-    from pe_bench.inspection.resolve import parameter_count
-
-    spec = EncodingSpec(config).with_examples()
-    with torch.random.fork_rng(devices=[]):
-        built = spec.build(n_layers, ByteTokenizer().vocabulary)
-    declared = [spec.base, *spec.modifiers.values()][-1].encoding_class
-    return declared.family, parameter_count(built), built.past_training, declared.paper

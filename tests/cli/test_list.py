@@ -10,11 +10,11 @@ import pytest
 from support.results import add_run
 
 from pe_bench.cli.completion import complete_word
-from pe_bench.cli.list import COLUMNS, decoder_parameters
-from pe_bench.cli.list import catalogue as encodings
+from pe_bench.cli.list import decoder_parameters
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
+from pe_bench.inspection.catalogue import catalogue as encodings
 from pe_bench.model.decoder import build_decoder
 
 
@@ -24,18 +24,19 @@ def rows_of(outcome):
 
 
 @pytest.fixture(scope="module")
-def catalogue():
-    rows = [dict(zip(COLUMNS, map(str, row), strict=True)) for row in encodings()]
-    return {row["encoding"]: {name.replace(" ", "_"): cell for name, cell in row.items()} for row in rows}
+def records():
+    return encodings()
 
 
 @pytest.fixture(autouse=True)
-def built_once(catalogue, monkeypatch):
+def built_once(records, monkeypatch):
     """Building all encodings takes seconds."""
-    rows = [
-        tuple(int(cell) if cell.isdecimal() else cell for cell in row.values()) for row in catalogue.values()
-    ]
-    monkeypatch.setattr("pe_bench.cli.list.catalogue", lambda: rows)
+    monkeypatch.setattr("pe_bench.inspection.catalogue.catalogue", lambda: records)
+
+
+@pytest.fixture
+def catalogue(command):
+    return {row["encoding"]: row for row in rows_of(command("list", "encodings", "--csv", "-"))}
 
 
 def test_every_encoding_has_a_row_with_its_facts(catalogue):
