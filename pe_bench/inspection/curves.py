@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import leaves_of
@@ -32,26 +32,18 @@ class Scores:
 
 def kinds(subject: ResolvedEncoding) -> list[tuple[int, ...]]:
     """Return the numbers of the layers of each kind: they share their structure, not values of parameters."""
-    layers = [subject.encoding.layer(number) for number in range(subject.config.model.n_layers)]
-    traits = [_traits(layer) for layer in layers]
-    # A layer that knows its own number is not of another kind for that.
-    shared = set.intersection(*map(set, traits))
-    numbers = {
-        key for key in shared if len(layers) > 1 and [trait[key] for trait in traits] == [*range(len(traits))]
-    }
-    groups: dict[frozenset[object], list[int]] = {}
-    for number, trait in enumerate(traits):
-        groups.setdefault(frozenset((key, trait[key]) for key in trait.keys() - numbers), []).append(number)
+    groups: dict[str, list[int]] = {}
+    for number in range(subject.config.model.n_layers):
+        leaves = leaves_of(subject.encoding.layer(number))
+        modules = [module for leaf in leaves for module in leaf.modules()]
+        groups.setdefault(str([(type(module), _options(module)) for module in modules]), []).append(number)
     return [tuple(group) for group in groups.values()]
 
 
-def _traits(layer: LayerEncoding) -> dict[tuple[int, str], object]:
-    """Return types and plain values of all parts of a layer, by their places in it."""
-    traits: dict[tuple[int, str], object] = {}
-    for index, module in enumerate(module for leaf in leaves_of(layer) for module in leaf.modules()):
-        plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
-        traits |= {(index, name): value for name, value in {"": type(module), **plain}.items()}
-    return traits
+def _options(module: nn.Module) -> dict[str, object]:
+    """Return plain values of a part of a layer, without the layer's own number."""
+    values = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
+    return {name: value for name, value in values.items() if name != "number"}
 
 
 @torch.no_grad()

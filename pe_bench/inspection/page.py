@@ -8,10 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir, head_comment
@@ -26,10 +24,9 @@ from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 from pe_bench.system.terminal import PIPED_WIDTH, wrap
 
 MIN_LAST_COLUMN = 24  # columns that the last cell of a line needs; with fewer it goes below
-ITEM = re.compile(r"[-*+] +|\d+[.)] +| +\S+ {2,}")  # of a list, or a word and its meaning in two columns
+ITEM = re.compile(r"[-*+] |\d+[.)] ")  # of a list
 COMMENT = re.compile(r"^(?:  )?(\w+): .*? # (.*)$", re.MULTILINE)
-INTERPOLATION = re.compile(r"\$\{(?:(\w+):([^{},]+),)?([^{}]+)\}")
-SIGNS = {"divide": "/", "quotient": "//", "times": "*"}
+KEY = re.compile(r"\w+\.\w+")
 EXAMPLE_SIZE = 8  # of a task's example
 
 
@@ -86,48 +83,35 @@ def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> lis
 
 
 def reflow(docstring: str, width: int) -> str:
-    """Fill the paragraphs of a docstring; indented lines and items of a list keep their beginnings."""
-    lines: list[str] = []
-    for line in inspect.cleandoc(docstring).splitlines():
-        is_prose = line and not line.startswith(" ") and not ITEM.match(line)
-        if is_prose and lines and lines[-1] and not lines[-1].startswith(" "):
-            lines[-1] += f" {line}"
-        else:
-            lines.append(line)
-    return "\n".join(wrap(line, width, _hanging(line)) for line in lines)
-
-
-def _hanging(line: str) -> int:
-    """Return by how much the continuation of an item is indented beyond its first word."""
-    item = ITEM.match(line)
-    return item.end() - (len(line) - len(line.lstrip(" "))) if item else 0
+    """Fill the paragraphs of a docstring; lines that are indented, and lists, keep their beginnings."""
+    paragraphs = []
+    for text in inspect.cleandoc(docstring).split("\n\n"):
+        lines = text.splitlines()
+        is_prose = not any(line.startswith(" ") or ITEM.match(line) for line in lines)
+        paragraphs.append(
+            "\n".join(wrap(line, width, 2) for line in ([" ".join(lines)] if is_prose else lines))
+        )
+    return "\n\n".join(paragraphs)
 
 
 def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, ...]]:
     """Yield each option's key, its value, where that is from, and what it means."""
-    written = _as_written(subject, part)
+    path = _yaml_of(subject, part)
+    written = complete({"class": part.values["class"]}) if path is None else read_part(path)
     options = options_of_class(str(part.values["class"]), subject.config.search)
-    comments = {option.name: option.meaning for option in options}
+    meanings = {option.name: option.meaning for option in options}
     for option, value in part.values.items():
         if option in NOT_OPTIONS or option in part.nested:
             continue
+        text = str(written.get(option, "${the rest}"))
         if f"{part.key}.{option}" in subject.typed:
             origin = "given"
-        elif option in part.values.get("derived", []) and str(written.get(option, "${")).startswith("${"):
-            origin = f"from {_formula(str(written.get(option, 'the rest')))}"
+        elif option in part.values.get("derived", []) and text.startswith("${"):
+            origin = f"from {' and '.join(KEY.findall(text)) or 'the rest'}"
         else:
             origin = "default" if written.get(option, value) == value else f"of {subject.name}"
-        text = yaml.safe_dump(value, default_flow_style=True, width=sys.maxsize)
-        text = text.removesuffix("...\n").strip()
-        # YAML breaks lines where a value has them.
-        text = json.dumps(value) if "\n" in text else text
-        yield f"{part.key}.{option}", text, origin, comments.get(option, "")
-
-
-def _as_written(subject: ResolvedEncoding, part: PartSpec) -> dict[str, Any]:
-    """Return the keys of the file that chooses a part, as they are written; those of a class without one."""
-    path = _yaml_of(subject, part)
-    return complete({"class": part.values["class"]}) if path is None else read_part(path)
+        shown = value if isinstance(value, str) and "\n" not in value else json.dumps(value)
+        yield f"{part.key}.{option}", shown, origin, meanings.get(option, "")
 
 
 def _preset(subject: ResolvedEncoding, part: PartSpec) -> str:
@@ -142,18 +126,6 @@ def _yaml_of(subject: ResolvedEncoding, part: PartSpec) -> Path | None:
     inner = f"modifier/{name}.yaml" if group == "modifiers" else f"encoding/{part.values['name']}.yaml"
     paths = [folder / inner for folder in (*subject.config.search, config_dir())]
     return next((path for path in paths if path.is_file()), None)
-
-
-def _formula(text: str) -> str:
-    """Spell `${times:16,${train.length}}` as `16 * train.length`."""
-
-    def plain(match: re.Match[str]) -> str:
-        name, first, last = match.groups()
-        return f"{first} {SIGNS.get(name, name)} {last}" if name else last
-
-    while INTERPOLATION.search(text):
-        text = INTERPOLATION.sub(plain, text)
-    return text
 
 
 def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
