@@ -21,9 +21,10 @@ from mkdocs.structure.pages import Page
 import pe_bench
 from pe_bench.cli.app import app
 from pe_bench.cli.cite import bibliography
-from pe_bench.cli.list import catalogue
+from pe_bench.cli.list import names_of
 from pe_bench.cli.options import EXAMPLES
 from pe_bench.config.groups import keys
+from pe_bench.inspection.catalogue import catalogue
 from pe_bench.inspection.page import page
 from pe_bench.inspection.resolve import resolve
 
@@ -110,7 +111,10 @@ def _encoding_pages() -> dict[str, str]:
     table = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8").partition(YOU_KNOW_IT_AS)[2]
     other_names = KNOWN_AS.findall(table.partition("\n## ")[0])
     pages = {}
-    for name, family, parameters, what, past_training, paper, note in catalogue():
+    for record in catalogue():
+        facts = ("encoding", "family", "parameters", "what_it_is", "past_training", "paper")
+        name, family, parameters, what, past_training, paper = (record[fact] for fact in facts)
+        note = names_of(record)
         also = [words for words, here in other_names if name in CODE.findall(here)]
         facts = [
             ("family", family),

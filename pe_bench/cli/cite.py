@@ -6,7 +6,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pe_bench import api
-from pe_bench.cli.list import catalogue
 from pe_bench.config.groups import config_dir, names_in, paper
 from pe_bench.report.records import Table
 from pe_bench.runs.find import finished_runs
@@ -48,12 +47,14 @@ def bibliography() -> dict[str, str]:
 
 def _cited(tables: Sequence[Table]) -> Iterator[tuple[str, str]]:
     """Yield the encodings that lines were trained or scored with, and the data, with their papers."""
+    from pe_bench.inspection.catalogue import catalogue
+
     lines = [line for table in tables for line in table.lines]
     labels = [label for line in lines for label in (line.encoding, line.scored_with)]
     words = {word for label in labels for word in re.split(r"[\s+,=]+", label)}
-    for name, _, _, _, _, cited, _ in catalogue() if words else ():
-        if name in words:
-            yield str(name), str(cited)
+    for record in catalogue() if words else ():
+        if record["encoding"] in words:
+            yield record["encoding"], record["paper"]
     for data in {table.key.data for table in tables} & {*names_in("data")}:
         if cited := paper(data, "data"):
             yield data, cited

@@ -154,11 +154,12 @@ def _encodings(family: str | None) -> Listing:
         require(family in families, unknown(family, "family", families))
         records = [record for record in records if record["family"] == family]
     facts = ("encoding", "family", "parameters", "what_it_is", "past_training", "paper")
-    rows = [(*(record[fact] for fact in facts), _names_of(record)) for record in records]
+    rows = [(*(record[fact] for fact in facts), names_of(record)) for record in records]
     return Listing(COLUMNS, rows, SHOWN, records=records)
 
 
-def _names_of(record: dict[str, Any]) -> str:
+def names_of(record: dict[str, Any]) -> str:
+    """Return what an encoding's name stands for, and by which others it goes."""
     parts = [
         record["label"] if record["label"] != record["encoding"] else "",
         "also as modifier" if record["modifier"] else "",

@@ -9,13 +9,15 @@ from support.commands import Command
 from support.golden_results import FOLDERS
 
 from pe_bench.cli.cite import bibliography
-from pe_bench.cli.list import catalogue
 from pe_bench.config.groups import names_in, paper
+from pe_bench.inspection.catalogue import catalogue
 
 
 def test_every_encoding_and_data_set_has_an_entry_with_its_title_and_year() -> None:
     entries = bibliography()
-    papers = {str(row[5]) for row in catalogue()} | {paper(name, "data") for name in names_in("data")} - {""}
+    papers = {record["paper"] for record in catalogue()} | {
+        paper(name, "data") for name in names_in("data")
+    } - {""}
     assert sorted(papers - entries.keys()) == []
     assert sorted(entries.keys() - papers) == [], "an entry that nothing cites"
     keys = [re.findall(r"^@misc{(\w+),$", entry, re.MULTILINE) for entry in entries.values()]
