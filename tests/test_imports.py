@@ -83,7 +83,7 @@ ALLOWED = {
     "studies": "errors values system config data runs scoring report scored sweep",
     "extended": "errors values system config report runs scoring experiment scored sweep",
     "api": "errors values system config runs report experiment scored tries extended",
-    "cli": "errors values system config encodings plot model runs report inspection "
+    "cli": "errors values system config plot model runs report inspection "
     "checkpoints export scored tries api sweep studies",
     "__main__": "cli",
 }
