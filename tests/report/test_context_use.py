@@ -8,8 +8,6 @@ import pytest
 from support.results import ROW, add_run, edit_rows
 from support.tables import only, printed_details
 
-from pe_bench.report.build import build_tables
-from pe_bench.report.columns import to_frame
 from pe_bench.report.records import ContextUse
 from pe_bench.report.statistics import paired_interval
 from pe_bench.runs.rows import read_rows, write_rows
@@ -117,15 +115,6 @@ def test_controls_of_another_encoding_do_not_count_for_the_trained_one(tmp_path:
     use = lines["rope -> yarn factor=auto"].records[512].use
     # The model is the same: what it gains within training is known from the run's own scores.
     assert use is not None and use.uses_context == "yes"
-
-
-def test_the_frame_has_the_answers_and_their_intervals(tmp_path: Path) -> None:
-    add_controlled(tmp_path, 2.8, 2.95, 2.9)
-    frame = to_frame(build_tables(tmp_path)).set_index("length")
-    assert frame.loc[512, "uses_context"] == "yes"
-    assert frame.loc[512, "swap_gain"] == pytest.approx(0.15, abs=1e-6)
-    assert frame.loc[512, "swap_gain_low"] < 0.15 < frame.loc[512, "swap_gain_high"]
-    assert frame.loc[128, "uses_context"] == ""
 
 
 # Few documents

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from support.results import add_run, edit_rows
-from support.tables import BREAKING, only, printed_details
+from support.tables import only, printed_details
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.columns import to_frame, to_latex
+from pe_bench.report.columns import to_latex
 
 
 @pytest.mark.parametrize("width", [44, 60, 80])
@@ -29,31 +29,6 @@ def rows_of(text: str, label: str) -> dict[int, list[str]]:
     first = next(number for number, line in enumerate(lines) if line.startswith(f"{label} "))
     rows = [line.removeprefix(label).split() for line in lines[first : lines.index("", first)]]
     return {int(length): cells for length, *cells in rows}
-
-
-def test_the_frame_is_long_and_keeps_what_is_unknown_empty(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    add_run(tmp_path, "learned", {128: 3.0, 256: None})
-    frame = to_frame(build_tables(tmp_path)).set_index(["encoding", "length"])
-    assert len(frame) == 6
-    fails = frame.loc[("rope", 512)]
-    assert (fails["verdict"], fails["break_point"], fails["seeds"]) == ("fails", "256", 1)
-    assert (fails["holds_to"], fails["breaks_at"]) == (128, 256)
-    assert fails["change_low"] < fails["change"] < fails["change_high"]
-    undefined = frame.loc[("learned", 256)]
-    assert undefined["verdict"] == "undefined"
-    assert undefined[["bits_per_byte", "perplexity", "change", "change_low"]].isna().all()
-
-
-def test_the_frame_says_stride_documents_and_targets(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, sliding=96)
-    add_run(tmp_path, "rope", {128: 3.0})
-    frame = to_frame(build_tables(tmp_path))
-    assert frame["stride"].fillna(0).tolist() == [0, 96, 96]
-    assert frame["stride_rule"].tolist() == ["", "96", "96"]
-    assert frame["targets"].tolist() == [96, 96, 96]
-    assert frame["documents"].tolist() == [24, 24, 24]
-    assert ",96," in frame.to_csv() and "96.0" not in frame.to_csv()
 
 
 @pytest.mark.parametrize("text", ["first\n\\input{/etc/passwd}", "first\r\n% second"])

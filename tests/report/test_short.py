@@ -124,14 +124,6 @@ def test_works_to_has_a_question_mark_where_it_surely_holds_to_a_shorter_length_
     assert "None of 1 hold" in describe_result(unsure) and "1 is unclear" in describe_result(unsure)
 
 
-def test_a_pipe_gets_at_most_a_hundred_columns_and_no_blanks_at_the_end(results: Path) -> None:
-    add_run(results, "alibi", {64: 3.0}, seed=1)
-    lines = printed(build_tables(results), hint="more: --details").splitlines()
-    assert max(map(len, lines)) <= 100
-    assert all(line == line.rstrip() for line in lines)
-    assert lines[-1] == "more: --details"
-
-
 @pytest.mark.parametrize(
     ("swaps", "answer"),
     [
