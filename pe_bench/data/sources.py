@@ -16,7 +16,8 @@ from typing import Any
 from pe_bench.config.schema import DataConfig
 from pe_bench.errors import UserError, first_line, require
 
-NO_TEXT = "convert it, take it out of the folder, or say data.encoding=NAME, such as latin-1"
+MAX_NAMED = 10  # files that cannot be read
+NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
 ROWS = 256  # of Parquet that are in memory at once
 # Not the standard library itself: tests, other people's packages, applications, copies, and tables.
 LEFT_OUT = {
@@ -75,6 +76,10 @@ def read_newlines(text: bytes, newlines: str) -> bytes:
 # Files: a text file is one document, a row of a JSON lines or Parquet file is one.
 
 
+class UnreadableError(Exception):
+    """An error about a file that is not what its name or `data.encoding` says; its text says why."""
+
+
 def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     """Yield every document under `path`, a folder or one file, in the order of the names.
 
@@ -85,13 +90,19 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     if not root.exists():
         where = "" if root.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file", key)
-    is_empty = True
+    is_empty, problems = True, list[str]()
     for file in files_in(root, key) if root.is_dir() else [root]:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
-        for document in _documents_in(file, name, config) if file.stat().st_size else ():
-            if document.text:
-                is_empty = False
-                yield document
+        try:
+            for document in _documents_in(file, name, config) if file.stat().st_size else ():
+                if document.text and not problems:
+                    is_empty = False
+                    yield document
+        except UnreadableError as error:  # all such files are named at once
+            problems.append(f"{name} ({error})")
+    if problems:
+        names = ", ".join(problems[:MAX_NAMED]) + (", ..." if len(problems) > MAX_NAMED else "")
+        raise UserError(f"{key}={path}: {len(problems)} of its files cannot be read: {names}: {NO_TEXT}", key)
     if is_empty:
         raise UserError(f"{key}={path} holds no text (hidden files are ignored): put text files into it", key)
 
@@ -127,8 +138,10 @@ def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Documen
         yield Document(name, read_newlines(text, config.newlines))
     except UserError:
         raise
+    except UnicodeDecodeError as error:
+        raise UnreadableError(f"not {kind}: byte {error.start}") from error
     except Exception as error:  # json, gzip and pyarrow each raise their own kinds
-        raise UserError(f"{path} cannot be read as {kind} ({first_line(error)}): {NO_TEXT}") from error
+        raise UnreadableError(f"not {kind}: {first_line(error)}") from error
 
 
 def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
