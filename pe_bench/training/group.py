@@ -112,6 +112,8 @@ def check_processes(config: Config, device: torch.device) -> None:
         f"train.sharding={sharding} has no effect in one process: add train.processes=N, or use torchrun"
     )
     require(sharding is None or processes > 1, message)
+    message = f"device={config.device} is one GPU, but train.processes={processes}: say device=cuda"
+    require(processes == 1 or ":" not in config.device, message)
     gpus, needed = torch.cuda.device_count(), local_world_size() if world_size() > 1 else processes
     message = f"train.processes={processes} needs as many GPUs, and this machine has {gpus}"
     require(device.type == "cpu" or processes == 1 or needed <= gpus, message)
