@@ -7,10 +7,13 @@ part of the site too: it can be read without a network.
 import csv
 import html
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
@@ -24,9 +27,12 @@ from pe_bench.cli.cite import bibliography
 from pe_bench.cli.list import names_of
 from pe_bench.cli.options import EXAMPLES
 from pe_bench.config.groups import keys
+from pe_bench.errors import UserError
+from pe_bench.inspection import picture
 from pe_bench.inspection.catalogue import catalogue
 from pe_bench.inspection.page import page
-from pe_bench.inspection.resolve import resolve
+from pe_bench.inspection.resolve import ResolvedEncoding, resolve
+from pe_bench.plot.paper import save_picture
 
 YOU_KNOW_IT_AS = "## You know it as"  # in docs/encodings.md; below, a row of the table there
 KNOWN_AS = re.compile(r"^\| ([^|`]+) \| ([^|]*`[^|]*) \|$", re.MULTILINE)
@@ -43,11 +49,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     of_docs = [f"docs/{file.src_uri}" for file in files if file not in from_theme]
     found = [File(path, str(ROOT), config.site_dir, use_directory_urls=False) for path in _reached(of_docs)]
     reference = {"commands": _commands(), "keys": _keys(), "encodings": _encodings(), "python": _python()}
-    reference |= {f"encodings/{name}": text for name, text in _encoding_pages().items()}
-    made = [
-        File.generated(config, f"docs/reference/{name}{PAGE}", content=text)
-        for name, text in reference.items()
-    ]
+    pages, pictures = _encoding_pages()
+    texts = {f"{name}{PAGE}": text for name, text in reference.items()}
+    texts |= {f"encodings/{name}{PAGE}": text for name, text in pages.items()}
+    texts |= {f"encodings/{name}.svg": text for name, text in pictures.items()}
+    made = [File.generated(config, f"docs/reference/{name}", content=text) for name, text in texts.items()]
     return Files([*from_theme, *found, *made])
 
 
@@ -100,17 +106,26 @@ def _keys() -> str:
 
 def _encodings() -> str:
     parts = ["# Encodings", "`pe-bench show NAME` has equation, options and claims, and draws the encoding."]
-    rows = [(f"[{row[0]}](encodings/{row[0]}.md)", *row[1:2], *row[3:]) for row in catalogue()]
+    facts = ("family", "what_it_is", "past_training", "paper")
+    rows = [
+        (f"[{name}](encodings/{name}.md)", *(record[fact] for fact in facts), names_of(record))
+        for record in catalogue()
+        for name in [record["encoding"]]
+    ]
     titles = ("encoding", "family", "what it is", "past the training length", "paper", "note")
     return _page([*parts, _table(titles, rows)])
 
 
-def _encoding_pages() -> dict[str, str]:
-    """Return a page for each encoding: facts, what `show` prints, what studies measured, and its BibTeX."""
+def _encoding_pages() -> tuple[dict[str, str], dict[str, str]]:
+    """Return a page for each encoding: facts, what `show` prints, what studies measured, and its BibTeX.
+
+    And the pictures of those that SITE_PICTURES names: `all`, or names with commas between.
+    """
+    drawn = os.environ.get("SITE_PICTURES", "").split(",")
     entries, measured = bibliography(), _measured()
     table = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8").partition(YOU_KNOW_IT_AS)[2]
     other_names = KNOWN_AS.findall(table.partition("\n## ")[0])
-    pages = {}
+    pages, pictures = {}, {}
     for record in catalogue():
         facts = ("encoding", "family", "parameters", "what_it_is", "past_training", "paper")
         name, family, parameters, what, past_training, paper = (record[fact] for fact in facts)
@@ -126,14 +141,26 @@ def _encoding_pages() -> dict[str, str]:
         [subject] = resolve([str(name)])
         parts = [f"# {name}", f"{str(what)[:1].upper()}{str(what)[1:]}."]
         parts += [_table(("", ""), [fact for fact in facts if fact[1] != ""])]
+        if name in drawn or drawn == ["all"]:
+            with suppress(UserError):  # of options without defaults
+                pictures[name] = _picture(subject)
+                parts += [f"![What {name} does, by distance or position]({name}.svg)"]
         parts += [f"```text\n{page(subject)}```"]
         if levels := measured.get(str(name)):
             parts += ["## Measured", "Bits per byte by length, in [the studies](../../study.md)."]
             parts += [_table(("study", "line", "protocol", "levels"), levels)]
         if paper in entries:
             parts += ["## Cite", f"```bibtex\n{entries[str(paper)]}\n```"]
-        pages[str(name)] = _page(parts)
-    return pages
+        pages[name] = _page(parts)
+    return pages, pictures
+
+
+def _picture(subject: ResolvedEncoding) -> str:
+    """Return the SVG that `pe-bench show NAME --plot` draws."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.svg"
+        save_picture(lambda: picture.draw(picture.rows_of([subject])), path)
+        return path.read_text(encoding="utf-8")
 
 
 def _measured() -> dict[str, list[tuple[str, ...]]]:

@@ -23,7 +23,12 @@ ROOT = Path(__file__).parent.parent
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "NO_MKDOCS_2_WARNING": "1",
+        "SITE_PICTURES": "alibi",
+    }
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -73,6 +78,7 @@ def test_the_reference_has_every_command_option_key_encoding_and_call(site: Path
     for fact in ("CABLE", "Past the training length", "arXiv:2503.02130", "@misc{lin2025fox"):
         assert fact in page, fact
     measured = text_of(reference / "encodings" / "alibi.html")
+    assert "<svg" in (reference / "encodings" / "alibi.svg").read_text(encoding="utf-8")
     assert "Measured" in measured and "alibi (stdlib)" in measured
     assert all((reference / "encodings" / f"{name}.html").is_file() for name in names_in("encoding"))
     calls = text_of(reference / "python.html")
