@@ -206,8 +206,12 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            with suppress(OSError), _CLEAR_HIGHEST.open("r+") as file:  # which not every kernel has
-                self._is_counting = bool(file.write("5"))
+            with suppress(
+                OSError
+            ):  # not every kernel has the file, which nobody may read, or takes the command
+                descriptor = os.open(_CLEAR_HIGHEST, os.O_WRONLY)
+                with os.fdopen(descriptor, "wb", buffering=0) as file:
+                    self._is_counting = bool(file.write(b"5"))
         return self
 
     def __exit__(self, *_: object) -> None:

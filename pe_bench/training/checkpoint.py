@@ -193,7 +193,7 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
     if is_start:
         shapes = {name: shape for name, shape in shapes.items() if name in saved or not _may_begin(name)}
         saved = {name: shape for name, shape in saved.items() if name in shapes or not _may_begin(name)}
-    _require_fit(checkpoint, saved, shapes)
+    _require_fit(f"the weights in {checkpoint}", saved, shapes)
     tensors = load_file(path)
     model.load_state_dict({name: tensors[name] for name in shapes}, strict=not is_start)
 
@@ -211,7 +211,17 @@ def _shapes(path: Path) -> dict[str, torch.Size]:
         raise UserError(f"{path} cannot be read as safetensors ({error}): delete {path.parent}") from error
 
 
-def _require_fit(checkpoint: Path, saved: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
+def _shapes_of_parts(paths: Iterable[Path]) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors in files each of which may have some rows of them."""
+    shapes: dict[str, torch.Size] = {}
+    for path in paths:
+        for name, shape in _shapes(path).items():
+            rows = shapes[name][0] if name in shapes and shape else 0
+            shapes[name] = torch.Size((rows + shape[0], *shape[1:])) if shape else shape
+    return shapes
+
+
+def _require_fit(what: str, saved: dict[str, torch.Size], expected: dict[str, torch.Size]) -> None:
     for name in sorted(saved.keys() | expected.keys()):
         there, here = saved.get(name), expected.get(name)
         if there == here:
@@ -219,26 +229,33 @@ def _require_fit(checkpoint: Path, saved: dict[str, torch.Size], expected: dict[
         misfit = f"{name} is {list(there or ())} there and {list(here or ())} here"
         if there is None or here is None:
             misfit = f"{name} is missing {'there' if there is None else 'here'}"
-        raise UserError(f"the weights in {checkpoint} do not fit this model: {misfit}")
+        raise UserError(f"{what} do not fit this model: {misfit}")
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizers) -> None:
-    """Give every parameter its moments back, by name. Raise `UserError` for those of another optimizer."""
+    """Give every parameter its moments back, by name.
+
+    Raise `UserError` for other shapes than theirs: the fused kernel would write past them.
+    """
     paths = [checkpoint.path / name for name in sorted(checkpoint.checksums) if name != WEIGHTS]
+    saved = _shapes_of_parts(paths)
+    begun = {key.rpartition("/")[0] for key in saved}  # others had no gradient yet
+    kept = [(name, parameter) for name, parameter in model.named_parameters() if name in begun]
+    expected = {
+        f"{name}/{key}": torch.Size() if key == "step" else parameter.shape
+        for name, parameter in kept
+        for key in optimizer.state_keys(parameter)
+    }
+    _require_fit(f"the moments in {checkpoint.path}", saved, expected)
     with ExitStack() as stack:
         files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
-        saved = {name for file in files for name in file.keys()}  # noqa: SIM118
-        for name, parameter in model.named_parameters():
+        for name, parameter in kept:
             for key in optimizer.state_keys(parameter):
-                if f"{name}/{key}" in saved:  # else it had no gradient yet
-                    saved.remove(f"{name}/{key}")
-                    part = _read_rows(files, f"{name}/{key}", own_rows(parameter))
-                    # A copy, because what was loaded may be a view of the file.
-                    part = part.to(parameter.device, torch.float32, copy=True)
-                    value = distributed(part, parameter) if part.dim() else part
-                    optimizer.state(parameter)[key] = value
-    message = f"the moments in {checkpoint.path} are not those of this optimizer: {min(saved, default='')}"
-    require(not saved, message)
+                part = _read_rows(files, f"{name}/{key}", own_rows(parameter))
+                # A copy, because what was loaded may be a view of the file.
+                part = part.to(parameter.device, torch.float32, copy=True)
+                value = distributed(part, parameter) if part.dim() else part
+                optimizer.state(parameter)[key] = value
 
 
 def _read_rows(files: Iterable[Any], name: str, rows: slice) -> Tensor:
