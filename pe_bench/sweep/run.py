@@ -182,6 +182,8 @@ def launch(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
     except UserError:
         raise
     except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
+        if isinstance(error, OSError) and not folder.path.exists():
+            raise UserError(f"{folder.path} cannot be made: {first_line(error)}") from error
         problem = f"{type(error).__name__}: {first_line(error)}"
     states = folder.states()
     # A configuration may sweep over more than the command line.
