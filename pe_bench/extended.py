@@ -8,6 +8,7 @@ import io
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,7 +157,9 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
     path, name = run / SEARCHED, f"{requested.text} at {length}"
     if not option:
         return requested
-    kept = read_json(path) if path.exists() else {}
+    kept: dict[str, object] = {}
+    with suppress(OSError, ValueError):  # missing or damaged: it is searched again
+        kept = read_json(path)
     if name not in kept:
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
         kept[name] = search_option(load_trained(run, trusted(config, ())), requested, option, length)

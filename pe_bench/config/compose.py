@@ -162,7 +162,7 @@ def _seed_of(run: str) -> int:
 
 def _divide(d_model: int, n_heads: int) -> int:
     is_possible = all(isinstance(value, int) and value > 0 for value in (d_model, n_heads))
-    message = f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}"
+    message = f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}: give a multiple"
     require(is_possible and d_model % n_heads == 0, message)
     return d_model // n_heads
 

@@ -17,7 +17,7 @@ SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 TEXT, OF_WINDOWS = ("stdlib", "files", "hub"), ("nonoverlapping", "sliding")
 # Keys that only some values of another key read.
 READ_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("data.path", "data.text_column"), ("data.source", ("files", "hub"))),
+    "data.text_column": ("data.source", ("files", "hub")),
     **dict.fromkeys(("data.validation_path", "data.encoding"), ("data.source", ("files",))),
     **dict.fromkeys(("data.subset", "data.revision"), ("data.source", ("hub",))),
     **dict.fromkeys(

@@ -86,6 +86,8 @@ class DataConfig:
         }
         has_path = self.path is not None or self.source not in needs
         require(has_path, f"data={self.name} needs {needs.get(self.source)}")
+        message = f"data.path={self.path} is not read with data={self.name}: say data=files, or leave it out"
+        require(self.path is None or self.source in needs, message, "data.path")
         try:
             " ".encode(self.encoding)
         except LookupError as error:

@@ -34,7 +34,8 @@ MEANS, SLICES = "means.safetensors", "slices.safetensors"
 RECALL, NOVEL, KEY = "recall", "novel", "key"
 TEXT_SLICES = (RECALL, NOVEL)  # that the text alone decides
 SLICES_VERSION = 1  # of the definitions: raise it when other targets belong to a slice
-DAMAGE = (OSError, SafetensorError, RecursionError, AttributeError, LookupError, TypeError, ValueError)
+DAMAGE = (OSError, SafetensorError, RecursionError, OverflowError)
+DAMAGE += (AttributeError, LookupError, TypeError, ValueError)
 ABOUT, CHECKSUM = "about", "checksum"  # the one text in a file's header, and its key for a hash of the rest
 
 
@@ -335,8 +336,10 @@ class KeptMeans:
 
     def of(self, row: Row) -> Means | None:
         """Return the means of a row, or of one of a slice; None where there are none of its level."""
-        means = self.means.get(_entry(row, row.slice_hash))
-        return means if means is not None and means.level == row.bits_per_byte else None
+        means, level = self.means.get(_entry(row, row.slice_hash)), row.bits_per_byte
+        if means is None or level is None or not np.array_equal(means.level, level, equal_nan=True):
+            return None
+        return means
 
     def rows_of_slice(self, rows: Iterable[Row], name: str) -> Iterator[Row]:
         """Yield the rows of one slice, for rows of all targets; none where there are no means of it.
@@ -353,7 +356,7 @@ class KeptMeans:
             means = self.means.get(_entry(row, slice_hash))
             if row.bits_per_byte is None:
                 empty.append(of_slice)
-            elif means is not None and self.of(row) is not None:
+            elif means is not None and means.sizes is not None and self.of(row) is not None:
                 documents[row.target_hash] = means.documents
                 yield _with_numbers(of_slice, means)
         for row in empty:

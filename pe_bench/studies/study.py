@@ -183,7 +183,8 @@ class Study:
         overrides = " ".join(self.of_sweep(sweep))
         if sweep.source:
             return f"{self.key(self.sweep(sweep.source, sweep.name))} > {overrides}"
-        files = [path for folder in self.search for path in folder.glob("*/*") if path.parent.name != GROUP]
+        files = [path for folder in self.search for path in folder.glob("*/*")]
+        files = [path for path in files if path.suffix in (".yaml", ".py") and path.parent.name != GROUP]
         files += [] if self.text == STDLIB else files_in(Path(self.text), "--text")
         states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
         made_with = (IDENTITY_VERSION, python_version(), version("torch"), states)

@@ -183,7 +183,8 @@ def launch(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
         raise
     except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
         if isinstance(error, OSError) and not folder.path.exists():
-            raise UserError(f"{folder.path} cannot be made: {first_line(error)}") from error
+            reason = f"cannot be made ({first_line(error)}): name another results_dir"
+            raise UserError(f"{folder.path} {reason}") from error
         problem = f"{type(error).__name__}: {first_line(error)}"
     states = folder.states()
     # A configuration may sweep over more than the command line.

@@ -69,6 +69,7 @@ def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
         ("model.n_kv_heads=3", "n_heads=4 is not divisible by model.n_kv_heads=3"),
         ("model.d_model=130", "d_model=130 is not divisible by model.n_heads=4"),
         ("model.n_heads=3", "model.d_model=128 is not divisible by model.n_heads=3"),
+        ("data.path=x", "data.path=x is not read with data=stdlib: say data=files"),
         ("model.n_layers=0", "model.n_layers must be a whole number of at least 1, not 0"),
         ("train.length=1", "train.length must be a whole number of at least 2, not 1"),
         ("train.batch_tokens=4000", "train.batch_tokens=4000 is not a multiple of train.length=128"),

@@ -14,7 +14,7 @@ from pe_bench.scoring.plans import make_plans
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["data.path=x"], "data.source=stdlib: it is for files or hub"),
+        (["data.text_column=x"], "data.source=stdlib: it is for files or hub"),
         (["data.subset=x", "data=files", "data.path=y"], "data.source=files: it is for hub"),
         (["data.validation_path=x", "data=pg19"], "data.source=hub: it is for files"),
         (["data.max_tokens=9", "task=copy"], "data.source=task: it is for stdlib or files or hub"),

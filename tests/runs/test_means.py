@@ -1,6 +1,7 @@
 """Means by document and slices that a run keeps: exact, derived, and never trusted when in doubt."""
 
 import csv
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,10 @@ from pe_bench.runs.scores import (
     keep_slices,
     load_scores,
     perplexity_of,
+    read_means,
+    read_tensors,
     score_file,
+    write_tensors,
 )
 
 SET, TARGETS = "7a56e7", 96  # of `support.results`: 24 documents of 4 targets
@@ -149,6 +153,13 @@ def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_a
     assert {row.slice for row in rows_of(run)} == {"all"}
     os.truncate(run / MEANS, 50)  # as if there were none
     assert {row[1] for row in gathered()} == {"all"}
+
+
+def test_means_that_hold_what_cannot_be_are_as_if_there_were_none(run: Path) -> None:
+    tensors, facts = read_tensors(run / MEANS)
+    facts["slices"] = {words: [math.inf, *about[1:]] for words, about in facts["slices"].items()}
+    write_tensors(run / MEANS, tensors, facts)
+    assert not read_means(run).means
 
 
 @pytest.mark.parametrize("fate", ["replaced", "lost", "damaged"])
