@@ -158,12 +158,18 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of JSON lines, or of one list."""
+    """Yield the rows of JSON lines; a .json file may also be one list of them, or one row."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        rows: Iterable[Any] = (json.loads(line) for line in file if line.strip())
         if path.suffix == ".json":
-            yield from json.load(file)
-        else:
-            yield from (json.loads(line) for line in file if line.strip())
+            with suppress(json.JSONDecodeError):
+                values = json.load(file)
+                rows = values if isinstance(values, list) else [values]
+            file.seek(0)
+        for row in rows:
+            if not isinstance(row, dict):
+                raise ValueError('a row is not an object, such as {"text": ...}')
+            yield row
 
 
 def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:

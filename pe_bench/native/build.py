@@ -91,7 +91,10 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
 def find_compiler() -> str | None:
     """Return a command as a shell would read it: the full path of its program, and the arguments."""
     for name in compiler_names():
-        program, *words = shlex.split(name)
+        try:
+            program, *words = shlex.split(name)
+        except ValueError:  # a quote is left open, or nothing stands between quotes
+            continue
         if path := shutil.which(program):
             return shlex.join([path, *words])
     return None

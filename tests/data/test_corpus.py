@@ -89,8 +89,11 @@ def test_rows_of_json_lines_and_parquet_are_documents(tmp_path):
     lines.write_bytes(b"\xef\xbb\xbf" + lines.read_bytes().replace(b"}\n", b"}\r\n"))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.read_bytes()))
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "c.parquet")
+    write_rows(tmp_path / "d.json", *rows)
+    (tmp_path / "e.json").write_text(json.dumps(rows, indent=1))
     documents, _ = read_corpus(files(tmp_path, text_column="body"))
-    names = [f"{name}:{row}" for name in ("a.jsonl", "b.jsonl.gz", "c.parquet") for row in (0, 2)]
+    tables = ("a.jsonl", "b.jsonl.gz", "c.parquet", "d.json", "e.json")
+    names = [f"{name}:{row}" for name in tables for row in (0, 2)]
     assert [document.name for document in documents] == names
     assert {document.text.decode() for document in documents} == {"one\ntwo", "drei é"}
 
