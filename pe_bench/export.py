@@ -71,7 +71,7 @@ CARD = """---
 
 A decoder of {parameters:,} parameters with the positional encoding `{label}`, trained by pe-bench on
 {data} ({data_hash}) at {length:,} tokens for {steps:,} steps, to measure what happens past that length.
-It is no model for other uses.
+It is not meant for other uses.
 
 | tokens | bits per byte | change from {length:,} | 95 % of documents | verdict |
 | ---: | ---: | ---: | :-- | :-- |

@@ -233,8 +233,8 @@ def list_(
 def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir: Sequence[Path] = ()) -> None:
     """Show an encoding, a task, or the layers of a checkpoint.
 
-    Of an encoding: its equation, options and claims. Of hf:FOLDER: what each layer was found to do, its
-    rotation and base, its window, its sinks.
+    An encoding is shown by its equation, options and claims; hf:FOLDER by what each of its layers does:
+    rotation and base, window, sinks.
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.
     plot FILE: Draw them to a PNG, SVG or PDF file.
@@ -307,7 +307,7 @@ def export(name: str, *, folder: Path, results_dir: str = "results") -> None:
 def cite(runs: Sequence[str] = (), *, results_dir: str = "results") -> None:
     """Print BibTeX of pe-bench, and of what a table compares.
 
-    Of the newest run's table, or of those of the named runs: their encodings and scalings, and their data.
+    Without RUN, the table is that of the newest run. Entries are of encodings, scalings and data.
 
     runs RUN: Runs by encoding, name, the beginning of a name, or path.
     results_dir DIR: The folder of runs and results.csv.

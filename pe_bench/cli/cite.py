@@ -32,7 +32,7 @@ def cite(runs: Sequence[str], results_dir: Path) -> None:
         if cited in entries:
             printed.append(entries[cited])
         else:
-            say(f"{name}: no entry is known of {cited}")
+            say(f"{name}: no BibTeX entry is known for {cited}")
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
 
 

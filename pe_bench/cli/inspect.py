@@ -154,7 +154,10 @@ def show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence
     if any(map(is_checkpoint, arguments)):
         from pe_bench.checkpoints.layers import layers_of
 
-        require(plot is None and len(arguments) == 1, "show takes one checkpoint alone, and draws none")
+        require(
+            plot is None and len(arguments) == 1,
+            "show takes one checkpoint at a time, and draws no picture of it",
+        )
         grid = layers_of(arguments[0])
         show(lambda width: draw(grid, width))
         return

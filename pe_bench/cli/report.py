@@ -49,9 +49,7 @@ class Outputs:
 
     def __post_init__(self) -> None:
         printed = [option for option, path in self.paths.items() if str(path) == "-"]
-        require(
-            not (printed and self.as_json), f"--json prints instead of {''.join(printed)} -: leave one out"
-        )
+        require(not (printed and self.as_json), f"--json and {''.join(printed)} - both print: leave one out")
         for option in printed:
             require(option in TEXTS, f"{option} - would print something other than text: name a file")
         options = " and ".join(f"{option} -" for option in printed)

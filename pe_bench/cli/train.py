@@ -160,7 +160,7 @@ def list_tries(results_dir: Path, as_json: bool) -> None:
         ]
         for each in tries
     ]
-    notes = ("differences in bits per byte, negative is better; baselines and lengths have own numbers",)
+    notes = ("differences in bits per byte, negative is better; each baseline counts its own tries",)
     grid = Grid(columns, [list(map(Cell, row)) for row in rows], notes=notes)
     show(lambda width: draw(grid, width))
 

@@ -42,7 +42,9 @@ def split_corpus(
     require(bool(train), f"{sizes}: use more documents, or a smaller data.validation_fraction")
     require(bool(held_out), f"{sizes}: use more text")
     share = f"training has more than {MAX_SHARE:.0%} of each one's {WINDOW_BYTES}-byte windows"
-    require(bool(kept), f"{sizes}, and {share}: use more varied text, or name other by data.validation_path")
+    require(
+        bool(kept), f"{sizes}, and {share}: use more varied text, or name other text by data.validation_path"
+    )
     return train, kept
 
 
