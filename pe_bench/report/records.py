@@ -294,11 +294,12 @@ class TableKey:
     def title(self, seeds_of_lines: Iterable[int]) -> list[str]:
         """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
         model = f"{self.model} model" + (f" with {self.model_sizes}" if self.model_sizes else "")
-        data = [f"task {self.data}"] if self.is_task else [self.data, self.tokenizer]
+        tokenizer = self.tokenizer
         if self.model == CHECKPOINTS or is_checkpoint(self.model):
-            model, data = self.model, [self.data, "its tokenizer"]
+            model, tokenizer = self.model, "its tokenizer"
             if self.model != CHECKPOINTS:
                 model = f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}"
+        data = [f"task {self.data}"] if self.is_task else [self.data, tokenizer]
         steps = f", {self.steps:,} steps" if self.steps else ""
         training = f" with {self.training}" if self.training else ""
         seeds = sorted(set(seeds_of_lines))

@@ -132,7 +132,7 @@ def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(tmp_path: Path, pr
         ("--all", "--where and --all choose runs"),
         ("--lengths 5000", "no validation document has the 5001 tokens"),
         ("--lengths 64", "--lengths 64 is too short for a probe"),
-        ("task=copy", "say --task copy"),
+        ("task=copy", "task=copy has no effect on a checkpoint"),
         ("encoding=alibi", "encoding=alibi has no effect on a checkpoint"),
         ("--task niah", "unknown --task 'niah'"),
         ("--task vt --depths 3", "depths=3 has no effect on prompts"),
