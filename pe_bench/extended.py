@@ -106,7 +106,7 @@ def extend_runs(
             *_stage(config, key, runs, length, count or 0),
             f"results_dir={quote(str(results))}",
         ]
-        summary = launch([*job, *overrides], config.search)
+        summary = launch([*job, *overrides], config.search, overrides)
         print_summary(summary)
         require_done(summary)
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)

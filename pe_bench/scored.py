@@ -130,7 +130,8 @@ def score_each(runs: Sequence[Path], options: Options) -> tuple[list[Run], list[
             prepared.append(prepare(path, options))
         except UserError as error:
             without = shlex.quote(f"encoding!={encoding_in(path.name)}")
-            raise UserError(f"{path.name}: {error}; or leave it out with --where {without}") from error
+            joint = " Or" if str(error).endswith("?") else "; or"
+            raise UserError(f"{path.name}: {error}{joint} leave it out with --where {without}") from error
     scored, failures = [], []
     for number, (path, score_it) in enumerate(zip(runs, prepared, strict=True), 1):
         say(f"run {number} of {len(runs)}: {path.name}")

@@ -26,6 +26,7 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
     arguments = ("--to", "2x", "--with", "yarn,nope", "--with", "rope base=500", "--tokens", "256", "--long")
     outcome = extended(command, folder, *arguments, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert outcome.code == 0, outcome.err
+    assert "has no effect" not in outcome.err, "nobody typed such a key"
     runs = sorted((folder / "results" / "runs").iterdir())
     assert len(runs) == 10
     [table] = pe_bench.extend("rope", "2x", results_dir=folder / "results").tables

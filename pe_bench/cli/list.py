@@ -30,7 +30,7 @@ LEAST = {"paper": len("https://kexue.fm/archives/8823")}  # a link is not broken
 RUN_COLUMNS = ("run", "encoding", "state", "steps", "of", "loss", "lengths scored", "problem")
 STUDY_COLUMNS = ("study", "minutes", "runs done", "question")
 ABOUT_STUDIES = (
-    "minutes: an estimate for two cores, and of gpu for one GPU; --quick takes a few. "
+    "minutes: an estimate for two cores, and of gpu for one GPU; --quick takes a few.\n"
     "Start one: pe-bench reproduce STUDY"
 )
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeGuard, get_args
 
 from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
 from pe_bench.encodings.source import digest, find_file, is_file, sources
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import same_working_folder
 from pe_bench.system.signals import INTERRUPTIONS
-from pe_bench.values import shown, unknown
+from pe_bench.values import close_to, shown, unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
 BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\w*")
@@ -39,11 +39,11 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     """
     location, _, name = specification.rpartition(":")
     if is_built_in(specification) or not is_file(location):
-        encoding_class = _checked(getattr(_load_module(location), name, None), specification)
+        encoding_class = _checked(_load_module(location), name, specification)
         path = Path(inspect.getfile(encoding_class))
     else:
         path = find_file(location, search)
-        encoding_class = _checked(getattr(_load_file(path), name, None), specification)
+        encoding_class = _checked(_load_file(path), name, specification)
     return Code(encoding_class, path, None if is_built_in(specification) else digest(path))
 
 
@@ -115,12 +115,24 @@ def _load_module(name: str) -> ModuleType:
         raise UserError(f"the encoding's module {name} could not be imported: {reason}") from error
 
 
-def _checked(named: Any, specification: str) -> EncodingClass:
+def _is_encoding(named: Any) -> TypeGuard[EncodingClass]:
+    return isinstance(named, type) and issubclass(named, (LayerEncoding, PositionalEncoding))
+
+
+def _checked(module: ModuleType, name: str, specification: str) -> EncodingClass:
     """Return what a specification names. Raises `UserError` where it is no encoding, or does nothing."""
-    if not (isinstance(named, type) and issubclass(named, (LayerEncoding, PositionalEncoding))):
+    named = getattr(module, name, None)
+    if not _is_encoding(named):
+        own = [
+            key
+            for key, value in vars(module).items()
+            if _is_encoding(value) and value.__module__ == module.__name__
+        ]
+        close = close_to(name, own)
+        hint = f": did you mean '{close[0]}'?" if close else ""
         raise UserError(
-            f"'{specification}' names no encoding: {specification.rpartition(':')[2]} must be a class there "
-            "that derives from LayerEncoding or PositionalEncoding"
+            f"'{specification}' names no encoding: {name} must be a class there "
+            f"that derives from LayerEncoding or PositionalEncoding{hint}"
         )
     if not is_built_in(specification):
         _refuse_no_hook(named)

@@ -37,9 +37,9 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH) -> str:
     blocks = [block for part in parts for block in _describe_part(subject, part, width)]
     folders = "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in subject.config.search)
     steps = [("check it", f"pe-bench check {shlex.quote(subject.name)}{folders}")]
-    if ":" not in subject.name:
-        options = " KEY=VALUE ..." if subject.typed else ""
-        steps.append(("train it", f"pe-bench train encoding={subject.name}{options}{folders}"))
+    options = " KEY=VALUE ..." if subject.typed else ""
+    named = shlex.quote(f"encoding={subject.name}")
+    steps.append(("train it", f"pe-bench train {named}{options}{folders}"))
     return _page_of(subject.label, [*blocks, _facts(subject, width), align(steps, width)])
 
 

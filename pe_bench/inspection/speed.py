@@ -357,10 +357,11 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     columns = [Column(name, name in WORDS, MIN_FOLDED if name in WORDS else 0) for name in TABLE]
     first = rows[0]
     machine = first["processor"] if first["device"] == "cpu" else first["device"]
+    threads = f"threads={first['threads']}"
     title = [
         f"{OF_PASS[first['pass']]}, {first['model']} model, random bytes, {first['dtype']}",
-        f"{machine}, threads={first['threads']}, torch {first['torch']}, pe-bench {first['pe_bench']}",
-        *filter(None, [first["setting"]]),
+        f"{machine}, {threads}, torch {first['torch']}, pe-bench {first['pe_bench']}",
+        *filter(None, [" ".join(word for word in first["setting"].split() if word != threads)]),
     ]
     references = {
         row["length"]: row for row in rows if row["encoding"] == REFERENCE and row["status"] == "ok"

@@ -64,10 +64,16 @@ class Swept:
     results_dir: Path  # of its first job
 
 
-def check_sweep(overrides: Sequence[str], search: Sequence[Path], check: Callable[[Config], None]) -> Swept:
+def check_sweep(
+    overrides: Sequence[str],
+    search: Sequence[Path],
+    check: Callable[[Config], None],
+    typed: Sequence[str] | None = None,
+) -> Swept:
     """Compose a sweep's values one by one, so that a mistake in the last is found before the first runs.
 
-    `check` is called with the first of the jobs. Raises `UserError`.
+    `check` is called with the first of the jobs. typed: the overrides that a user typed, who is told which of
+    them have no effect; by default all. Raises `UserError`.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -89,7 +95,7 @@ def check_sweep(overrides: Sequence[str], search: Sequence[Path], check: Callabl
                 configs.append(parse_config(compose([*plain, *chosen], search), search))
                 if index < MAX_CHECKED:
                     check(configs[-1])
-    warn_unused(configs, [parse_override(text).key for text in overrides])
+    warn_unused(configs, [parse_override(text).key for text in (overrides if typed is None else typed)])
     keys = tuple(override.get_key_element() for override in swept)
     return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
 
@@ -159,14 +165,14 @@ def with_swept_options(overrides: Sequence[str]) -> tuple[str, ...]:
 # From the first job to the last
 
 
-def launch(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
+def launch(overrides: Sequence[str], search: Sequence[Path], typed: Sequence[str] | None = None) -> Summary:
     """Run the sweep that overrides ask for, show its jobs' progress, and summarize how they ended.
 
-    A signal stops all jobs, which save; a second one leaves at once. Raise `UserError` before anything is
-    written.
+    A signal stops all jobs, which save; a second one leaves at once. typed: of `check_sweep`. Raise
+    `UserError` before anything is written.
     """
     overrides = complete_overrides(overrides, search)
-    swept = check_sweep(overrides, search, check_job)
+    swept = check_sweep(overrides, search, check_job, typed)
     if results_file(swept.results_dir).exists():
         gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"

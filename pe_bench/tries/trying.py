@@ -306,5 +306,5 @@ def _what_settles(outcome: Outcome) -> str:
     if seeds is None:
         return "at these differences no number of seeds would settle it"
     more = seeds - outcome.look.seeds
-    minutes = max(1, round(more * outcome.seconds / 60))
-    return f"at these differences about {more} more seeds would settle it: --minutes {minutes} more"
+    minutes = max(1, math.ceil(more * outcome.seconds / 60))
+    return f"at these differences about {more} more seeds would settle it: give --minutes {minutes}"

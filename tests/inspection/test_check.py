@@ -113,6 +113,7 @@ def test_several_are_one_table_and_a_failure_says_by_how_much_and_where_to_look(
         (["alibi", "n_heads=8"], "n_heads=8: the model decides it"),
         (["gone.py:Gone"], "the encoding's file gone.py was not found"),
         ([f"{FILE}:Gone"], "names no encoding: Gone must be a class there"),
+        ([f"{FILE}:NeedAnOption"], "did you mean 'NeedsAnOption'?"),
         ([f"{FILE}:NoEncoding"], "derives from LayerEncoding or PositionalEncoding"),
         ([f"{FILE}:NeedsAnOption"], "encoding needs a value for strength: give encoding.strength=..."),
         ([f"{FILE}:NeedsAnOption", "strnegth=1"], "did you mean 'encoding.strength'?"),

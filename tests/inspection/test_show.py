@@ -132,9 +132,8 @@ def test_a_persons_own_encoding_is_shown_from_its_yaml_or_its_file(command, own)
         assert cells_of(outcome.out, "encoding.strength")[:2] == ["0.001", "given"]
         assert cells_of(outcome.out, "parameters")[0] == "4"
         name = " ".join(arguments)
-        has_a_name = ":" not in name
-        train = f"train it  pe-bench train encoding=mine KEY=VALUE ... {' '.join(arguments[1:])}\n"
-        assert outcome.out.endswith(f"check it  pe-bench check {name}\n{train if has_a_name else ''}")
+        train = f"train it  pe-bench train encoding={arguments[0]} KEY=VALUE ... {' '.join(arguments[1:])}"
+        assert outcome.out.endswith(f"check it  pe-bench check {name}\n{train.rstrip()}\n")
     outcome = command("show", "encoding/mine.py:RootBias", "strenght=1")
     assert outcome.code == 2 and "did you mean 'encoding.strength'?" in outcome.line
 
