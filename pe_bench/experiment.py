@@ -5,6 +5,7 @@ All checks come before anything is written. Repeating a run does what is missing
 
 import json
 import shutil
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -230,7 +231,8 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
     try:
         start_processes(processes, _finish_in_process, config, bars, waits)
     except LostProcessError as error:
-        write_error(run, str(error))  # the others know only what followed from it
+        # The others know only what followed from it.
+        write_error(run, "".join(traceback.format_exception(error)))
         raise
     except Stopped as stopped:
         raise Stopped(f"interrupted; {_what_is_kept(run, config.train.total_steps)}") from stopped
