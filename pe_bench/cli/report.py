@@ -98,9 +98,13 @@ def print_run(run: "Run") -> None:
     show(tables, hint=_hint(results_dir, [run.path]) if in_results else "")
     if any(line.positions for table in tables for line in table.lines):
         say("the scores by position: pe-bench report --html FILE.html")
-    command = f"pe-bench report{results_option(results_dir)}"
-    compare = f"   all rows: {results_file(results_dir)}   compare: {command}" if in_results else ""
-    say(f"the run: {run.path}{compare}")
+    say(f"the run: {run.path}")
+    if in_results:
+        _say_how_to_compare(results_dir)
+
+
+def _say_how_to_compare(results_dir: Path) -> None:
+    say(f"all rows: {results_file(results_dir)}   compare: pe-bench report{results_option(results_dir)}")
 
 
 def _hint(results_dir: Path, runs: Sequence[Path]) -> str:
@@ -114,8 +118,8 @@ def print_sweep_tables(sweep_tables: Sequence["SweepTable"], **choice: Any) -> N
     """Print the tables of a sweep, and where its runs are. choice: of `Selection`."""
     for results_dir, tables in tables_of_sweep(sweep_tables, **choice).items():
         show(tables, hint=_hint(results_dir, [run for part in sweep_tables for run in part.runs]))
-        rows, command = results_file(results_dir), f"pe-bench report{results_option(results_dir)}"
-        say(f"the runs: {runs_folder(results_dir)}   all rows: {rows}   compare: {command}")
+        say(f"the runs: {runs_folder(results_dir)}")
+        _say_how_to_compare(results_dir)
 
 
 def tables_of_sweep(sweep_tables: Sequence["SweepTable"], **choice: Any) -> dict[Path, list[Table]]:

@@ -208,13 +208,13 @@ def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
 
 
 def summary(data: Data, max_length: int) -> str:
-    """Return a line: how much there is, and how much of validation reaches `max_length` tokens."""
+    """Return how much there is, and on a second line how much of validation reaches `max_length` tokens."""
     train, validation = data.train, data.validation
     long = np.flatnonzero(validation.lengths >= max(1, max_length))
     assert validation.byte_ends is not None
     size = int(validation.byte_ends[validation.starts[long + 1] - 1].sum(dtype=np.int64))
     return (
         f"{data.name}: {len(train.names)} training documents ({train.byte_count / 1e6:.2f} MB), "
-        f"{len(validation.names)} for validation ({validation.byte_count / 1e6:.2f} MB), "
-        f"{len(long)} of them ({size / 1e6:.2f} MB) reach {max_length} tokens"
+        f"{len(validation.names)} for validation ({validation.byte_count / 1e6:.2f} MB)\n"
+        f"  {len(long)} of those for validation ({size / 1e6:.2f} MB) reach {max_length} tokens"
     )

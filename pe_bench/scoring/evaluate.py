@@ -21,7 +21,7 @@ from pe_bench.scoring.protocols import (
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher, Unscored
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.machine import device_name, git_commit, package_version, today
-from pe_bench.system.terminal import Bars
+from pe_bench.system.terminal import Bars, say
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
 # What a row has of its plan.
@@ -71,6 +71,8 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     }
     todo = list(missing.values())
     plans_to_score = [plan for _, plan in todo]
+    if todo:
+        say(f"{job.folder.name}: scoring {_described(plans_to_score)}")
     scorer = Scorer(job.model, job.data.validation, job.device, job.config.eval, plans_to_score, watch)
     for index, scored in scorer.scores():
         row, plan = todo[index]
@@ -79,6 +81,15 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
         watch(plan, 1.0)
     keep_derived(job.folder, job.data, plans, job.config.first_length)
     return [kept[row.key] for row in rows]
+
+
+def _described(plans: Sequence[Plan]) -> str:
+    """Return how much is to be scored."""
+    longest, windows = max(plan.length for plan in plans), sum(len(plan.windows) for plan in plans)
+    several = (
+        f"up to {longest:,} tokens" if len({plan.length for plan in plans}) > 1 else f"{longest:,} tokens"
+    )
+    return f"{windows:,} windows of {several}"
 
 
 def kept_rows(job: Job, plans: Sequence[Plan]) -> list[Row] | None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
 from pe_bench.system.files import write_text
-from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say
+from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say, wrap
 
 VIEW_SECONDS = 0.2
 STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
@@ -74,7 +74,9 @@ class View:
         else:
             line = state.text if fifth > before else ""
         if line:
-            self.console.print(f"{state.label}: {line}", markup=False)
+            text = f"{state.label}: {line}"
+            text = wrap(text, self.console.width, hanging=2) if self.console.is_terminal else text
+            self.console.print(text, markup=False)
 
     def _lines(self, states: Sequence[JobState]) -> Group:
         running = [state for state in states if state.state == RUNNING]
@@ -178,7 +180,7 @@ def print_summary(summary: Summary) -> None:
         lines = [f"cd {shlex.quote(str(Path.cwd()))} || exit", "code=0", *commands, "exit $code", ""]
         write_text(script, "\n".join(lines))
         repeat = f"sh {shlex.quote(str(script))}"
-        say(f"to retry them: the same command, or one by one: {repeat}", unbroken=True)
+        say(f"to retry them: the same command, or one by one:\n  {repeat}", unbroken=True)
 
 
 def _counts(summary: Summary) -> str:

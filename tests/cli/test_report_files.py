@@ -162,7 +162,7 @@ def test_a_run_is_printed_with_where_it_and_all_rows_are(results, tmp_path, caps
     [run] = (results / "runs").iterdir()
     print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
     printed = capsys.readouterr()
-    assert f"the run: {run} " in printed.err and f"all rows: {results / 'results.csv'}" in printed.err
+    assert f"the run: {run}\n" in printed.err and f"all rows: {results / 'results.csv'}" in printed.err
     assert f"pe-bench report --results-dir {results}\n" in printed.err
     assert "without an interval" not in printed.out
     run = run.rename(tmp_path / "elsewhere")

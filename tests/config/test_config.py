@@ -84,7 +84,7 @@ def test_an_unknown_override_is_answered_with_the_closest_or_with_all():
         ("eval.lengths=[1]", "length 1 is too short for eval.protocol=paired: choose 2 tokens or more"),
         (
             "eval.lengths=256",
-            "eval.lengths must be a list, each a whole number of at least 1 or null",
+            "a list, each a whole number of at least 1 or null, not 256: write eval.lengths=[256]",
         ),
         ("experiment=drope", "give train.from=RUN"),
         ("eval.targets=0", "eval.targets must be a whole number of at least 1, not 0"),

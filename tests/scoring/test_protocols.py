@@ -261,8 +261,8 @@ def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
 def test_the_summary_counts_the_documents_that_reach_the_longest_length():
     data = Data("books", "x", "bytes", ("a", "b"), 1, split_of(10, 20), SPLIT_TARGETS)
     assert summary(data, 250) == (
-        "books: 2 training documents (0.00 MB), 5 for validation (0.00 MB), "
-        "2 of them (0.00 MB) reach 250 tokens"
+        "books: 2 training documents (0.00 MB), 5 for validation (0.00 MB)\n"
+        "  2 of those for validation (0.00 MB) reach 250 tokens"
     )
 
 

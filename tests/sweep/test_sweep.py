@@ -127,7 +127,7 @@ def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(t
     ]
     assert "Traceback" in SweepFolder(folder).file(0, "log").read_text()
     # What repeats only the failures.
-    script = re.search(r"to retry them: the same command, or one by one: sh (\S+)", done.stderr)
+    script = re.search(r"to retry them: the same command, or one by one:\s+sh (\S+)", done.stderr)
     assert script is not None
     lines = (tmp_path / script.group(1)).read_text().splitlines()
     repeated = [line for line in lines if line.startswith("pe-bench")]
