@@ -48,9 +48,7 @@ def reproduce_study(
     reads_text = study.reads_text or text == STDLIB
     require(reads_text, f"--text {text}: {study.name} has tasks, and no text: leave it out")
     _require_gpu(study)
-    runs = StudyRuns(study, machine, Progress(results_dir, study))
-    runs.check()
-    _report(runs, write_table)
+    _report(StudyRuns(study, machine, Progress(results_dir, study)), write_table)
 
 
 def _check_machine(text: str) -> None:
@@ -77,7 +75,7 @@ def _report(runs: StudyRuns, write_table: bool) -> None:
     """Make what is missing, print what the runs say, and draw it."""
     steps = list(runs.steps())
     from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import judge_study, render
+    from pe_bench.studies.outcomes import judge_study, render, write_levels
 
     measured = Measurements(runs.progress.results_dir, steps)
     outcomes = judge_study(runs.study, measured)
@@ -85,7 +83,7 @@ def _report(runs: StudyRuns, write_table: bool) -> None:
     _draw(runs, measured)
     table, differing = runs.study.table, len(outcomes.differing)
     if write_table:
-        outcomes.write_table()
+        write_levels(table, outcomes.ours)
         say(f"wrote {table}")
     elif differing:
         raise RunError(f"{differing} level{'s differ' if differing > 1 else ' differs'} from {table}")

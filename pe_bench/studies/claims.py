@@ -6,8 +6,8 @@ with twenty of them, one is judged wrongly by chance.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,7 +19,6 @@ from pe_bench.report.statistics import (
     Interval,
     Verdict,
     breaks_at,
-    holds_up_to,
     judge_change,
     judge_gain_over_control,
 )
@@ -27,18 +26,20 @@ from pe_bench.report.verdicts import TaskVerdict, judge_answers
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import read_anchors, runs_folder
 from pe_bench.runs.rows import TASK, Row
-from pe_bench.studies.study import ALIKE, KINDS, OF_TASK, WINDOWS, Claim, Measure, Step
+from pe_bench.studies.study import ALIKE, KINDS, WINDOWS, Claim, Step
 
 Outcome = Literal["contradicted", "holds", "unclear"]
+Judgement = tuple[Outcome, Paired, int]  # what was measured, and the length that decides
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
 OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # say that another kind is wrong
+BROKEN, HELD = ("degrades", "fails"), ("holds", "improves")
 UNLEARNED: dict[Unlearned, str] = {
     "frequencies": "not learned: at the training length no better than token frequencies",
     "trigram": "not learned yet: at the training length worse than a trigram",
     "task": "not learned: the task is not solved at the training length",
 }
-NOT_SCORED = Paired(None, None, "not scored")
+NOT_SCORED = "not scored"
 UNDECIDED = "no length where one surely breaks and the other surely holds"
 UNSOLVED = "no encoding solves it at the training length: the training may be too short"
 CODE_VERSION = re.compile("@[0-9a-f]{4}")  # in labels
@@ -86,13 +87,9 @@ class Measurements:
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
-        return [
-            row
-            for row in self.rows.get(series.sweep, [])
-            if (row.length, row.protocol, row.control) == (length, protocol, control)
-            and series.has(row)
-            and has_number(row)
-        ]
+        where = (length, protocol, control)
+        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row) and has_number(row)]
+        return [row for row in rows if (row.length, row.protocol, row.control) == where]
 
     def as_trained(self, series: Series) -> list[Row]:
         """Return the rows of a series' runs under the encoding that they were trained with."""
@@ -112,26 +109,34 @@ class Measurements:
     def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
         """Return rows with those of the study's training length, of runs scored as they were trained."""
         trained = [row for row in self.as_trained(series) if row.length == self.length]
-        trained = [row for row in trained if row.protocol == protocol]
-        return pairs_of(self.at(series, length, protocol), trained)
+        return pairs_of(
+            self.at(series, length, protocol), [row for row in trained if row.protocol == protocol]
+        )
+
+    def change(self, series: Series, length: int, protocol: str) -> Paired:
+        return self.paired(self.changes(series, length, protocol))
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
         lengths = {row.length for row in self.rows.get(series.sweep, []) if row.length > self.length}
-        changes = {length: self.paired(self.changes(series, length, protocol)) for length in sorted(lengths)}
-        return {length: judge_change(each.interval) for length, each in changes.items() if each.interval}
+        changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
+        return {length: judge_change(interval) for length, interval in changes.items() if interval}
 
-    def difference(self, first: Series, second: Series, length: int, protocol: str, of: Measure) -> Paired:
-        """Return the level, or the change, of the first minus that of the second, seed by seed."""
-        if of == "level":
-            rows, others = (self.at(one, length, protocol) for one in (first, second))
+    def difference(self, claim: Claim, length: int, *, of_changes: bool) -> Paired:
+        """Return the level, or the change, of the first series minus that of the second, seed by seed."""
+        both, protocol = series_of(claim), claim.protocol
+        if not of_changes:
+            rows, others = (self.at(series, length, protocol) for series in both)
             return self.paired(pairs_of(rows, others, BY_SEED))
-        changes = (self.changes(series, length, protocol) for series in (first, second))
+        changes = (self.changes(series, length, protocol) for series in both)
         ours, theirs = ({pair[0].seed: pair for pair in pairs} for pairs in changes)
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
-            return NOT_SCORED
+            return Paired(missing=NOT_SCORED)
         return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._files)
+
+    def gain(self, rows: list[Row], others: list[Row]) -> Paired:
+        return self.paired(pairs_of(rows, others))
 
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
         """Return the share of a task's examples that are right, and the verdict on it; None without any."""
@@ -139,8 +144,8 @@ class Measurements:
         answers = make_record(rows, [], self._files).answers if rows else None
         return answers and (answers.intervals.exact, judge_answers(answers.intervals, answers.chance))
 
-    def paired(self, pairs: Sequence[tuple[Row, Row]]) -> Paired:
-        return paired(pairs, self._files, NOT_SCORED.missing)
+    def paired(self, pairs: list[tuple[Row, Row]]) -> Paired:
+        return paired(pairs, self._files, NOT_SCORED)
 
 
 @dataclass(frozen=True)
@@ -184,11 +189,13 @@ def judge_claim(claim: Claim, scores: Measurements) -> Judged:
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
             if reason := scores.unlearned(series):
-                unclear = Paired(None, None, f"{series} has {UNLEARNED[reason]}")
-                return Judged(claim, length, "unclear", unclear, length)
-    judge = {"holds": _judge_holding, "breaks_first": _judge_first_break}.get(claim.kind, _judge_sign)
-    judged = (_judge_solution if claim.kind in OF_TASK else judge)(claim, scores, length)
-    return replace(judged, outcome=OPPOSITE[judged.outcome]) if claim.kind in OPPOSED else judged
+                missing = Paired(missing=f"{series} has {UNLEARNED[reason]}")
+                return Judged(claim, length, "unclear", missing, length)
+    judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}
+    judges |= dict.fromkeys(("solves", "misses"), _judge_solution)
+    outcome, measured, decided_at = judges.get(claim.kind, _judge_difference)(claim, scores, length)
+    outcome = OPPOSITE[outcome] if claim.kind in OPPOSED else outcome
+    return Judged(claim, length, outcome, measured, decided_at)
 
 
 def series_of(claim: Claim) -> tuple[Series, Series]:
@@ -196,94 +203,82 @@ def series_of(claim: Claim) -> tuple[Series, Series]:
     return Series(claim.of, claim.sweep), Series(*claim.second)
 
 
-def _judge_sign(claim: Claim, scores: Measurements, length: int) -> Judged:
-    """Judge a claim by the sign of one difference; of a claim in `OPPOSED`, the one that says otherwise."""
-    kind, protocol, (of, than) = claim.kind, claim.protocol, series_of(claim)
-    if kind in ("order", "alike"):
-        measured = scores.difference(of, than, length, protocol, claim.measure)
-    elif kind == "early_tokens":  # late ones would score better in nonoverlapping windows
-        early, late = (scores.at(of, length, windows) for windows in WINDOWS)
-        measured = scores.paired(pairs_of(early, late))
-    elif kind in ("reads_past_window", "stays_in_window"):
-        within, all_keys = (scores.at(of, length, "paired", control) for control in ("window", "none"))
-        measured = scores.paired(pairs_of(within, all_keys))
-    else:  # falls, rises, breaks
-        measured = scores.paired(scores.changes(of, length, protocol))
-    return Judged(claim, length, _outcome(claim, measured.interval), measured, length)
+def _judge_difference(claim: Claim, scores: Measurements, length: int) -> Judgement:
+    """Judge a claim by one difference; of a claim in `OPPOSED`, the one that says otherwise."""
+    of, protocol = series_of(claim)[0], claim.protocol
+    match claim.kind:
+        case "order" | "alike":
+            measured = scores.difference(claim, length, of_changes=claim.measure == "change")
+        case "early_tokens":  # late ones would score better in nonoverlapping windows
+            measured = scores.gain(*(scores.at(of, length, windows) for windows in WINDOWS))
+        case "reads_past_window" | "stays_in_window":
+            measured = scores.gain(*(scores.at(of, length, "paired", each) for each in ("window", "none")))
+        case _:  # falls, rises, breaks
+            measured = scores.change(of, length, protocol)
+    return _outcome(claim, measured.interval), measured, length
 
 
 def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
-    kind = claim.kind
     if interval is None or math.isnan(interval.low) or math.isnan(interval.high):
         return "unclear"
-    if kind in ("reads_past_window", "stays_in_window"):
+    if claim.kind in ("reads_past_window", "stays_in_window"):
         return GAINS[judge_gain_over_control(interval)]
-    if kind == "alike":
+    if claim.kind == "alike":
         sides = {_below(interval, ALIKE), OPPOSITE[_below(interval, -ALIKE)]}
         return "contradicted" if "contradicted" in sides else "unclear" if "unclear" in sides else "holds"
-    outcome = _below(interval, MARGIN if kind == "breaks" else 0.0)
-    more_is_better = kind == "order" and claim.protocol == TASK
+    outcome = _below(interval, MARGIN if claim.kind == "breaks" else 0.0)
+    more_is_better = claim.kind == "order" and claim.protocol == TASK
     return OPPOSITE[outcome] if more_is_better else outcome
 
 
 def _below(interval: Interval, bound: float) -> Outcome:
     """Return whether a difference is surely below a bound; infinite ones are sure where both ends are."""
-    if interval.high < bound:
-        return "holds"
-    return "contradicted" if interval.low > bound else "unclear"
+    return "holds" if interval.high < bound else "contradicted" if interval.low > bound else "unclear"
 
 
-def _judge_holding(claim: Claim, scores: Measurements, length: int) -> Judged:
+def _judge_holding(claim: Claim, scores: Measurements, length: int) -> Judgement:
     """Decide at the first length that surely breaks, or does not surely hold, if there is one."""
     series, _ = series_of(claim)
-    verdicts = scores.verdicts(series, claim.protocol)
-    if length not in verdicts:
-        return Judged(
-            claim, length, "unclear", scores.paired(scores.changes(series, length, claim.protocol)), length
-        )
-    verdicts = {scored: verdict for scored, verdict in verdicts.items() if scored <= length}
-    broken, held = breaks_at(verdicts), holds_up_to(verdicts)
-    unsure = min((scored for scored in verdicts if held is None or scored > held), default=None)
-    decided_at = broken or unsure or length
+    verdicts = {at: said for at, said in scores.verdicts(series, claim.protocol).items() if at <= length}
+    broken = breaks_at(verdicts)
+    unsure = next((at for at, verdict in verdicts.items() if verdict not in HELD), None)
     outcome: Outcome = "contradicted" if broken else "unclear" if unsure else "holds"
-    measured = scores.paired(scores.changes(series, decided_at, claim.protocol))
-    return Judged(claim, length, outcome, measured, decided_at)
+    decided_at = broken or unsure or length
+    if length not in verdicts:
+        outcome, decided_at = "unclear", length
+    return outcome, scores.change(series, decided_at, claim.protocol), decided_at
 
 
-def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judged:
+def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judgement:
     """Decide at the first length at which one of two surely breaks while the other surely holds.
 
     Where the two change places there is none.
     """
-    series = series_of(claim)
-    first, second = (scores.verdicts(one, claim.protocol) for one in series)
-    earlier, later = _breaks_where_other_holds(first, second), _breaks_where_other_holds(second, first)
+    first, second = (scores.verdicts(series, claim.protocol) for series in series_of(claim))
+    both = first.keys() & second.keys()
+    earlier = {at for at in both if first[at] in BROKEN and second[at] in HELD}
+    later = {at for at in both if second[at] in BROKEN and first[at] in HELD}
     if bool(earlier) is bool(later):
-        return Judged(claim, length, "unclear", Paired(None, None, UNDECIDED), length)
+        return "unclear", Paired(missing=UNDECIDED), length
     decided_at = min(earlier | later)
-    measured = scores.difference(*series, decided_at, claim.protocol, "change")
-    return Judged(claim, length, "holds" if earlier else "contradicted", measured, decided_at)
+    measured = scores.difference(claim, decided_at, of_changes=True)
+    return "holds" if earlier else "contradicted", measured, decided_at
 
 
-def _breaks_where_other_holds(verdicts: Mapping[int, str], other: Mapping[int, str]) -> set[int]:
-    broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
-    return broken & {length for length, verdict in other.items() if verdict in ("holds", "improves")}
-
-
-def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judged:
+def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judgement:
     """Decide whether a task is solved, by the rules of verdicts.py."""
     answers = scores.answers(series_of(claim)[0], length)
     if answers is None:
-        return Judged(claim, length, "unclear", NOT_SCORED, length)
-    (interval, verdict), missing = answers, ""
-    outcome: Outcome = "unclear" if verdict == "unclear" else "contradicted"
-    outcome = "holds" if verdict == "solves" else outcome
-    if outcome == "contradicted" and length <= scores.length:
-        labels = {label_of(row) for row in scores.rows.get(claim.sweep, [])}
-        trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
-        if not any(answers and answers[1] == "solves" for answers in trained):
-            outcome, missing = "unclear", UNSOLVED
-    return Judged(claim, length, outcome, Paired(interval.mean, interval, missing), length)
+        return "unclear", Paired(missing=NOT_SCORED), length
+    interval, verdict = answers
+    measured = Paired(interval.mean, interval)
+    if verdict in ("unclear", "solves"):
+        return "unclear" if verdict == "unclear" else "holds", measured, length
+    labels = {label_of(row) for row in scores.rows.get(claim.sweep, [])}
+    trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
+    if length > scores.length or any(each and each[1] == "solves" for each in trained):
+        return "contradicted", measured, length
+    return "unclear", Paired(interval.mean, interval, UNSOLVED), length
 
 
 def count_of(count: int, name: str) -> str:

@@ -5,12 +5,13 @@ import io
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.report.pairs import grouped, has_number, level_of
 from pe_bench.report.records import label_of
 from pe_bench.runs.rows import TASK, Row
@@ -23,7 +24,6 @@ TOLERANCE = 0.02  # of a level: machines round in other orders, and a thousand s
 SEED_DEVIATIONS = 3.0
 ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
 INDENT = max(map(len, ORDER)) + 2
-MAX_SHOWN = 10  # levels that differ
 # What must be equal for two levels to be compared, and how it is named where it is not.
 REASONS = {
     "data_hash": "other text, as the standard library of another version of Python is",
@@ -40,6 +40,7 @@ COLUMNS = (
     *("torch", "pe_bench", "date"),
 )
 Level = Mapping[str, str]  # a row of a table
+key_of = itemgetter(*KEY)
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,7 @@ class Outcomes:
 
     @property
     def differing(self) -> list[tuple[Level, Level]]:
-        return [(mine, level) for mine, level in self.compared if not is_like(mine, level)]
-
-    def write_table(self) -> None:
-        """Make our levels those of the table. Raise `RunError` where one lacks seeds."""
-        path, count = self.study.table, self.study.seeds
-        for level in self.ours:
-            if int(level["seeds"]) < count:
-                raise RunError(
-                    f"{path} is not written: the level of {level['encoding']} at {level['length']} "
-                    f"({level['protocol']}) has {level['seeds']} seeds instead of {count}: "
-                    f"`pe-bench report --details` says which scores failed"
-                )
-        write_table(path, self.ours)
+        return [pair for pair in self.compared if not _are_alike(*pair)]
 
 
 def judge_study(study: Study, scores: Measurements) -> Outcomes:
@@ -95,22 +84,20 @@ def levels_of(rows: Mapping[str, Iterable[Row]], variant: str) -> list[Level]:
 def _level(rows: Sequence[Row]) -> dict[str, str]:
     levels, row = np.array([level_of(row) for row in rows]), rows[0]
     is_spread = len(levels) > 1 and bool(np.all(np.isfinite(levels)))
-    values = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)}
-    values["encoding"], values["seeds"] = label_of(row), len(levels)
-    values["level"] = round(float(levels.mean()), 6)
-    values["seed_sd"] = round(float(levels.std(ddof=1)), 6) if is_spread else 0.0
-    values["torch"], values["date"] = row.torch.partition("+")[0], max(row.date for row in rows)[:10]
+    values = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)} | {
+        "encoding": label_of(row),
+        "seeds": len(levels),
+        "level": round(float(levels.mean()), 6),
+        "seed_sd": round(float(levels.std(ddof=1)), 6) if is_spread else 0.0,
+        "torch": row.torch.partition("+")[0],
+        "date": max(row.date for row in rows)[:10],
+    }
     return {name: str(value) for name, value in values.items()}
 
 
-def _key(level: Level) -> tuple[str, ...]:
-    return tuple(level[name] for name in KEY)
-
-
-def is_like(ours: Level, table: Level) -> bool:
-    """Return whether a level agrees with that of a table; two infinite ones do."""
+def _are_alike(ours: Level, table: Level) -> bool:
     here, there = float(ours["level"]), float(table["level"])
-    return here == there or abs(here - there) <= tolerance(table)
+    return here == there or abs(here - there) <= tolerance(table)  # two infinite ones are equal
 
 
 def tolerance(level: Level) -> float:
@@ -125,16 +112,17 @@ def compare(
 
     What only we scored is left out.
     """
-    level_of_key = {_key(level): level for level in ours}
+    level_of_key = {key_of(level): level for level in ours}
     variants = {key[:2] for key in level_of_key}
     compared, incomparable = [], Counter[str]()
-    for level in (level for level in table if _key(level)[:2] in variants):
-        mine = level_of_key.get(_key(level))
+    for level in table:
+        key = key_of(level)
+        mine = level_of_key.get(key)
         reason = _reason(mine, level) if mine else "our runs have no score there"
-        if mine and not reason:
-            compared.append((mine, level))
-        else:
+        if key[:2] in variants and reason:
             incomparable[reason] += 1
+        elif mine:
+            compared.append((mine, level))
     return compared, incomparable
 
 
@@ -142,34 +130,27 @@ def _reason(ours: Level, table: Level) -> str:
     """Return why two levels cannot be compared; empty where they can."""
     for name, reason in REASONS.items():
         here, there = ours[name], table[name]
-        is_alike = here.split(".")[:2] == there.split(".")[:2] if name == "torch" else here == there
-        if not is_alike:
+        parts = 2 if name == "torch" else None  # of a version, without the patch
+        if here.split(".")[:parts] != there.split(".")[:parts]:
             return f"{reason} ({here[:8]} here, {there[:8]} in the table)"
     return ""
 
 
 def read_table(path: Path) -> list[Level]:
-    """Return the levels of a table; none where there is no file. Raises `UserError` for a damaged one."""
-    try:
-        text = io.StringIO(path.read_text(encoding="utf-8"), newline="")
-        levels: list[Level] = [dict(level) for level in csv.DictReader(text)]
-        for level in levels:
-            _ = float(level["level"]), float(level["seed_sd"]), [level[name] for name in COLUMNS]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-        raise UserError(f"{path} is not a table of a study: {first_line(error)}") from error
-    return levels
+    """Return the levels of a table; none where there is no file."""
+    with suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
+        return [*csv.DictReader(file)]
+    return []
 
 
-def write_table(path: Path, levels: Sequence[Level]) -> None:
+def write_levels(path: Path, levels: Sequence[Level]) -> None:
     """Write levels into a table, in place of those of the same variant and data; others stay."""
-    replaced = {_key(level)[:2] for level in levels}
-    kept = [level for level in read_table(path) if _key(level)[:2] not in replaced]
+    replaced = {key_of(level)[:2] for level in levels}
+    kept = [level for level in read_table(path) if key_of(level)[:2] not in replaced]
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(sorted([*kept, *levels], key=lambda level: (*_key(level)[:6], int(level["length"]))))
+    writer.writerows(sorted([*kept, *levels], key=lambda level: (*key_of(level)[:6], int(level["length"]))))
     write_text(path, text.getvalue())
 
 
@@ -178,12 +159,11 @@ def render(outcomes: Outcomes, width: int) -> str:
 
     A toy says whether its levels are those of the table, and claims are counted: it cannot judge them.
     """
-    heading, compared = [*_heading(outcomes.study), ""], [*_comparison(outcomes)]
+    lines = [*_heading(outcomes.study), ""]
     if outcomes.study.size == "quick":
-        lines = [*heading, *compared, "", _counts(outcomes.judged)]
+        lines += [*_comparison(outcomes), "", _counts(outcomes.judged)]
     else:
-        claims = [*_claims(outcomes.judged), "", _counts(outcomes.judged), ""]
-        lines = [*heading, *claims, *compared]
+        lines += [*_claims(outcomes.judged), "", _counts(outcomes.judged), "", *_comparison(outcomes)]
     return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(one_line(line), width))
 
 
@@ -221,18 +201,15 @@ def _comparison(outcomes: Outcomes) -> Iterator[str]:
     if not compared and not outcomes.incomparable:
         yield f"{table} has nothing of this size and text: our levels are not compared"
     if compared:
-        yield (
-            f"{table}: {len(compared) - len(differing)} of {len(compared)} levels agree within {TOLERANCE}, "
-            "or 3 standard deviations over seeds"
-        )
-    for ours, level in differing[:MAX_SHOWN]:
+        agreeing = f"{len(compared) - len(differing)} of {len(compared)} levels agree within {TOLERANCE}"
+        yield f"{table}: {agreeing}, or 3 standard deviations over seeds"
+    for ours, level in differing:
         control = f", control {level['control']}" if level["control"] != "none" else ""
-        series, length = Series(level["encoding"], level["sweep"]), int(level["length"])
+        where = f"{Series(level['encoding'], level['sweep'])} at {int(level['length']):,}"
+        here, there = (f"{float(each['level']):.3f}" for each in (ours, level))
         yield (
-            f"  differs: {series} at {length:,} ({level['protocol']}{control}): {float(ours['level']):.3f} "
-            f"here, {float(level['level']):.3f} in the table, may differ by {tolerance(level):.3f}"
+            f"  differs: {where} ({level['protocol']}{control}): {here} here, {there} in the table, "
+            f"may differ by {tolerance(level):.3f}"
         )
-    if len(differing) > MAX_SHOWN:
-        yield f"  and {len(differing) - MAX_SHOWN} more"
     for reason, count in outcomes.incomparable.items():
         yield f"{table}: {count_of(count, 'level')} not comparable: {reason}"

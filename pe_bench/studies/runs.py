@@ -23,14 +23,6 @@ class StudyRuns:
     machine: Sequence[str]
     progress: Progress
 
-    def check(self) -> None:
-        """Raise `UserError` for a scoring with an unknown encoding, before anything is trained."""
-        from pe_bench.scoring.other_encodings import read_with
-
-        for scoring in self.study.scorings:
-            if scoring.scored_with:
-                read_with(scoring.scored_with, self.study.search)
-
     def steps(self) -> Iterator[Step]:
         """Yield all steps of the study; do each that is not done yet."""
         runs_of: dict[str, Sequence[str]] = {"": ()}
@@ -59,9 +51,9 @@ class StudyRuns:
         results = f"results_dir={quote(str(self.progress.results_dir))}"
         summary = launch((*self.study.of_sweep(sweep, sources), *self.machine, results), self.study.search)
         print_summary(summary)
+        require_done(summary)
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
         keys = dict.fromkeys(tuple(key) for state in summary.states for key in state.keys)
-        require_done(summary)
         return Step(sweep.name, tuple(runs), tuple(keys))
 
     def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
@@ -76,12 +68,9 @@ class StudyRuns:
         machine = [text for text in self.machine if parse_override(text).key in MACHINE_KEYS]
         overrides = [*study.of_each(sweep), f"encoding={sweep.encodings[0]}", *machine]
         config = compose_config(overrides, study.search)
-        is_short = study.size == "quick" and not is_paired
-        evaluation = replace(
-            config.eval,
-            tokens=QUICK_TOKENS if is_short else config.eval.tokens,
-            first_length=study.length if sweep.source else None,
-        )
+        evaluation = replace(config.eval, first_length=study.length if sweep.source else None)
+        if study.size == "quick" and not is_paired:
+            evaluation = replace(evaluation, tokens=QUICK_TOKENS)
         options = {
             "lengths": study.lengths(scoring.times),
             "protocol": scoring.protocol,

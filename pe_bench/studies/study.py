@@ -5,7 +5,6 @@ folder (--config-dir) can have more. They are no group of Hydra, because a study
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
@@ -47,8 +46,6 @@ KINDS = {
     "solves": ("{of} solves examples of {at} tokens", "right"),
     "misses": ("{of} does not solve examples of {at} tokens", "right"),
 }
-COMPARING = ("order", "alike", "breaks_first")  # two encodings, or one in two sweeps
-OF_TASK = ("solves", "misses")
 Measure = Literal["level", "change"]
 WINDOWS = ("nonoverlapping", "sliding")
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
@@ -164,12 +161,6 @@ class Study:
         """Return where its table lies: beside its file, so that it is installed with it."""
         return self.path.with_suffix(".csv")
 
-    def sweep(self, name: str, what: str) -> Sweep:
-        """Return a sweep by its name. Raise `UserError`, with `what` names it, where there is none."""
-        sweeps = {sweep.name: sweep for sweep in self.sweeps}
-        require(name in sweeps, f"{what}: there is no sweep '{name}', but {', '.join(map(repr, sweeps))}")
-        return sweeps[name]
-
     def quick(self) -> "Study":
         """Return its toy size, for any machine."""
         seeds = min(self.seeds, QUICK_SEEDS)
@@ -182,7 +173,8 @@ class Study:
         """Return all that determines a sweep's runs: overrides, software versions, and the user's files."""
         overrides = " ".join(self.of_sweep(sweep))
         if sweep.source:
-            return f"{self.key(self.sweep(sweep.source, sweep.name))} > {overrides}"
+            [source] = [each for each in self.sweeps if each.name == sweep.source]
+            return f"{self.key(source)} > {overrides}"
         files = [path for folder in self.search for path in folder.glob("*/*")]
         files = [path for path in files if path.suffix in (".yaml", ".py") and path.parent.name != GROUP]
         files += [] if self.text == STDLIB else files_in(Path(self.text), "--text")
@@ -200,11 +192,8 @@ class Study:
 
     def of_each(self, sweep: Sweep) -> Iterator[str]:
         """Yield the overrides that all runs of a sweep have in common."""
-        tokens, lengths, is_quick = (
-            sweep.tokens or self.tokens,
-            self.lengths(self.times),
-            self.size == "quick",
-        )
+        tokens, lengths = sweep.tokens or self.tokens, self.lengths(self.times)
+        is_quick = self.size == "quick"
         if sweep.task:
             yield f"task={sweep.task}"
         elif self.text == STDLIB:
@@ -257,41 +246,17 @@ def _part(kind: type[Any], values: Any, key: str) -> Any:
 
 
 def _check(study: Study) -> None:
-    """Raise `UserError` for what the study's runs cannot answer."""
-    times = study.times
-    message = f"times must be lengths over the training length, such as [1, 2], not {times}"
-    require(min(times, default=0) > 0, message)
-    scored = {("paired", time) for time in times}
-    for scoring in study.scorings:
-        scored |= {(scoring.protocol, time) for time in scoring.times}
-        for name in scoring.of:
-            study.sweep(name, "scorings.of")
-    for number, sweep in enumerate(study.sweeps):
-        if sweep.source:
-            source = study.sweep(sweep.source, f"the sweep '{sweep.name}'")
-            is_source = source in study.sweeps[:number] and len(source.encodings) == 1
-            require(
-                is_source, f"the sweep '{sweep.name}' needs an earlier one of one encoding: '{source.name}'"
-            )
+    """Raise `UserError` for kinds of claims, and names of sweeps, that there are not."""
+    earlier = [""]
+    for sweep in study.sweeps:
+        message = f"the sweep '{sweep.name}' needs an earlier one, and '{sweep.source}' is none"
+        require(sweep.source in earlier, message)
+        earlier.append(sweep.name)
     for claim in study.claims:
-        what = f"the claim '{claim.kind}' of {claim.of or claim.sweep}"
-        _check_encodings(study, claim, what)
-        for protocol in WINDOWS if claim.kind == "early_tokens" else (claim.protocol,):
-            message = f"{what}: {claim.at:g} is not among the times that are scored ({protocol})"
-            require((protocol, claim.at) in scored, message)
-
-
-def _check_encodings(study: Study, claim: Claim, what: str) -> None:
-    """Raise `UserError` for encodings that the sweeps do not train."""
-    require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
-    is_compared = bool(claim.than or claim.than_sweep)
-    message = f"{what} compares two encodings or one, and has {2 if is_compared else 1}: see 'than'"
-    require(is_compared is (claim.kind in COMPARING), message)
-    for label, name in ((claim.of, claim.sweep), claim.second):
-        sweep, trained = study.sweep(name, what), re.split("[ +@]", label)[0]
-        is_trained = trained in sweep.encodings if label else len(sweep.encodings) == 1
-        message = f"{what}: its sweep trains {', '.join(sweep.encodings)}, not {trained or 'one alone'}"
-        require(is_trained, message)
+        require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
+    named = [name for claim in study.claims for name in (claim.sweep, claim.second[1])]
+    for name in (*named, *(name for scoring in study.scorings for name in scoring.of)):
+        require(name in earlier, unknown(name, "sweep", earlier))
 
 
 @dataclass(frozen=True)
