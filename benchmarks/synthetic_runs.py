@@ -1,6 +1,5 @@
 """Run directories of realistic size and shape, untrained, written by the functions that write real ones."""
 
-import dataclasses
 import json
 import shlex
 from collections.abc import Iterator
@@ -97,7 +96,7 @@ def _scored(run: Path, row: Row, documents: np.ndarray, sizes: np.ndarray) -> Ro
     nll = np.abs(level + easier + random.normal(0.0, 0.2, len(documents)))
     scores = Scores(nll.astype(np.float32), documents, sizes)
     save_scores(score_file(run, row), scores)
-    return replace(row, **dataclasses.asdict(compute_level(scores, row.protocol)))
+    return replace(row, **compute_level(scores, row.protocol))
 
 
 def _empty_row(run: Path, config: Config, setting: str, targets: int) -> Row:

@@ -28,7 +28,7 @@ from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.folder import FirstStage, locked, read_config, record_error, write_config, write_error
 from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
-from pe_bench.runs.job import Job, hashed, identity, run_name, setting
+from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores, keep_slices
 from pe_bench.runs.source import after_source, find_source, scored_as
@@ -141,8 +141,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     label, first, together = encoding.label, None, setting(facts)
     if source is not None:
         before = source.config if config.train.from_run else None
-        label, first = source.label_of(stage_label(encoding, before), config), source.first_of(config)
-        together = hashed([*source.facts, together])
+        label, first, together = source.stage(stage_label(encoding, before), config, together)
     elif config.train.from_run or config.train.beside:
         about = read_result(folder)
         if about is None:

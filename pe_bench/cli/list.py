@@ -176,20 +176,14 @@ def _runs(results_dir: Path) -> Listing:
     require(bool(states), message)
     # People read the problems in lines below the table, which has no room for them.
     remarks = [f"{state.run}: {state.problem}" for state in states if state.problem]
-    return Listing(RUN_COLUMNS, list(map(_run, states)), RUN_COLUMNS[:-1], remarks, [*map(_data, states)])
-
-
-def _data(state: RunState) -> dict[str, Any]:
-    """Return a run's state with its numbers as such; None for one that is not known."""
-    texts = asdict(state)
-    numbers = {"steps": int, "total": int, "loss": float}
-    return texts | {name: kind(texts[name]) if texts[name] else None for name, kind in numbers.items()}
+    return Listing(RUN_COLUMNS, list(map(_run, states)), RUN_COLUMNS[:-1], remarks, [*map(asdict, states)])
 
 
 def _run(state: RunState) -> Row:
     lengths = ", ".join(map(str, state.lengths))
-    facts = (state.run, state.encoding, state.state, state.steps, state.total, state.loss)
-    return (*facts, lengths, state.problem)
+    steps, total = ("" if count is None else str(count) for count in (state.steps, state.total))
+    loss = "" if state.loss is None else f"{state.loss:.3f}"
+    return (state.run, state.encoding, state.state, steps, total, loss, lengths, state.problem)
 
 
 def _study(name: str, results_dir: Path) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def _tables(
 
     Whatever its text says stands on one line, because a run may be a stranger's.
     """
-    files = ScoreFiles(anchors.with_folders(keys.folder_of))
+    files = ScoreFiles(lambda name: anchors.folders.get(name) or keys.folder_of(name))
     positions = grouped((row for row in rows if row.protocol == POSITIONS), BY_RUN)
 
     def tables_of(name: str) -> dict[TableKey, Table]:

@@ -52,7 +52,8 @@ class ScoreFiles:
     def answers(self, row: Row) -> np.ndarray:
         """Return the share of right answers of each example, float64 [examples]. Raises `RunError`."""
         path = score_file(self.folder_of(row.run).path, row)
-        right = load_scores(path).accuracy_by_document()
+        scores = load_scores(path)
+        right = scores.accuracy(scores.clusters.group)
         if not np.isclose((right == 1).mean(), level_of(row), rtol=1e-6, atol=0):
             raise RunError(f"{path} does not give its row's share of right examples, {level_of(row):.6f}")
         return right

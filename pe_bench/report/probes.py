@@ -215,7 +215,10 @@ def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int,
     clusters = with_span[0].clusters
     bits, right = (
         [np.stack([values(scores) for scores in part]) for part in (with_span, without)]
-        for values in (lambda scores: scores.by_cluster()[1], Scores.accuracy_by_cluster)
+        for values in (
+            lambda scores: scores.by_cluster()[1],
+            lambda scores: scores.accuracy(scores.clusters.index),
+        )
     )
     gain, documents = paired_interval(bits[1] - bits[0]), len(clusters.documents)
     count = documents if clusters.segments == 1 else windows

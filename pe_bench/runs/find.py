@@ -19,6 +19,25 @@ from pe_bench.runs.rows import COLUMNS, Row
 from pe_bench.values import unknown
 
 CHECKPOINT = "hf:"  # begins the name of a checkpoint of Hugging Face
+CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
+ORDERS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+# Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
+# their results would make any encoding the best.
+NOT_KEYS = (
+    *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
+    *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride", "stride_rule"),
+    *("target_tokens", "forced", "knows_length", "slice", "judge", "slice_hash"),
+    *("accuracy", "exact", "chance", "depth"),
+)
+# These choose what is shown; a row that is not may still be a reference.
+SHOWN = ("length", "scored_with")
+SYNONYMS = {"task": "data"}  # what a run was started with, and the column that has it
+LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
 
 
 def is_checkpoint(name: object) -> bool:
@@ -46,33 +65,61 @@ def finished_runs(results_dir: Path) -> list[Path]:
 
 def find_run(name: str, results_dir: Path) -> Path:
     """Return the one finished run that a path or a name stands for. Raise `UserError` for several."""
-    runs = [_finished(run) for run in find_runs([name], results_dir, anywhere=True)]
+    runs = find_runs([name], results_dir, anywhere=True)
     names = ", ".join(run.name for run in runs)
     require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}", name)
     return runs[0]
 
 
-def find_runs(names: Iterable[str], results_dir: Path, *, anywhere: bool = False) -> list[Path]:
-    """Return the finished runs that names select, each once. Raise `UserError` for a name of none.
+def find_runs(
+    names: Iterable[str], results_dir: Path, where: Sequence["Condition"] = (), *, anywhere: bool = False
+) -> list[Path]:
+    """Return the finished runs that names select and that meet all conditions, each once.
 
     A name is a run's encoding, its own, its beginning or a pattern, the name that tables give its encoding,
-    the path of a run, or a checkpoint's. Only a run `anywhere` may lie outside the folder of results.
+    the path of a run, or a checkpoint's. Without names, conditions choose among all runs. A run that is to be
+    scored may lie `anywhere`, and is read. Raise `UserError` for a name of no run, and where none is left.
     """
     runs: dict[Path, None] = {}
     for name in names:
         message = f"'{name}' is no run: say --where {shlex.quote(name)}"
         require(CONDITION.fullmatch(name) is None, message, name)
         runs |= dict.fromkeys(_named(name, results_dir, anywhere=anywhere))
-    return list(runs)
+    if not where:
+        return [_finished(run) if anywhere else run for run in runs]
+    among = {run.name for run in runs}
+    rows = [row for row in read_all(results_dir).rows if not runs or row.run in among]
+    selected = {row.run for row in RunValues(folders_in(runs_folder(results_dir))).select(rows, where)}
+    words = " ".join(map(str, where))
+    require(bool(selected), f"no run meets --where {words}: `pe-bench list runs` shows what there is")
+    return [run for run in finished_runs(results_dir) if run.name in selected]
+
+
+def runs_to_score(
+    names: Sequence[str], where: Sequence["Condition"], results_dir: Path, *, everything: bool
+) -> list[Path]:
+    """Return the finished runs that names and conditions select; without either the newest, or everything.
+
+    Raises `UserError` where there is none.
+    """
+    for condition in where:
+        way = "--lengths" if condition.key == "length" else "--with"
+        message = f"--where {condition.key} chooses scores, and here runs are chosen: say {way}"
+        require(condition.key not in SHOWN, message)
+    selected = find_runs(names, results_dir, where, anywhere=not where)
+    finished = [] if selected else finished_runs(results_dir)
+    folder, way_out = runs_folder(results_dir), "make one with `pe-bench train encoding=rope`"
+    require(bool(selected or finished), f"no finished run in {folder}: {way_out}")
+    return selected or (finished if everything else finished[-1:])
 
 
 def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
+    runs, folder, name = finished_runs(results_dir), runs_folder(results_dir), typed.rstrip("/")
     if is_checkpoint(typed):
-        of_it = [run for run in finished_runs(results_dir) if scores_checkpoint(RunFolder(run), typed)]
+        of_it = [run for run in runs if scores_checkpoint(RunFolder(run), typed)]
         way_out = f"score it with `pe-bench eval {shlex.quote(typed)}`"
-        require(bool(of_it), f"no finished run of {typed} in {runs_folder(results_dir)}: {way_out}", typed)
+        require(bool(of_it), f"no finished run of {typed} in {folder}: {way_out}", typed)
         return of_it
-    runs, name = finished_runs(results_dir), typed.rstrip("/")
     ways: tuple[Callable[[Path], bool], ...] = (
         lambda run: run.name == name,
         lambda run: encoding_in(run.name) == name,
@@ -81,19 +128,13 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         lambda run: name in names_of_label(_encoding_label(run)),
     )
     for is_selected in ways if name else ():
-        selected = [run for run in runs if is_selected(run)]
-        if selected:
+        if selected := [run for run in runs if is_selected(run)]:
             return selected
-    folder = runs_folder(results_dir)
     if typed and os.path.isfile(os.path.join(typed, "config.yaml")):  # whatever was typed is no error here
         run = _finished(Path(typed).resolve())
-        if not anywhere and run.parent != folder.resolve():
-            way_out = (
-                "move it into a folder named runs/, and give --results-dir the folder that contains runs/"
-            )
-            if run.parent.name == "runs":
-                way_out = f"say --results-dir {shlex.quote(str(run.parent.parent))}"
-            raise UserError(f"the run {typed} is not one of {folder}: {way_out}")
+        way_out = f"copy it there with `pe-bench import {shlex.quote(typed)}`, or say --results-dir"
+        is_here = run.parent == folder.resolve()
+        require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
         return [run if anywhere else folder / run.name]
     for begun in folders_of_runs(results_dir) if name else []:
         if begun.name.startswith(name):
@@ -130,27 +171,6 @@ def _finished(run: Path) -> Path:
         result is not None, f"{run} is not finished: repeat the command that trained it, and it continues"
     )
     return run
-
-
-CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
-ORDERS: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-# Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
-# their results would make any encoding the best.
-NOT_KEYS = (
-    *("control", "protocol", "setting", "status", "reason", "nll", "perplexity", "bits_per_byte"),
-    *("context_mean", "targets", "documents", "target_hash", "peak_memory_mb", "stride", "stride_rule"),
-    *("target_tokens", "forced", "knows_length", "slice", "judge", "slice_hash"),
-    *("accuracy", "exact", "chance", "depth"),
-)
-# These choose what is shown; a row that is not may still be a reference.
-SHOWN = ("length", "scored_with")
-SYNONYMS = {"task": "data"}  # what a run was started with, and the column that has it
-LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
 
 
 @dataclass(frozen=True)
@@ -232,31 +252,6 @@ class RunValues:
             return
         keys = {name for row in one_a_run(rows) for name in self.config_of(row)}
         raise UserError(unknown(key, option, keys))
-
-
-def runs_to_score(
-    names: Sequence[str], where: Sequence[Condition], results_dir: Path, *, everything: bool
-) -> list[Path]:
-    """Return the finished runs that names and conditions select; without either the newest, or everything.
-
-    Raises `UserError` where there is none.
-    """
-    if not where:
-        named = [_finished(run) for run in find_runs(names, results_dir, anywhere=True)]
-        finished = [] if named else finished_runs(results_dir)
-        folder, way_out = runs_folder(results_dir), "make one with `pe-bench train encoding=rope`"
-        require(bool(named or finished), f"no finished run in {folder}: {way_out}")
-        return named or (finished if everything else finished[-1:])
-    for condition in where:
-        way = "--lengths" if condition.key == "length" else "--with"
-        message = f"--where {condition.key} chooses scores, and here runs are chosen: say {way}"
-        require(condition.key not in SHOWN, message)
-    among = {run.name for run in find_runs(names, results_dir)}
-    rows = [row for row in read_all(results_dir).rows if not among or row.run in among]
-    selected = {row.run for row in RunValues(folders_in(runs_folder(results_dir))).select(rows, where)}
-    words = " ".join(map(str, where))
-    require(bool(selected), f"no run meets --where {words}: `pe-bench list runs` shows what there is")
-    return [run for run in finished_runs(results_dir) if run.name in selected]
 
 
 def one_a_run(rows: Sequence[Row]) -> list[Row]:

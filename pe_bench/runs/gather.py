@@ -5,10 +5,11 @@ a lock and never appended to, so that processes that finish together lose nothin
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -106,7 +107,7 @@ def read_all(results_dir: Path) -> Gathered:
     return gathered
 
 
-def read_result(run: Path) -> dict[str, object] | None:
+def read_result(run: Path) -> dict[str, Any] | None:
     """Return a run's closing summary, or None while it is not finished.
 
     Raise `RunError` for damage, and for a run of another version.
@@ -144,18 +145,18 @@ def _rows_of(run: Path) -> list[Row]:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run, how far it came, and what is wrong with it; fields that are not known are empty.
+    """A run, how far it came, and what is wrong with it; what is not known is None or empty.
 
     state: finished, not finished, failed, no scores (finished, and without rows) or unreadable.
     encoding: its label in tables. steps, total: done, and of the whole training. lengths: that have a number.
     """
 
     run: str
-    encoding: str = ""
+    encoding: str
     state: str = "unreadable"
-    steps: str = ""
-    total: str = ""
-    loss: str = ""
+    steps: int | None = None
+    total: int | None = None
+    loss: float | None = None
     lengths: tuple[int, ...] = ()
     problem: str = ""
 
@@ -164,40 +165,39 @@ def states_of_runs(results_dir: Path) -> Iterator[RunState]:
     """Yield the state of each run in the order of their names. A damaged one hides no other."""
     problems = {""}
     for run in folders_of_runs(results_dir):
+        name = one_line(run.name)
         try:
-            state = _state(run, one_line(run.name))
-        except (RunError, OSError, ValueError, KeyError, TypeError) as error:
-            problem = "result.json or a checkpoint's meta.json lacks steps or loss"
+            yield _state(run, name)
+        except (RunError, OSError, ValueError, LookupError, TypeError) as error:
             is_told = isinstance(error, (RunError, UserError, OSError))
-            problem = one_line(first_line(error)) if is_told else problem
-            name = one_line(run.name)
-            state = RunState(name, encoding_in(name), problem="" if problem in problems else problem)
+            lacking = "result.json or a checkpoint's meta.json lacks steps or loss"
+            problem = one_line(first_line(error)) if is_told else lacking
+            yield RunState(name, encoding_in(name), problem="" if problem in problems else problem)
             problems.add(problem)
-        yield state
 
 
 def _state(run: Path, name: str) -> RunState:
-    result, problem = read_result(run), ""
+    result, label, problem = read_result(run), encoding_in(name), ""
     if result is None and not os.path.lexists(run / "config.yaml"):
         problem = "it has no config.yaml: nothing was trained in it"
-        return RunState(name, encoding_in(name), "not finished", problem=problem)
+        return RunState(name, label, "not finished", problem=problem)
     rows = read_rows(run / "eval.csv")
     if result is None:
-        total = read_config(run).train.total_steps
         state = "failed" if (run / ERROR).exists() else "not finished"
-        checkpoints = sorted((run / "checkpoints").glob("step-*/meta.json"))
-        about = read_json(checkpoints[-1]) if checkpoints else {}
-        steps = about["step"] if checkpoints else 0
+        newest = max((run / "checkpoints").glob("step-*/meta.json"), default=None)
+        about: Mapping[str, Any] = read_json(newest) if newest else {"step": 0}
+        steps, total = about["step"], read_config(run).train.total_steps
     else:
         if damage := RunFolder(run).config_problem:
             raise RunError(f"{run / 'config.yaml'} is missing or damaged ({damage}): train the run again")
-        state, about, steps = "finished" if rows else "no scores", result, result["steps"]
-        total = steps
+        about = result
+        steps = total = about["steps"]
+        state = "finished" if rows else "no scores"
         problem = "" if rows else f"it has no eval.csv: make its scores with {eval_command(run)}"
-    loss = f"{about['loss']:.3f}" if steps else ""
-    label = rows[0].encoding if rows else encoding_in(name)
+    loss = float(f"{about['loss']:.3f}") if steps else None
     scored = {row.length for row in rows if row.protocol not in APART and row.nll is not None}
-    return RunState(name, label, state, str(steps), str(total), loss, tuple(sorted(scored)), problem)
+    label = rows[0].encoding if rows else label
+    return RunState(name, label, state, int(steps), int(total), loss, tuple(sorted(scored)), problem)
 
 
 # Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each
@@ -206,28 +206,23 @@ def _state(run: Path, name: str) -> RunState:
 FREQUENCIES, TRIGRAM, COPYING = "(token frequencies)", "(trigram)", "(trigram+copy)"
 # The beginnings of their folders' names.
 ANCHOR_NAMES = {FREQUENCIES: "frequencies", TRIGRAM: "trigram", COPYING: "trigram+copying"}
-AnchorKey = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class StoredAnchors:
     """The rows of all anchors, by what they were counted and scored on, and the folders that they are in."""
 
-    rows: dict[tuple[str, AnchorKey], Row] = field(default_factory=dict)
+    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
     folders: dict[str, RunFolder] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
+    problems: list[str] = field(default_factory=list)
 
     def of(self, label: str, rows: Iterable[Row]) -> list[Row]:
         """Return the rows of one anchor that belong to rows of runs, each once."""
-        stored = (self.rows.get((label, anchor_key(row))) for row in rows)
+        stored = (self.rows.get((label, *anchor_key(row))) for row in rows)
         return list({row.key: row for row in stored if row is not None}.values())
 
-    def with_folders(self, folder_of: Callable[[str], RunFolder]) -> Callable[[str], RunFolder]:
-        """Return a function that gives the folder of a run or an anchor by its name."""
-        return lambda name: self.folders.get(name) or folder_of(name)
 
-
-def anchor_key(row: Row) -> AnchorKey:
+def anchor_key(row: Row) -> tuple[object, ...]:
     """Return what a run's row shares with those of its anchors: what was trained on, and what is scored."""
     return (
         *(row.data_hash, row.train_length, row.steps, row.train_tokens, row.seed),
@@ -243,22 +238,19 @@ def anchors_folder(run: Path) -> Path | None:
 
 def read_anchors(folder: Path | None) -> StoredAnchors:
     """Return all anchors of a folder of results. A damaged one is named and hides no other."""
-    rows: dict[tuple[str, AnchorKey], Row] = {}
-    folders: dict[str, RunFolder] = {}
-    problems = []
+    anchors = StoredAnchors()
     for path in sorted(folder.glob("*/eval.csv")) if folder is not None else []:
         anchor = path.parent
         if not anchor.name.startswith(tuple(f"{name}-s" for name in ANCHOR_NAMES.values())):
             continue  # a folder with a run's name would stand in for the run's own
         try:
             check_files(anchor)
-            kept = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]
+            rows = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]
         except RunError as error:
             reason = str(error).partition(": delete")[0]
-            problems.append(
-                one_line(f"no anchors from {anchor}: {reason}; pe-bench eval RUN... counts again")
-            )
+            way_out = "pe-bench eval RUN... counts again"
+            anchors.problems.append(one_line(f"no anchors from {anchor}: {reason}; {way_out}"))
             continue
-        folders[anchor.name] = RunFolder(anchor)
-        rows |= {(row.encoding, anchor_key(row)): replace(row, run=anchor.name) for row in kept}
-    return StoredAnchors(rows, folders, tuple(problems))
+        anchors.folders[anchor.name] = RunFolder(anchor)
+        anchors.rows.update({(row.encoding, *anchor_key(row)): replace(row, run=anchor.name) for row in rows})
+    return anchors

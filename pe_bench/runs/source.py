@@ -4,15 +4,15 @@ A family of runs has its first stage in common: its model, data, length and budg
 targets of that stage.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.errors import UserError, require
-from pe_bench.runs.find import CHECKPOINT, CONDITION, RunValues, find_run, one_a_run, parse_condition
-from pe_bench.runs.folder import FirstStage, folders_in, read_config
-from pe_bench.runs.gather import read_all, read_result, runs_folder
+from pe_bench.errors import require
+from pe_bench.runs.find import CONDITION, find_run, find_runs, is_checkpoint, parse_condition
+from pe_bench.runs.folder import FirstStage, read_config
+from pe_bench.runs.gather import read_result
+from pe_bench.runs.job import hashed
 
 
 @dataclass(frozen=True)
@@ -25,45 +25,40 @@ class Source:
     setting: str
     first: FirstStage
 
-    @property
-    def facts(self) -> list[str]:
-        """Return what it has in common with its other seeds alone."""
-        return [self.label, self.setting]
+    def stage(self, words: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
+        """Return the line, the first stage and the setting of a run that has this source.
 
-    def first_of(self, config: Config) -> FirstStage:
-        """Return the first stage of a run that has this source."""
-        lengths = (config.train.length, self.first.longest if config.train.from_run else 0)
-        return replace(self.first, longest=max(lengths))
-
-    def label_of(self, words: str, config: Config) -> str:
-        """Return the line of a run that has this source, whose own stage is `words`."""
-        train, tokens = config.train, config.train.total_steps * config.train.batch_tokens
+        words, setting: of its own stage. Of the source counts what it has in common with its other seeds.
+        """
+        train, tokens = config.train, _in_short(config.train.total_steps * config.train.batch_tokens)
         at = f"at {train.length} " if train.length != self.config.train.length or train.beside else ""
         only = "its encoding alone " if train.only else ""
         norm = "with qk_norm " if config.model.qk_norm and not self.config.model.qk_norm else ""
-        stage = f"{words} {norm}{only}{at}({_in_short(tokens)})"
-        return (
-            f"{self.label}, then {stage}" if train.from_run else f"{words}, trained {at}({_in_short(tokens)})"
-        )
+        goes_on = f"{self.label}, then {words} {norm}{only}{at}({tokens})"
+        label = goes_on if train.from_run else f"{words}, trained {at}({tokens})"
+        longest = max(train.length, self.first.longest if train.from_run else 0)
+        return label, replace(self.first, longest=longest), hashed([self.label, self.setting, setting])
 
 
 def find_source(config: Config, data_hash: str) -> Source | None:
     """Return the source of a run; None where it has none. Raises `UserError` where there is no such run."""
-    key, word = _named(config)
+    train, word = config.train, config.train.from_run or config.train.beside
     if not word:
         return None
+    key = "train.from" if train.from_run else "train.beside"
     message = f"{key}={word} is a checkpoint, and training goes on from runs alone"
-    require(not word.startswith(CHECKPOINT), message)
+    require(not is_checkpoint(word), message)
     if all(CONDITION.fullmatch(part) for part in word.split(",")) and not Path(word).exists():
         run = _run_that_meets(word, key, config, data_hash)
     else:
         run = find_run(word, Path(config.results_dir))
     trained, result = read_config(run), read_result(run) or {}
     require(trained.checkpoint is None, message)
-    length, steps = trained.train.length, trained.train.total_steps
-    single = FirstStage(run.name, length, steps, str(result.get("setting")), longest=length)
-    first = FirstStage.read(result) or single
-    return Source(run, trained, str(result.get("encoding")), single.setting, first)
+    length, setting = trained.train.length, str(result.get("setting"))
+    first = FirstStage.read(result) or FirstStage(
+        run.name, length, trained.train.total_steps, setting, length
+    )
+    return Source(run, trained, str(result.get("encoding")), setting, first)
 
 
 def after_source(config: Config, source: Source | None) -> Config:
@@ -71,7 +66,7 @@ def after_source(config: Config, source: Source | None) -> Config:
 
     The name's hash says what the source is, wherever it lies, also where it is gone.
     """
-    _, word = _named(config)
+    word = config.train.from_run or config.train.beside
     if not word:
         return config
     field = "from_run" if config.train.from_run else "beside"
@@ -90,24 +85,14 @@ def scored_as(config: Config, scores: EvalConfig) -> Config:
     return replace(config, eval=replace(scores, **chosen))
 
 
-def _named(config: Config) -> tuple[str, str | None]:
-    from_run, beside = config.train.from_run, config.train.beside
-    return ("train.from", from_run) if from_run else ("train.beside", beside)
-
-
 def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path:
     """Return the only run with the seed, the data and the model of `config` that meets conditions."""
-    results = Path(config.results_dir)
-    folder = runs_folder(results)
-    values = RunValues(folders_in(folder))
-    rows = [row for row in one_a_run(read_all(results).rows) if row.data_hash == data_hash]
-    sizes = _sizes(config)
-    rows = [row for row in rows if row.seed == config.seed and row.model == config.model.name]
-    try:
-        rows = values.select(rows, [parse_condition(part) for part in word.split(",")]) if rows else []
-    except UserError as error:
-        raise UserError(f"{key}={word}, seed={config.seed}: {error}") from error
-    runs = [folder / row.run for row in rows if _sizes(read_config(folder / row.run)) == sizes]
+    where = [parse_condition(part) for part in word.split(",")]
+    runs = [
+        run
+        for run in find_runs([], Path(config.results_dir), where)
+        if (read_result(run) or {}).get("data_hash") == data_hash and _is_alike(read_config(run), config)
+    ]
     what = f"seed={config.seed} on this data with this model"
     require(bool(runs), f"{key}={word}: no finished run with {what} meets it: train one, or name a run")
     names = ", ".join(sorted(run.name for run in runs))
@@ -115,9 +100,10 @@ def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path
     return runs[0]
 
 
-def _sizes(config: Config) -> dict[str, Any]:
-    """Return the model but for what a run can begin anew."""
-    return {**asdict(config.model), "qk_norm": None}
+def _is_alike(source: Config, config: Config) -> bool:
+    """Return whether two runs have one seed, and one model but for what a run can begin anew."""
+    models = (replace(one.model, qk_norm=False) for one in (source, config))
+    return source.seed == config.seed and len({*models}) == 1
 
 
 def _in_short(count: int) -> str:

@@ -43,7 +43,6 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
 MIN_BYTES = 8  # of an n-gram
-TEXT = set(TEXT_SLICES)
 NONE = -1  # where there is no place
 MIN_GAIN = 2.0  # nats
 MAX_LOSS = 2.0  # nats
@@ -56,9 +55,13 @@ def keep_derived(run: Path, data: Data, plans: Sequence[Plan], train_length: int
 
     Only the holder of the run's lock may call this.
     """
-    kept = read_slices(run)
+    kept, _ = read_slices(run)
     sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
-    missing = {name: blocks for name, blocks in sets.items() if not kept.get(name, {}).keys() >= TEXT}
+    missing = {
+        name: blocks
+        for name, blocks in sets.items()
+        if not kept.keys() >= {f"{name} {part}" for part in TEXT_SLICES}
+    }
     split = data.validation
     keep_slices(run, {name: text_slices(split, blocks, train_length) for name, blocks in missing.items()})
 

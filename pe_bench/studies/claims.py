@@ -71,7 +71,7 @@ class Measurements:
     def __init__(self, results_dir: Path, steps: Iterable[Step]) -> None:
         folder_of = folders_in(runs_folder(results_dir))
         self._anchors = read_anchors(results_dir / "anchors")
-        self._files = ScoreFiles(self._anchors.with_folders(folder_of))
+        self._files = ScoreFiles(lambda name: self._anchors.folders.get(name) or folder_of(name))
         rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:
             keys = set(step.keys)

@@ -1,6 +1,5 @@
 """Results that were never trained, written through the functions that write real ones."""
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -123,4 +122,4 @@ def _row(run: Path, row: Row, level: float | None, spread: float) -> Row:
         return replace(row, status="undefined", reason=reason, nll=None, perplexity=None, bits_per_byte=None)
     scores = scores_of(level, row.documents, seed=1000 * row.seed + row.length, spread=spread)
     save_scores(score_file(run, row), scores)
-    return replace(row, **dataclasses.asdict(compute_level(scores, row.protocol)))
+    return replace(row, **compute_level(scores, row.protocol))
