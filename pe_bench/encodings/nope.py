@@ -1,4 +1,6 @@
-"""No positional encoding: z_ij = q_i . k_j / sqrt(K), under the causal mask and nothing else.
+r"""No positional encoding: z_ij = q_i . k_j / sqrt(K), under the causal mask and nothing else.
+
+$z_{ij} = \frac{q_i \cdot k_j}{\sqrt{K}}, \quad j \le i$
 
 Past the training length: defined; the entropy of attention grows with the number of keys.
 

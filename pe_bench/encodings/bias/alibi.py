@@ -1,8 +1,10 @@
-"""ALiBi: a penalty that grows linearly with distance, b(r) = -m_h r.
+r"""ALiBi: a penalty that grows linearly with distance, b(r) = -m_h r.
 
 The slopes m_h are 2^(-8 (h+1) / n) for n = 2^k heads; for other numbers of heads, those of the
 largest power of two below, followed by every other slope of twice that power. All are multiplied by
 `slope_scale`; at 0 there is no encoding.
+
+$b_h(r) = -m_h\, r, \quad m_h = 2^{-8 (h + 1) / n} \text{ for } n = 2^k \text{ heads}$
 
 Past the training length: defined, nothing changes.
 

@@ -1,8 +1,10 @@
-"""BAM: b(r) = -e^{s_h} (|r + 2 sinh(l_h)| + 0.00001)^{g_h}, the logarithm of a generalised Gaussian.
+r"""BAM: b(r) = -e^{s_h} (|r + 2 sinh(l_h)| + 0.00001)^{g_h}, the logarithm of a generalised Gaussian.
 
 Shape g, scale s and location l are learned. Initially g = 1, e^s is the slope of ALiBi and l = 0,
 which is ALiBi. Heads may come to peak away from the query, and to rise with distance where g < 0. All
 layers share them.
+
+$b_h(r) = -e^{s_h} \left( |r + 2 \sinh l_h| + 0.00001 \right)^{g_h}$
 
 Past the training length: defined, the bias goes on as it does.
 

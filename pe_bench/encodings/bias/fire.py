@@ -1,8 +1,11 @@
-"""FIRE: b(i, j) = f(psi(i - j) / (psi(max(threshold |m|, i)) + 1e-6)), psi(x) = ln(|c| x + 1).
+r"""FIRE: b(i, j) = f(psi(i - j) / (psi(max(threshold |m|, i)) + 1e-6)), psi(x) = ln(|c| x + 1).
 
 f is a network with one hidden layer of ReLUs, from one number to one for each head. c is initially 0.1
 and m is 1; every layer learns its own f, c and m. A query within threshold |m| reads distances; one
 beyond it reads them as fractions of its own position i, the first being 0.
+
+$b(i, j) = f \left( \frac{\psi(i - j)}{\psi(\max(\text{threshold} \cdot |m|,\, i)) + 10^{-6}} \right), \quad
+\psi(x) = \ln(|c|\, x + 1)$
 
 Past the training length: defined; fractions stay between 0 and 1, however long the text.
 

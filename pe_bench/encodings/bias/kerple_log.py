@@ -1,6 +1,8 @@
-"""KERPLE, logarithmic: b(r) = -p_h ln(1 + a_h r), with learned p_h and a_h >= 0.01.
+r"""KERPLE, logarithmic: b(r) = -p_h ln(1 + a_h r), with learned p_h and a_h >= 0.01.
 
 Initially p ~ U(0, 2) and a ~ U(0, 1). All layers share them.
+
+$b_h(r) = -p_h \ln(1 + a_h r), \quad p_h, a_h \ge 0.01$
 
 Past the training length: defined, the bias falls ever more slowly.
 

@@ -1,7 +1,9 @@
-"""KERPLE, power: b(r) = -a_h r^p_h, with learned a_h >= 0.01 and 0.01 <= p_h <= 2.
+r"""KERPLE, power: b(r) = -a_h r^p_h, with learned a_h >= 0.01 and 0.01 <= p_h <= 2.
 
 Above 2 it would no longer be a kernel. With p = 1 it is ALiBi with learned slopes of 0.01 or more.
 Initially p ~ U(0, 2) and a ~ U(0, 1). All layers share them.
+
+$b_h(r) = -a_h\, r^{p_h}, \quad a_h \ge 0.01, \; 0.01 \le p_h \le 2$
 
 Past the training length: defined, the bias goes on falling.
 

@@ -1,8 +1,10 @@
-"""A bias of the distance that each query mixes: z_ij = q_i . k_j / sqrt(K) + (W_h x_i) . B[:, i - j].
+r"""A bias of the distance that each query mixes: z_ij = q_i . k_j / sqrt(K) + (W_h x_i) . B[:, i - j].
 
 x_i is the layer's input, W_h maps it to `rank` numbers for each head, and the bank B [rank, max_distance]
 holds a profile of the distances for each of them. From `max_distance` on the bias is 0. W and B are those of
 one layer.
+
+$z_{ij} = \frac{q_i \cdot k_j}{\sqrt{K}} + (W_h x_i) \cdot B_{:,\, i - j}$
 
 Past the training length: clamps; beyond the last distance all keys have the same bias.
 

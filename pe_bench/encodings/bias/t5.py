@@ -1,7 +1,10 @@
-"""T5's relative bias: b(r) = E[bucket(r), h], one learned number for each bucket of distances and head.
+r"""T5's relative bias: b(r) = E[bucket(r), h], one learned number for each bucket of distances and head.
 
 With n buckets and the largest distance M: bucket(r) = r below n/2, then
 min(n - 1, n/2 + floor(ln(r / (n/2)) / ln(M / (n/2)) * n/2)), ever wider. All layers share E.
+
+$b_h(r) = E_{\beta(r), h}, \quad \beta(r) = r \text{ for } r < \tfrac{n}{2}, \text{ else } \min \left( n -
+1,\, \left\lfloor \tfrac{n}{2} + \tfrac{n}{2} \frac{\ln(2r / n)}{\ln(2M / n)} \right\rfloor \right)$
 
 Past the training length: clamps, for every distance in the last bucket has the same bias.
 
