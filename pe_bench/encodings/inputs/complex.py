@@ -1,4 +1,4 @@
-"""Complex-valued words: feature pair c of token j at position p is r_jc e^(i (omega_jc p + theta_jc)).
+r"""Complex-valued words: feature pair c of token j at position p is r_jc e^(i (omega_jc p + theta_jc)).
 
 Every token has an amplitude r, an initial phase theta and a frequency omega of its own, in each of
 D/2 pairs. The decoder's embedding E holds r and theta in Cartesian form,
@@ -10,6 +10,9 @@ parameters instead of 3 V D/2. Norms are kept, and the tied head, which is E, kn
 omega_jc = m_jc base^(-2c/D), with the multiple m learned and 1 at first, when all tokens turn as a
 sinusoid does. A frequency learned as it stands would get one step size for all pairs, and in a few
 steps the slow ones would be as fast as the fast ones. m = 0 is a token without a position.
+
+$r_{jc}\, e^{\mathrm{i} \theta_{jc}} \mapsto r_{jc}\, e^{\mathrm{i} (\omega_{jc} p + \theta_{jc})}, \quad
+\omega_{jc} = m_{jc}\, \text{base}^{-2c / D}$
 
 Past the training length: defined, out of distribution: the slow phases were never seen.
 

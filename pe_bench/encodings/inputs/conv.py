@@ -1,8 +1,10 @@
-"""Convolution at the input: x_p + sum_m w_m * x_{p-m}, m = 0..kernel-1, each feature by itself.
+r"""Convolution at the input: x_p + sum_m w_m * x_{p-m}, m = 0..kernel-1, each feature by itself.
 
 Before the first token there are zeros, so that a token knows its neighbours and the first tokens know
 where they are; no position is read. Applied once, after the embeddings. w is [D, kernel], the present
 token last, drawn from N(0, 0.02^2).
+
+$x_p \mapsto x_p + \sum_{m=0}^{\text{kernel} - 1} w_m \odot x_{p - m}$
 
 Past the training length: defined; from token kernel-1 on, what is done is the same everywhere.
 

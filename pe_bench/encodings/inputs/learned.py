@@ -1,7 +1,9 @@
-"""Learned absolute positions: x_p + E_p, one trained row of E for each position.
+r"""Learned absolute positions: x_p + E_p, one trained row of E for each position.
 
 E is [max_position, D], drawn from N(0, 0.02^2). Where a position lies between two rows, so does what is
 added.
+
+$x_p \mapsto x_p + E_p$
 
 Past the training length: undefined, there is no row. `overflow` says what to do: `error`, `clamp`
 (the last row again) or `interpolate` (the trained rows stretched linearly over the whole length,

@@ -1,7 +1,9 @@
-"""Multiplicative positions: x_p * (1 + alpha P_p), feature by feature, instead of a sum.
+r"""Multiplicative positions: x_p * (1 + alpha P_p), feature by feature, instead of a sum.
 
 P is `learned`, one row for each position, drawn so that the factors are 1 + N(0, 0.02^2) at first; or
 `sinusoidal`, the P of the encoding of that name, without parameters. A feature that is 0 stays 0.
+
+$x_p \mapsto x_p \odot (1 + \alpha P_p)$
 
 Past the training length: undefined for a table, which has no row there. `overflow` says what to do:
 `error`, `clamp` (the last row again) or `interpolate` (the trained rows stretched over the whole

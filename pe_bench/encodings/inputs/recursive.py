@@ -1,4 +1,4 @@
-"""Recursive positions: x_k + p_k, with p_0 learned and p_{k+1} = cell(p_k, t_{k+1}), t_k = time_step k.
+r"""Recursive positions: x_k + p_k, with p_0 learned and p_{k+1} = cell(p_k, t_{k+1}), t_k = time_step k.
 
 p_0 is drawn from N(0, 0.02^2). The states of `mlp` have an rms of 0.71 from p_1 on, so that there the first
 token is marked by the size of its state, until p_0 has learned another. The cells, whose weights all
@@ -17,6 +17,8 @@ at most 1 both methods, too, take means of what lies in [-1, 1].
 
 All states up to the largest position are computed anew in every forward pass. A position between two
 has a state between theirs, one before 0 has p_0.
+
+$x_k \mapsto x_k + p_k, \quad p_{k+1} = \text{cell}(p_k, t_{k+1}), \quad t_k = \text{time\_step} \cdot k$
 
 Past the training length: defined: the recursion goes on, with times that were not seen in training.
 

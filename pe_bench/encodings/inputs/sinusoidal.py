@@ -1,7 +1,10 @@
-"""Sinusoidal positions: x_p + PE(p), PE(p)_2c = sin(p / base^(2c/D)), PE(p)_2c+1 = cos(the same).
+r"""Sinusoidal positions: x_p + PE(p), PE(p)_2c = sin(p / base^(2c/D)), PE(p)_2c+1 = cos(the same).
 
 Layouts: `interleaved` is the paper's; `concatenated` has all sines, then all cosines, with the
 exponent c / (D/2 - 1); `neox` has them so with the paper's exponent c / (D/2).
+
+$x_p \mapsto x_p + PE(p), \quad PE(p)_{2c} = \sin \frac{p}{\text{base}^{2c / D}}, \quad PE(p)_{2c+1} = \cos
+\frac{p}{\text{base}^{2c / D}}$
 
 Past the training length: defined, out of distribution. With `factor` s the positions are p / s, which for a
 trained model and windows of up to s times the training length are those of training, s to one.
