@@ -1,4 +1,4 @@
-"""Bilevel positions (BiPE): where a token stands in its segment, and the number of the segment.
+r"""Bilevel positions (BiPE): where a token stands in its segment, and the number of the segment.
 
 A segment ends with a separator. Any encoding reads the number of the segment as its position; a learned
 row, I_m for place m in the segment, is added to the embeddings. I is [max_position, D], drawn from
@@ -6,6 +6,9 @@ N(0, 0.02^2); places beyond it share its last row. Separators are all tokens who
 of `separators`: a token of several characters is never split, and one such as '. ', with a space at
 the end, is no separator unless it is named. Without separators I is a clamped table, and all tokens
 have one position.
+
+$p'_t = \#\{ u < t : u \in S \}, \quad x_t \mapsto x_t + I_{m_t}, \quad m_t = t - \max( \{ 0 \} \cup \{ u \le
+t : u - 1 \in S \} ), \quad S = \text{places of separators}$
 
 Past the training length: defined; segments are as long as in training, and only their number grows,
 which is what the encoding that reads it must bear.

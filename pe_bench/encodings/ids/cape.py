@@ -1,9 +1,12 @@
-"""Continuous augmented positions (CAPE): p' = (p + Delta + delta_p) lambda, in training only.
+r"""Continuous augmented positions (CAPE): p' = (p + Delta + delta_p) lambda, in training only.
 
 For each sequence Delta ~ U(-max_global_shift, max_global_shift) and
 ln lambda ~ U(-ln max_scale, ln max_scale); for each token
 delta_p ~ U(-max_local_shift, max_local_shift), which keeps the order up to 0.5. Outside training
 positions are 0, 1, 2, .. An absolute encoding so learns to rely on differences of positions, roughly.
+
+$p' = (p + \Delta + \delta_p)\, \lambda, \quad \Delta \sim U(-\Delta_{\max}, \Delta_{\max}), \; \delta_p \sim
+U(-\delta_{\max}, \delta_{\max}), \; \ln \lambda \sim U(-\ln \lambda_{\max}, \ln \lambda_{\max})$
 
 Past the training length: defined, as the encoding that reads the positions.
 

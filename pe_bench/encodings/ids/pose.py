@@ -1,8 +1,11 @@
-"""Positional skip-wise training (PoSE): a window of T tokens is numbered as two chunks, with a gap between.
+r"""Positional skip-wise training (PoSE): a window of T tokens is numbered as two chunks, with a gap between.
 
 In training, for each sequence, the first chunk has r ~ U{1, .., (T + 1) // 2} tokens and ids 0, 1, ..;
 the ids of the second go on u ~ U{0, .., max_position - T} further. So short windows show every
 distance below max_position. Any encoding reads the ids; outside training they are 0, 1, 2, ..
+
+$p' = p \text{ for } p < r, \; p + u \text{ from there on}, \quad r \sim U\{1, \dots, \lfloor (T + 1) / 2
+\rfloor\}, \; u \sim U\{0, \dots, M - T\}, \; M = \text{max\_position}$
 
 Past the training length: defined, as the encoding that reads the ids; below max_position every
 distance was seen in training.

@@ -1,8 +1,11 @@
-"""Randomized positions: T ids drawn without replacement from 0..max_position-1, in rising order.
+r"""Randomized positions: T ids drawn without replacement from 0..max_position-1, in rising order.
 
 Any encoding reads them. One draw serves the whole batch. `scored_with` says which ids are used
 outside training: `random` as in training, `arange` (0, 1, 2, ..), or `even` (spread evenly over
 the whole range).
+
+$p_0 < p_1 < \dots < p_{T-1} \text{ drawn without replacement from } \{ 0, \dots, M - 1 \}, \quad M =
+\text{max\_position}$
 
 Past the training length: defined up to max_position, whose distances training has shown.
 

@@ -1,7 +1,9 @@
-"""Shifted absolute positions (SHAPE): ids k, k + 1, .., with one k ~ U{0, .., max_offset} for each sequence.
+r"""Shifted absolute positions (SHAPE): ids k, k + 1, .., with one k ~ U{0, .., max_offset} for each sequence.
 
 Only in training; outside it ids are 0, 1, 2, .. An absolute encoding so learns that a shift of all
 positions changes nothing; one that depends on differences, such as rotary positions, is left as it is.
+
+$p' = p + k, \quad k \sim U\{ 0, \dots, \text{max\_offset} \}$
 
 Past the training length: defined, as the encoding that reads the ids; positions below the training
 length plus max_offset were seen in training.
