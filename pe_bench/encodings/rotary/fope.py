@@ -1,10 +1,13 @@
-"""FoPE: RoPE whose cosines and sines are Fourier series, and whose slow pairs know no position.
+r"""FoPE: RoPE whose cosines and sines are Fourier series, and whose slow pairs know no position.
 
 Of the pairs, P make a full turn within the training length, theta_c > 2 pi / train_length. Pair c of them is
 turned with sum_b A_bc cos(p theta_b) in the place of its cosine and sum_b B_bc sin(p theta_b) in that of its
 sine. A and B are those of one head in one layer: the identity plus N(0, 2 gain^2 / (P (P + n_heads))), and
 they do not learn, unless `train.encoding_lr` is given. The other pairs are left as they are, cosine 1 and
 sine 0. Scores depend on positions as such, because a series of cosines and one of sines are no rotation.
+
+$\cos p \theta_c \to \sum_b A_{bc} \cos p \theta_b, \quad \sin p \theta_c \to \sum_b B_{bc} \sin p \theta_b,
+\quad \theta_b, \theta_c > 2 \pi / L$
 
 Past the training length: defined; all frequencies have made full turns in training.
 

@@ -1,4 +1,6 @@
-"""LeRoPE: RoPE with learned frequencies, theta_c e^{alpha_c}; alpha is 0 at first and shared by all layers.
+r"""LeRoPE: RoPE with learned frequencies, theta_c e^{alpha_c}; alpha is 0 at first and shared by all layers.
+
+$x_c \mapsto x_c\, e^{\mathrm{i} p \theta_c e^{\alpha_c}}, \quad \theta_c = \text{base}^{-2c / K}$
 
 Past the training length: defined, out of distribution as for RoPE, but training can make a slow pair slower
 still.

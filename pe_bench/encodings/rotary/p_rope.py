@@ -1,7 +1,10 @@
-"""p-RoPE: RoPE without its lowest frequencies.
+r"""p-RoPE: RoPE without its lowest frequencies.
 
 theta_c = base^(-2c/K) for the floor(fraction K/2) highest, c = 0, 1, .., and theta_c = 0 for the others,
 whose pairs of features are left alone. With a fraction of 1 it is RoPE, with 0 no encoding.
+
+$x_c \mapsto x_c\, e^{\mathrm{i} p \theta_c}, \quad \theta_c = \text{base}^{-2c / K} \text{ for } c < \lfloor
+\text{fraction} \cdot K / 2 \rfloor, \text{ else } 0$
 
 Past the training length: defined, out of distribution only for the slow frequencies that are kept.
 

@@ -1,7 +1,10 @@
-"""Partial RoPE: the first features of queries and keys are turned as in RoPE, the others are left alone.
+r"""Partial RoPE: the first features of queries and keys are turned as in RoPE, the others are left alone.
 
 d = 2 floor(fraction K / 2) features are turned, with frequencies spread anew over them,
 theta_c = base^(-2c/d), c = 0..d/2-1; the layout pairs features within these d.
+
+$x_c \mapsto x_c\, e^{\mathrm{i} p \theta_c} \text{ for } c < d / 2, \quad \theta_c = \text{base}^{-2c / d},
+\quad d = 2 \lfloor \text{fraction} \cdot K / 2 \rfloor$
 
 Past the training length: defined, out of distribution where it turns; the other features do not
 know the position.

@@ -1,9 +1,12 @@
-"""PoPE: each feature is a magnitude turned by its position, so that content does not move the angle.
+r"""PoPE: each feature is a magnitude turned by its position, so that content does not move the angle.
 
 Feature c of a query becomes softplus(q_c) e^(i p theta_c), that of a key softplus(k_c) e^(i (p theta_c +
 delta_c)), theta_c = base^(-c/K), c = 0..K-1. The score is the real part of their product over sqrt(K),
 sum_c softplus(q_c) softplus(k_c) cos((i - j) theta_c - delta_c): queries and keys are 2K wide.
 The phases delta [H, K] are learned, initially 0 and bounded to [-2 pi, 0], in every layer anew.
+
+$z_{ij} = \frac{1}{\sqrt{K}} \sum_{c=0}^{K-1} \text{softplus}(q_{ic})\, \text{softplus}(k_{jc}) \cos((i - j)\,
+\theta_c - \delta_c), \quad \theta_c = \text{base}^{-c / K}$
 
 Past the training length: defined, out of distribution as RoPE.
 

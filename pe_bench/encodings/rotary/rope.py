@@ -1,4 +1,4 @@
-"""RoPE: each pair of features of queries and keys is turned by its position, p theta_c.
+r"""RoPE: each pair of features of queries and keys is turned by its position, p theta_c.
 
 theta_c = base^(-2c/K), c = 0..K/2-1, so that the score depends on content and i - j. A pair is
 (x_c, x_{c+K/2}) in the `half` layout and (x_2c, x_{2c+1}) in the `interleaved` one; the two are
@@ -7,6 +7,9 @@ the same up to a permutation of features, but weights of one do not fit the othe
 Of one rotation there are three forms, for either layout: `pairs` multiplies the two features by sines and
 cosines, `complex` takes them for one complex number times e^(i p theta_c), and `dense` multiplies the whole
 vector by a matrix of blocks [[cos, -sin], [sin, cos]], which takes K^2 numbers for each position.
+
+$x_c \mapsto x_c\, e^{\mathrm{i} p \theta_c}, \quad \theta_c = \text{base}^{-2c / K}, \quad c = 0, \dots, K /
+2 - 1$
 
 Past the training length: defined, out of distribution: the slow frequencies have not yet made
 a full turn in training.

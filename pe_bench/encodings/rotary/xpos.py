@@ -1,9 +1,12 @@
-"""xPos: RoPE with queries that shrink and keys that grow with their position.
+r"""xPos: RoPE with queries that shrink and keys that grow with their position.
 
 After the rotation pair c of a query is multiplied by zeta_c^(p / scale_base), that of a key by
 zeta_c^(-p / scale_base), zeta_c = (2c/K + 0.4) / 1.4: in the score a factor zeta_c^((i - j) / scale_base),
 which damps the fast frequencies most. Positions are counted from the middle of the keys' positions,
 which cancels in the score and keeps the factors small.
+
+$q_c \mapsto q_c\, \zeta_c^{p / s} e^{\mathrm{i} p \theta_c}, \quad k_c \mapsto k_c\, \zeta_c^{-p / s}
+e^{\mathrm{i} p \theta_c}, \quad \zeta_c = \frac{2c / K + 0.4}{1.4}, \quad s = \text{scale\_base}$
 
 Past the training length: defined, out of distribution where RoPE is. At lengths where the factors
 would overflow, past 66,875 tokens in float32 with a scale_base of 512, it is an error.
