@@ -1,8 +1,11 @@
-"""Llama 3.1's scaling of RoPE: wavelengths beyond L / low are stretched by s, those below L / high are kept.
+r"""Llama 3.1's scaling of RoPE: wavelengths beyond L / low are stretched by s, those below L / high are kept.
 
 L is the training length, `low` and `high` are the options `low_frequency_factor` and
 `high_frequency_factor`. Between the two, with m = (L theta / 2 pi - low) / (high - low),
 theta' = (1 - m) theta / s + m theta, which is rope_ntk_by_parts with a ramp in the turns.
+
+$\theta'_c = (1 - m_c) \frac{\theta_c}{s} + m_c\, \theta_c, \quad m_c = \text{clip} \left( \frac{L \theta_c /
+2 \pi - \text{low}}{\text{high} - \text{low}},\, 0,\, 1 \right)$
 
 Past the training length: defined; up to s times it, pairs that made no full turn in training have no angle
 that is new.

@@ -1,8 +1,11 @@
-"""LongRoPE: RoPE with a factor for each pair, theta'_c = theta_c / lambda_c, found by search for each model.
+r"""LongRoPE: RoPE with a factor for each pair, theta'_c = theta_c / lambda_c, found by search for each model.
 
 Windows longer than the training length L take lambda from `long_factors`, others from `short_factors`,
 which are ones where they are not given. Queries and keys are both multiplied by
 a = sqrt(1 + ln s / ln L), and so the logits by a^2.
+
+$\theta'_c = \frac{\theta_c}{\lambda_c}, \quad q \mapsto a q, \; k \mapsto a k, \; a = \sqrt{1 + \frac{\ln
+s}{\ln L}}$
 
 Past the training length: defined; the frequencies jump where the window becomes longer than that.
 

@@ -1,8 +1,11 @@
-"""Clipped RoPE: RoPE whose slowest frequencies fade to 0, theta'_c = theta_c m_c.
+r"""Clipped RoPE: RoPE whose slowest frequencies fade to 0, theta'_c = theta_c m_c.
 
 Of the n pairs that make no full turn within the training length, 2 pi / theta_c > train_length, the i-th has
 m = (1 + cos(pi i / (n - 1))) / 2: the first keeps its frequency and the slowest knows no position. All others
 have m = 1. `clipped` gives n; one pair alone is left as it is.
+
+$\theta'_c = \theta_c\, \frac{1 + \cos(\pi i / (n - 1))}{2}, \quad c = K / 2 - n + i, \quad i = 0, \dots, n -
+1$
 
 Past the training length: defined; the pairs whose angles would be new turn less, or not at all.
 

@@ -1,7 +1,9 @@
-"""Dynamic NTK scaling: NTK-aware scaling whose s grows with the window, s = max(1, 1 + f (L' / L - 1)).
+r"""Dynamic NTK scaling: NTK-aware scaling whose s grows with the window, s = max(1, 1 + f (L' / L - 1)).
 
 L' is the window's length, L that of training, and f the option `factor`. At f = 1 it is rope_ntk
 without a given factor; a larger f stretches more.
+
+$\theta'_c = (\text{base} \cdot s^{K / (K - 2)})^{-2c / K}, \quad s = \max(1,\, 1 + f\, (L' / L - 1))$
 
 Past the training length: defined; another model at each length, and up to the training length rope.
 

@@ -1,7 +1,9 @@
-"""NTK-aware scaling: RoPE with a larger base, b' = b s^(K / (K - 2)).
+r"""NTK-aware scaling: RoPE with a larger base, b' = b s^(K / (K - 2)).
 
 The fastest frequency stays, the slowest is divided by s as in position interpolation, and those between
 by powers of s that grow evenly.
+
+$\theta'_c = (\text{base} \cdot s^{K / (K - 2)})^{-2c / K}$
 
 Past the training length: defined; at s times it the slowest pair is back within the angles of training, and
 those between it and the fastest still go beyond.

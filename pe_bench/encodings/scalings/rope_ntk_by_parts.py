@@ -1,9 +1,13 @@
-"""NTK-by-parts: slow pairs of RoPE are interpolated, fast ones kept, theta' = (1 - g) theta / s + g theta.
+r"""NTK-by-parts: slow pairs of RoPE are interpolated, fast ones kept, theta' = (1 - g) theta / s + g theta.
 
 g_c is 1 for pairs that make more than `beta_fast` turns within the training length L, 0 for those with fewer
 than `beta_slow`, and between them a ramp, linear in the index c of the pair or in its turns L theta_c / 2 pi.
 The ramp in the index runs between floor(c(beta_fast)) and ceil(c(beta_slow)),
 c(n) = K ln(L / (2 pi n)) / (2 ln b), within 0 and K - 1.
+
+$\theta'_c = (1 - g_c) \frac{\theta_c}{s} + g_c\, \theta_c, \quad g_c = \text{clip} \left( \frac{\lceil
+c(\beta_{\text{slow}}) \rceil - c}{\lceil c(\beta_{\text{slow}}) \rceil - \lfloor c(\beta_{\text{fast}})
+\rfloor},\, 0,\, 1 \right), \quad c(n) = \frac{K \ln(L / (2 \pi n))}{2 \ln b}$
 
 Past the training length: defined; up to s times it the slow pairs have no angle that is new, and the fast
 ones have made all of them.

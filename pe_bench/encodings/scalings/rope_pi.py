@@ -1,7 +1,9 @@
-"""Position interpolation: RoPE with all its frequencies divided by the factor, theta'_c = theta_c / s.
+r"""Position interpolation: RoPE with all its frequencies divided by the factor, theta'_c = theta_c / s.
 
 Which is RoPE at the positions p / s: a window of s times the training length has the positions of training,
 s to one, and neighbours are s times harder to tell apart.
+
+$\theta'_c = \frac{\theta_c}{s}$
 
 Past the training length: defined; up to s times it no angle is new.
 

@@ -1,7 +1,10 @@
-"""YaRN: the frequencies of rope_ntk_by_parts, and the queries and the keys both times a = 0.1 ln s + 1.
+r"""YaRN: the frequencies of rope_ntk_by_parts, and the queries and the keys both times a = 0.1 ln s + 1.
 
 So the logits are multiplied by a^2, and attention over more keys is as sharp as it was: the temperature t
 of the paper is 1 / a^2.
+
+$\theta'_c = (1 - g_c) \frac{\theta_c}{s} + g_c\, \theta_c, \quad q \mapsto a q, \; k \mapsto a k, \; a = 0.1
+\ln s + 1$
 
 Past the training length: defined; up to s times it the slow pairs have no angle that is new, and the fast
 ones have made all of them.
