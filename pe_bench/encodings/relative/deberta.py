@@ -1,9 +1,12 @@
-"""DeBERTa: z_ij = (q_i . k_j + q_i . W_K P_c + k_j . W_Q P_c) / sqrt(3 K), c = min(i - j, max_distance - 1).
+r"""DeBERTa: z_ij = (q_i . k_j + q_i . W_K P_c + k_j . W_Q P_c) / sqrt(3 K), c = min(i - j, max_distance - 1).
 
 The second term is content to position, `c2p`, the third position to content, `p2c`; `terms` may keep one
 of them, and the 3 is the number of terms that are there. P is [max_distance, D], shared by layers
 and heads; W_K and W_Q are [H K, D] in every layer. With `buckets`, P has a row for each of so many
 distances: the nearer half has one each, the rows beyond take ever more, up to max_distance.
+
+$z_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_K P_c + k_j \cdot W_Q P_c}{\sqrt{3K}}, \quad c = \min(i - j,\,
+\text{max\_distance} - 1)$
 
 Past the training length: clamps at max_distance, which is the training length by default.
 

@@ -1,8 +1,11 @@
-"""Relative keys and values: z_ij = q_i . (k_j + a^K_c) / sqrt(K), out_i = sum_j w_ij (v_j + a^V_c).
+r"""Relative keys and values: z_ij = q_i . (k_j + a^K_c) / sqrt(K), out_i = sum_j w_ij (v_j + a^V_c).
 
 c = clip(j - i, -max_distance, 0) + max_distance; row 0 serves every key that far back or farther.
 The tables a^K and a^V are [max_distance + 1, K] and drawn from N(0, 0.02^2); heads share them,
 layers do not.
+
+$z_{ij} = \frac{q_i \cdot (k_j + a^K_c)}{\sqrt{K}}, \quad o_i = \sum_j w_{ij} (v_j + a^V_c), \quad c =
+\text{clip}(j - i, -M, 0) + M, \quad M = \text{max\_distance}$
 
 Past the training length: clamps at max_distance.
 

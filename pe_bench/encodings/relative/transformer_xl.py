@@ -1,8 +1,10 @@
-"""Transformer-XL: z_ij = ((q_i + u) . k_j + (q_i + v) . W R_{i-j}) / sqrt(K).
+r"""Transformer-XL: z_ij = ((q_i + u) . k_j + (q_i + v) . W R_{i-j}) / sqrt(K).
 
 R_r is the sinusoid of the distance over the *model's* width D, all sines and then all cosines,
 theta_c = base^(-2c/D), c = 0..D/2-1. u and v are [H, K] and drawn from N(0, 0.02^2), one pair for all
 layers; W is [H K, D] in every layer and drawn from N(0, 1/D), as the decoder's own projections.
+
+$z_{ij} = \frac{(q_i + u) \cdot k_j + (q_i + v) \cdot W R_{i - j}}{\sqrt{K}}$
 
 Past the training length: defined, out of distribution: the slow sines have not yet made a full
 turn in training.

@@ -1,9 +1,11 @@
-"""TUPE: z_ij = (q_i . k_j + U_Q p_i . U_K p_j) / sqrt(2 K), positions kept apart from what tokens say.
+r"""TUPE: z_ij = (q_i . k_j + U_Q p_i . U_K p_j) / sqrt(2 K), positions kept apart from what tokens say.
 
 p_i is the LayerNorm of row i of a table [max_position, D], which is drawn from N(0, 0.02^2). U_Q and
 U_K are [H K, D], drawn from N(0, 1/D) and shared by all layers, so that both products begin with the
 same variance. Nothing is added to the embeddings. `positions: sinusoidal` reads a sinusoid in place of
 the table.
+
+$z_{ij} = \frac{q_i \cdot k_j + U_Q p_i \cdot U_K p_j}{\sqrt{2K}}$
 
 Past the training length: undefined, there is no row. `overflow` says what to do: `error`, `clamp`
 (the last row again) or `interpolate` (the rows stretched linearly over the whole length). Sinusoidal
