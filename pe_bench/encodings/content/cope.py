@@ -1,8 +1,11 @@
-"""Contextual positions: z_ij = q_i . k_j / sqrt(K) + q_i . e(p_ij), p_ij = sum_{j <= l <= i} g_il.
+r"""Contextual positions: z_ij = q_i . k_j / sqrt(K) + q_i . e(p_ij), p_ij = sum_{j <= l <= i} g_il.
 
 g_il = sigmoid(q_i . k_l / sqrt(K)) counts the keys that the query deems worth counting; e(p) lies
 linearly between the rows floor(p) and ceil(p) of a table [max_position, K] that is initially 0,
 shared by heads and not by layers. p is clamped to the last row.
+
+$z_{ij} = \frac{q_i \cdot k_j}{\sqrt{K}} + q_i \cdot e(p_{ij}), \quad p_{ij} = \sum_{l=j}^{i} \sigma \left(
+\frac{q_i \cdot k_l}{\sqrt{K}} \right)$
 
 Past the training length: clamps; how many tokens a row spans depends on their content.
 

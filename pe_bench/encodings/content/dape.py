@@ -1,8 +1,10 @@
-"""DAPE: z = S + B + f([S; B]), where B is the bias of an inner encoding and S_ij = q_i . k_j / sqrt(K).
+r"""DAPE: z = S + B + f([S; B]), where B is the bias of an inner encoding and S_ij = q_i . k_j / sqrt(K).
 
 f reads, for each query and key, the S and the B of all heads, and gives one number for each head: a
 network with one hidden layer of LeakyReLUs. So the bias depends on the content. Every layer has its own
 f and its own inner encoding.
+
+$z = S + B + f([S; B]), \quad S_{ij} = \frac{q_i \cdot k_j}{\sqrt{K}}$
 
 Past the training length: defined, as every inner encoding; f reads biases that it was not trained on.
 

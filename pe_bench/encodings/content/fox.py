@@ -1,7 +1,9 @@
-"""Forgetting attention: z_ij = q_i . k_j / sqrt(K) + c_i - c_j, c_t = sum_{s <= t} ln f_s.
+r"""Forgetting attention: z_ij = q_i . k_j / sqrt(K) + c_i - c_j, c_t = sum_{s <= t} ln f_s.
 
 f_t = sigmoid(w_h . x_t + b_h) is a forget gate of each head and layer, read from the layer's
 input; b_h is initially 0, so that about half is forgotten at each token.
+
+$z_{ij} = \frac{q_i \cdot k_j}{\sqrt{K}} + \sum_{s=j+1}^{i} \ln f_s, \quad f_t = \sigma(w_h \cdot x_t + b_h)$
 
 Past the training length: defined; what is far away was forgotten by then, or was never to be.
 

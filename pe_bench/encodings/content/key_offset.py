@@ -1,8 +1,11 @@
-"""Partial key offset: the features of a key that know no position are those of the token before.
+r"""Partial key offset: the features of a key that know no position are those of the token before.
 
 k'_j = k_j in the first floor(fraction K / 2) pairs of features, which are turned, and k_{j-1} in the others;
 the first token keeps its own. A query that finds a token by its content so reads the one that follows, as an
 induction head does, in one layer.
+
+$k'_j = [\, k_{j,\, 0 \dots d-1} ;\; k_{j-1,\, d \dots K-1} \,], \quad d = 2 \lfloor \text{fraction} \cdot K /
+2 \rfloor$
 
 Past the training length: defined; one token is one token everywhere.
 

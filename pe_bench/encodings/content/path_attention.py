@@ -1,9 +1,11 @@
-"""PaTH: z_ij = q_i^T H_i H_{i-1} .. H_{j+1} k_j / sqrt(K), with H_t = I - beta_t w_t w_t^T read from token t.
+r"""PaTH: z_ij = q_i^T H_i H_{i-1} .. H_{j+1} k_j / sqrt(K), H_t = I - beta_t w_t w_t^T read from token t.
 
 Each head of each layer has its w_t = silu(conv(U D x))_t, divided by its norm, of the layer's input x: D maps
 it to `rank` numbers, U to the K features of each head, and conv mixes each feature of the last three tokens.
 beta_t = 2 sigmoid(b_h . x_t + c_h), so that H_t can reflect. Products of this kind replace the rotations of
 RoPE.
+
+$z_{ij} = \frac{q_i^\top H_i H_{i-1} \cdots H_{j+1} k_j}{\sqrt{K}}, \quad H_t = I - \beta_t w_t w_t^\top$
 
 Past the training length: defined; what lies between two tokens counts, and no position.
 

@@ -1,4 +1,7 @@
-"""PaTH with a forget gate: the scores of `path_attention`, plus the c_i - c_j of `fox`.
+r"""PaTH with a forget gate: the scores of `path_attention`, plus the c_i - c_j of `fox`.
+
+$z_{ij} = \frac{q_i^\top H_i H_{i-1} \cdots H_{j+1} k_j}{\sqrt{K}} + \sum_{s=j+1}^{i} \ln f_s, \quad H_t = I -
+\beta_t w_t w_t^\top$
 
 Past the training length: defined, as for both; what is far away was forgotten by then, or was never to be.
 

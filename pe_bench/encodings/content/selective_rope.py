@@ -1,9 +1,12 @@
-"""Selective RoPE: RoPE with angles read from the tokens, theta_c sum_{s <= t} phi_sc at token t.
+r"""Selective RoPE: RoPE with angles read from the tokens, theta_c sum_{s <= t} phi_sc at token t.
 
 phi = conv(U D x) for the K/2 pairs of each head in one layer: x is the layer's input with each head's share
 of its features divided by its norm, D maps it to `rank` numbers, U to the pairs, and conv mixes each pair of
 the last four tokens. theta_c = base^(-2c/K) as in RoPE. A score depends on what lies between query and key,
 and on no position.
+
+$x_{tc} \mapsto x_{tc} \exp \left( \mathrm{i}\, \theta_c \sum_{s \le t} \phi_{sc} \right), \quad \theta_c =
+\text{base}^{-2c / K}, \quad \phi = \text{conv}(U D x)$
 
 Past the training length: defined; angles go on adding up, in steps that are as large as in training.
 

@@ -1,7 +1,9 @@
-"""Stick-breaking attention: w_ij = s(z_ij) prod_{j < l < i} (1 - s(z_il)), s the sigmoid; no softmax.
+r"""Stick-breaking attention: w_ij = s(z_ij) prod_{j < l < i} (1 - s(z_il)), s the sigmoid; no softmax.
 
 Each query breaks a stick at the keys strictly before it, the nearest first, so that of two equal
 scores the nearer wins. What is left, 1 - sum_j w_ij, goes to the token's own value (`remainder`).
+
+$w_{ij} = \sigma(z_{ij}) \prod_{j < l < i} (1 - \sigma(z_{il})), \quad j < i$
 
 Past the training length: defined, nothing changes.
 

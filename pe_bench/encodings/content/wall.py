@@ -1,7 +1,10 @@
-"""Wall attention: each feature is forgotten apart, z_ij = sum_n q_in k_jn e^{P_in - P_jn} / sqrt(K).
+r"""Wall attention: each feature is forgotten apart, z_ij = sum_n q_in k_jn e^{P_in - P_jn} / sqrt(K).
 
 P_t = sum_{s <= t} ln f_s with K forget gates f_s = sigmoid(W_h x_s + b_h) of each head and layer, read from
 the layer's input; b_h is 8 at first, so that a feature keeps all but 1/3000 of itself at each token.
+
+$z_{ij} = \frac{1}{\sqrt{K}} \sum_n q_{in} k_{jn}\, e^{P_{in} - P_{jn}}, \quad P_t = \sum_{s \le t} \ln
+\sigma(W_h x_s + b_h)$
 
 Past the training length: defined; what is far away was forgotten by then, or was never to be.
 
