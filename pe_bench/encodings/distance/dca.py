@@ -1,9 +1,13 @@
-"""Dual chunk attention: rotary scores between chunks of s tokens, at no distance that is new.
+r"""Dual chunk attention: rotary scores between chunks of s tokens, at no distance that is new.
 
 With s = chunk_size - local_window, i the query and j the key: the distance is i - j in one chunk,
 min(i mod s + s, chunk_size) - j mod s in neighbouring ones, which is the true one for the first local_window
 queries, and min(2s - 1, chunk_size) - j mod s further away. Chunks start at position 0, so that moving all
 positions changes scores.
+
+$z_{ij} = \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = \begin{cases} i - j & \lfloor i / s
+\rfloor = \lfloor j / s \rfloor \\ \min(i \bmod s + s,\, C) - j \bmod s & \lfloor i / s \rfloor = \lfloor j /
+s \rfloor + 1 \\ \min(2s - 1,\, C) - j \bmod s & \text{else} \end{cases} \quad C = \text{chunk\_size}$
 
 Past the training length: defined; no distance is larger than chunk_size. Texts of up to train_length tokens
 have all their distances: the method is for trained models, and training is plain RoPE.

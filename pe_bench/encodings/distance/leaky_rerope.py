@@ -1,7 +1,10 @@
-"""Leaky ReRoPE: rotary scores whose distance r = i - j is W + (r - W) / factor beyond a window W.
+r"""Leaky ReRoPE: rotary scores whose distance r = i - j is W + (r - W) / factor beyond a window W.
 
 With `log_n`, which is part of the method, the logits are multiplied by max(1, ln n / ln(train_length)), n the
 number of keys that the query sees.
+
+$z_{ij} = \max \left( 1, \frac{\ln n}{\ln L} \right) \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta =
+r \text{ for } r < W, \text{ else } W + \frac{r - W}{\text{factor}}, \quad r = i - j$
 
 Past the training length: defined; no distance is new up to W + factor (train_length - W) tokens. Texts of
 up to train_length tokens have all their distances, as in `rerope`.

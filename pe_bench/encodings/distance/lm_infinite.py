@@ -1,7 +1,10 @@
-"""LM-Infinite: a query sees the first `global_tokens` tokens and the last `window`, its own among them.
+r"""LM-Infinite: a query sees the first `global_tokens` tokens and the last `window`, its own among them.
 
 Scores are rotary, and the distance r = i - j is cut off, min(r, window). What is seen is a matter of indices,
 the distance one of positions.
+
+$z_{ij} = \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = \min(i - j, W), \quad \text{for } i - j <
+W \text{ or } j < \text{global\_tokens}, \quad W = \text{window}$
 
 Past the training length: defined; neither the number of keys nor any distance grows beyond the window's.
 

@@ -1,7 +1,10 @@
-"""ReRoPE: rotary scores whose distance r = i - j is cut off at a window W, min(r, W).
+r"""ReRoPE: rotary scores whose distance r = i - j is cut off at a window W, min(r, W).
 
 With `log_n`, which is part of the method, the logits are multiplied by max(1, ln n / ln(train_length)), n the
 number of keys that the query sees.
+
+$z_{ij} = \max \left( 1, \frac{\ln n}{\ln L} \right) \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta =
+\min(r, W), \quad r = i - j$
 
 Past the training length: defined, and no distance is larger than W, so that none is new. Texts of up to
 train_length tokens have all their distances: the method is for trained models, and training is plain RoPE.

@@ -1,8 +1,11 @@
-"""StreamingLLM: a query sees the first `sinks` tokens and the latest, `cache` in all, as if they were a text.
+r"""StreamingLLM: a query sees the first `sinks` tokens and the latest, `cache` in all, as if that were all.
 
 Scores are rotary, and positions are places in the cache. While it is not full, distances are true. Afterwards
 those of the latest cache - sinks tokens are, the query's own among them, and sink j is at the distance
 cache - 1 - j, because the query has the last place.
+
+$z_{ij} = \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = i - j \text{ where that is } <
+\text{cache} - \text{sinks}, \text{ else } \min(i,\, \text{cache} - 1) - j \text{ for } j < \text{sinks}$
 
 Past the training length: defined; neither the number of keys nor any distance grows beyond the cache's.
 
