@@ -1,9 +1,11 @@
-"""Two encodings in turn: one in local layers, which may see a window or a chunk, and one in global layers.
+r"""Two encodings in turn: one in local layers, which may see a window or a chunk, and one in global layers.
 
 Layer l, from 0, is global where l + 1 is a multiple of `every`, and in a model of fewer layers the last one
 is; with `first` the first layer of each `every` is, and with `last` the model's last layer is as well. Global
 layers have the encoding `global`, the others `local`, and see the last `window` tokens or those of their own
 chunk, with the same floor(index / chunk).
+
+$\text{layer } l = \text{global} \text{ where } l + 1 \equiv 0 \;(\text{mod every}), \text{ else local}$
 
 Past the training length: defined, unless one of the two encodings is not; distances stay below `window` or
 `chunk` in local layers.

@@ -1,7 +1,10 @@
-"""Logits that grow with the logarithm of the steps before a query: times 1 + beta ln(1 + floor(p / step)).
+r"""Logits that grow with the logarithm of the steps before a query: times 1 + beta ln(1 + floor(p / step)).
 
 With `counts_itself` the position p counts from 1, as the number of keys does. With `smooth` there are no
 steps: the factor is 1 + beta ln(max(1, p / step)).
+
+$z_{ij} \mapsto \left( 1 + \beta \ln \left( 1 + \left\lfloor \frac{p}{\text{step}} \right\rfloor \right)
+\right) z_{ij}$
 
 Past the training length: defined; attention over more keys is as sharp as it was. With steps of the training
 length the factor is 1 up to it, so that training is untouched.

@@ -1,6 +1,8 @@
-"""Log-n scaling: the logits of a query at position p are multiplied by max(1, ln(p + 1) / ln(train_length)).
+r"""Log-n scaling: the logits of a query at position p are multiplied by max(1, ln(p + 1) / ln(train_length)).
 
 Attention over more keys than in training stays as sharp as it was.
+
+$z_{ij} \mapsto \max \left( 1, \frac{\ln(p + 1)}{\ln L} \right) z_{ij}, \quad L = \text{train\_length}$
 
 Past the training length: defined; up to it the factor is 1, so that training is untouched and the
 same weights can be scored with and without it.

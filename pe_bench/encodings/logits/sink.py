@@ -1,8 +1,10 @@
-"""A sink: w_ij = e^{z_ij} / (e^{s_h} + sum_k e^{z_ik}), as if every query saw one more key without a value.
+r"""A sink: w_ij = e^{z_ij} / (e^{s_h} + sum_k e^{z_ik}), as if every query saw one more key without a value.
 
 A head that finds nothing to read can so read nothing, and needs no token to put its weights on. Each head of
 each layer learns its own s_h, which nothing scales. With `learned` false all stay at `initial`; a fixed 0 is
 "softmax plus one".
+
+$w_{ij} = \frac{e^{z_{ij}}}{e^{s_h} + \sum_k e^{z_{ik}}}$
 
 Past the training length: defined; the sink's logit stays as it is, while the number of keys beside it grows.
 

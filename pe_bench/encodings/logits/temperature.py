@@ -1,4 +1,6 @@
-"""Temperature: all logits are multiplied by a factor, one for all heads or one for each.
+r"""Temperature: all logits are multiplied by a factor, one for all heads or one for each.
+
+$z_{ij} \mapsto \text{factor}_h \cdot z_{ij}$
 
 Past the training length: defined; the same factor everywhere, which is there to sharpen attention over more
 keys than in training, and blurs what is read within it.

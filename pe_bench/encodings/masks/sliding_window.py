@@ -1,4 +1,6 @@
-"""Sliding window: a query sees the last `window` tokens, itself among them, in every layer.
+r"""Sliding window: a query sees the last `window` tokens, itself among them, in every layer.
+
+$z_{ij} = -\infty \text{ unless } 0 \le i - j < \text{window}$
 
 Past the training length: defined; through n layers a token still draws on the last
 n (window - 1) + 1 tokens.
