@@ -3,8 +3,9 @@ r"""Self-Extend: rotary scores with true distances within a window W, and those 
 r = i - j where r < W, else floor(i / G) - floor(j / G) + W - W / G, with groups of G tokens. These start at
 position 0, so that moving all positions changes scores.
 
-$z_{ij} = \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = i - j \text{ where that is } < W, \text{
-else } \left\lfloor \frac{i}{G} \right\rfloor - \left\lfloor \frac{j}{G} \right\rfloor + W - \frac{W}{G}$
+$z_{ij} = \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = i - j \text{ where that is } < W,
+\text{ else } \left\lfloor \frac{i}{G} \right\rfloor - \left\lfloor \frac{j}{G} \right\rfloor + W -
+\frac{W}{G}$
 
 Past the training length: defined; no distance is new up to about W + G (train_length - W) tokens. Texts of
 up to train_length tokens have all their distances: the method is for trained models, and training is plain

@@ -3,8 +3,8 @@ r"""HoPE: RoPE with those frequencies alone that make a full turn within the tra
 theta_c = base^(-2c/K) where that is at least 2 pi / train_length, and theta_c = 0 elsewhere: the pairs
 of features of the slow frequencies are left alone, and compare content whatever the distance.
 
-$x_c \mapsto x_c\, e^{\mathrm{i} p \theta_c}, \quad \theta_c = \text{base}^{-2c / K} \text{ where that is at
-least } 2 \pi / L, \text{ else } 0, \quad L = \text{train\_length}$
+$x_c \mapsto x_c\, e^{\mathrm{i} p \theta_c}, \quad \theta_c = \text{base}^{-2c / K}
+\text{ where that is at least } 2 \pi / L, \text{ else } 0, \quad L = \text{train\_length}$
 
 Past the training length: defined; no pair of features meets an angle that training has not shown.
 
