@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
+from math_core import LatexToMathML
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -37,7 +38,9 @@ from pe_bench.plot.paper import save_picture
 YOU_KNOW_IT_AS = "## You know it as"  # in docs/encodings.md; below, a row of the table there
 KNOWN_AS = re.compile(r"^\| ([^|`]+) \| ([^|]*`[^|]*) \|$", re.MULTILINE)
 CODE = re.compile(r"`(\w+)")
+FORMULA = re.compile(r"^\$(.+?)\$$", re.MULTILINE | re.DOTALL)  # a paragraph in LaTeX
 ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "results" / "reference"
 LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 FIRST = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")
 PAGE = ".md"
@@ -117,42 +120,57 @@ def _encodings() -> str:
 
 
 def _encoding_pages() -> tuple[dict[str, str], dict[str, str]]:
-    """Return a page for each encoding: facts, what `show` prints, what studies measured, and its BibTeX.
+    """Return a page for each encoding: formula, facts, what `show` prints, what was measured, and its BibTeX.
 
     And the pictures of those that SITE_PICTURES names: `all`, or names with commas between.
     """
     drawn = os.environ.get("SITE_PICTURES", "").split(",")
-    entries, measured = bibliography(), _measured()
+    entries, measured, catalogue_lines = bibliography(), _measured(), _catalogue_lines()
     table = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8").partition(YOU_KNOW_IT_AS)[2]
     other_names = KNOWN_AS.findall(table.partition("\n## ")[0])
+    mathml = LatexToMathML()
     pages, pictures = {}, {}
     for record in catalogue():
-        facts = ("encoding", "family", "parameters", "what_it_is", "past_training", "paper")
-        name, family, parameters, what, past_training, paper = (record[fact] for fact in facts)
-        note = names_of(record)
-        also = [words for words, here in other_names if name in CODE.findall(here)]
+        name, what, label = (str(record[fact]) for fact in ("encoding", "what_it_is", "label"))
         facts = [
-            ("family", family),
-            ("parameters, in the tiny model", f"{parameters:,}"),
-            ("past the training length", past_training),
-            ("also known as", "; ".join(also)),
-            ("note", note),
+            ("family", record["family"]),
+            ("parameters, in the tiny model", f"{record['parameters']:,}"),
+            ("past the training length", record["past_training"]),
+            ("also known as", "; ".join(words for words, here in other_names if name in CODE.findall(here))),
+            ("note", names_of(record)),
         ]
-        [subject] = resolve([str(name)])
-        parts = [f"# {name}", f"{str(what)[:1].upper()}{str(what)[1:]}."]
+        [subject] = resolve([name])
+        shown = page(subject)
+        parts = [f"# {name}", f"{what[:1].upper()}{what[1:]}."]
+        for formula in dict.fromkeys(FORMULA.findall(shown)):
+            parts += [mathml.convert_with_local_state(" ".join(formula.split()), displaystyle=True)]
         parts += [_table(("", ""), [fact for fact in facts if fact[1] != ""])]
         if name in drawn or drawn == ["all"]:
             with suppress(UserError):  # of options without defaults
                 pictures[name] = _picture(subject)
                 parts += [f"![What {name} does, by distance or position]({name}.svg)"]
-        parts += [f"```text\n{page(subject)}```"]
-        if levels := measured.get(str(name)):
-            parts += ["## Measured", "Bits per byte by length, in [the studies](../../study.md)."]
-            parts += [_table(("study", "line", "protocol", "levels"), levels)]
-        if paper in entries:
-            parts += ["## Cite", f"```bibtex\n{entries[str(paper)]}\n```"]
+        parts += [f"```text\n{shown}```", *_measurements(catalogue_lines.get(label), measured.get(name, ()))]
+        if record["paper"] in entries:
+            parts += ["## Cite", f"```bibtex\n{entries[str(record['paper'])]}\n```"]
         pages[name] = _page(parts)
     return pages, pictures
+
+
+def _measurements(line: str | None, levels: Sequence[Sequence[str]]) -> list[str]:
+    """Return an encoding's line of the catalogue, and its levels in the studies."""
+    parts = ["## Measured"] if line or levels else []
+    if line:
+        parts += ["[One seed of each](../../../results/reference/catalogue.md), in bits per byte:", line]
+    if levels:
+        parts += ["Bits per byte by length, in [the studies](../../study.md):"]
+        parts += [_table(("study", "line", "protocol", "levels"), levels)]
+    return parts
+
+
+def _catalogue_lines() -> dict[str, str]:
+    """Return the catalogue of results with one line, by the encoding that the line is about."""
+    rows = re.findall(r"^\|.*\|$", (REFERENCE / "catalogue.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return {row.split()[1]: "\n".join([*rows[:2], row]) for row in rows[2:]}
 
 
 def _picture(subject: ResolvedEncoding) -> str:
