@@ -13,7 +13,8 @@ known: it has the frequencies of the scored tokens themselves.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,13 +29,14 @@ from pe_bench.runs.gather import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM, an
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import APART, TASK, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
-from pe_bench.scoring.protocols import Plan, batches, inputs, target_bytes, target_documents, targets
+from pe_bench.scoring.protocols import Plan, batches, inputs, scores_of, targets
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.files import remove_leftovers
 from pe_bench.system.machine import today
 from pe_bench.system.terminal import say
 
 VERSION = 1  # of the models: raise it when their scores change
+COUNTED_AT_ONCE = 2**20  # training tokens
 BATCH_TOKENS = 2**21
 MIN_MATCH = 3  # tokens
 MAX_MATCH = 32  # longer matches count as this
@@ -43,6 +45,9 @@ MAX_WEIGHED = 2**26  # pairs of tokens that are compared to learn the weights of
 NONE = -1  # in place of a token before the window
 
 Key = tuple[object, ...]
+# Called with tokens int64 [windows, tokens], those of windows with the token after their last input, and an
+# index: returns what each model gives the tokens from there on, float64 [windows, tokens - index].
+Probabilities = Callable[[np.ndarray, int], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,14 @@ class Counts:
 
     def of(self, keys: np.ndarray) -> np.ndarray:
         """Return the counts of keys of any shape, 0 for those that were not seen."""
-        if not len(self.keys):
-            return np.zeros(keys.shape)
         index = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[index] == keys, self.counts[index], 0.0)
+
+    def plus(self, keys: np.ndarray) -> "Counts":
+        """Return the counts with those of more keys, of any shape."""
+        more, counts = np.unique(keys, return_counts=True)
+        union, index = np.unique(np.concatenate([self.keys, more]), return_inverse=True)
+        return Counts(union, np.bincount(index, np.concatenate([self.counts, counts])))
 
     def contexts(self, vocab_size: int) -> tuple["Counts", "Counts"]:
         """Return, for the keys without their last token, all that was seen and how much of it differs."""
@@ -67,17 +76,18 @@ class Counts:
 
 
 class Trigram:
-    """The trigram and the frequencies below it, counted in windows int32 [windows, tokens]."""
+    """The trigram and the frequencies below it, counted in parts of windows int64 [windows, tokens]."""
 
-    def __init__(self, windows: np.ndarray, vocab_size: int) -> None:
+    def __init__(self, parts: Iterable[np.ndarray], vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.counts: list[Counts] = []  # of single tokens, pairs and triples, each inside one window
-        for order in range(3):
-            size = windows.shape[1] - order
-            keys = windows[:, :size].astype(np.int64)
-            for later in range(1, order + 1):
-                keys = keys * vocab_size + windows[:, later : later + size]
-            self.counts.append(Counts(*np.unique(keys, return_counts=True)))
+        # Of single tokens, pairs and triples, each inside one window.
+        self.counts = [Counts(np.empty(0, np.int64), np.empty(0)) for _ in range(3)]
+        for windows in parts:
+            keys = windows
+            self.counts[0] = self.counts[0].plus(keys)
+            for order in (1, 2):
+                keys = keys[:, :-1] * vocab_size + windows[:, order:]
+                self.counts[order] = self.counts[order].plus(keys)
         self.contexts = [counts.contexts(vocab_size) for counts in self.counts]
 
     def frequency(self, token: np.ndarray) -> np.ndarray:
@@ -133,35 +143,29 @@ class Anchors:
     trigram: Trigram
     weights: np.ndarray
 
-    def probabilities(self, tokens: np.ndarray, first: int) -> dict[str, np.ndarray]:
-        """Return what each model gives the tokens from place `first` on, float64 [windows, tokens - first].
-
-        tokens int64 [windows, tokens] are those of windows with the token after their last input.
-        """
+    def __call__(self, tokens: np.ndarray, first: int) -> dict[str, np.ndarray]:
         padded = np.pad(tokens, ((0, 0), (2, 0)), constant_values=NONE)
         targets = tokens[:, first:]
-        before, last = padded[:, first:-2], padded[:, first + 1 : -1]
-        trigram = self.trigram.probability(before, last, targets)
+        trigram = self.trigram.probability(padded[:, first:-2], padded[:, first + 1 : -1], targets)
         copied, lengths = longest_matches(tokens, first)
-        return {
-            FREQUENCIES: self.trigram.frequency(targets),
-            TRIGRAM: trigram,
-            COPYING: self.with_copying(trigram, copied == targets, lengths),
-        }
-
-    def with_copying(self, trigram: np.ndarray, is_copied: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         weight = self.weights[lengths]
-        return (1 - weight) * trigram + weight * is_copied
+        copying = (1 - weight) * trigram + weight * (copied == targets)
+        return {FREQUENCIES: self.trigram.frequency(targets), TRIGRAM: trigram, COPYING: copying}
 
 
 def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
     """Return the models of the windows that a run of this seed trains on; of very many, of the first ones."""
     drawn = TrainingWindows(data.train, train.length, data.end_of_text)
-    steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
-    parts = [drawn.batch(train.batch, seed, step).tokens.numpy().astype(np.int32) for step in range(steps)]
-    windows = np.concatenate(parts)
-    weighed = windows[: max(1, MAX_WEIGHED // train.length**2)]
-    return Anchors(Trigram(windows, data.vocab_size), copying_weights(weighed))
+    steps = range(min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens)))
+
+    def windows(some: Sequence[int]) -> np.ndarray:
+        return np.concatenate([drawn.batch(train.batch, seed, step).tokens.numpy() for step in some])
+
+    at_once = max(1, COUNTED_AT_ONCE // train.batch_tokens)
+    parts = (windows(steps[start : start + at_once]) for start in range(0, len(steps), at_once))
+    weighed = max(1, MAX_WEIGHED // train.length**2)
+    weights = copying_weights(windows(steps[: -(-weighed // train.batch)])[:weighed])
+    return Anchors(Trigram(parts, data.vocab_size), weights)
 
 
 def copying_weights(windows: np.ndarray) -> np.ndarray:
@@ -176,19 +180,15 @@ def copying_weights(windows: np.ndarray) -> np.ndarray:
     return weights
 
 
-class OwnFrequencies:
-    """The frequencies of the scored tokens themselves: all that one who does not know the training can count.
+def own_frequencies(data: Data, plan: Plan) -> Probabilities:
+    """Return the frequencies of the scored tokens: all that one who does not know the training can count.
 
     No model of single tokens is better on them.
     """
-
-    def __init__(self, data: Data, plan: Plan) -> None:
-        parts = [targets(data.validation, batch).numpy() for batch in batches(plan.windows, BATCH_TOKENS)]
-        counts = sum(np.bincount(part.ravel(), minlength=data.vocab_size) for part in parts)
-        self.share = counts / np.sum(counts)
-
-    def probabilities(self, tokens: np.ndarray, first: int) -> dict[str, np.ndarray]:
-        return {FREQUENCIES: self.share[tokens[:, first:]]}
+    parts = [targets(data.validation, batch).numpy() for batch in batches(plan.windows, BATCH_TOKENS)]
+    counts = sum(np.bincount(part.ravel(), minlength=data.vocab_size) for part in parts)
+    share = counts / np.sum(counts)
+    return lambda tokens, first: {FREQUENCIES: share[tokens[:, first:]]}
 
 
 def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) -> None:
@@ -197,19 +197,18 @@ def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) 
     Controls, ranges of positions and answers have no anchors, nor has a later stage, whose tokens are not all
     that its model saw.
     """
-    folder, data = anchors_folder(job.folder), job.data
-    rows_of_run = {_key(row): row for row in rows}
+    folder, rows_of_run = anchors_folder(job.folder), {_key(row): row for row in rows}
     plans = [
         plan
         for plan in plans
         if plan.control == "none" and plan.protocol not in (*APART, TASK) and _key(plan) in rows_of_run
     ]
-    if folder is None or not plans or data.prompts is not None or job.first is not None:
+    if folder is None or not plans or job.data.prompts is not None or job.first is not None:
         return
     try:
         folder.mkdir(exist_ok=True)
         with locked(folder, waits=lambda reason: None):
-            _score(folder, job.config, data, plans, rows_of_run)
+            _score(folder, job.config, job.data, plans, rows_of_run)
     except (RunError, OSError) as error:
         say(f"warning: nothing counted to compare with: {first_line(error)}")
 
@@ -218,20 +217,25 @@ def _score(
     folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows_of_run: Mapping[Key, Row]
 ) -> None:
     """Score what is missing in the folder of anchors, and write it after each length."""
-    is_checkpoint = config.checkpoint is not None
+    train, is_checkpoint = config.train, config.checkpoint is not None
+    counted_on = repr((VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed))
+    suffix = f"s{config.seed}-{hashlib.sha256(counted_on.encode()).hexdigest()[:8]}"
     labels = [FREQUENCIES] if is_checkpoint else [*ANCHOR_NAMES]
-    paths = {label: folder / f"{ANCHOR_NAMES[label]}-{_suffix(config, data)}" for label in labels}
-    kept = {label: _kept_rows(path) for label, path in paths.items()}
-    for path in paths.values():
+    paths = {label: folder / f"{ANCHOR_NAMES[label]}-{suffix}" for label in labels}
+    kept: dict[str, dict[Key, Row]] = {label: {} for label in labels}
+    for label, path in paths.items():
         path.mkdir(exist_ok=True)
         remove_leftovers(path)
+        with suppress(RunError):  # lost or damaged files are made again
+            rows = read_rows(path / "eval.csv")
+            kept[label] = {_key(row): row for row in rows if has_whole_scores(path, row)}
     anchors = None
     for plan in plans:
         if all(_key(plan) in scored for scored in kept.values()):
             continue
         if is_checkpoint:
-            anchors = OwnFrequencies(data, plan)
-        anchors = anchors or count_anchors(data, config.train, config.seed)
+            anchors = own_frequencies(data, plan)
+        anchors = anchors or count_anchors(data, train, config.seed)
         for label, scores in _scores_of(anchors, data, plan).items():
             path = paths[label]
             row = with_level(_row_of_no_model(rows_of_run[_key(plan)], path.name, label), scores)
@@ -239,7 +243,7 @@ def _score(
             kept[label][_key(plan)] = row
             write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
     for path in paths.values():
-        keep_derived(path, data, plans, config.train.length)
+        keep_derived(path, data, plans, train.length)
 
 
 def _key(scored: Row | Plan) -> Key:
@@ -247,34 +251,17 @@ def _key(scored: Row | Plan) -> Key:
     return scored.protocol, scored.stride_rule, scored.control, scored.length, scored.target_hash
 
 
-def _suffix(config: Config, data: Data) -> str:
-    """Return the seed, and a hash of all that the models are counted on."""
-    train = config.train
-    words = repr((VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed))
-    return f"s{config.seed}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
-
-
-def _kept_rows(path: Path) -> dict[Key, Row]:
-    """Return the rows whose scores are there too; lost or damaged files are made again."""
-    try:
-        return {_key(row): row for row in read_rows(path / "eval.csv") if has_whole_scores(path, row)}
-    except RunError:
-        return {}
-
-
-def _scores_of(anchors: Anchors | OwnFrequencies, data: Data, plan: Plan) -> dict[str, Scores]:
+def _scores_of(probabilities: Probabilities, data: Data, plan: Plan) -> dict[str, Scores]:
     """Return the scores of each model on the targets of a plan, each reading the plan's windows alone."""
     nll: dict[str, list[np.ndarray]] = {}
-    split = data.validation
     for batch in batches(plan.windows, BATCH_TOKENS):
         first = batch[0].first + 1
-        read = inputs(split, batch).numpy()[:, :first]
-        tokens = np.concatenate([read, targets(split, batch).numpy()], axis=1)
-        for label, probability in anchors.probabilities(tokens, first).items():
+        read = inputs(data.validation, batch).numpy()[:, :first]
+        tokens = np.concatenate([read, targets(data.validation, batch).numpy()], axis=1)
+        for label, probability in probabilities(tokens, first).items():
             nll.setdefault(label, []).append(-np.log(probability).ravel())
-    documents, sizes = target_documents(plan.windows), target_bytes(split, plan.windows)
     return {
-        label: Scores(np.concatenate(parts).astype(np.float32), documents, sizes)
+        label: scores_of(plan, data.validation, np.concatenate(parts).astype(np.float32))
         for label, parts in nll.items()
     }
 

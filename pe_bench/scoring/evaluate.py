@@ -5,30 +5,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pe_bench.runs.job import Job
-from pe_bench.runs.rows import POSITIONS, Row, read_rows, write_rows
-from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
+from pe_bench.runs.rows import POSITIONS, PROBE, Row, read_rows, write_rows
+from pe_bench.runs.scores import has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.controls import remark
 from pe_bench.scoring.needles import REPLACED
-from pe_bench.scoring.protocols import (
-    Plan,
-    target_bytes,
-    target_documents,
-)
-from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher, Unscored
+from pe_bench.scoring.protocols import Plan, scores_of
+from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.machine import device_name, git_commit, package_version, today
 from pe_bench.system.terminal import Bars, say
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
-# What a row has of its plan.
+# What a row has of its plan, and of its job.
 OF_PLAN = (
     *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),
     *("documents", "target_hash", "chance", "depth"),
 )
+OF_JOB = ("scored_with", "forced", "setting", "train_dtype", "threads")
 
 
 def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
@@ -123,18 +119,15 @@ def _is_scored(run: Path, row: Row | None) -> bool:
     return row.status != "ok" or has_whole_scores(run, row)
 
 
-def _with_scores(job: Job, plan: Plan, row: Row, scored: Scored | Unscored) -> Row:
+def _with_scores(job: Job, plan: Plan, row: Row, scored: Scored) -> Row:
     """Return the row with its numbers, whose scores are then on the disk, or with why it has none."""
-    if isinstance(scored, Unscored):
+    if scored.status != "ok":
         return replace(row, status=scored.status, reason=scored.reason)
-    correct, answers = scored.correct, plan.answers
-    if answers is None:
-        documents, sizes = target_documents(plan.windows), target_bytes(job.data.validation, plan.windows)
+    if plan.answers is not None:
+        scores = plan.answers.scores(scored.nll, scored.correct)
     else:
-        documents = np.nonzero(answers.is_answer)[0]
-        sizes = np.ones_like(documents)
-        correct = None if correct is None else answers.all_right(correct)
-    scores = Scores(scored.nll, documents, sizes, correct)
+        correct = scored.correct if plan.protocol == PROBE else None
+        scores = scores_of(plan, job.data.validation, scored.nll, correct)
     save_scores(score_file(job.folder, row), scores)
     return replace(
         with_level(row, scores),
@@ -149,14 +142,12 @@ def _empty_row(job: Job, plan: Plan) -> Row:
     lr_multiples = job.model.encoding.lr_multiples(train.encoding_lr)
     return Row(
         **{name: getattr(plan, name) for name in OF_PLAN},
+        **{name: getattr(job, name) for name in OF_JOB},
         run=job.folder.name,
         encoding=job.label,
-        scored_with=job.scored_with,
-        forced=job.forced,
         knows_length="prefix_consistent" not in job.model.encoding.claims,
         seed=config.seed,
         model=config.model.name,
-        setting=job.setting,
         train_length=train.length,
         status="ok",
         reason="",
@@ -173,9 +164,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
         tokens_per_second=round(job.tokens_per_second, 1),
         peak_memory_mb=None,
         device=device_name(job.device),
-        train_dtype=job.train_dtype,
         score_dtype=config.eval.precision,
-        threads=job.threads,
         torch=torch.__version__,
         pe_bench=package_version(),
         git=git_commit(),

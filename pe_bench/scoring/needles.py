@@ -146,7 +146,18 @@ def score_needles(
 
 def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
     """Return the tokens [B, C, T + 1] of windows with each of their choices, the right one first."""
-    return torch.from_numpy(np.stack([_with_choices(split, window) for window in batch]).astype(np.int64))
+    tokens = []
+    for window in batch:
+        needle, text = window.needle, split.document(window.document)
+        assert needle is not None
+        body = text[window.start : window.start + window.size + 1 - SPAN].copy()
+        if needle.replacement is not None:
+            index = needle.start - window.start
+            body[index : index + SPAN] = text[needle.replacement : needle.replacement + SPAN]
+        cue = text[needle.start : needle.start + CUE]
+        ends = [text[start + CUE : start + SPAN] for start in (needle.start, *needle.others)]
+        tokens.append([np.concatenate([body, cue, end]) for end in ends])
+    return torch.from_numpy(np.array(tokens, np.int64))
 
 
 def nll_of_choices(model: LanguageModel, tokens_BCT: Tensor, generator: torch.Generator) -> np.ndarray:
@@ -157,19 +168,6 @@ def nll_of_choices(model: LanguageModel, tokens_BCT: Tensor, generator: torch.Ge
     hidden_NSD = model.ends(fed_BCT, ids, first)
     nll = model.nll(hidden_NSD.flatten(0, 1), tokens_BCT[..., -ANSWER:].flatten())
     return nll.float().cpu().numpy().reshape(*fed_BCT.shape[:2], ANSWER)
-
-
-def _with_choices(split: Split, window: Window) -> np.ndarray:
-    """Return the tokens [C, T + 1] of a window with each of its choices."""
-    needle, text = window.needle, split.document(window.document)
-    assert needle is not None
-    body = text[window.start : window.start + window.size + 1 - SPAN].copy()
-    if needle.replacement is not None:
-        index = needle.start - window.start
-        body[index : index + SPAN] = text[needle.replacement : needle.replacement + SPAN]
-    cue = text[needle.start : needle.start + CUE]
-    spans = (needle.start, *needle.others)
-    return np.stack([np.concatenate([body, cue, text[at + CUE : at + SPAN]]) for at in spans])
 
 
 def _is_unique(cues: np.ndarray, index: int) -> bool:

@@ -21,22 +21,18 @@ them weights of another model, about which nothing is known.
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import config_dir, find_name, names_in
+from pe_bench.config.groups import find_name, names_in
 from pe_bench.config.overrides import Override, in_full, parse_override, quote, values_of
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.encodings.load import find_class
 from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec
 from pe_bench.errors import UserError, require
-from pe_bench.system.terminal import say
 from pe_bench.values import shown
 
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # a value may hold spaces
@@ -80,13 +76,8 @@ def _read(text: str, search: Sequence[Path]) -> Requested:
     message = f"--with '{text}': name encodings with commas between, or one with its options (yarn factor=4)"
     require(bool(name) and not set(name) & set(" ,="), message)
     modifiers = names_in("modifier", search)
-    try:
-        names = [
-            part if part in modifiers else find_name("encoding", part, search)
-            for part in name.removeprefix("+").split("+")
-        ]
-    except UserError as error:
-        raise UserError(f"--with: {error}") from error
+    parts = name.removeprefix("+").split("+")
+    names = [part if part in modifiers else find_name("encoding", part, search) for part in parts]
     base = None if name.startswith("+") or names[0] in modifiers else names.pop(0)
     for part in names:
         message = f"--with {text}: {part} is no modifier, and only one encoding can be the base"
@@ -112,14 +103,11 @@ def find_others(
     for each in requested:
         try:
             encodings = list(_encodings(each, trained, trained_with))
-            same = [encoding for encoding in encodings if encoding.identity() == trained_with.identity()]
-            if same:
-                say(f"--with {each.text}: {run} was trained with it, so it is scored with it anyway")
-            # A bare name stands for two curves, of which the run has one.
-            for encoding in encodings if each.options or not same else []:
-                if encoding not in same:
-                    other = _checked(encoding, trained_with, trained.model.n_layers, force)
-                    others.setdefault(other.label, other)
+            other = [one for one in encodings if one.identity() != trained_with.identity()]
+            # A bare name stands for two curves: where the run has one of them, it has both.
+            for encoding in other if each.options or len(other) == len(encodings) else []:
+                checked = _checked(encoding, trained_with, trained.model.n_layers, force)
+                others.setdefault(checked.label, checked)
         except UserError as error:
             raise UserError(f"--with {each.text}, {run}: {error}") from error
     return list(others.values())
@@ -147,8 +135,7 @@ def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterato
         compatible = part.encoding_class.compatible_with
         if base not in compatible:
             works_on = " or ".join(sorted(compatible)) or "no other encoding"
-            names = ", ".join(compatible_encodings(base)) or "none"
-            yield f"{part.name} works on weights of {works_on}; this run used {base} (compatible: {names})"
+            yield f"{part.name} works on weights of {works_on}, and this run used {base}"
         for name, modifier in kept.items():
             if base not in modifier.encoding_class.compatible_with:
                 yield (
@@ -180,17 +167,6 @@ def _changeable(part: PartSpec) -> str:
     return f"(changeable: {', '.join(sorted(part.encoding_class.changeable_after_training)) or 'none'})"
 
 
-@cache
-def compatible_encodings(base: str) -> list[str]:
-    """Return the names of pe-bench's own encodings and modifiers that work on weights of a base."""
-    names = set()
-    for path in [*config_dir().glob("encoding/*.yaml"), *config_dir().glob("modifier/*.yaml")]:
-        specification = yaml.safe_load(path.read_text(encoding="utf-8")).get("class")
-        if specification and base in find_class(specification).compatible_with:
-            names.add(path.stem)
-    return sorted(names)
-
-
 def _checked(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:
     """Return the encoding as it is scored. Raises `UserError` where the weights have no meaning under it."""
     reason = incompatibility(trained, encoding)
@@ -203,13 +179,8 @@ def _checked(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force
             "give it another name in its YAML file"
         )
     here, there = _shapes(encoding, n_layers), _shapes(trained, n_layers)
-    for name in sorted(here.keys() | there.keys()):
-        require(
-            here.get(name) == there.get(name),
-            f"weights trained with {trained.label} do not fit {label}: "
-            f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here; "
-            "train it, from these weights with train.from",
-        )
+    message = f"weights trained with {trained.label} do not fit {label}: train it, from them with train.from"
+    require(here == there, message)
     return OtherEncoding(label, encoding, forced=reason is not None)
 
 

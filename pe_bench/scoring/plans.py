@@ -23,14 +23,7 @@ from pe_bench.data.prompt import Prompts
 from pe_bench.data.tasks import Example, Task
 from pe_bench.runs.rows import HALF, POSITIONS, TASK
 from pe_bench.scoring.controls import control_plans
-from pe_bench.scoring.protocols import (
-    Answers,
-    Plan,
-    Window,
-    nonoverlapping_plan,
-    paired_plan,
-    sliding_plan,
-)
+from pe_bench.scoring.protocols import Answers, Plan, Window, nonoverlapping_plan, paired_plan, sliding_plan
 from pe_bench.scoring.targets import ScoredText, of_half, scored_documents, target_blocks, tokens_needed
 
 # What a run is to be scored on: `make_plans`, or the plans of a probe.
@@ -84,15 +77,14 @@ def _plans(
         yield from control_plans(evaluation, blocks, list(lengths), config.train.length)
         return
     text = _text(data, evaluation, longest)
-    if evaluation.protocol == "nonoverlapping":
-        yield from (nonoverlapping_plan(data, text, length) for length in lengths)
-    elif evaluation.protocol == "sliding":
-        strides = {length: min(length, evaluation.stride or max(1, length // 2)) for length in lengths}
-        rule = str(evaluation.stride or HALF)
-        for length in lengths:
-            yield replace(sliding_plan(data, text, length, strides[length]), stride_rule=rule)
-    else:
-        assert evaluation.protocol == TASK, "a task's examples are its plans"
+    for length in lengths:
+        if evaluation.protocol == "nonoverlapping":
+            yield nonoverlapping_plan(data, text, length)
+        else:
+            stride = min(length, evaluation.stride or max(1, length // 2))
+            yield replace(
+                sliding_plan(data, text, length, stride), stride_rule=str(evaluation.stride or HALF)
+            )
 
 
 def _text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:

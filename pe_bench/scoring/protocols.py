@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
+from pe_bench.runs.scores import Scores
 from pe_bench.scoring.targets import ScoredText, TargetBlocks, of_half, tokens_in_a_part
 
 
@@ -67,16 +68,17 @@ class Answers:
     chance: float
     number: np.ndarray
 
-    def all_right(self, correct: np.ndarray) -> np.ndarray:
-        """Return 1 for each scored target of an answer all of whose targets are correct, else 0.
+    def scores(self, nll: np.ndarray, correct: np.ndarray) -> Scores:
+        """Return the scores of all targets; one is right where all of its answer's targets are correct.
 
-        correct: 1 or 0 for each scored target, in the order of the examples.
+        nll, correct: of each scored target, in the order of the examples; correct is 1 or 0.
         """
         document, _ = np.nonzero(self.is_answer)
         pairs = np.stack([document, self.number[self.is_answer]])
         _, answer = np.unique(pairs, axis=1, return_inverse=True)
         wrong = np.bincount(answer, weights=1 - correct)
-        return (wrong[answer] == 0).astype(correct.dtype)
+        right = (wrong[answer] == 0).astype(correct.dtype)
+        return Scores(nll, document, np.ones_like(document), right)
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
 
 def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
     windows = []
-    for document, tokens in _pieces(text):
+    for document, tokens in text.pieces:
         last = tokens - 1  # the last token is a target only
         for start in range(0, last, length):
             size = min(length, last - start)
@@ -155,7 +157,7 @@ def nonoverlapping_plan(data: Data, text: ScoredText, length: int) -> Plan:
 
 def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan:
     windows = []
-    for document, tokens in _pieces(text):
+    for document, tokens in text.pieces:
         last = tokens - 1
         windows.append(Window(document, 0, min(length, last), 0, min(length, last)))
         for scored in range(length, last, stride):
@@ -167,12 +169,8 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
 
 def text_hash(data: Data, text: ScoredText) -> str:
     """Hash the targets of both window protocols: every token of the text but the first of each document."""
-    words = f"{data.hash}/{','.join(f'{document}:{tokens}' for document, tokens in _pieces(text))}"
+    words = f"{data.hash}/{','.join(f'{document}:{tokens}' for document, tokens in text.pieces)}"
     return of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
-
-
-def _pieces(text: ScoredText) -> Iterator[tuple[int, int]]:
-    return zip(text.document.tolist(), text.tokens.tolist(), strict=True)
 
 
 def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
@@ -209,18 +207,16 @@ def targets(split: Split, batch: list[Window]) -> Tensor:
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
-def target_bytes(split: Split, windows: list[Window]) -> np.ndarray:
-    """Return the bytes of the text that each target stands for, in the windows' order: int64 [targets]."""
+def scores_of(plan: Plan, split: Split, nll: np.ndarray, correct: np.ndarray | None = None) -> Scores:
+    """Return the scores of a plan's targets of text: each has its document, and the bytes it stands for."""
     assert split.byte_ends is not None, "training documents are not scored"
-    counts = []
-    for window, first in _first_targets(windows):
+    sizes = []
+    for window, first in _first_targets(plan.windows):
         index = int(split.starts[window.document]) + first
-        counts.append(np.diff(split.byte_ends[index - 1 : index + window.targets].astype(np.int64)))
-    return np.concatenate(counts)
-
-
-def target_documents(windows: list[Window]) -> np.ndarray:
-    return np.repeat([window.document for window in windows], [window.targets for window in windows])
+        sizes.append(np.diff(split.byte_ends[index - 1 : index + window.targets].astype(np.int64)))
+    documents = [window.document for window in plan.windows]
+    documents = np.repeat(documents, [window.targets for window in plan.windows])
+    return Scores(nll, documents, np.concatenate(sizes), correct)
 
 
 def _first_targets(windows: list[Window]) -> Iterator[tuple[Window, int]]:

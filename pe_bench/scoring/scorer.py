@@ -9,8 +9,9 @@ first token on, those of `nonoverlapping`, and for the ranges of positions, whic
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,31 +35,25 @@ MAX_SHARE_OF_QUERIES = 1 / 4
 SHARING = ("nonoverlapping", POSITIONS)
 TINY = 1e-39  # in float32
 PAUSE = 1  # omp_pause_soft
+NOTHING = np.empty(0, np.float32)
 MAX_REPEATED = {"float32": 1e-4, "bfloat16": 1e-2}  # nats by which rounding alone may move a score
 
 # Called with a plan, and the share of it that is done.
 ScoreWatcher = Callable[[Plan, float], None]
 
 
-@dataclass(frozen=True)
-class Scored:
-    """The NLLs of a plan's targets in nats, float32, in the order of its windows.
+class Scored(NamedTuple):
+    """The NLLs of a plan's targets in nats, float32, in the order of its windows; or why there are none.
 
-    peak_memory_mb: while windows of the plan's length passed through the model; None where none did.
-    correct: 1 for each target of a right answer, float32; None where a plan has no answers.
+    correct: 1 for each target that is right, float32, where a plan has answers. peak_memory_mb: while windows
+    of the plan's length passed through the model; None where none did.
     """
 
-    nll: np.ndarray
-    peak_memory_mb: float | None
-    correct: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class Unscored:
-    """The status of a plan that has no scores, and the reason."""
-
-    status: str
-    reason: str
+    nll: np.ndarray = NOTHING
+    correct: np.ndarray = NOTHING
+    peak_memory_mb: float | None = None
+    status: str = "ok"
+    reason: str = ""
 
 
 def tokens_without_query(window: Window) -> int:
@@ -86,36 +81,34 @@ class Scorer:
         self.evaluation, self.plans, self.watch = evaluation, plans, watch
         self._from_start: dict[tuple[int, int], np.ndarray] = {}  # by document and start, 4 bytes a target
 
-    def scores(self) -> Iterator[tuple[int, Scored | Unscored]]:
+    def scores(self) -> Iterator[tuple[int, Scored]]:
         """Yield the index of each plan and what came of it, in the order that needs the fewest passes."""
         lengths = [plan.length if self._shares(plan) else 0 for plan in self.plans]
         for index in sorted(range(len(lengths)), key=lambda index: (lengths[index] > 0, -lengths[index])):
             yield index, self._try(self.plans[index])
 
-    def _try(self, plan: Plan) -> Scored | Unscored:
+    def _try(self, plan: Plan) -> Scored:
         impossible = why_not(plan, self.model)
         if impossible is not None:
-            return Unscored(*impossible)
+            status, reason = impossible
+            return Scored(status=status, reason=reason)
         try:
             with same_working_folder():
                 problem = self._find_problem(plan)
-                return Unscored("failed", problem) if problem else self.score(plan)
+                return Scored(status="failed", reason=problem) if problem else self.score(plan)
         except LengthError as error:
-            return Unscored("undefined", str(error))
+            return Scored(status="undefined", reason=str(error))
         except INTERRUPTIONS:
             raise
         except BaseException as error:
             if is_out_of_memory(error):
-                return Unscored("out_of_memory", first_line(error))
+                return Scored(status="out_of_memory", reason=first_line(error))
             description = describe_user_code_error(error, self.model.encoding)
             if description is None:
                 raise
-            if isinstance(error, torch.AcceleratorError):
-                raise RunError(
-                    f"{description}: after such an error the GPU computes nothing more in this process, and "
-                    "the line may be a later one: score on the CPU (device=cpu, or eval --device cpu)"
-                ) from error
-            return Unscored("failed", description)
+            if isinstance(error, torch.AcceleratorError):  # the GPU computes nothing more in this process
+                raise RunError(description) from error
+            return Scored(status="failed", reason=description)
 
     def _find_problem(self, plan: Plan) -> str:
         """Return what a user's own encoding does wrong at this length, which it may not do in training."""
@@ -135,7 +128,7 @@ class Scorer:
         if not self._shares(plan):
             with PeakMemory(self.device) as peak:
                 nll, correct = self._run(plan)
-            return Scored(nll, peak.mb if plan.windows else None, correct)
+            return Scored(nll, correct, peak.mb)
         missing = [window for window in plan.windows if len(self._kept(window)) < window.size]
         with PeakMemory(self.device) as peak:
             from_start = [replace(window, first=0, targets=window.size) for window in missing]
@@ -145,18 +138,17 @@ class Scorer:
             self._from_start[window.document, window.start] = window_nll
         parts = [self._kept(window)[window.first : window.first + window.targets] for window in plan.windows]
         ran_at_length = any(window.size == plan.length for window in missing)
-        return Scored(np.concatenate(parts), peak.mb if ran_at_length else None)
+        return Scored(np.concatenate(parts), peak_memory_mb=peak.mb if ran_at_length else None)
 
     def _shares(self, plan: Plan) -> bool:
         return plan.protocol in SHARING and "prefix_consistent" in self.model.encoding.claims
 
     def _kept(self, window: Window) -> np.ndarray:
-        return self._from_start.get((window.document, window.start), np.empty(0, np.float32))
+        return self._from_start.get((window.document, window.start), NOTHING)
 
-    def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray | None]:
+    def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """Return the NLL of each scored target, and where there are answers whether each is right."""
-        has_answers = plan.answers is not None or plan.protocol == PROBE
-        parts, right, done = [np.empty(0, np.float32)], [np.empty(0, np.float32)], 0
+        parts, done = [(NOTHING, NOTHING)], 0
         dtype = getattr(torch, self.evaluation.precision)
         is_coarse = dtype != torch.float32
         with torch.no_grad(), flush_denormals(), torch.autocast(self.device.type, dtype, enabled=is_coarse):
@@ -168,13 +160,12 @@ class Scorer:
                     derive_seed(self.evaluation.seed, "ids", plan.length)
                 )
                 if plan.protocol == PROBE:
-                    nll, correct = score_needles(self.model, self.split, batch, generator)
+                    parts.append(score_needles(self.model, self.split, batch, generator))
                 else:
-                    nll, correct = self._scores(batch, plan, generator)
-                parts.append(nll)
-                right.append(correct)
+                    parts.append(self._scores(batch, plan, generator))
                 done += len(batch)
-        return np.concatenate(parts), np.concatenate(right) if has_answers else None
+        nll, correct = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return nll, correct
 
     def _scores(
         self, batch: list[Window], plan: Plan, generator: torch.Generator
@@ -192,7 +183,7 @@ class Scorer:
         scored_ND = hidden_BTD[:, first - skipped : first - skipped + count].flatten(0, 1)
         targets_N = targets(split, batch).flatten().to(device)
         if plan.answers is None:
-            return model.nll(scored_ND, targets_N).float().cpu().numpy(), np.empty(0, np.float32)
+            return model.nll(scored_ND, targets_N).float().cpu().numpy(), NOTHING
         is_answer = plan.answers.is_answer[[window.document for window in batch]]
         index = torch.from_numpy(np.flatnonzero(is_answer)).to(device)
         scored_ND, targets_N = scored_ND[index], targets_N[index]

@@ -20,7 +20,7 @@ scored. In LongPPL a large model of subword tokens decides; a small one, or one 
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,24 +57,28 @@ def keep_derived(run: Path, data: Data, plans: Sequence[Plan], train_length: int
     """
     kept, _ = read_slices(run)
     sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
-    missing = {
-        name: blocks
-        for name, blocks in sets.items()
-        if not kept.keys() >= {f"{name} {part}" for part in TEXT_SLICES}
-    }
-    split = data.validation
-    keep_slices(run, {name: text_slices(split, blocks, train_length) for name, blocks in missing.items()})
+    missing = [name for name in sets if not kept.keys() >= {f"{name} {part}" for part in TEXT_SLICES}]
+    keep_slices(run, {name: text_slices(data.validation, sets[name], train_length) for name in missing})
 
 
 def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
     """Return which targets of a set are in each slice, bool [targets] in the order of its blocks."""
-    masks: dict[str, list[np.ndarray]] = {RECALL: [], NOVEL: []}
-    for tokens, (source, begin), target, window in _documents(split, blocks):
+    assert split.byte_ends is not None, "training documents are not scored"
+    size = tokens_in_a_part(blocks.target_tokens, blocks.max_length)
+    offset, recall, novel = np.arange(blocks.target_tokens), [], []
+    begins = np.flatnonzero(np.diff(blocks.document, prepend=NONE))
+    for document, ends in zip(blocks.document[begins], np.split(blocks.end, begins[1:]), strict=True):
+        block = ends[:, None] - blocks.target_tokens
+        target = (block + offset).ravel()
+        window = (block + (offset // size + 1) * size).ravel() - blocks.max_length  # its first token
+        read = slice(int(split.starts[document]), int(split.starts[document] + ends.max()))
+        tokens = split.tokens[read]
+        source, begin = find_sources(tokens, split.byte_ends[read])
         has_source = (source[target] != NONE) & (begin[target] >= window)
         is_far = has_source & (target - source[target] > train_length)
-        masks[RECALL].append(is_far & (tokens[source[target]] == tokens[target]))
-        masks[NOVEL].append(~has_source)
-    return {name: np.concatenate(parts) for name, parts in masks.items()}
+        recall.append(is_far & (tokens[source[target]] == tokens[target]))
+        novel.append(~has_source)
+    return {RECALL: np.concatenate(recall), NOVEL: np.concatenate(novel)}
 
 
 def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -104,31 +108,7 @@ def _keys(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> np.ndarra
     return key
 
 
-def _documents(
-    split: Split, blocks: TargetBlocks
-) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]]:
-    """Yield the part of each document that is fed at the longest length, in the order of the blocks.
-
-    That is its tokens, what `find_sources` returns of them, and for each target the index of its token and of
-    the first one of its window, int64 [targets].
-    """
-    assert split.byte_ends is not None, "training documents are not scored"
-    size = tokens_in_a_part(blocks.target_tokens, blocks.max_length)
-    offset = np.arange(blocks.target_tokens)
-    begins = np.flatnonzero(np.diff(blocks.document, prepend=NONE))
-    for document, ends in zip(blocks.document[begins], np.split(blocks.end, begins[1:]), strict=True):
-        target = (ends[:, None] - blocks.target_tokens + offset).ravel()
-        part_end = (ends[:, None] - blocks.target_tokens + (offset // size + 1) * size).ravel()
-        window = part_end - blocks.max_length
-        first, last = int(window.min()), int(ends.max())
-        start = int(split.starts[document])
-        tokens, byte_ends = (array[start + first : start + last] for array in (split.tokens, split.byte_ends))
-        base = split.byte_ends[start + first - 1] if first else 0
-        sources = find_sources(tokens, byte_ends.astype(np.int64) - int(base))
-        yield tokens, sources, target - first, window - first
-
-
-def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data) -> dict[str, Masks]:
+def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data) -> Mapping[str, Masks]:
     """Return which targets are key by the scores of the run `judge`, by the hash of their set.
 
     A set that is scored at no length beyond the training length is left out.
@@ -138,23 +118,20 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data
     paired = [plan for plan in plans if plan.blocks is not None]
     require(bool(paired), f"{OPTION} works with --protocol paired alone: leave one of them out")
     hashes = {row.data_hash for row in rows}
-    require(
-        not hashes or data.hash in hashes,
+    message = (
         f"{OPTION} {judge.name}: its data and tokens are others ({', '.join(hashes)}) than those of "
-        f"{data.name} with {data.tokenizer} ({data.hash}): name a run of the same data and tokenizer",
+        f"{data.name} with {data.tokenizer} ({data.hash}): name a run of the same data and tokenizer"
     )
+    require(not hashes or data.hash in hashes, message)
     sets = {plan.target_hash: plan.blocks for plan in paired if plan.blocks and plan.length > train_length}
     message = f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
     require(bool(sets), message)
-    masks: dict[str, Masks] = {
-        name: {KEY: _key_mask(judge, rows, blocks, train_length)} for name, blocks in sets.items()
-    }
-    require(
-        any(mask[KEY].any() for mask in masks.values()),
-        f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than "
-        f"{MIN_GAIN:g} nats to below {MAX_LOSS:g} beyond {train_length} tokens; name a run that uses "
-        "far context",
+    masks = {name: {KEY: _key_mask(judge, rows, blocks, train_length)} for name, blocks in sets.items()}
+    message = (
+        f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than {MIN_GAIN:g} "
+        f"nats to below {MAX_LOSS:g} beyond {train_length} tokens; name a run that uses far context"
     )
+    require(any(mask[KEY].any() for mask in masks.values()), message)
     return masks
 
 

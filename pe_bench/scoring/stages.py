@@ -27,7 +27,7 @@ from pe_bench.scoring.other_encodings import (
     with_short_lists,
 )
 from pe_bench.scoring.protocols import paired_plan
-from pe_bench.scoring.scorer import Scorer, Unscored
+from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.slices import text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
@@ -40,26 +40,21 @@ SPREAD = 0.15  # of the logarithm of a value, from one round to the next
 
 def with_factor(requested: Requested, factor: float, trained: Config | None) -> str:
     """Return a requested encoding as it is typed, with a factor where it takes one and none is given."""
-    parts = _parts(requested, trained)[:1] if requested.base else []
-    option = _missing_option(requested, [part.encoding_class.window_factor for part in parts])
+    option = _option_to_give(requested, trained, "window_factor")
     return f"{requested.text} {option}={factor:g}" if option else requested.text
 
 
 def searched_option(requested: Requested, trained: Config) -> str:
     """Return the option that an encoding's method searches, and that is not given; empty for none."""
-    parts = _parts(requested, trained)
-    return _missing_option(requested, [part.encoding_class.searched for part in parts])
+    return _option_to_give(requested, trained, "searched")
 
 
-def _parts(requested: Requested, trained: Config | None) -> list[PartSpec]:
-    """Return the base, if one is requested, and the modifiers."""
+def _option_to_give(requested: Requested, trained: Config | None, kind: str) -> str:
+    """Return the option that the classes of an encoding name as of this kind, and that is not given."""
     search = trained.search if trained is not None else ()
     names = [f"encoding={requested.base or 'nope'}", f"modifier=[{','.join(requested.modifiers)}]"]
     spec = EncodingSpec(compose(names, search)["encoding"], search)
-    return [*([spec.base] if requested.base else []), *spec.modifiers.values()]
-
-
-def _missing_option(requested: Requested, options: Sequence[str | None]) -> str:
+    options = [getattr(part.encoding_class, kind) for part in (spec.base, *spec.modifiers.values())]
     typed = {parse_override(each).key.rpartition(".")[2] for each in requested.options}
     return next((option for option in options if option and option not in typed), "")
 
@@ -67,8 +62,7 @@ def _missing_option(requested: Requested, options: Sequence[str | None]) -> str:
 def stage_overrides(requested: Requested, trained: Config) -> list[str]:
     """Return the overrides of a run that goes on from a trained one with a requested encoding."""
     name = requested.base or trained.encoding["name"]
-    parts: list[str] = [*(trained.encoding.get("modifiers") or {}), *requested.modifiers]
-    modifiers = dict.fromkeys(parts)
+    modifiers = dict.fromkeys([*(trained.encoding.get("modifiers") or {}), *requested.modifiers])
     of_stage = tuple(f"++train.{key}=" for key in OF_STAGE)
     kept = [text for text in overrides_of(trained) if not text.startswith((*of_stage, "seed="))]
     overrides = [*kept, f"encoding={name}", f"modifier=[{','.join(modifiers)}]"]
@@ -78,13 +72,11 @@ def stage_overrides(requested: Requested, trained: Config) -> list[str]:
 
 def own_overrides(trained: Config) -> list[str]:
     """Return the overrides of a run with the encoding of a trained one."""
+    overrides = stage_overrides(Requested("", None, [], []), trained)
     spec = EncodingSpec(trained.encoding, trained.search)
-    options = [
-        f"{part.key}.{name}={quote(value)}"
-        for part in (spec.base, *spec.modifiers.values())
-        for name, value in part.chosen_options().items()
-    ]
-    return [*stage_overrides(Requested("", None, [], []), trained), *options]
+    for part in (spec.base, *spec.modifiers.values()):
+        overrides += [f"{part.key}.{name}={quote(value)}" for name, value in part.chosen_options().items()]
+    return overrides
 
 
 def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
@@ -149,9 +141,7 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
         part for part in (spec.base, *spec.modifiers.values()) if part.encoding_class.searched == option
     )
     blocks = blocks_to_search_on(config, split, job.data.hash, length)
-    message = (
-        f"no text is left to search {option} on beside eval.targets={config.eval.targets}: give {option}"
-    )
+    message = f"no text is left beside eval.targets={config.eval.targets} to search {option}: give {option}"
     require(len(blocks) > 0, message)
     recall = text_slices(split, blocks, config.first_length)[RECALL]
     plan = paired_plan(blocks, length)
@@ -162,7 +152,7 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
         model = job.model.with_encoding(built).eval()
         scorer = Scorer(model, split, job.device, config.eval, [plan], lambda *_: None)
         [(_, result)] = scorer.scores()
-        if isinstance(result, Unscored):
+        if result.status != "ok":
             raise RunError(f"{option} cannot be searched at {length} tokens: {result.reason}")
         return float(result.nll[recall].mean() if recall.any() else result.nll.mean())
 

@@ -23,8 +23,7 @@ class TargetBlocks:
 
     turn: when each was dealt, from 0; the first n in turn are the set of n blocks. donor_document, donor_end:
     for each a block of another document, of its own where there is no other. data_hash, max_length: of the
-    text, and the longest context that a block's document has room for. largest: the set of all blocks that
-    the text has room for; None for that set itself.
+    text, and the longest context that a block's document has room for.
     """
 
     document: np.ndarray
@@ -35,7 +34,6 @@ class TargetBlocks:
     max_length: int
     target_tokens: int
     data_hash: str
-    largest: "TargetBlocks | None" = None
     half: Half = "both"  # of the documents, that they are chosen among
 
     def __len__(self) -> int:
@@ -47,11 +45,6 @@ class TargetBlocks:
         hasher = hashlib.sha256(repr((self.data_hash, self.max_length, self.target_tokens)).encode())
         hasher.update(self.document.astype("<i8").tobytes() + self.end.astype("<i8").tobytes())
         return of_half(hasher.hexdigest()[:16], self.half)
-
-    def first(self, count: int) -> "TargetBlocks":
-        """Return the set of the first `count` blocks, or of all that there are."""
-        largest = self.largest or self
-        return replace(largest.chosen(largest.turn < count), largest=largest)
 
     def chosen(self, is_chosen: np.ndarray) -> "TargetBlocks":
         """Return the set of some of the blocks, bool [blocks]."""
@@ -115,18 +108,16 @@ def target_blocks(
     }
     in_text = np.lexsort((ends, dealt))
     arrays = {name: values[in_text].astype(np.int64) for name, values in unsorted.items()}
-    largest = TargetBlocks(
-        **arrays, max_length=max_length, target_tokens=target_tokens, data_hash=data_hash, half=half
-    )
-    return largest.first(count)
+    sizes = {"max_length": max_length, "target_tokens": target_tokens}
+    largest = TargetBlocks(**arrays, **sizes, data_hash=data_hash, half=half)
+    return largest.chosen(largest.turn < count)
 
 
 @dataclass(frozen=True)
 class ScoredText:
-    """A text to cut into windows: the first `tokens[d]` tokens of each `document[d]`, int64 [documents]."""
+    """A text to cut into windows: the beginnings of documents."""
 
-    document: np.ndarray
-    tokens: np.ndarray
+    pieces: list[tuple[int, int]]  # a document, and how many of its first tokens
     half: Half = "both"
 
 
@@ -141,7 +132,8 @@ def scored_documents(
     least = longest + 1
     order = _eligible(split, least, seed, half)[: max(1, token_budget // least)]
     spare = max(0, token_budget - least * len(order))
-    return ScoredText(order, least + _pour(split.lengths[order] - least, spare), half)
+    tokens = least + _pour(split.lengths[order] - least, spare)
+    return ScoredText([*zip(order.tolist(), tokens.tolist(), strict=True)], half)
 
 
 def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:

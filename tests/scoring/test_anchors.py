@@ -22,7 +22,7 @@ TRAIN = TrainConfig(length=TRAIN_LENGTH, steps=3, batch_tokens=16)
 
 def trigram_of(text: str, letters: str) -> Trigram:
     ids = np.array([[letters.index(letter) for letter in text]])
-    return Trigram(ids, len(letters))
+    return Trigram([ids], len(letters))
 
 
 def matches_by_search(tokens: list[int], target: int) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def test_each_model_is_a_distribution_over_the_vocabulary(first: int) -> None:
     anchors.weights[MIN_MATCH:] = 0.7
     window = np.tile(np.array([3, 1, 4, 1, 3, 1, 4, 0])[: first + 1], (VOCABULARY, 1))
     window[:, -1] = np.arange(VOCABULARY)
-    probabilities = anchors.probabilities(window, first)
+    probabilities = anchors(window, first)
     assert probabilities.keys() == {FREQUENCIES, TRIGRAM, COPYING}
     for probability in probabilities.values():
         assert probability.min() > 0 and probability.sum() == pytest.approx(1)

@@ -9,7 +9,6 @@ import pytest
 from support.numbered_text import (
     CUTS,
     DATA,
-    DOCUMENTS,
     SPLIT,
     TEXT,
     blocks_of,
@@ -28,9 +27,8 @@ from pe_bench.scoring.protocols import (
     batches,
     nonoverlapping_plan,
     paired_plan,
+    scores_of,
     sliding_plan,
-    target_bytes,
-    target_documents,
 )
 from pe_bench.scoring.stages import BLOCKS, blocks_to_search_on
 from pe_bench.scoring.targets import (
@@ -44,7 +42,7 @@ from pe_bench.scoring.targets import (
 
 
 def every_target_but_the_first() -> list[int]:
-    return [1_000 * int(d) + place for d in DOCUMENTS for place in range(1, CUTS[int(d)])]
+    return [1_000 * int(d) + place for d in CUTS for place in range(1, CUTS[d])]
 
 
 # paired
@@ -119,9 +117,10 @@ def test_a_plan_has_the_documents_bytes_and_contexts_of_its_targets(plan_of: Cal
     for plan in plans:
         scored = [divmod(target, 1_000) for target, _ in contexts(plan)]
         assert plan.context_mean == pytest.approx(np.mean([seen for _, seen in contexts(plan)]), rel=1e-12)
-        assert target_documents(plan.windows).tolist() == [document for document, _ in scored]
-        sizes = target_bytes(SPLIT, plan.windows)
-        assert sizes.dtype == np.int64 and sizes.tolist() == [bytes_of(*target) for target in scored]
+        scores = scores_of(plan, SPLIT, np.zeros(len(scored)))
+        assert scores.document.tolist() == [document for document, _ in scored]
+        assert scores.bytes.dtype == np.int64
+        assert scores.bytes.tolist() == [bytes_of(*target) for target in scored]
         assert plan.documents == len({document for document, _ in scored})
         for batch_tokens in (1, 33, 10_000):
             made = list(batches(plan.windows, batch_tokens))
@@ -135,7 +134,7 @@ def test_a_plan_has_the_documents_bytes_and_contexts_of_its_targets(plan_of: Cal
 def test_other_documents_cuts_or_data_have_another_hash(protocol: str) -> None:
     def hash_of(data_hash: str, cuts: dict[int, int]) -> str:
         data = Data("files", data_hash, "bytes", ("a", "b"), 1, SPLIT, SPLIT)
-        text = ScoredText(np.array([*cuts]), np.array([*cuts.values()]))
+        text = ScoredText([*cuts.items()])
         if protocol == "sliding":
             return sliding_plan(data, text, 8, 4).target_hash
         return nonoverlapping_plan(data, text, 8).target_hash
@@ -191,7 +190,7 @@ def test_every_block_has_its_context_and_none_overlap(count):
 def test_a_smaller_set_is_part_of_every_larger_one():
     whole = chosen_blocks(count=10_000)
     for count in (1, 2, 3, 7, 20, 77, len(whole.end)):
-        small, part = chosen_blocks(count=count), whole.first(count)
+        small, part = chosen_blocks(count=count), whole.chosen(whole.turn < count)
         assert small.hash == part.hash and len(small.end) == count
         assert np.array_equal(small.document, part.document) and np.array_equal(small.end, part.end)
     assert len({chosen_blocks(count=count).hash for count in range(1, 30)}) == 29
@@ -245,7 +244,7 @@ def test_too_short_documents_are_refused_with_both_numbers():
 def scored(token_budget: int, seed: int = 0, longest: int = 100) -> dict[int, int]:
     """Return how many first tokens of each document are scored, in the order of the choice."""
     text = scored_documents(SPLIT_TARGETS, longest, token_budget, seed)
-    return dict(zip(text.document.tolist(), text.tokens.tolist(), strict=True))
+    return dict(text.pieces)
 
 
 def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
@@ -270,7 +269,7 @@ def test_halves_of_the_documents_share_none_and_are_all_at_every_length() -> Non
     split = split_of(*range(100, 300, 10))
     for length in (90, 150):
         documents = {
-            half: set(scored_documents(split, length, 10**6, seed, half).document.tolist())
+            half: {document for document, _ in scored_documents(split, length, 10**6, seed, half).pieces}
             for half, seed in (("first", 0), ("second", 1), ("both", 2))
         }
         assert documents["first"] and documents["second"] and not documents["first"] & documents["second"]

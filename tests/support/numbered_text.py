@@ -33,13 +33,10 @@ SPLIT = split_of(*LENGTHS)
 DATA = Data("files", "da7a", "bytes", ("a", "b"), 1, SPLIT, SPLIT)
 
 
-DOCUMENTS = np.array([2, 0, 3])
+CUTS = {2: 83, 0: 50, 3: 57}  # document 0 is not scored to its end
 
 
-CUTS = {2: 83, 0: 50, 3: 57}  # of these, document 0 is not scored to its end
-
-
-TEXT = ScoredText(DOCUMENTS, np.array([CUTS[document] for document in DOCUMENTS.tolist()]))
+TEXT = ScoredText([*CUTS.items()])
 
 
 def blocks_of(max_length: int = 32, target_tokens: int = 4, count: int = 9) -> TargetBlocks:
