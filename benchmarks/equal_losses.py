@@ -163,7 +163,7 @@ def configuration(name: str, seed: int) -> Config:
 def text() -> Data:
     """Return the source of argparse, as bytes."""
     tokens = np.frombuffer(inspect.getsource(argparse).encode(), np.uint8).astype(np.uint16)
-    split = Split(tokens, np.array([0, len(tokens)]), ["argparse"], len(tokens))
+    split = Split(tokens, np.array([0, len(tokens)]))
     tokenizer = ByteTokenizer()
     return Data(
         "argparse", "", tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text, split, split

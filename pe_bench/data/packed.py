@@ -1,7 +1,6 @@
 """Token ids of all documents in one flat, memory-mapped array a side: packed once, then only opened."""
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,8 @@ class Split:
 
     tokens: np.ndarray
     starts: np.ndarray
-    names: list[str]
-    byte_count: int
     byte_ends: np.ndarray | None = None
+    byte_count: int = 0
 
     @property
     def lengths(self) -> np.ndarray:
@@ -66,7 +64,7 @@ class Data:
         return len(self.vocabulary)
 
 
-NO_TEXT = Split(np.empty(0, np.uint16), np.zeros(1, np.int64), [], 0)
+NO_TEXT = Split(np.empty(0, np.uint16), np.zeros(1, np.int64))
 
 
 def load_data_of(config: Config) -> Data:
@@ -80,8 +78,7 @@ def load_data_of(config: Config) -> Data:
         return task_data(build_task(config.task))
     tokenizer = tokenizers.load_file(config.tokenizer)
     prompts = Prompts(str(config.task["name"]), tokenizer, begins=config.checkpoint.begin is not None)
-    vocabulary, end = tuple(tokenizer.vocabulary), tokenizer.end_of_text
-    about = prompts.name, prompts.hash, tokenizer.label, vocabulary, end
+    about = prompts.name, prompts.hash, tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text
     return Data(*about, NO_TEXT, NO_TEXT, prompts=prompts)
 
 
@@ -97,9 +94,9 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
     """
     folder = _packed_folder(data, tokenizer, cache_dir)
     meta = read_meta(folder)
-    train, validation = (_open_side(folder, side, meta) for side in ("train", "validation"))
-    vocabulary, end_of_text = tuple(meta["vocabulary"]), meta["end_of_text"]
-    return Data(data.name, meta["hash"], meta["tokenizer"], vocabulary, end_of_text, train, validation)
+    sides = [_open_side(folder, side, meta) for side in ("train", "validation")]
+    about = data.name, meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
+    return Data(*about, *sides)
 
 
 def cached_tokenizer(config: Config) -> Path:
@@ -157,8 +154,9 @@ def _pack(
 ) -> dict[str, Any]:
     """Write both sides into `folder`; return what else `load_data` needs."""
     tokenizer = _make_tokenizer(config, train, folder)
+    sides = [[document.sha256 for document in side] for side in (train, validation)]
     return {
-        "hash": _data_hash(train, validation, tokenizer),
+        "hash": hashlib.sha256(repr((FORMAT, sides, tokenizer.identity)).encode()).hexdigest()[:16],
         "tokenizer": tokenizer.label,
         "vocabulary": tokenizer.vocabulary,
         "end_of_text": tokenizer.end_of_text,
@@ -177,11 +175,6 @@ def _make_tokenizer(config: TokenizerConfig, train: list[Document], folder: Path
     return tokenizers.train_bpe((document.text for document in train), config, folder / TOKENIZER_FILE)
 
 
-def _data_hash(train: Iterable[Document], validation: Iterable[Document], tokenizer: Tokenizer) -> str:
-    sides = [[document.sha256 for document in side] for side in (train, validation)]
-    return hashlib.sha256(repr((FORMAT, sides, tokenizer.identity)).encode()).hexdigest()[:16]
-
-
 def _pack_side(
     folder: Path, side: str, documents: list[Document], tokenizer: Tokenizer, with_ends: bool
 ) -> dict[str, Any]:
@@ -195,8 +188,7 @@ def _pack_side(
     np.save(folder / f"{side}-starts.npy", starts)
     if with_ends:
         np.save(folder / f"{side}-byte_ends.npy", np.concatenate(ends).astype(np.uint32))
-    byte_count = sum(len(document.text) for document in documents)
-    return {"names": [document.name for document in documents], "byte_count": byte_count}
+    return {"byte_count": sum(len(document.text) for document in documents)}
 
 
 def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
@@ -204,7 +196,7 @@ def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
         return np.load(folder / f"{side}-{name}.npy", mmap_mode="r", allow_pickle=False)
 
     ends = mapped("byte_ends") if side == "validation" else None
-    return Split(mapped("tokens"), np.array(mapped("starts")), byte_ends=ends, **meta[side])
+    return Split(mapped("tokens"), np.array(mapped("starts")), ends, meta[side]["byte_count"])
 
 
 def summary(data: Data, max_length: int) -> str:
@@ -214,7 +206,7 @@ def summary(data: Data, max_length: int) -> str:
     assert validation.byte_ends is not None
     size = int(validation.byte_ends[validation.starts[long + 1] - 1].sum(dtype=np.int64))
     return (
-        f"{data.name}: {len(train.names)} training documents ({train.byte_count / 1e6:.2f} MB), "
-        f"{len(validation.names)} for validation ({validation.byte_count / 1e6:.2f} MB)\n"
+        f"{data.name}: {len(train.lengths)} training documents ({train.byte_count / 1e6:.2f} MB), "
+        f"{len(validation.lengths)} for validation ({validation.byte_count / 1e6:.2f} MB)\n"
         f"  {len(long)} of those for validation ({size / 1e6:.2f} MB) reach {max_length} tokens"
     )

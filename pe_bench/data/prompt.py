@@ -109,23 +109,16 @@ def niah_multikey_3(rng: np.random.Generator, size: int) -> Prompt:
     Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `niah_multikey_3`): all of the text consists of
     such pairs of UUIDs.
     """
-    keys, values = ([_identifier(rng) for _ in range(size)] for _ in range(2))
+    identifiers = [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(2 * size)]
+    keys, values = identifiers[:size], identifiers[size:]
     lines = [f"The value of {key} is {value}." for key, value in zip(keys, values, strict=True)]
     needle = int(rng.integers(size))
     question = f"What is the value of {keys[needle]}? The value of {keys[needle]} is"
     return Prompt("\n".join([*lines, question]), (values[needle],))
 
 
-def _identifier(rng: np.random.Generator) -> str:
-    return str(uuid.UUID(bytes=rng.bytes(16), version=4))
-
-
 NOISE = (
-    "The wind is mild.",
-    "The road is long.",
-    "The lake is calm.",
-    "Birds come by.",
-    "Birds leave again.",
+    *("The wind is mild.", "The road is long.", "The lake is calm.", "Birds come by.", "Birds leave again."),
 )
 VARIABLES, SENTENCES_OF_EXAMPLE = 5, 5
 
@@ -155,10 +148,8 @@ def _assignments(rng: np.random.Generator, size: int) -> Prompt:
     sentences = [NOISE[index % len(NOISE)] for index in range(size)]
     for index, name, value in reversed([*zip(indices, names, values, strict=False)]):
         sentences.insert(index, f"VAR {name} = {value}.")
-    question = (
-        f"Question: Which five variables have the value {number}, in the order of their assignment?\nAnswer:"
-    )
-    return Prompt("\n".join([" ".join(sentences), question]), tuple(names))
+    question = f"Question: Which five variables have the value {number}, in the order of their assignment?"
+    return Prompt("\n".join([" ".join(sentences), question, "Answer:"]), tuple(names))
 
 
 VOCABULARY = 2_000
@@ -185,10 +176,9 @@ def fwe(rng: np.random.Generator, size: int) -> Prompt:
     text = np.repeat(words, counts)[:size]
     rng.shuffle(text)
     question = (
-        "Question: Which three words are the most frequent, the most frequent first? Leave out the dots.\n"
-        "Answer:"
+        "Question: Which three words are the most frequent, the most frequent first? Leave out the dots."
     )
-    return Prompt("\n".join([" ".join(text), question]), tuple(words[1:4]))
+    return Prompt("\n".join([" ".join(text), question, "Answer:"]), tuple(words[1:4]))
 
 
 def _words(rng: np.random.Generator, count: int, letters: int, first: str) -> list[str]:

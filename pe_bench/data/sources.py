@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.schema import DataConfig
-from pe_bench.errors import UserError, first_line, require
+from pe_bench.errors import UserError, first_line
 
 MAX_NAMED = 10  # files that cannot be read
 NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
@@ -42,18 +42,17 @@ class Document:
 
 def within_budget(documents: Iterable[Document], byte_budget: int | None) -> Iterator[Document]:
     """Yield documents up to `byte_budget` bytes in total; the last one is cut to fit."""
+    if byte_budget is None:
+        yield from documents
+        return
     left = byte_budget
     for document in documents:
-        if left is None:
-            yield document
-            continue
-        if len(document.text) >= left:
-            text = document.text[: character_boundary(document.text, left)]
-            if text:
-                yield Document(document.name, text)
-            return
+        text = document.text[: character_boundary(document.text, left)]
+        if text:
+            yield Document(document.name, text)
         left -= len(document.text)
-        yield document
+        if left <= 0:
+            return
 
 
 def character_boundary(text: bytes, position: int) -> int:
@@ -124,24 +123,24 @@ def files_in(folder: Path, key: str) -> list[Path]:
 
 
 def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Document]:
-    is_json = path.name.endswith((".json", ".jsonl", ".jsonl.gz"))
-    kind = "json" if is_json else "parquet" if path.suffix == ".parquet" else f"{config.encoding} text"
+    rows, kind = None, f"{config.encoding} text"
+    if path.name.endswith((".json", ".jsonl", ".jsonl.gz")):
+        rows, kind = _json_rows(path), "json"
+    elif path.suffix == ".parquet":
+        rows, kind = _parquet_rows(path, config.text_column), "parquet"
     try:
-        if is_json or kind == "parquet":
-            rows = _json_rows(path) if is_json else _parquet_rows(path, config.text_column)
-            for row, values in enumerate(rows):
-                yield Document(f"{name}:{row}", row_text(values, config, f"{path}, row {row},"))
-            return
-        text = path.read_bytes().decode(config.encoding).encode()
-        if b"\0" in text:
-            raise ValueError(f"byte {text.index(0)} is zero")
-        yield Document(name, read_newlines(text, config.newlines))
+        if rows is None:
+            text = path.read_bytes().decode(config.encoding).encode()
+            if b"\0" in text:
+                raise ValueError(f"byte {text.index(0)} is zero")
+            yield Document(name, read_newlines(text, config.newlines))
+        for row, values in enumerate(rows or ()):
+            yield Document(f"{name}:{row}", row_text(values, config, f"{path}, row {row},"))
     except UserError:
         raise
-    except UnicodeDecodeError as error:
-        raise UnreadableError(f"not {kind}: byte {error.start}") from error
     except Exception as error:  # json, gzip and pyarrow each raise their own kinds
-        raise UnreadableError(f"not {kind}: {first_line(error)}") from error
+        reason = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else first_line(error)
+        raise UnreadableError(f"not {kind}: {reason}") from error
 
 
 def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
@@ -189,24 +188,15 @@ def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
 
 
 def read_stdlib(config: DataConfig) -> Iterator[Document]:
-    """Yield documents, named and sorted by their paths. Raises `UserError` if there are none."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    is_empty = True
-    for name in _stdlib_names(folder):
-        text = (folder / name).read_bytes()
+    """Yield documents, named and sorted by their paths, with `/` on every system."""
+    root, names = Path(sysconfig.get_path("stdlib")), []
+    for parent, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        names += [Path(parent, file).relative_to(root).as_posix() for file in files if file.endswith(".py")]
+    for name in sorted(names):
+        text = (root / name).read_bytes()
+        if not text or name in GENERATED or name.startswith(GENERATED_PREFIXES):
+            continue
         with suppress(UnicodeDecodeError):
             text.decode()
-            if text:
-                is_empty = False
-                yield Document(name, read_newlines(text, config.newlines))
-    message = f"this Python has no sources of its standard library in {folder}"
-    require(not is_empty, f"{message}: use data=files data.path=DIR")
-
-
-def _stdlib_names(folder: Path) -> list[str]:
-    """Return the sorted paths below `folder` of the library's files, with `/` on every system."""
-    names = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in LEFT_OUT]
-        names += [Path(parent, file).relative_to(folder).as_posix() for file in files if file.endswith(".py")]
-    return sorted(name for name in names if name not in GENERATED and not name.startswith(GENERATED_PREFIXES))
+            yield Document(name, read_newlines(text, config.newlines))

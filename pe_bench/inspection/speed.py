@@ -159,7 +159,7 @@ def flops_of(model: Decoder, config: Config, length: int) -> float:
 def random_data(tokens: int) -> Data:
     """Make one document of random bytes for training, which validates too."""
     drawn = np.random.default_rng(0).integers(BYTES, size=tokens).astype(np.uint16)
-    split = Split(drawn, np.array([0, tokens]), ["random"], tokens, np.arange(1, tokens + 1, dtype=np.uint32))
+    split = Split(drawn, np.array([0, tokens]), np.arange(1, tokens + 1, dtype=np.uint32))
     tokenizer = ByteTokenizer()
     names = ("random", "", tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text)
     return Data(*names, split, split)

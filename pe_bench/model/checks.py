@@ -11,43 +11,37 @@ from torch import Tensor, nn
 
 from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import OUTSIDE_MODULE
-from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import Decoder, LanguageModel
 from pe_bench.system.files import same_working_folder
 from pe_bench.system.machine import is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
 
+@torch.no_grad()
 def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
     """Run the model on one window; `name` is what `pe-bench check` calls the encoding.
 
     Raises `UserError` for a length that the encoding refuses, an error in a user's own code, values that are
     not finite from weights that are, and outputs that follow from later tokens.
     """
+    tokens, before = torch.zeros(1, length, dtype=torch.long), set(model.encoding.state_dict())
     try:
-        _dry_run(model, length, name)
+        with user_code_errors(model.encoding):
+            ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
+            hidden = model.hidden(tokens, ids)
     except LengthError as error:
         raise UserError(f"train.length={length}: {error}") from error
+    added = set(model.encoding.state_dict()) - before  # no saved weights would fit
+    late = sorted(name.rpartition(".")[2] for name in added)
+    message = (
+        f"the encoding makes {', '.join(late)} in a hook, where it would never learn: make it in __init__"
+    )
+    require(not late, message)
+    is_finite = hidden.isfinite().all() or not all(weight.isfinite().all() for weight in model.parameters())
+    message = f"the encoding gives values that are not finite in a window of {length} tokens: try"
+    require(bool(is_finite), f"{message} `pe-bench check {name}`")
     refuse_lookahead(model, length, name)
-
-
-@torch.no_grad()
-def _dry_run(model: Decoder, length: int, name: str) -> None:
-    tokens = torch.zeros(1, length, dtype=torch.long)
-    with user_code_errors(model.encoding):
-        before = set(model.encoding.state_dict())
-        ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
-        hidden = model.hidden(tokens, ids)
-        for late in sorted(set(model.encoding.state_dict()) - before):  # no saved weights would fit
-            raise UserError(
-                f"the encoding makes {late.rpartition('.')[2]} in a hook, where it would never learn: "
-                "make it in __init__"
-            )
-    if not hidden.isfinite().all() and all(weight.isfinite().all() for weight in model.parameters()):
-        raise UserError(
-            f"the encoding gives values that are not finite in a window of {length} tokens: "
-            f"try `pe-bench check {name}`"
-        )
 
 
 # Refuse a model that reads later tokens: its scores would mean nothing.
@@ -64,11 +58,8 @@ def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str 
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)
-    if problem:
-        raise UserError(
-            f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
-            f"{problem}; `pe-bench check {name}` says where"
-        )
+    message = f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
+    require(not problem, f"{message}{problem}; `pe-bench check {name}` says where")
 
 
 @torch.no_grad()

@@ -77,12 +77,10 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if torch.is_grad_enabled():
-            return self._of(x_BTD)
+            return self.down(gated(x_BTD, self.gate, self.up))
         # Each token has its own, and what is not kept for gradients need not be there for all at once.
-        return torch.cat([self._of(tokens) for tokens in x_BTD.split(FEEDFORWARD_TOKENS, 1)], 1)
-
-    def _of(self, x_BTD: Tensor) -> Tensor:
-        return self.down(gated(x_BTD, self.gate, self.up))
+        parts = x_BTD.split(FEEDFORWARD_TOKENS, 1)
+        return torch.cat([self.down(gated(part, self.gate, self.up)) for part in parts], 1)
 
 
 class Block(nn.Module):
@@ -98,9 +96,10 @@ class Block(nn.Module):
     ) -> Tensor:
         read = self.attention(x_BTD, self.attention_norm, encoding, ids, window, first)
         output, norm, ffn = self.attention.output, self.feedforward_norm, self.feedforward
+        weights = [layer.weight for layer in (output, norm, ffn.gate, ffn.up, ffn.down)]
         x_BTD = x_BTD[:, first:]
-        if torch.is_grad_enabled() and is_native(x_BTD, read, output.weight, norm.weight, ffn.gate.weight):
-            return feedforward_after(x_BTD, read, output, norm, ffn.gate, ffn.up, ffn.down)
+        if torch.is_grad_enabled() and is_native(x_BTD, read, *weights):
+            return feedforward_after(x_BTD, read, *weights)
         x_BTD = x_BTD + output(read)
         return x_BTD + ffn(norm(x_BTD))
 

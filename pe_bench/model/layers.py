@@ -55,26 +55,8 @@ def gated(x_BTD: Tensor, gate: nn.Linear, up: nn.Linear) -> Tensor:
     return native.swiglu(functional.linear(x_BTD, torch.cat([gate.weight, up.weight])))
 
 
-def nll_of_logits(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
-    """Return the negative log-likelihood of each target in nats, float32 [N]."""
-    if not is_native(logits_NV) or targets_N.dtype != torch.int64:
-        return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
-    if not torch.is_grad_enabled():
-        return native.nll(logits_NV.contiguous(), targets_N.contiguous())[0]
-    return cast(Tensor, _NLL.apply(logits_NV.contiguous(), targets_N.contiguous()))
-
-
-def feedforward_after(
-    x_BTD: Tensor,
-    read_BTD: Tensor,
-    output: nn.Linear,
-    norm: RMSNorm,
-    gate: nn.Linear,
-    up: nn.Linear,
-    down: nn.Linear,
-) -> Tensor:
-    """Return x plus what attention read plus the feedforward layer of both."""
-    weights = [layer.weight for layer in (output, norm, gate, up, down)]
+def feedforward_after(x_BTD: Tensor, read_BTD: Tensor, *weights: Tensor) -> Tensor:
+    """Return x plus what attention read plus the feedforward layer of both, from the weights of a block."""
     return cast(Tensor, _Feedforward.apply(x_BTD, read_BTD, *weights))
 
 
@@ -110,8 +92,7 @@ class _Projections(torch.autograd.Function):
             else:
                 of_rows_ND = torch.addmm(of_rows_ND, slope_N, matrix)
             is_own = True
-        if of_rows_ND is None:
-            return None, None, *of_matrices
+        assert of_rows_ND is not None, "some output has a gradient"
         of_x, of_weight = native.rms_norm_backward(of_rows_ND.contiguous(), x, weight_D, factor_N, None)
         return of_x, of_weight, *of_matrices
 
@@ -190,4 +171,9 @@ def token_nll(
 
 
 def _chunk_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    return nll_of_logits(functional.linear(hidden_ND, weight_VD), targets_N)
+    logits_NV = functional.linear(hidden_ND, weight_VD)
+    if not is_native(logits_NV) or targets_N.dtype != torch.int64:
+        return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
+    if not torch.is_grad_enabled():
+        return native.nll(logits_NV, targets_N.contiguous())[0]
+    return cast(Tensor, _NLL.apply(logits_NV, targets_N.contiguous()))

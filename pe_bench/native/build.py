@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -125,15 +125,12 @@ def _private_folder(key: str) -> Iterator[Path]:
 
 def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:
     """Write the library into a folder. Raises `CalledProcessError`, `TimeoutExpired` or `OSError`."""
-    for number, processor in enumerate(OF_THIS_PROCESSOR):
-        flags = [processor, *more_flags]
-        try:
-            compile_library(compiler, source, flags, folder / LIBRARY)
-            return {"compiler": compiler, "flags": [*FLAGS, *flags]}
-        except subprocess.CalledProcessError:
-            if number == len(OF_THIS_PROCESSOR) - 1:
-                raise
-    raise AssertionError
+    first, second = ([processor, *more_flags] for processor in OF_THIS_PROCESSOR)
+    try:
+        compile_library(compiler, source, first, folder / LIBRARY)
+    except subprocess.CalledProcessError:
+        compile_library(compiler, source, second, folder / LIBRARY)
+    return {"compiler": compiler}
 
 
 def compile_library(compiler: str, source: Path, more_flags: Sequence[str], target: Path) -> None:
@@ -165,23 +162,13 @@ def lend_threads(library: ctypes.CDLL) -> None:
 
     Those of OpenMP wait for work without sleeping, and threads beside them would wait for a processor.
     """
-    parallel = _gomp_parallel()
-    if parallel is not None:
-        library.pe_bench_use_threads(parallel)
-
-
-def _gomp_parallel() -> ctypes.c_void_p | None:
-    if not hasattr(os, "RTLD_NOLOAD"):
-        return None
     folder = Path(torch.__file__).parent / "lib"
     beside = (folder.parent.parent / "torch.libs").glob("libgomp*")
     for path in [*folder.glob("libgomp*"), *beside, "libgomp.so.1"]:
-        try:  # one that is loaded already, and is so PyTorch's
+        with suppress(OSError, AttributeError):  # one that is loaded already, and is so PyTorch's
             loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-            return ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p)
-        except (OSError, AttributeError):
-            continue
-    return None
+            library.pe_bench_use_threads(ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p))
+            return
 
 
 # Tensors as the compiled code takes them.

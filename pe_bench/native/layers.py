@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pe_bench.native.build import (
-    data_of,
-    kernel,
-    like_rows_of_tokens,
-    shape_of,
-    strided,
-    with_whole_rows,
-)
+from pe_bench.native.build import data_of, kernel, like_rows_of_tokens, shape_of, strided, with_whole_rows
 
 CHUNK = 32  # rows whose sums are added before those of others; the `CHUNK` of layers.h
 
@@ -118,14 +111,7 @@ def _rotated(x: Tensor, cosines: Tensor, sines: Tensor, sign: float) -> Tensor:
     out = like_rows_of_tokens(x)
     shared = cosines.dim() == 2 or len(cosines) == 1
     apart = 0 if shared else cosines.shape[-2] * cosines.shape[-1]
-    library.pe_bench_rotate(
-        shape_of(x, x, 1.0),
-        strided(x),
-        data_of(cosines),
-        data_of(sines),
-        ctypes.c_int64(apart),
-        ctypes.c_int64(cosines.shape[-1]),
-        ctypes.c_float(sign),
-        strided(out),
-    )
+    sizes = ctypes.c_int64(apart), ctypes.c_int64(cosines.shape[-1]), ctypes.c_float(sign)
+    inputs = shape_of(x, x, 1.0), strided(x), data_of(cosines), data_of(sines)
+    library.pe_bench_rotate(*inputs, *sizes, strided(out))
     return out

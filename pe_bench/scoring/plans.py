@@ -127,8 +127,7 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Ha
     # As many targets in each, so that windows of one size have one shape.
     targets = max(len(example.tokens) - int(example.is_answer.argmax()) for example in examples)
     windows = [Window(row, 0, size - 1, size - 1 - targets, targets) for row, size in enumerate(sizes)]
-    names = [f"{task.name} {row}" for row in range(count)]
-    split = Split(tokens, np.cumsum([0, *sizes]), names, 0)
+    split = Split(tokens, np.cumsum([0, *sizes]))
     answers = Answers(
         split,
         np.stack([example.is_answer[-targets:] for example in examples]),

@@ -152,9 +152,7 @@ def split_of(*lengths: int, dtype: type = np.uint16) -> Split:
     """Document d holds 100 d, 100 d + 1, ... so that a window tells where it comes from."""
     documents = [np.arange(length, dtype=dtype) + 100 * index for index, length in enumerate(lengths)]
     starts = np.cumsum([0, *lengths], dtype=np.int64)
-    return Split(
-        np.concatenate(documents), starts, [str(index) for index in range(len(lengths))], sum(lengths)
-    )
+    return Split(np.concatenate(documents), starts)
 
 
 def test_windows_stand_inside_one_document():

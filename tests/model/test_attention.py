@@ -1,41 +1,36 @@
 """The reference runs the hooks in their order; every fast path gives what the reference gives."""
 
 from collections.abc import Callable
-from itertools import combinations
 from typing import Any
 
 import pytest
 import torch
 from support.attending import (
     ALL,
-    HIDING,
     D,
     H,
     K,
     OfContent,
-    deberta,
     largest_error,
     made,
     output_and_gradients,
 )
-from support.cases import find_case
 from support.native import here
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pe_bench.config.groups import config_dir
-from pe_bench.encodings.base import LayerEncoding, LengthError, Side
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content import running_sums
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.distance.lm_infinite import LMInfinite
-from pe_bench.encodings.distance.rerope import ReRoPE
 from pe_bench.encodings.logits.sink import Sink
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
-from pe_bench.inspection.check.case import as_type, layer_inputs, layers_of, worst
+from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model import attention as paths
-from pe_bench.model.attention import attention, choose, chunks, fused, reference, reference_attention
+from pe_bench.model.attention import attention, choose, chunks, fused, reference_attention
 from pe_bench.model.attention.chunks import fused_chunk_attention
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
@@ -57,57 +52,6 @@ def sink() -> LayerEncoding:
 
 
 # The reference
-
-
-class Recording(LayerEncoding):
-    """Every hook leaves its name, and changes its result in a way that depends on the order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: list[str] = []
-
-    def prepare(self, x: Tensor) -> dict[str, Tensor]:
-        self.called.append("prepare")
-        return {"first": x[..., 0]}
-
-    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        self.called.append("transform")
-        # As of a wider head: twice the scores.
-        return torch.cat([queries.x, queries.x], -1), torch.cat([keys.x, keys.x], -1)
-
-    def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        self.called.append("scores")
-        return super().scores(queries, keys, scale)
-
-    def logit_scale(self, queries: Side) -> Tensor:
-        self.called.append("logit_scale")
-        return queries.values["first"][:, None, :, None]
-
-    def bias(self, queries: Side, keys: Side) -> Tensor:
-        self.called.append("bias")
-        return torch.full((H, len(queries.index), len(keys.index)), 0.25)
-
-    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-        self.called.append("adjust")
-        return scores.square()
-
-    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-        self.called.append("weights")
-        return scores * visible
-
-    def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
-        self.called.append("mix")
-        return weights @ v
-
-
-def test_hooks_are_called_and_applied_in_their_order() -> None:
-    encoding, (x, q, k, v) = Recording(), layer_inputs(5)
-    result = attention(encoding, x, q, k, v, torch.arange(5))
-    order = ["prepare", "transform", "scores", "logit_scale", "bias", "adjust", "weights", "mix"]
-    assert encoding.called == order
-    # The scale is that of the model's own width, whatever transform widened.
-    scores = 2 * (q @ k.mT) / K**0.5 * x[:, None, :, :1] + 0.25
-    assert worst(result, scores.square().tril() @ v) < 1e-12
 
 
 def test_a_window_is_the_sliding_window_of_that_many_tokens() -> None:
@@ -175,19 +119,6 @@ def test_training_has_the_outputs_and_gradients_of_the_reference(
         single = made(name, *nulls, dtype=torch.float32)
         found = output_and_gradients(attention, single, as_type(inputs, torch.float32), position, window)
         assert largest_error(found, exact) < 1e-4
-
-
-@pytest.mark.parametrize("name", NAMES)
-@torch.no_grad()
-def test_every_encoding_keeps_its_scores_on_the_path_that_is_chosen(name: str, small_chunks: None) -> None:
-    for layer in layers_of(find_case(name).encoding):
-        for window in (None, 4):
-            arguments = (*layer_inputs(32), torch.arange(32), window)
-            try:
-                exact = reference_attention(layer, *arguments)
-            except LengthError:
-                continue
-            assert worst(attention(layer, *arguments), exact) < 1e-10
 
 
 class RawScores(LMInfinite):
@@ -301,63 +232,7 @@ def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: p
 # Ranges of keys
 
 
-def keys_outside_of_ranges(layer: LayerEncoding, tokens: int) -> int:
-    """Return the largest number of keys that a chunk of queries sees, and that are in none of its ranges."""
-    empty, index, missed = torch.empty(1, H, tokens, 0), torch.arange(tokens), []
-    visible = layer.visible(*2 * [Side(empty, empty, index, index, {})]).view(-1, tokens, tokens).any(0)
-    for start, stop in combinations(range(tokens + 1), 2):
-        seen = visible[start:stop].any(0) & (index < stop)
-        for indices in layer.ranges(start, stop):
-            seen[indices.start : indices.stop] = False
-        missed.append(int(seen.sum()))
-    return max(missed)
-
-
-@pytest.mark.parametrize("name", HIDING)
-def test_ranges_hold_all_keys_that_are_seen_and_begin_and_end_with_one(name: str) -> None:
-    encoding, index = made(name), torch.arange(40)
-    assert keys_outside_of_ranges(encoding, tokens=40) == 0
-    if name in ("sinks and a shorter window", "windows of heads in chunks", "strides of heads"):
-        return  # of an intersection more may be taken than is seen
-    empty = torch.empty(1, H, 40, 0)
-    visible = encoding.visible(*2 * [Side(empty, empty, index, index, {})]).view(-1, 40, 40).any(0)
-    for start in range(33):
-        seen = visible[start : start + 7].any(0)
-        assert all(seen[one[0]] and seen[one[-1]] for one in encoding.ranges(start, start + 7))
-
-
 # Long texts, and half precision
-
-
-@torch.no_grad()
-def test_the_end_of_a_long_text_is_that_of_float64() -> None:
-    count = 8
-
-    def last_chunk(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return what the chunk path gives the last queries, without those before them."""
-        queries, keys = reference.project(encoding, x, q, k, torch.arange(q.shape[-2]))
-        last = reference.slice_tokens(queries, q.shape[-2] - count, q.shape[-2])
-        return chunks._attend(encoding, last, keys, v, None)
-
-    for make, tokens in (
-        (lambda: Shaw(K, max_distance=5), 3_001),
-        (lambda: deberta(24, buckets=8), 3_001),
-        (lambda: ReRoPE(K, train_length=128, window=64), 3_001),
-        (lambda: FoX(D, H), 32_768),
-    ):
-        torch.manual_seed(0)
-        encoding, inputs = make(), layer_inputs(tokens, torch.float32, batch=1)
-        if tokens > 10_000:
-            found = last_chunk(encoding, *inputs)
-        else:
-            found = attention(encoding, *inputs, torch.arange(tokens))[:, :, -count:]
-        truth = reference_attention(
-            encoding.double(),
-            *as_type(inputs, torch.float64),
-            torch.arange(tokens),
-            rows=range(tokens - count, tokens),
-        )
-        assert worst(found, truth) < 1e-5
 
 
 @torch.no_grad()
@@ -378,21 +253,6 @@ def test_in_a_model_that_is_autocast_no_error_is_larger_than_the_references(
 
 
 # Sums along a row, which end where the keys before no longer matter
-
-
-@pytest.mark.parametrize("name", ["positions by content", "a broken stick"])
-def test_running_sums_and_their_gradients_do_not_depend_on_the_blocks(
-    name: str, small_chunks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, q, k, v = layer_inputs(90)
-    inputs = (x, 30 * q, k, v)  # a stick that is used up leaves nothing
-
-    def results(path: Callable[..., Tensor]) -> list[Tensor]:
-        return output_and_gradients(path, made(name), inputs, torch.arange(90))
-
-    in_blocks = results(attention)
-    monkeypatch.setattr(running_sums, "BLOCK", 1_000)
-    assert largest_error(in_blocks, results(attention)) < 1e-9
 
 
 @pytest.mark.parametrize("size", [1.0, 20.0])

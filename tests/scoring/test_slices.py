@@ -33,7 +33,7 @@ def split_of(documents: list[list[int]], bytes_of: list[int]) -> Split:
     starts = np.cumsum([0, *map(len, documents)], dtype=np.int64)
     ends = [np.cumsum([bytes_of[token] for token in document]) for document in documents]
     tokens = np.concatenate([np.array(document, np.uint16) for document in documents])
-    return Split(tokens, starts, [], 0, np.concatenate(ends).astype(np.uint32))
+    return Split(tokens, starts, np.concatenate(ends).astype(np.uint32))
 
 
 def repetitive(length: int, seed: int, vocabulary: int = 12) -> list[int]:

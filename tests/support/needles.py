@@ -30,7 +30,7 @@ def probe_data(documents: int, tokens: int) -> Data:
     drawn = np.random.default_rng(0).integers(0, VOCABULARY, documents * tokens).astype(np.uint16)
     starts = np.arange(documents + 1, dtype=np.int64) * tokens
     ends = np.tile(np.arange(1, tokens + 1, dtype=np.uint32), documents)
-    split = Split(drawn, starts, [str(d) for d in range(documents)], 0, ends)
+    split = Split(drawn, starts, ends)
     return Data("files", "da7a0123", "odd", tuple(map(str, range(VOCABULARY))), VOCABULARY - 1, split, split)
 
 

@@ -24,7 +24,7 @@ def split_of(*lengths: int) -> Split:
     ends = [np.cumsum([bytes_of(d, place) for place in range(n)]) for d, n in enumerate(lengths)]
     starts = np.cumsum([0, *lengths], dtype=np.int64)
     byte_ends = np.concatenate(ends).astype(np.uint32)
-    return Split(np.concatenate(tokens), starts, [str(d) for d in range(len(lengths))], 0, byte_ends)
+    return Split(np.concatenate(tokens), starts, byte_ends)
 
 
 SPLIT = split_of(*LENGTHS)

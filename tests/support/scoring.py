@@ -63,7 +63,7 @@ def data_of(*lengths: int) -> Data:
     ends = [np.cumsum([bytes_of(int(token)) for token in document]) for document in documents]
     starts = np.cumsum([0, *lengths], dtype=np.int64)
     byte_ends = np.concatenate(ends).astype(np.uint32)
-    split = Split(np.concatenate(documents), starts, [str(d) for d in range(len(lengths))], 0, byte_ends)
+    split = Split(np.concatenate(documents), starts, byte_ends)
     return Data("files", "da7a0123", "odd", tuple(map(str, range(VOCABULARY))), VOCABULARY - 1, split, split)
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import re
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -164,12 +163,6 @@ def build_task(values: Mapping[str, Any]) -> Task:
         require(f"task.{option}" in options, unknown(f"task.{option}", "key", options))
     typed = {option: check_type(value, hints[option], f"task.{option}") for option, value in values.items()}
     return task_class(**typed)
-
-
-def describe(task: Task) -> str:
-    """Return what an example of the task is like, the first sentence of its file."""
-    doc = importlib.import_module(type(task).__module__).__doc__ or ""
-    return re.split(r"(?<=\w)[.:]\s", doc.strip(), maxsplit=1)[0]
 
 
 def _class_of(name: str) -> type[Task]:

@@ -22,13 +22,7 @@ CHUNK_ELEMENTS = 2**21
 
 
 def fused_chunk_attention(
-    encoding: LayerEncoding,
-    x: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Tensor,
-    window: int | None = None,
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int | None
 ) -> Tensor:
     """Serve encodings that hide keys, add a bias, or have `terms` for their scores; and a window."""
     queries, keys = project(encoding, x, q, k, position)
@@ -62,12 +56,10 @@ def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, windo
     bias, null = encoding.bias(queries, keys), encoding.null_logit(queries)
     if not encoding.overrides("terms"):
         return fused(times(queries.x, factor), keys.x, v, _mask(visible, bias, v), scale, null)
-    terms = [
-        (term._replace(q=times(term.q, factor)), seen)
-        for term, seen in _terms_in(encoding.terms(queries, keys), visible)
-    ]
+    terms = _terms_in(encoding.terms(queries, keys), visible)
+    terms = [(term._replace(q=times(term.q, factor)), seen) for term, seen in terms]
     masks = [
-        _mask(term.mask[..., seen], None if bias is None else bias[..., seen], v) for term, seen in terms
+        _mask(term.mask[..., seen], bias if bias is None else bias[..., seen], v) for term, seen in terms
     ]
     if torch.is_grad_enabled() or v.device.type != "cpu":
         return _attend_once(terms, masks, v, scale, null)
@@ -90,16 +82,13 @@ def _attend_once(
     Each key appears once for each term, with zeros in the places of the others.
     """
     width, count = terms[0][0].q.shape[-1], len(terms)
-    wide_k = torch.cat(
-        [
-            functional.pad(term.k[..., seen, :], (index * width, (count - index - 1) * width))
-            for index, (term, seen) in enumerate(terms)
-        ],
-        -2,
-    )
+    wide_k = [
+        functional.pad(term.k[..., seen, :], (index * width, (count - index - 1) * width))
+        for index, (term, seen) in enumerate(terms)
+    ]
     values = torch.cat([v[..., seen, :] for _, seen in terms], -2)
     wide_q = torch.cat([term.q for term, _ in terms], -1)
-    return fused(wide_q, wide_k, values, torch.cat(masks, -1), scale, null)
+    return fused(wide_q, torch.cat(wide_k, -2), values, torch.cat(masks, -1), scale, null)
 
 
 def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTerm, slice]]:

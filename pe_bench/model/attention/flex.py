@@ -47,13 +47,7 @@ def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
 
 
 def fused_flex_attention(
-    encoding: LayerEncoding,
-    x: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Tensor,
-    window: int | None = None,
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, position: Tensor, window: int | None
 ) -> Tensor:
     """Serve encodings that `can_flex`; `window` as in `attention`."""
     queries, keys = project(encoding, x, q, k, position)

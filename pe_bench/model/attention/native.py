@@ -10,6 +10,7 @@ Letters: B batch, H query heads, T tokens, K width of queries and keys, V of val
 import ctypes
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -113,13 +114,7 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        table: Tensor | None,
-        null: Tensor | None,
-        scale: float,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, null: Tensor | None, scale: float
     ) -> Tensor:
         output, normalizers = _forward(_library(q.dtype), q, k, v, table, scale)
         if null is not None:
@@ -132,9 +127,8 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, table, null, output, normalizers = ctx.saved_tensors
-        of_table = ctx.needs_input_grad[3]
-        library = _library(q.dtype)
-        gradients = _backward(library, q, k, v, table, output, normalizers, gradient, ctx.scale, of_table)
+        saved, of_table = (q, k, v, table, output, normalizers), ctx.needs_input_grad[3]
+        gradients = _backward(_library(q.dtype), saved, gradient, ctx.scale, of_table=of_table)
         of_null = None if null is None else gradient_of_null(null, _lse(normalizers), output, gradient)
         return *gradients, of_null, None
 
@@ -164,46 +158,27 @@ def _forward(
     q, k, v = (with_whole_rows(one) for one in (q, k, v))
     output, normalizers = like_rows_of_tokens(v), q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
     table = table.contiguous() if table is not None else None
-    _call(
-        library.pe_bench_forward,
-        shape_of(q, v, scale),
-        *map(strided, (q, k, v)),
-        data_of(table),
-        strided(output),
-        data_of(normalizers),
-    )
+    inputs = shape_of(q, v, scale), *map(strided, (q, k, v)), data_of(table)
+    _call(library.pe_bench_forward, *inputs, strided(output), data_of(normalizers))
     return output, normalizers
 
 
 def _backward(
-    library: ctypes.CDLL,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    output: Tensor,
-    normalizers: Tensor,
-    gradient: Tensor,
-    scale: float,
-    of_table: bool,
+    library: ctypes.CDLL, saved: Sequence[Any], gradient: Tensor, scale: float, *, of_table: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k and v, and of the table [H, T] where it is wanted."""
+    """Return the gradients of q, k and v, and of the table [H, T] where it is wanted.
+
+    saved: q, k, v, the table or None, and what `_forward` returned of them.
+    """
+    q, k, v, table, output, normalizers = saved
     q, k, v, gradient = (with_whole_rows(one) for one in (q, k, v, gradient))
     table = table.contiguous() if table is not None else None
     of_q, of_k, of_v = map(like_rows_of_tokens, (q, k, v))
     of_tables = torch.empty_like(normalizers[0]) if of_table else None
     summed = normalizers.new_empty(normalizers.shape[2:]) if of_table else None
-    _call(
-        library.pe_bench_backward,
-        shape_of(q, v, scale),
-        *map(strided, (q, k, v)),
-        data_of(table),
-        strided(output),
-        data_of(normalizers),
-        *map(strided, (gradient, of_q, of_k, of_v)),
-        data_of(of_tables),
-        data_of(summed),
-    )
+    inputs = shape_of(q, v, scale), *map(strided, (q, k, v)), data_of(table)
+    slopes = *map(strided, (gradient, of_q, of_k, of_v)), data_of(of_tables), data_of(summed)
+    _call(library.pe_bench_backward, *inputs, strided(output), data_of(normalizers), *slopes)
     return of_q, of_k, of_v, summed
 
 
@@ -227,7 +202,8 @@ def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     table = torch.randn(heads, tokens, generator=generator)
     scale = 1 / math.sqrt(width)
     output, normalizers = _forward(library, q, k, v, table, scale)
-    results = (output, *_backward(library, q, k, v, table, output, normalizers, slope, scale, of_table=True))
+    saved = q, k, v, table, output, normalizers
+    results = output, *_backward(library, saved, slope, scale, of_table=True)
     leaves = [leaf.double().requires_grad_() for leaf in (q, k, v, table)]
     distance = torch.arange(tokens).unsqueeze(-1) - torch.arange(tokens)
     with torch.enable_grad():
