@@ -81,7 +81,7 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
     try:
         return _convert(value, kind)
     except ValueError:
-        takes_list = list in map(typing.get_origin, (kind, *typing.get_args(kind)))
+        takes_list = any(typing.get_origin(part) is list for part in (kind, *typing.get_args(kind)))
         way_out = f": write {key}=[{value}]" if takes_list and isinstance(value, str | int | float) else ""
         raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}", key) from None
 

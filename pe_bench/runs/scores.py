@@ -311,8 +311,9 @@ class KeptMeans:
     def of(self, row: Row) -> Means | None:
         """Return the means of a row, or of one of a slice; None where there are none of its level."""
         means, level = self.means.get(_entry(row, row.slice_hash)), row.bits_per_byte
-        is_of_row = means is not None and level is not None
-        return means if is_of_row and np.array_equal(means.level, level, equal_nan=True) else None
+        if means is None or level is None:
+            return None
+        return means if np.array_equal(means.level, level, equal_nan=True) else None
 
     def rows_of_slice(self, rows: Iterable[Row], name: str) -> Iterator[Row]:
         """Yield the rows of one slice, for rows of all targets; none where there are no means of it.
