@@ -87,7 +87,7 @@ def row(name: str, found: Found) -> list[str]:
 def measured(case: Case, lengths: list[int], device: torch.device) -> Found:
     """Return the largest errors of an encoding; of one that ends at its training length, there alone."""
     found = Found()
-    lengths = [TRAIN_LENGTH] if case.past_training == "undefined" else lengths
+    lengths = [TRAIN_LENGTH] if case.ends else lengths
     try:
         for length in lengths:
             for exact, rounded in layers(case, device):

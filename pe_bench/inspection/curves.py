@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.compose import leaves_of
+from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.model.attention.reference import logits, project, slice_tokens, weigh
@@ -30,20 +30,20 @@ class Scores:
     is_weight: bool  # the scores are logarithms of weights, because the encoding replaces the softmax
 
 
-def kinds(subject: ResolvedEncoding) -> list[tuple[int, ...]]:
-    """Return the numbers of the layers of each kind: they share their structure, not values of parameters."""
+def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
+    """Return the numbers of the layers of each kind: they share structure and tables, not parameters."""
     groups: dict[str, list[int]] = {}
-    for number in range(subject.config.model.n_layers):
-        leaves = leaves_of(subject.encoding.layer(number))
-        modules = [module for leaf in leaves for module in leaf.modules()]
-        groups.setdefault(str([(type(module), _options(module)) for module in modules]), []).append(number)
+    for number in range(n_layers):
+        modules = [module for leaf in leaves_of(encoding.layer(number)) for module in leaf.modules()]
+        groups.setdefault(str(list(map(_traits, modules))), []).append(number)
     return [tuple(group) for group in groups.values()]
 
 
-def _options(module: nn.Module) -> dict[str, object]:
-    """Return plain values of a part of a layer, without the layer's own number."""
+def _traits(module: nn.Module) -> list[object]:
+    """Return what differs between parts of layers: class, options and tables, but the layer's own number."""
     values = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
-    return {name: value for name, value in values.items() if name != "number"}
+    tables = [float(table.double().sum()) for table in module.buffers(recurse=False)]
+    return [type(module), sorted((values | {"number": 0}).items()), tables]
 
 
 @torch.no_grad()

@@ -73,7 +73,10 @@ def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
 
 def _rows(subject: ResolvedEncoding, colour: str, reach: int, mask_reach: int) -> Iterator[Row]:
     label, length = subject.label, subject.config.train.length
-    products, kinds = curves.input_products(subject, reach), curves.kinds(subject)
+    products, kinds = (
+        curves.input_products(subject, reach),
+        curves.kinds(subject.encoding, subject.config.model.n_layers),
+    )
     for stroke, numbers in zip(len(kinds) * STROKES, kinds, strict=False):
         layer = subject.encoding.layer(numbers[0])
         if products is not None and len(kinds) == 1 and type(layer) is LayerEncoding:

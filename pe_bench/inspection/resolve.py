@@ -5,33 +5,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.compose import OVERRIDES_VARIABLE, compose
 from pe_bench.config.groups import GROUPS, encoding_names, find_name, keys_in
-from pe_bench.config.overrides import (
-    Override,
-    for_hydra,
-    in_full,
-    parse_override,
-    unknown_key,
-)
+from pe_bench.config.overrides import Override, in_full, parse_override, unknown_key
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
-from pe_bench.encodings.signatures import NOT_OPTIONS
-from pe_bench.errors import UserError, require
-from pe_bench.values import check_type, close_to, unknown
+from pe_bench.errors import require
+from pe_bench.values import check_type
 
 if TYPE_CHECKING:
     from pe_bench.encodings.compose import Composition
     from pe_bench.encodings.spec import EncodingSpec
 
 MAX_LABEL = 40  # characters
-SIZES = ("d_model", "n_heads", "d_head", "n_layers")
-NAMED_ALONE = (*GROUPS, *KEYS)  # keys without a dot that are no option of an encoding
-
 REFERENCE = "nope"  # that `speed` compares with
 # Sections and keys that say how a timed model is and what it runs on.
 SHARED = ("model", "train", "eval", "seed", "precision", "threads", "device", "results_dir")
@@ -100,62 +90,31 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     Raises `UserError` for what cannot be.
     """
     typed_names, texts = split_arguments(arguments)
-    _check(typed_names, texts, search)
-    names = list(dict.fromkeys(find_name("encoding", name, search) for name in typed_names))
+    require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
+    names = dict.fromkeys(find_name("encoding", name, search) for name in typed_names)
     overrides = [parse_override(text) for text in texts]
     options = [override for override in overrides if _is_option(override)]
     shared = [str(override) for override in overrides if not _is_option(override)]
-    chosen = {name: [f"encoding={name}", *shared] for name in names}
-    composed = {name: compose(chosen[name], search) for name in names}
-    for option in options:
-        if not option.prefix:
-            _refuse_unknown(option, composed)
-    subjects = []
-    for name in names:
-        in_whole = [in_full(name, composed[name]["encoding"], option) for option in options]
-        chosen_options = [option for option in in_whole if option]
+    composed = {name: compose([f"encoding={name}", *shared], search) for name in names}
+    subjects, chosen = [], set()
+    for name, values in composed.items():
+        in_whole = {option: in_full(name, values["encoding"], option) for option in options}
+        chosen_options = [option for option in in_whole.values() if option]
+        chosen |= {option for option, key in in_whole.items() if key or option.prefix}
         keys = frozenset(parse_override(text).key for text in (*shared, *map(str, chosen_options)))
-        for values in product(*map(_each_value, chosen_options)):
-            config = compose([*chosen[name], *values], search) if values else composed[name]
+        for texts in product(*map(_each_value, chosen_options)):
+            config = compose([f"encoding={name}", *shared, *texts], search) if texts else values
             subjects.append(ResolvedEncoding(name, parse_config(config, search), keys))
+    for option in [option for option in options if option not in chosen]:
+        raise unknown_key(option.key, [key for values in composed.values() for key in keys_in(values)])
     return subjects
-
-
-def _check(names: Sequence[str], overrides: Sequence[str], search: Sequence[Path]) -> None:
-    require(bool(names), "name an encoding; `pe-bench list encodings` has them")
-    for name in names:
-        require("," not in name, f"'{name}' is several: name them with spaces between")
-    for text in overrides:
-        size = parse_override(text).key.removeprefix("encoding.")
-        message = f"{text}: the model decides it; say model.{size}=... where it can be chosen"
-        require(size not in SIZES, message)
-    for_hydra(overrides, search)
 
 
 def _is_option(override: Override) -> bool:
     """Say whether it is an encoding's, such as `encoding.base=500` or for short `base=500`."""
-    return override.section == "encoding" or ("." not in override.key and override.key not in NAMED_ALONE)
-
-
-def _refuse_unknown(option: Override, composed: dict[str, dict[str, Any]]) -> None:
-    """Raise `UserError` for an option that no encoding has; or for a mistyped key of the run."""
-    if any(in_full(name, values["encoding"], option) for name, values in composed.items()):
-        return
-    if "." in option.key:
-        raise unknown_key(option.key, keys_in(next(iter(composed.values()))))
-    short = {name: _short_options(values["encoding"]) for name, values in composed.items()}
-    every = [*chain(*short.values()), *NAMED_ALONE]
-    closest = (close_to(option.key, every) or [""])[0]
-    if not closest or closest in NAMED_ALONE:
-        raise UserError(unknown(option.key, "key", set(every)), option.key)
-    name = next(name for name, options in short.items() if closest in options)
-    raise unknown_key(f"encoding.{option.key}", keys_in(composed[name]))
-
-
-def _short_options(encoding: dict[str, Any]) -> list[str]:
-    """Return the options of an encoding and its modifiers, as they are typed for short."""
-    parts = [encoding, *(encoding.get("modifiers") or {}).values()]
-    return [option for part in parts for option in part if option not in (*NOT_OPTIONS, *SIZES)]
+    return override.section == "encoding" or (
+        "." not in override.key and override.key not in (*GROUPS, *KEYS)
+    )
 
 
 def _each_value(option: Override) -> list[str]:

@@ -51,9 +51,9 @@ def failing(name: str, properties: list[Property]) -> list[str]:
 
 
 def has_the_label_of_its_file_or_of_base_and_modifiers(case: Case) -> bool:
-    modifiers = list(case.config.get("modifiers", {}))
-    is_named = modifiers == [case.name] if modifiers else case.config["name"] == case.name
-    label = "+".join([case.config["name"], *modifiers])
+    modifiers = list(case.spec.values.get("modifiers", {}))
+    is_named = modifiers == [case.name] if modifiers else case.spec.values["name"] == case.name
+    label = "+".join([case.spec.values["name"], *modifiers])
     return is_named and (case.name == "local_global" or bool(case.examples) or case.spec.label == label)
 
 
@@ -152,7 +152,7 @@ def test_every_modifier_acts_on_every_encoding(name: str) -> None:
             if not re.search("both replace ids|which the encoding replaces", str(refusal)):
                 raise
             continue
-        assert modifier in case.config["modifiers"]
+        assert modifier in case.spec.values["modifiers"]
         output = hidden(case.model, tokens(2, TRAIN_LENGTH))
         (gradient,) = torch.autograd.grad(output[:, 4].sum(), case.model.embedding.weight)
         assert output.isfinite().all() and gradient.isfinite().all(), modifier
@@ -160,7 +160,9 @@ def test_every_modifier_acts_on_every_encoding(name: str) -> None:
 
 def with_enough_rows(case: Case) -> Case:
     """A table of positions must hold the ids of modifiers that spread them."""
-    spread = [part["max_position"] for part in case.config["modifiers"].values() if "max_position" in part]
-    if not spread or case.past_training != "undefined" or "max_position" not in case.config:
+    spread = [
+        part["max_position"] for part in case.spec.values["modifiers"].values() if "max_position" in part
+    ]
+    if not spread or case.encoding.past_training != "undefined" or "max_position" not in case.spec.values:
         return case
-    return replace(case, spec=replace(case.spec, values=case.config | {"max_position": max(spread)}))
+    return replace(case, spec=replace(case.spec, values=case.spec.values | {"max_position": max(spread)}))

@@ -75,7 +75,7 @@ def largest_in_the_input(name: str, length: int) -> Largest:
 
 def long_case(name: str) -> Case:
     """As many positions as there are tokens; tables take their last row for all that lies beyond."""
-    config = case_of(name).config
+    config = case_of(name).spec.values
     modifiers = [key for key, part in config.get("modifiers", {}).items() if "max_position" in part]
     enough = [f"encoding.modifiers.{key}.max_position={LENGTH}" for key in modifiers]
     return case_of(name, (*enough, *["encoding.overflow=clamp"] * (config.get("overflow") == "error")))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
 from pe_bench.encodings.spec import PartSpec
-from pe_bench.inspection.check.numbers import with_options
+from pe_bench.inspection.check.layers import with_options
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import logits, project
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from pe_bench.inspection.check import decoder, hooks, layers, numbers
+from pe_bench.inspection.check import decoder, hooks, layers
 from pe_bench.inspection.check.case import (
     Case,
     FailureError,
@@ -38,7 +38,7 @@ def _property(check: Callable[[Case], str | Finding]) -> Property:
 
 PROPERTIES = tuple(
     _property(function)
-    for module in (hooks, decoder, layers, numbers)
+    for module in (hooks, decoder, layers)
     for function in vars(module).values()
     if inspect.isfunction(function) and function.__module__ == module.__name__
     if "Look at: " in (function.__doc__ or "")

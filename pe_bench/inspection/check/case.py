@@ -19,12 +19,12 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
 from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import UserError, first_line
-from pe_bench.inspection.resolve import ResolvedEncoding, resolve
+from pe_bench.errors import first_line
+from pe_bench.inspection.curves import kinds
+from pe_bench.inspection.resolve import resolve
 from pe_bench.model.attention.reference import project
 from pe_bench.model.checks import user_code_line
 from pe_bench.model.decoder import Decoder
-from pe_bench.system.signals import INTERRUPTIONS
 
 # Small, and no two sizes are equal, so that none can be mistaken for another; but two heads share keys.
 MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
@@ -113,17 +113,9 @@ class Case:
             yield layer, *project(layer, x, q, k, torch.arange(length) + shift)
 
     @property
-    def config(self) -> dict[str, Any]:
-        return self.spec.values
-
-    @property
-    def past_training(self) -> str:
-        return self.encoding.past_training
-
-    @property
     def ends(self) -> bool:
         """Whether the encoding has no meaning past the training length."""
-        return self.past_training == "undefined"
+        return self.encoding.past_training == "undefined"
 
     def claims(self, claim: str) -> bool:
         return claim in self.encoding.claims
@@ -151,21 +143,12 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
     sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
     subjects = resolve([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], search)
     names = Counter(subject.name for subject in subjects)
-    return [
-        _case(subject, subject.name if names[subject.name] == 1 else subject.label) for subject in subjects
-    ]
-
-
-def _case(subject: ResolvedEncoding, name: str) -> Case:
-    complete = subject.with_examples()
-    case = Case(name, complete.spec, complete.examples)
-    try:
-        case.as_built()
-    except (UserError, *INTERRUPTIONS):
-        raise
-    except BaseException as error:
-        raise UserError(f"{name} cannot be built: {describe(error)}") from error
-    return case
+    cases = []
+    for subject in [subject.with_examples() for subject in subjects]:
+        _ = subject.encoding
+        name = subject.name if names[subject.name] == 1 else subject.label
+        cases.append(Case(name, subject.spec, subject.examples))
+    return cases
 
 
 # The parts of an encoding
@@ -173,17 +156,7 @@ def _case(subject: ResolvedEncoding, name: str) -> Case:
 
 def layers_of(encoding: Composition) -> list[LayerEncoding]:
     """Return one layer of each kind: they differ only where a schedule says so."""
-    kinds: dict[str, LayerEncoding] = {}
-    for number in range(MODEL.n_layers):
-        layer = encoding.layer(number)
-        kinds.setdefault(str([_traits(part) for part in leaves_of(layer)]), layer)
-    return list(kinds.values())
-
-
-def _traits(leaf: LayerEncoding) -> list[object]:
-    """Return a class with what differs between two objects of it: options and tables."""
-    options = {name: value for name, value in vars(leaf).items() if isinstance(value, int | float | str)}
-    return [type(leaf), sorted(options.items()), [float(table.double().sum()) for table in leaf.buffers()]]
+    return [encoding.layer(numbers[0]) for numbers in kinds(encoding, MODEL.n_layers)]
 
 
 def parts_of(encoding: Composition) -> list[nn.Module]:

@@ -1,35 +1,38 @@
 """Checks of an encoding in a whole decoder, and of calls and sequences that must not change each other."""
 
-import re
+import math
 
 import torch
+from torch import Tensor
 
 from pe_bench.encodings.base import Layers, LengthError
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import (
+    EXACT,
+    MODEL,
     SHOWS,
     TRAIN_LENGTH,
     Case,
-    FailureError,
     UnclaimedError,
     at_most,
     changed_hooks,
     expect,
     hidden,
     ids_of,
+    layer_inputs,
     other_tokens,
     parts_of,
     tokens,
     worst,
 )
 from pe_bench.inspection.check.hooks import SHAPES, never_called
-from pe_bench.inspection.check.layers import FARTHEST, levels_of
+from pe_bench.inspection.check.layers import CLAMPED, far_errors
+from pe_bench.model.attention import reference_attention
 
 # Two lists of ids with the same length, ends and sum, and other ids in between.
 IDS = torch.tensor([0, 2, 4, 6, 8, 10, 12, 14, 16])
 OTHER_IDS = torch.tensor([0, 1, 4, 6, 8, 10, 12, 15, 16])
-CLAMPED = 512  # the distance from which an encoding that clamps makes no difference
 
 
 @torch.no_grad()
@@ -104,19 +107,11 @@ def pure(case: Case) -> str:
     """
     text, longer = tokens(2, len(IDS)), tokens(2, TRAIN_LENGTH if case.ends else 2 * TRAIN_LENGTH)
     between = torch.cat([text[:, :1], other_tokens(text[:, 1:-1]), text[:, -1:]], -1)
-    ids = ids_of(case.encoding, text)
-    pairs = {
-        "a longer text": ((longer, ids_of(case.encoding, longer)), (text, ids)),
-        "a text with the same ends": ((text, ids), (between, ids_of(case.encoding, between))),
-        "other ids with the same ends": ((text, IDS), (text, OTHER_IDS)),
-    }
-    for before, (first, then) in pairs.items():
-        used = case.new_model()
-        used.hidden(*first)
-        at_most(
-            f"after {before} a text differs by", worst(used.hidden(*then), case.new_model().hidden(*then))
-        )
-    return "the same after other texts and ids"
+    ids, model = ids_of(case.encoding, text), case.new_model()
+    calls = [(longer, ids_of(case.encoding, longer)), (text, ids), (between, ids)]
+    calls += [(text, IDS), (text, OTHER_IDS)]
+    errors = [worst(model.hidden(*call), case.new_model().hidden(*call)) for call in calls]
+    return at_most("after other texts or ids, longer or with the same ends, a text differs by", *errors)
 
 
 @torch.no_grad()
@@ -132,10 +127,11 @@ def effect(case: Case) -> str:
     text = tokens(2, TRAIN_LENGTH if case.ends else 3 * TRAIN_LENGTH)
     nope = case.model_of(Composition(Layers([NoPE()]), {}, case.sizes.n_layers))
     error = worst(hidden(case.model, text), hidden(nope, text))
+    measured = f"differs from no encoding by {error:.1e}"
     if not changed_hooks(case.encoding, SHAPES):
-        raise UnclaimedError(f"no hook is changed; differs from no encoding by {error:.1e}")
-    expect(error > SHOWS, f"differs from no encoding by {error:.1e}")
-    return f"differs from no encoding by {error:.1e}"
+        raise UnclaimedError(f"no hook is changed; {measured}")
+    expect(error > SHOWS, measured)
+    return measured
 
 
 @torch.no_grad()
@@ -144,20 +140,17 @@ def extrapolation(case: Case) -> str:
 
     Look at: past_training, and what is done with positions that no parameter was trained for.
     """
-    length = 4 * TRAIN_LENGTH
-    if case.ends:
-        return _length_error(case, length)
-    output = hidden(case.model, tokens(2, length))
-    expect(bool(output.isfinite().all()), f"{case.past_training}, but not finite at {length} tokens")
-    for what, level, is_step in levels_of(case):
-        if case.past_training == "clamps":
-            expect(level <= CLAMPED, f"clamps: beyond {what} {CLAMPED} equal tokens differ")
-        # A window or a table of the training length is a design; of another length, a limit left in the code.
-        is_limit = is_step and TRAIN_LENGTH < level < FARTHEST / 2 and case.past_training == "defined"
-        expect(
-            not is_limit, f"defined, and from {what} {level:,} on all are alike: `clamps`, if that is meant"
-        )
-    return f"{case.past_training}: finite at {length} tokens"
+    length, stated = 4 * TRAIN_LENGTH, case.encoding.past_training
+    try:
+        output = hidden(case.model, tokens(2, length))
+    except LengthError as error:
+        expect(case.ends, f"{stated}, but {error}")
+        return f"undefined: {error}"
+    expect(not case.ends, f"undefined, but {length} tokens raise no LengthError")
+    expect(bool(output.isfinite().all()), f"{stated}, but not finite at {length} tokens")
+    if stated == "clamps":
+        at_most(f"clamps: beyond distance {CLAMPED} equal tokens differ by", *far_errors(case))
+    return f"{stated}: finite at {length} tokens"
 
 
 @torch.no_grad()
@@ -187,20 +180,76 @@ def scale(case: Case) -> str:
     The input's scale decides curves that would be credited to the encoding.
     """
     text, encoding = tokens(2, TRAIN_LENGTH), case.as_built().double()
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(2, TRAIN_LENGTH, case.sizes.d_model, generator=generator, dtype=torch.float64)
+    x, *_ = layer_inputs(TRAIN_LENGTH)
     rms = float(encoding.embed(x, ids_of(encoding, text), text).square().mean().sqrt())
     expect(0.5 < rms < 2, f"inputs of rms 1 leave with rms {rms:.2f}")
     return f"inputs of rms 1 leave with rms {rms:.2f}"
 
 
-def _length_error(case: Case, length: int) -> str:
-    """Return the error of a text that is too long, which must name both lengths, or its last position."""
-    try:
-        hidden(case.model, tokens(2, length))
-    except LengthError as error:
-        numbers = set(re.findall(r"\d+", str(error)))
-        is_told = str(TRAIN_LENGTH) in numbers and not numbers.isdisjoint({str(length), str(length - 1)})
-        expect(is_told, f"of {length} tokens after {TRAIN_LENGTH} the error says: {error}")
-        return f"undefined: {error}"
-    raise FailureError(f"undefined, but {length} tokens raise no LengthError")
+# Steps with which slopes are measured, and their relative and absolute error; the second for code in float32.
+STEPS = ((1e-6, 1e-3, 1e-6), (1e-3, 1e-2, 1e-3))
+
+
+def slopes(case: Case) -> str:
+    """Gradients are finite, and are the slopes of the output; no parameter is inert.
+
+    Look at: a part that is not used; a detach, a backward of its own; a phase or scale of queries and keys
+    that cancels.
+    """
+    largest: dict[str, float] = {}
+    inert = tuple(name for part in parts_of(case.encoding) for name in getattr(part, "inert", ()))
+    right = set()  # beyond a bound a gradient may lead back, on one of the two sides
+    for nudge in (0.0, 0.1, -0.1):
+        encoding, inputs = _nudged(case, nudge), dict(zip("xqkv", layer_inputs(TRAIN_LENGTH), strict=True))
+        tensors = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
+        tensors |= {name: tensor for name, tensor in encoding.named_parameters() if tensor.requires_grad}
+        output = _mixed(encoding, inputs)
+        gradients = torch.autograd.grad(output, [*tensors.values()], materialize_grads=True)
+        for (name, tensor), gradient in zip(tensors.items(), gradients, strict=True):
+            expect(bool(gradient.isfinite().all()), f"{name} gets a gradient that is not finite")
+            largest[name] = max(largest.get(name, 0.0), float(gradient.abs().max()))
+            if nudge and name not in right and _is_slope(gradient, tensor, encoding, inputs):
+                right.add(name)
+    for name, gradient in largest.items():
+        is_moved = gradient > EXACT or name.endswith(inert)
+        expect(is_moved, f"{name} is inert: it changes no output, or gets no gradient")
+        expect(name in right, f"along {name} the gradient is not the slope of the output")
+    return f"{len(largest)} gradients are the slopes of the output"
+
+
+def _nudged(case: Case, nudge: float) -> Composition:
+    """Build the encoding with parameters that are off their initial values, at which some cancel."""
+    encoding, generator = case.as_built(), torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.add_(nudge * (0.1 + torch.rand(parameter.shape, generator=generator)))
+    return encoding.double()
+
+
+def _mixed(encoding: Composition, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the input of the first layer and each layer's attention, added with fixed random weights."""
+    x, q, k, v = inputs.values()
+    text = tokens(2, TRAIN_LENGTH)
+    ids = ids_of(encoding, text)
+    layers = (encoding.layer(number) for number in range(MODEL.n_layers))
+    outputs = [encoding.embed(x, ids, text), *(reference_attention(each, x, q, k, v, ids) for each in layers)]
+    output = torch.cat([one.flatten() for one in outputs])
+    return output @ torch.randn(output.shape, generator=torch.Generator().manual_seed(7), dtype=output.dtype)
+
+
+@torch.no_grad()
+def _is_slope(gradient: Tensor, tensor: Tensor, encoding: Composition, inputs: dict[str, Tensor]) -> bool:
+    """Return whether the gradient is how fast the output changes where `tensor` moves in some direction."""
+    generator, before = torch.Generator().manual_seed(8), tensor.clone()
+    direction = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    expected = float((gradient * direction).sum())
+    for step, relative, absolute in STEPS:
+        outputs = []
+        for moved in (before + step * direction, before - step * direction):
+            tensor.copy_(moved)
+            outputs.append(float(_mixed(encoding, inputs)))
+        tensor.copy_(before)
+        slope = (outputs[0] - outputs[1]) / (2 * step)
+        if math.isclose(slope, expected, rel_tol=relative, abs_tol=absolute):
+            return True
+    return False

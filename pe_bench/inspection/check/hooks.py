@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.signatures import argument_of
 from pe_bench.inspection.check.case import (
@@ -135,9 +135,8 @@ def _calls(
     assert isinstance(part, LayerEncoding)
     values = part.prepare(x)
     yield from (("prepare", value, None) for value in values.values())
-    turned = tuple(side.x for side in project(part, x, q, k, position))
-    yield from (("transform", value, None) for value in turned)
-    queries, keys = (Side(x, raw, position, position, values) for x, raw in zip(turned, (q, k), strict=True))
+    queries, keys = project(part, x, q, k, position)
+    yield from (("transform", side.x, None) for side in (queries, keys))
     yield "distance_bias", part.distance_bias(position), None
     visible = part.visible(queries, keys)
     yield "visible", visible, None
@@ -165,8 +164,8 @@ def _misfit(hook: str, value: Any) -> str:
         return f"returned {value.dtype}, must be torch.bool: true for the keys that a query may see"
     if any(_fits(value.shape, shape) for shape in shapes):
         return ""
-    sizes = [f"[{', '.join(str(SIZES.get(letter, letter)) for letter in shape)}]" for shape in shapes[:2]]
-    return f"returned the shape {list(value.shape)}, must be {expected}, here {' or '.join(sizes)}"
+    sizes = ", ".join(f"{letter}={SIZES[letter]}" for letter in sorted({*"".join(shapes[:2])} - {"*"}))
+    return f"returned the shape {list(value.shape)}, must be {expected}, here with {sizes}"
 
 
 def _fits(sizes: torch.Size, shape: str) -> bool:
@@ -241,21 +240,12 @@ def options(case: Case) -> str:
 
 def _is_read(encoding_class: type, option: str) -> bool:
     """Return whether a class reads the option or its attribute, other than to keep it under its name."""
-    kinds = [
-        kind
-        for kind in encoding_class.__mro__
-        if kind.__module__.partition(".")[0] not in ("torch", "builtins")
-    ]
-    code = ast.parse("\n".join(textwrap.dedent(inspect.getsource(kind)) for kind in kinds))
-    nodes = list(ast.walk(code))
+    kinds = [kind for kind in encoding_class.__mro__ if not kind.__module__.startswith(("torch", "builtins"))]
+    nodes = list(ast.walk(ast.parse("\n".join(textwrap.dedent(inspect.getsource(kind)) for kind in kinds))))
     reads = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Load)]
     names = [getattr(node, "attr", getattr(node, "id", "")) for node in reads]
-    kept = [
-        node
-        for node in nodes
-        if isinstance(node, ast.Assign) and ast.unparse(node) == f"self.{option} = {option}"
-    ]
-    return names.count(option) > len(kept)
+    assignments = [ast.unparse(node) for node in nodes if isinstance(node, ast.Assign)]
+    return names.count(option) > assignments.count(f"self.{option} = {option}")
 
 
 def never_called(part: nn.Module) -> str:

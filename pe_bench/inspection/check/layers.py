@@ -1,28 +1,39 @@
-"""Checks of an encoding in the attention of one layer, for each kind of layer that it has."""
+"""Checks of an encoding in the attention of one layer, for each kind of layer that it has.
 
-from collections.abc import Callable, Iterator, Sequence
+The last are of arithmetic and of sizes at which code often has a limit: far out, wide heads, ends of options.
+Letters: B batch, H query heads, T tokens, K head width.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.compose import Stack, leaves_of
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.signatures import SIZES
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.check.case import (
     EXACT,
     MODEL,
     SHOWS,
     TRAIN_LENGTH,
     Case,
+    FailureError,
     Finding,
     Inputs,
     UnclaimedError,
     as_type,
     at_most,
-    changed_hooks,
+    describe,
     expect,
     largest,
+    layer_inputs,
     one_token_repeated,
     tokens,
     worst,
@@ -32,14 +43,13 @@ from pe_bench.model.attention.reference import logits, project, slice_tokens
 
 FIRST_AT_0, FIRST_AT_3 = torch.tensor([0, 5, 6, 7, 8, 9]), torch.tensor([3, 5, 6, 7, 8, 9])
 WINDOW = 5  # tokens
-SEVERAL_CHUNKS = 300  # tokens: fast paths take 256 queries at a time
+SEVERAL_CHUNKS = torch.arange(300)  # positions: fast paths take 256 queries at a time
 SINGLE = 1e-5  # float32 against float64
 SINGLE_GRADIENT = 1e-4  # gradients likewise: more is added up
 ROUGH = 1e-3  # float32 over several chunks, and in products of many features
-FARTHEST = 2**18 + 1
-# So dense that a bias which fades falls below every tolerance in more than one step.
-DISTANCES = sorted({*range(40), *(int(40 * 1.05**power) for power in range(181)), FARTHEST - 1})
+CLAMPED = 512  # the distance from which an encoding that clamps makes no difference
 SIGHTS = (3 * TRAIN_LENGTH + 5, 600)  # tokens
+SCALE = MODEL.d_head**-0.5
 
 
 @torch.no_grad()
@@ -84,7 +94,7 @@ def positions(case: Case) -> str:
         if not (layer.overrides("prepare") and layer.overrides("transform")):
             errors += [worst(side.x, side.x[..., :1, :]) for side in (queries, keys)]
         if not layer.overrides("prepare", "visible"):
-            bias, row = layer.bias(queries, keys), layer.scores(queries, keys, MODEL.d_head**-0.5)
+            bias, row = layer.bias(queries, keys), layer.scores(queries, keys, SCALE)
             row = (row if bias is None else row + bias).tril()
             errors.append(worst(row, row[..., :1, :1].expand_as(row).tril()))
     return at_most("equal tokens at one position differ by", *errors)
@@ -124,57 +134,49 @@ def fused(case: Case) -> str:
     Look at: ranges, against visible; columns and distance_bias, against bias; the scale: 1/sqrt(d_head)
     multiplies scores alone.
     """
-    measured = paths_agree(case, (1, 2, TRAIN_LENGTH), (EXACT, SINGLE, SINGLE_GRADIENT))
     if not case.ends:
-        counted = torch.arange(SEVERAL_CHUNKS)
-        paths_agree(case, (SEVERAL_CHUNKS,), (EXACT, ROUGH, ROUGH), (counted, 2 * counted + 3))
-    return measured
+        _paths_agree(case, (SEVERAL_CHUNKS, 2 * SEVERAL_CHUNKS + 3), EXACT, ROUGH, ROUGH)
+    return _paths_agree(case, map(torch.arange, (1, 2, TRAIN_LENGTH)), EXACT, SINGLE, SINGLE_GRADIENT)
 
 
-def paths_agree(
-    case: Case,
-    lengths: Sequence[int],
-    limits: tuple[float, float, float],
-    jumping: Sequence[Tensor] = (),
+def _paths_agree(
+    case: Case, positions: Iterable[Tensor], double: float, single: float, gradient: float
 ) -> str:
     """Compare the chosen paths, with and without gradients, with the reference in float64.
 
-    limits: of errors in float64, in float32, and of gradients in float32. jumping: positions, in place of
-    those from 0 on.
+    The limits are of errors in float64, of outputs in float32, and of their gradients.
     """
-    double, single, slopes = [], [], []
-    for length, (exact, rounded) in product(lengths, case.both_precisions()):
-        inputs = case.inputs(length, batch=1 if jumping else 2)
+    doubles, singles, slopes = [], [], []
+    for position, (exact, rounded) in product(positions, case.both_precisions()):
+        inputs = case.inputs(len(position), batch=2 if len(position) <= TRAIN_LENGTH else 1)
         in_single = as_type(inputs, torch.float32)
-        for position in jumping or [torch.arange(length)]:
-            truth, expected = _with_gradients(reference_attention, exact, inputs, position)
-            output, gradients = _with_gradients(attention, exact, inputs, position)
-            double += [worst(output, truth), *map(_relative, gradients, expected)]
-            output, gradients = _with_gradients(attention, rounded, in_single, position)
-            single.append(worst(output, truth))
-            slopes += map(_relative, gradients, expected)
-            with torch.no_grad():  # which opens further paths
-                double.append(worst(attention(exact, *inputs, position), truth))
-                for path in (attention, reference_attention):
-                    single.append(worst(path(rounded, *in_single, position), truth))
-    errors = [largest(part) for part in (double, single, slopes)]
-    measured = (
-        f"fused and reference differ by {errors[0]:.1e}, float32 and float64 by {errors[1]:.1e}, "
-        f"their gradients by {errors[2]:.1e}"
+        truth, expected = _with_gradients(reference_attention, exact, inputs, position)
+        output, gradients = _with_gradients(attention, exact, inputs, position)
+        doubles += [worst(output, truth), *map(_relative, gradients, expected)]
+        output, gradients = _with_gradients(attention, rounded, in_single, position)
+        singles.append(worst(output, truth))
+        slopes += map(_relative, gradients, expected)
+        with torch.no_grad():  # which opens further paths
+            doubles.append(worst(attention(exact, *inputs, position), truth))
+            for path in (attention, reference_attention):
+                singles.append(worst(path(rounded, *in_single, position), truth))
+    return "; ".join(
+        [
+            at_most("fused and reference differ by", *doubles, limit=double),
+            at_most("float32 and float64 by", *singles, limit=single),
+            at_most("their gradients by", *slopes, limit=gradient),
+        ]
     )
-    expect(all(error <= limit for error, limit in zip(errors, limits, strict=True)), measured)
-    return measured
 
 
 def _with_gradients(
     path: Callable[..., Tensor], layer: LayerEncoding, inputs: Inputs, position: Tensor
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, Sequence[Tensor]]:
     """Return the output and the gradients of its sum of squares, with respect to inputs and parameters."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     output = path(layer, *leaves, position)
     sources = [*leaves, *layer.parameters()]
-    gradients = torch.autograd.grad(output.square().sum(), sources, materialize_grads=True)
-    return output, list(gradients)
+    return output, torch.autograd.grad(output.square().sum(), sources, materialize_grads=True)
 
 
 def _relative(gradient: Tensor, truth: Tensor) -> float:
@@ -262,33 +264,187 @@ def _seen_keys(case: Case, layer: LayerEncoding, length: int) -> Tensor:
     return gradient[0].abs().sum((0, 2)) > 0
 
 
-def levels_of(case: Case) -> Iterator[tuple[str, int, bool]]:
-    """Yield from which distance or position on equal tokens have the same logits or inputs.
-
-    And whether there is a step right before it, for what fades ends too.
-    """
-    for what, values in _far_values(case):
-        differs = (values - values[-1]).abs().amax(-1)
-        last = max([-1, *(differs > EXACT).nonzero().flatten().tolist()])
-        yield what, [*DISTANCES, FARTHEST][last + 1], last >= 0 and float(differs[last]) > SHOWS
-
-
-def _far_values(case: Case) -> Iterator[tuple[str, Tensor]]:
-    """Yield logits [n, H] of equal tokens at `DISTANCES` from their query, and inputs [n, D] at such ids."""
-    x, q, k = one_token_repeated(len(DISTANCES) + 1)
-    position = FARTHEST + 1 - torch.tensor([*reversed(DISTANCES), 0])
+def far_errors(case: Case) -> list[float]:
+    """Return by how much logits of equal tokens differ beyond distance `CLAMPED`, and inputs at such ids."""
+    position = torch.arange(CLAMPED + 2 * AROUND)
+    position[AROUND:] += 2**18  # after a gap
+    length = len(position)
+    x, q, k = one_token_repeated(length)
+    embedded = case.encoding.embed(x, position, torch.zeros(1, length, dtype=torch.long))[:, AROUND:]
+    errors = [worst(embedded, embedded[:, :1])]
     for layer in case.layers:
         queries, keys = project(layer, x, q, k, position)
-        query = slice_tokens(queries, len(DISTANCES), len(DISTANCES) + 1)
-        row, _ = logits(layer, query, keys, MODEL.d_head**-0.5)
-        yield "distance", row[0, :, 0, :-1].flip(-1).mT
-    if changed_hooks(case.encoding, ["embed"]):
-        text = torch.zeros(1, len(DISTANCES), dtype=torch.long)
-        yield "position", case.encoding.embed(x[:, 1:], torch.tensor(DISTANCES), text)[0]
+        row, _ = logits(layer, slice_tokens(queries, length - 1, length), keys, SCALE)
+        errors.append(worst(row[..., : 2 * AROUND], row[..., :1]))
+    return errors
 
 
-def visible_keys(layer: LayerEncoding, length: int) -> int:
-    """Return how many keys the mask, which reads indices alone, lets the last query see in some head."""
-    empty, index = torch.empty(1, MODEL.n_heads, length, 0), torch.arange(length)
-    keys = Side(empty, empty, index, index, {})
-    return int(layer.visible(slice_tokens(keys, length - 1, length), keys).view(-1, length).any(0).sum())
+# Arithmetic
+
+FAR = 4_096  # bfloat16 counts to 256
+LONG = 65_536  # tokens
+LONG_ERROR = 3e-4  # of logits in float32 against float64 at that length; an angle in float32 is off by 0.004
+LONG_OUTPUT = 1e-2  # of outputs, which a softmax of large logits makes less exact
+
+
+@torch.no_grad()
+def half_precision(case: Case) -> str:
+    """Half-precision queries and keys keep exact positions.
+
+    Look at: positions, angles or sums that were cast to the type of q.
+    """
+    position = torch.arange(TRAIN_LENGTH) if case.ends else torch.arange(300) + FAR
+    inputs, pairs = layer_inputs(len(position), torch.bfloat16), []
+    for exact, rounded in case.both_precisions():
+        truth = reference_attention(exact, *as_type(inputs, torch.float64), position)
+        pairs += [(path(rounded, *inputs, position), truth) for path in (attention, reference_attention)]
+    text, x = tokens(2, len(position)), inputs[0]
+    truth = case.encoding.embed(x.double(), position, text)
+    pairs.append((case.with_random_parameters().embed(x, position, text), truth))
+    errors = [float((output.double() - truth).abs().mean()) for output, truth in pairs]
+    # bfloat16 has eight bits: values near 1 are off by 0.002 on average, whatever the encoding.
+    return at_most("on average bfloat16 is off by", *errors, limit=0.01)
+
+
+@torch.no_grad()
+def long_context(case: Case) -> str:
+    """The last of 65,536 tokens are finite and exact.
+
+    Look at: angles and cumulative sums in float32; exponents that overflow.
+    """
+    if case.ends:
+        raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
+    single = layer_inputs(LONG, torch.float32, batch=1)
+    double, text = as_type(single, torch.float64), tokens(1, LONG)
+    position, rows, errors, outputs = torch.arange(LONG), range(LONG - 4, LONG), [], []
+    embedded = case.with_random_parameters().embed(single[0], position, text)
+    expect(bool(embedded.isfinite().all()), "the input is not finite")
+    errors.append(worst(embedded, case.encoding.embed(double[0], position, text)))
+    for exact, rounded in case.both_precisions():
+        output = reference_attention(rounded, *single, position, rows=rows)
+        expect(bool(output.isfinite().all()), f"{int((~output.isfinite()).sum())} outputs are not finite")
+        outputs.append(worst(output, reference_attention(exact, *double, position, rows=rows)))
+        truth, visible = _last_logits(exact, double)
+        row, _ = _last_logits(rounded, single)
+        off = (row.double() - truth).abs() / truth.abs().clamp(
+            min=1
+        )  # relative where a logit is larger than 1
+        errors.append(float(off.masked_fill((row == truth) | ~visible, 0.0).nan_to_num(torch.inf).max()))
+    at_most("float32 and float64 outputs differ by", *outputs, limit=LONG_OUTPUT)
+    return at_most("finite; float32 and float64 differ by", *errors, limit=LONG_ERROR)
+
+
+def _last_logits(layer: LayerEncoding, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Return the logits of the last four queries, and which keys they see."""
+    x, q, k, _ = inputs
+    queries, keys = project(layer, x, q, k, torch.arange(LONG))
+    return logits(layer, slice_tokens(queries, LONG - 4, LONG), keys, SCALE)
+
+
+# Other sizes
+
+WIDE = 136  # features of a head
+LIMITS = (64, 128, 256, 512, 1_000, 1_024, 2_048, 4_096, 8_192, 32_768, 65_536)
+MOST_KEYS = 8_192
+AROUND = 8  # tokens on either side of a limit
+FACTORS = (1e-3, 0.1, 10.0, 1e3)
+COUNTS = (0, 1, 2, 50, 300)
+
+
+def sizes(case: Case) -> str:
+    """Heads wider than 64 and options at their ends are treated as others.
+
+    Look at: a width that is written as a number; d_head, where half of it was meant; what the constructor
+    should refuse with an error, or bounds silently.
+    """
+    count = 0
+    for change, changed in _resized(case):
+        for check in (norm, score_scale, blocks, _rough_paths, sight):
+            failure = _failure(changed, check)
+            expect(not failure or bool(_failure(case, check)), f"with {change} {failure}")
+        count += 1
+    return f"as in {count} other sizes"
+
+
+def _rough_paths(case: Case) -> str:
+    return _paths_agree(case, [torch.arange(TRAIN_LENGTH)], ROUGH, ROUGH, math.inf)
+
+
+def _resized(case: Case) -> Iterator[tuple[str, Case]]:
+    """Yield the case with wide heads, and with the least and the largest value that each option takes."""
+    wide = {**dict.fromkeys(case.examples), "d_head": WIDE}
+    spec = EncodingSpec(with_options(case.spec.values, wide), case.spec.search).with_examples()
+    yield f"d_head={WIDE}", replace(case, spec=spec, sizes=replace(MODEL, d_head=WIDE))
+    for option, value in case.spec.base.options.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and option not in (*SIZES, "train_length"):
+            values = COUNTS if isinstance(value, int) else [factor * (value or 1.0) for factor in FACTORS]
+            cases = [(f"{option}={other:g}", _with_option(case, option, other)) for other in values]
+            taken = [pair for pair in cases if _is_taken(pair[1])]
+            yield from taken[:: max(1, len(taken) - 1)]
+
+
+def _with_option(case: Case, option: str, value: float) -> Case:
+    return replace(case, spec=EncodingSpec({**case.spec.values, option: value}, case.spec.search))
+
+
+def _is_taken(case: Case) -> bool:
+    try:
+        case.as_built()
+    except ValueError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def many_keys(case: Case) -> str:
+    """No number of keys or position changes what an encoding does.
+
+    Look at: a table, a cache or a type of whole numbers that ends; a number of keys that is compared.
+    """
+    if case.ends:
+        raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
+    inputs, start = case.inputs(MOST_KEYS + AROUND, batch=1), torch.arange(2 * AROUND)
+    text = _first(inputs, 2 * AROUND)
+    for layer, limit in product(case.layers, LIMITS):
+        if case.claims("shift_invariant"):
+            off = worst(*(reference_attention(layer, *text, start + at) for at in (0, limit - AROUND)))
+            expect(off <= EXACT, f"across position {limit:,} an output is off by {off:.1e}")
+        if limit <= MOST_KEYS:
+            off = _off_beside_later_rows(layer, inputs, limit)
+            expect(off <= EXACT, f"at {limit:,} keys a row alone and beside others differ by {off:.1e}")
+    return f"no change at {len(LIMITS)} round numbers up to {LIMITS[-1]:,}"
+
+
+def _off_beside_later_rows(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
+    """Return by how much the last row of a text of `keys` tokens differs where it has neighbours."""
+    longer, position = _first(inputs, keys + AROUND), torch.arange(keys + AROUND)
+    together = reference_attention(layer, *longer, position, rows=range(keys - AROUND, keys + AROUND))
+    alone = reference_attention(layer, *longer, position, rows=range(keys - 1, keys))
+    return worst(together[:, :, AROUND - 1], alone[:, :, 0])
+
+
+def _first(inputs: Inputs, length: int) -> Inputs:
+    x, q, k, v = inputs
+    return x[:, :length], q[:, :, :length], k[:, :, :length], v[:, :, :length]
+
+
+def _failure(case: Case, check: Callable[[Case], object]) -> str:
+    """Return how a check fails; empty where it does not."""
+    try:
+        check(case)
+    except (LengthError, UnclaimedError):
+        return ""
+    except FailureError as failure:
+        return str(failure)
+    except Exception as error:
+        return describe(error)
+    return ""
+
+
+def with_options(values: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return an encoding's values with these options, also in the encodings that it holds."""
+    return {
+        option: with_options(value, options) if isinstance(value, dict) else options.get(option, value)
+        for option, value in values.items()
+    }
