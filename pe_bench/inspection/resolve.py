@@ -15,7 +15,7 @@ from pe_bench.config.overrides import Override, in_full, parse_override, unknown
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
 from pe_bench.errors import require
-from pe_bench.values import check_type
+from pe_bench.values import check_type, close_to
 
 if TYPE_CHECKING:
     from pe_bench.encodings.compose import Composition
@@ -105,8 +105,9 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
         for texts in product(*map(_each_value, chosen_options)):
             config = compose([f"encoding={name}", *shared, *texts], search) if texts else values
             subjects.append(ResolvedEncoding(name, parse_config(config, search), keys))
-    for option in [option for option in options if option not in chosen]:
-        raise unknown_key(option.key, [key for values in composed.values() for key in keys_in(values)])
+    for key in [option.key for option in options if option not in chosen]:
+        keys = [each for values in composed.values() for each in keys_in(values)]
+        raise unknown_key(key if "." in key or close_to(key, keys) else f"encoding.{key}", keys)
     return subjects
 
 

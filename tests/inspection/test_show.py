@@ -164,7 +164,7 @@ def test_a_task_has_its_options_an_example_with_the_answers_marked_and_what_to_d
         (["rop"], "unknown encoding 'rop': did you mean 'rope'?"),
         (["rope", "bass=500"], "unknown key 'bass': did you mean 'encoding.base'?"),
         (["rope", "alibi", "layuot=half"], "did you mean 'encoding.layout'?"),
-        (["rope", "zzz=1"], "unknown key 'zzz': there are: "),
+        (["rope", "zzz=1"], "unknown key 'encoding.zzz': there are: "),
         (["rope", "treads=1"], "unknown key 'treads': did you mean 'threads'?"),
         (["rope", "model=smal"], "did you mean 'small'?"),
         (["rope", "train.lenght=3"], "did you mean 'train.length'?"),
