@@ -13,15 +13,16 @@ one of our encodings are the layer's own; otherwise the model rotates its querie
 Letters: B batch, H query heads, T tokens, K head width.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pe_bench.checkpoints.attention import Caught, PassMask, PassState
+from pe_bench.checkpoints.attention import Caught, PassState
 from pe_bench.checkpoints.model import sees_all
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
@@ -64,14 +65,6 @@ class Answer:
     layers: list[Caught]
     reads_positions: bool
 
-    @property
-    def masks(self) -> list[PassMask | None]:
-        return [layer.mask for layer in self.layers]
-
-    @property
-    def d_head(self) -> int:
-        return self.layers[0].queries.shape[-1]
-
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
     return [
@@ -113,15 +106,11 @@ def ask(model: Any, trunk: Any, state: PassState) -> Answer | None:
         raise UserError(f"{type(model).__name__} has layers without attention, or of other kinds, beside it")
     plain = _caught(model, trunk, state, is_neutral=True)
     later = _caught(model, trunk, state, is_neutral=True, later=LATER)
-    frequencies, factors = _frequencies(model), _factors(model)
     layers = range(len(actual))
-    explained = [_explain(actual[n].queries, plain[n].queries, frequencies, factors) for n in layers]
-    return Answer(
-        rotations=[rotation for rotation, _ in explained],
-        explained=[is_known for _, is_known in explained],
-        layers=[actual[n] for n in layers],
-        reads_positions=any(not _same(plain[n].queries, later[n].queries) for n in layers),
-    )
+    explained = [_explain(model, actual[n].queries, plain[n].queries) for n in layers]
+    rotations, are_explained = zip(*explained, strict=True)
+    moves = any(not _same(plain[n].queries, later[n].queries) for n in layers)
+    return Answer([*rotations], [*are_explained], [actual[n] for n in layers], moves)
 
 
 def _caught(
@@ -141,43 +130,27 @@ def _caught(
     return caught
 
 
-def _frequencies(model: nn.Module) -> list[Tensor]:
-    """Return the frequencies that rotary modules have, each once, in float64."""
-    buffers = [
-        buffer
-        for module in rotary_modules(model)
-        for name, buffer in module.named_buffers(recurse=False)
-        if FREQUENCIES in name and buffer.dim() == 1
-    ]
-    return list({tuple(buffer.tolist()): buffer.double() for buffer in buffers}.values())
+def _explain(model: nn.Module, actual: Tensor, plain: Tensor) -> tuple[Rotation | None, bool]:
+    """Return the rotation between queries [1, H, T, K], if any, and whether it was found.
 
-
-def _factors(model: nn.Module) -> set[float]:
-    """Return the factors of cosines and sines that rotary modules have."""
-    values = [
-        getattr(module, name) for module in rotary_modules(model) for name in vars(module) if FACTOR in name
-    ]
-    return {1.0, *(float(value) for value in values if isinstance(value, int | float))}
-
-
-def _explain(
-    actual: Tensor, plain: Tensor, candidates: Iterable[Tensor], factors: Iterable[float]
-) -> tuple[Rotation | None, bool]:
-    """Return the rotation between queries [1, H, T, K], if any, and whether it was found."""
+    Its frequencies, and the factor of cosines and sines, are those of one of the model's rotary modules.
+    """
     if _same(actual, plain):
         return None, True
     ids = torch.arange(actual.shape[-2], device=actual.device)
-    for frequencies in candidates:
-        width = 2 * len(frequencies)
-        if width > actual.shape[-1]:
-            continue
-        measured = float(actual[..., :width].double().norm() / plain[..., :width].double().norm())
-        factor = min(factors, key=lambda factor: abs(factor - measured))
-        turned, rest = plain.double().tensor_split([width], -1)
-        for layout in LAYOUTS:
-            expected = torch.cat([factor * rotate(turned, ids, frequencies, layout), rest], -1)
-            if _same(actual.double(), expected):
-                return Rotation(layout, tuple(frequencies.tolist()), factor, actual.shape[-1]), True
+    modules = rotary_modules(model)
+    scalars = [getattr(module, name) for module in modules for name in vars(module) if FACTOR in name]
+    factors = {1.0, *(float(value) for value in scalars if isinstance(value, int | float))}
+    buffers = [each for module in modules for each in module.named_buffers(recurse=False)]
+    candidates = [buffer.double() for name, buffer in buffers if FREQUENCIES in name and buffer.dim() == 1]
+    candidates = [each for each in candidates if 2 * len(each) <= actual.shape[-1]]
+    for frequencies, layout in itertools.product(candidates, LAYOUTS):
+        turned, rest = plain.double().tensor_split([2 * len(frequencies)], -1)
+        rotated = rotate(turned, ids, frequencies, layout)
+        measured = float(actual.double()[..., : rotated.shape[-1]].norm() / rotated.norm())
+        factor = min(factors, key=lambda factor, measured=measured: abs(factor - measured))
+        if _same(actual.double(), torch.cat([factor * rotated, rest], -1)):
+            return Rotation(layout, tuple(frequencies.tolist()), factor, actual.shape[-1]), True
     return None, False
 
 
@@ -233,14 +206,14 @@ def name_of(
     rotation: Rotation, parameters: Sequence[Mapping[str, Any]], train_length: int
 ) -> dict[str, Any] | None:
     """Return the encoding that a rotation is, as a configuration has it; None where it is none of ours."""
-    candidates = _candidates(rotation, parameters, train_length)
-    return next((values for values in candidates if _is(values, rotation)), None)
+    groups = (_candidates(rotation, group, train_length) for group in parameters)
+    return next((values for group in groups for values in group if _is(values, rotation)), None)
 
 
 def _primary(answer: Answer, length: int) -> Rotation | None:
     """Return the rotation of the layers that a run's encoding stands for, None where they have none."""
-    layers = zip(answer.rotations, answer.masks, strict=True)
-    unlimited = [rotation for rotation, mask in layers if sees_all(mask, length)]
+    layers = zip(answer.rotations, answer.layers, strict=True)
+    unlimited = [rotation for rotation, layer in layers if sees_all(layer.mask, length)]
     counts = Counter(unlimited or answer.rotations)
     rotary = [rotation for rotation in counts if rotation is not None]
     return max(rotary, key=counts.__getitem__) if rotary else None
@@ -250,25 +223,22 @@ def neutral(name: str) -> dict[str, Any]:
     return {"name": name, "class": NEUTRAL, "derived": [], "modifiers": {}}
 
 
-def _candidates(
-    rotation: Rotation, parameters: Sequence[Mapping[str, Any]], train_length: int
-) -> Iterator[dict[str, Any]]:
-    """Yield encodings that a rotation may be, with the options that the configuration gives."""
+def _candidates(rotation: Rotation, group: Mapping[str, Any], train_length: int) -> Iterator[dict[str, Any]]:
+    """Yield encodings that a rotation may be, with the numbers in a group of the configuration."""
     pairs, width = len(rotation.frequencies), rotation.d_head
     turning = sum(frequency != 0 for frequency in rotation.frequencies)
-    for group in parameters:
-        base = float(group.get("rope_theta") or 10_000.0)
-        options = {"d_head": width, "layout": rotation.layout, "base": base}
-        part = {} if 2 * pairs == width else {"fraction": 2 * pairs / width}
-        if turning < pairs:
-            yield _values("p_rope", {**options, "fraction": 2 * turning / width})
-            part = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
-        length = group.get("original_max_position_embeddings") or train_length
-        derived = ["train_length"] if length == train_length else []
-        for name, scaling in _scalings(group, rotation, float(length)):
-            yield _values(name, {**scaling, **options, "train_length": length, **part}, derived)
-        if turning == pairs:
-            yield _values("partial_rope" if part else "rope", {**options, **part})
+    base = float(group.get("rope_theta") or 10_000.0)
+    options = {"d_head": width, "layout": rotation.layout, "base": base}
+    part = {} if 2 * pairs == width else {"fraction": 2 * pairs / width}
+    if turning < pairs:
+        yield _values("p_rope", {**options, "fraction": 2 * turning / width})
+        part = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
+    length = group.get("original_max_position_embeddings") or train_length
+    derived = ["train_length"] if length == train_length else []
+    for name, scaling in _scalings(group, rotation, float(length)):
+        yield _values(name, {**scaling, **options, "train_length": length, **part}, derived)
+    if turning == pairs:
+        yield _values("partial_rope" if part else "rope", {**options, **part})
 
 
 def _scalings(
@@ -285,9 +255,9 @@ def _scalings(
     if group.get("rope_type") == "dynamic":
         yield "rope_dynamic_ntk", factor
     yield "rope_pi", factor
-    ends = {f"{end}_frequency_factor": group.get(f"{end}_freq_factor") for end in ("low", "high")}
+    ends = {f"{end}_frequency_factor": float(group.get(f"{end}_freq_factor") or 0) for end in ("low", "high")}
     if all(ends.values()):
-        yield "llama3", {**factor, **{name: float(value or 0) for name, value in ends.items()}}
+        yield "llama3", {**factor, **ends}
     ends = {name: float(group[name]) for name in ("beta_fast", "beta_slow") if group.get(name)}
     yarn = {**factor, **ends, "ramp": "index" if group.get("truncate", True) else "exact"}
     yield "yarn", yarn

@@ -1,21 +1,24 @@
 """What was found of a checkpoint's layers, as `pe-bench show hf:FOLDER` prints it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 
-from pe_bench.checkpoints.attention import PassMask
-from pe_bench.checkpoints.encoding import Answer, Rotation, name_of
+from pe_bench.checkpoints.attention import Caught, PassMask
+from pe_bench.checkpoints.encoding import Rotation, name_of
 from pe_bench.checkpoints.opened import open_checkpoint, rotations_of, train_length_of
 from pe_bench.checkpoints.source import load_config, read_source
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.system.grid import Cell, Column, Grid
 
-HEADINGS = ("layers", "rotation", "base", "turned", "sees", "sinks", "soft cap", "logits")
+COLUMNS = [
+    Column(name, is_left=name in ("layers", "rotation", "sees"))
+    for name in ("layers", "rotation", "base", "turned", "sees", "sinks", "soft cap", "logits")
+]
 LONGEST = 2**20  # tokens, up to which a window is looked for
 ASSUMED_LENGTH = 2_048  # where the configuration states none; only a scaling's name depends on it
 
@@ -29,42 +32,32 @@ def layers_of(text: str) -> Grid:
     answer, table = opened.answer, opened.model.max_positions
     if answer is None:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")
-    rows = _rows(answer, rotations_of(config), length)
+    numbers: dict[tuple[str, ...], list[int]] = {}
+    layers = zip(answer.rotations, answer.explained, answer.layers, strict=True)
+    for number, (rotation, is_explained, layer) in enumerate(layers):
+        named = _rotation(rotation, rotations_of(config), length) if is_explained else ("unknown", "", "")
+        numbers.setdefault((*named, *_facts(layer)), []).append(number)
     notes = [] if table is None else [f"it has a table of {table:,} learned positions"]
     if answer.reads_positions and table is None:
         notes.append("something other than a rotation reads positions")
     notes.append("turned: the features of a head that the rotation turns; found with random tokens")
-    columns = [Column(name, is_left=name in ("layers", "rotation", "sees")) for name in HEADINGS]
     title = f"{source.name}: {type(config).__name__.removesuffix('Config')}, {opened.size.n_layers} layers"
     trained = f"training length {length:,}, by {length_from}"
-    cells = [[*map(Cell, row)] for row in rows]
-    return Grid(columns, cells, (title, trained), notes=notes).without_empty()
+    rows = [[Cell(_spans(of_row)), *map(Cell, row)] for row, of_row in numbers.items()]
+    return Grid(COLUMNS, rows, (title, trained), notes=notes).without_empty()
 
 
-def _rows(answer: Answer, parameters: Sequence[Any], length: int) -> Iterator[tuple[str, ...]]:
-    named = {rotation: _rotation(rotation, parameters, length) for rotation in set(answer.rotations)}
-    facts = [
-        (
-            *(named[rotation] if is_explained else ("unknown", "", "")),
-            _sees(layer.mask),
-            "yes" if layer.has_sinks else "",
-            "" if layer.softcap is None else f"{layer.softcap:g}",
-            "" if math.isclose(layer.factor, 1, rel_tol=1e-6) else f"x {layer.factor:.3g}",
-        )
-        for rotation, is_explained, layer in zip(
-            answer.rotations, answer.explained, answer.layers, strict=True
-        )
-    ]
-    for fact, numbers in _grouped(facts):
-        yield numbers, *fact
+def _spans(numbers: Sequence[int]) -> str:
+    """Return the numbers of layers as text: `0-2, 4-6`."""
+    spans = [[*group] for _, group in groupby(numbers, key=lambda number: number - numbers.index(number))]
+    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
 
 
-def _grouped(facts: Sequence[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield each fact once with the numbers of its layers: `0-2, 4-6`."""
-    for fact in dict.fromkeys(facts):
-        numbers = [number for number, other in enumerate(facts) if other == fact]
-        spans = [[*group] for _, group in groupby(numbers, key=lambda n, of=numbers: n - of.index(n))]
-        yield fact, ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
+def _facts(layer: Caught) -> tuple[str, ...]:
+    """Return what a layer sees, and what else it does to its logits."""
+    softcap = "" if layer.softcap is None else f"{layer.softcap:g}"
+    factor = "" if math.isclose(layer.factor, 1, rel_tol=1e-6) else f"x {layer.factor:.3g}"
+    return _sees(layer.mask), "yes" if layer.has_sinks else "", softcap, factor
 
 
 def _rotation(rotation: Rotation | None, parameters: Sequence[Any], length: int) -> tuple[str, str, str]:
@@ -72,11 +65,12 @@ def _rotation(rotation: Rotation | None, parameters: Sequence[Any], length: int)
     if rotation is None:
         return "none", "", ""
     turned = 2 * sum(frequency != 0 for frequency in rotation.frequencies)
-    share = f"{turned} of {rotation.d_head}"
-    values = name_of(rotation, parameters, length)
-    if values is None:
-        return "unknown", "", share
-    return EncodingSpec(values).label, f"{values['base']:,.0f}", share
+    share, values = f"{turned} of {rotation.d_head}", name_of(rotation, parameters, length)
+    return (
+        ("unknown", "", share)
+        if values is None
+        else (EncodingSpec(values).label, f"{values['base']:,.0f}", share)
+    )
 
 
 def _sees(mask: PassMask | None) -> str:

@@ -152,16 +152,13 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
 
 
 def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
+    keys = SCORING_KEYS if has_text else SCORING_KEYS[1:]
+    brings = "its own model, encoding and tokenizer" + ("" if has_text else ", and with --task its own text")
     for text in overrides:
         key = parse_override(text).key.lstrip("+~")
-        section = key.split(".")[0]
-        message = f"{text} has no effect with --task, which has its own text"
-        require(has_text or section != "data", message)
-        message = (
-            f"{text} has no effect on a checkpoint, which brings its own model, encoding and tokenizer: "
-            f"change {', '.join(SCORING_KEYS[:3])} or {TRAIN_LENGTH}"
-        )
-        require(section in SCORING_KEYS or key == TRAIN_LENGTH, message)
+        message = f"{text} has no effect on a checkpoint, which brings {brings}"
+        way_out = f"change {', '.join(keys[:-3])} or {TRAIN_LENGTH}"
+        require(key.split(".")[0] in keys or key == TRAIN_LENGTH, f"{message}: {way_out}")
 
 
 def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tuple[int, str]:

@@ -5,6 +5,7 @@ Letters: B batch, T tokens, N scored tokens, D model width, V vocabulary.
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -29,20 +30,16 @@ class CheckpointModel(LanguageModel):
     state: what its attention reads; None for a model that attends as it is. fixed: the encodings of layers
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
     the model's own rotation is undone. begin: the token that stands first in each window. max_positions: the
-    size of a table of positions, if it has one. stated_length: past which a model without one may fail.
-    reads_beside_attention: information passes layers in other ways too.
+    size of a table of positions, if it has one. reads_beside_attention: information passes layers in other
+    ways too.
     """
 
-    def __init__(
-        self, model: Any, trunk: Any, encoding: Composition, n_layers: int, begin: int | None = None
-    ) -> None:
+    def __init__(self, model: Any, encoding: Composition, n_layers: int, begin: int | None = None) -> None:
         super().__init__()
         self.causal = model
-        self._trunk = [trunk]  # it is a part of the model, and registered there
         self.begin = begin
-        self.takes_positions = "position_ids" in inspect.signature(trunk.forward).parameters
+        self.takes_positions = "position_ids" in inspect.signature(self.trunk.forward).parameters
         self.max_positions: int | None = None
-        self.stated_length: int | None = None
         self.reads_beside_attention = False
         self.encoding, self.n_layers = encoding, n_layers
         self.vocab_size = model.get_input_embeddings().weight.shape[0]
@@ -87,9 +84,9 @@ class CheckpointModel(LanguageModel):
             self.state.is_neutral = self.is_neutral
         try:
             return self.trunk(**arguments)[0][:, first:]
-        except (IndexError, RuntimeError) as error:  # of a table that ends
-            is_past = self.stated_length is not None and tokens_BT.shape[1] > self.stated_length
-            if is_out_of_memory(error) or not (is_past or isinstance(error, IndexError)):
+        except (IndexError, RuntimeError) as error:  # of a table that ends, or of a model that is as it is
+            is_of_length = isinstance(error, IndexError) or self.state is None
+            if is_out_of_memory(error) or not is_of_length:
                 raise
             raise LengthError(f"the model cannot compute position {int(ids.max())}: {error}") from error
         finally:
@@ -98,13 +95,11 @@ class CheckpointModel(LanguageModel):
 
     def find_table(self, length: int) -> None:
         """Find whether a table of positions ends at the length that the configuration states."""
-        self.stated_length = length
-        if not self.takes_positions:
-            return  # a table shows only past its end
-        try:
-            self.hidden(torch.zeros(1, 2, dtype=torch.long), torch.tensor([length - 1, length]))
-        except (LengthError, RuntimeError):
-            self.max_positions = length
+        if self.takes_positions:  # another table shows only past its end
+            try:
+                self.hidden(torch.zeros(1, 2, dtype=torch.long), torch.tensor([length - 1, length]))
+            except (LengthError, RuntimeError):
+                self.max_positions = length
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
@@ -140,7 +135,7 @@ class CheckpointModel(LanguageModel):
     @property
     def trunk(self) -> Any:
         """Return the part of the model that makes the hidden states."""
-        return self._trunk[0]
+        return self.causal.get_decoder()
 
     @property
     def parameter_count(self) -> int:
@@ -177,13 +172,10 @@ def split_feedforward(model: nn.Module, tokens: int = FEEDFORWARD_TOKENS) -> Non
         children = [*module.children()]
         is_dense = bool(children) and not any([*child.children()] for child in children)
         if name.rpartition(".")[2] in FEEDFORWARD_NAMES and is_dense:
-            module.forward = _in_parts(module.forward, tokens)
+            module.forward = partial(_in_parts, module.forward, tokens)
 
 
-def _in_parts(forward: Callable[..., Any], tokens: int) -> Callable[..., Any]:
-    def in_parts(x_BTD: Tensor, *more: Any, **named: Any) -> Any:
-        if more or named or x_BTD.dim() != 3 or x_BTD.shape[1] <= tokens:
-            return forward(x_BTD, *more, **named)
-        return torch.cat([forward(part) for part in x_BTD.split(tokens, 1)], 1)
-
-    return in_parts
+def _in_parts(forward: Callable[..., Any], tokens: int, x_BTD: Tensor, *more: Any, **named: Any) -> Any:
+    if more or named or x_BTD.dim() != 3 or x_BTD.shape[1] <= tokens:
+        return forward(x_BTD, *more, **named)
+    return torch.cat([forward(part) for part in x_BTD.split(tokens, 1)], 1)

@@ -1,8 +1,7 @@
 """A checkpoint ready to be scored: its sizes, its training length, how its texts begin, and its model.
 
 Before every score random tokens pass through the model with transformers' attention and with ours. The logits
-of some tokens, spread over all, may differ by a small share of the largest one, and by a small share of what
-leaving out the rotation would change, so that a part which is silently dropped shows.
+of some tokens, spread over all, may differ by a small share of the largest one.
 """
 
 import inspect
@@ -12,20 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from pe_bench.checkpoints.attention import NAME, PassState, register
+from pe_bench.checkpoints.attention import NAME, register
 from pe_bench.checkpoints.encoding import Answer, ask, attach, describe, neutral, rotary_modules
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
-from pe_bench.checkpoints.source import (
-    PREFIX,
-    TOKENIZER_CONFIG,
-    Source,
-    find_trunk,
-    load_model,
-    quiet,
-    read_json,
-)
+from pe_bench.checkpoints.source import PREFIX, TOKENIZER_CONFIG, Source, load_model, quiet, read_json
 from pe_bench.config.schema import ModelConfig
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.encodings.spec import EncodingSpec
@@ -35,41 +26,37 @@ from pe_bench.system.machine import give_back_free_memory
 
 PLAIN = "--plain scores it as it is, without the window control and --with"
 LENGTHS = (
-    "original_max_position_embeddings",
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
+    *("original_max_position_embeddings", "max_position_embeddings", "n_positions", "max_seq_len"),
     "seq_length",
 )
 MIN_TOKENS = 64
 MAX_WINDOW = 4_096
 # Scores of one layer, which transformers makes all at once; more where the weights are larger than these.
 MIN_SCORES, MAX_SCORES = 2**26, 2**28
-MAX_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest logit
-NARROW, FAR_TOKENS = 2, 16
-MAX_SHARE = 1e-2  # of what leaving out the rotation changes
+MAX_DIFFERENCE, MAX_DIFFERENCE_BFLOAT16 = 1e-4, 2e-2  # of the largest logit
 
 
 @torch.no_grad()
 def require_equality(model: CheckpointModel, heads: int) -> float:
     """Return the largest difference of logits over the largest logit. Raise `UserError` if it is large."""
-    count = _tokens(model, heads)
+    count, causal = _tokens(model, heads), model.causal
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
     index = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
     begin, model.begin = model.begin, None
     try:
-        theirs = _their_logits(model, tokens, index)
         hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
-        ours, dtype, theirs = model.logits(hidden[:, index]).float(), theirs.dtype, theirs.float()
-        difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
-        allowed = MAX_DIFFERENCE.get(dtype, 2e-2) * largest
-        if model.is_neutral and dtype == torch.float32 and difference:
-            moved = (_their_logits(model, tokens, index, is_neutral=True) - theirs).abs().max()
-            movement = float(moved) or largest  # of a model without a rotation
-            allowed = min(allowed, max(MAX_SHARE * movement, 1e-6 * largest))
+        ours = model.logits(hidden[:, index]).float()
+        causal.set_attn_implementation("eager")
+        if "logits_to_keep" in inspect.signature(causal.forward).parameters:  # many make all, and slowly
+            theirs = causal(tokens, use_cache=False, logits_to_keep=index).logits
+        else:
+            theirs = causal(tokens, use_cache=False).logits[:, index]
     finally:
+        causal.set_attn_implementation(NAME)
         model.begin = begin
+    difference, largest = float((ours - theirs.float()).abs().max()), float(theirs.abs().max())
+    allowed = (MAX_DIFFERENCE if theirs.dtype == torch.float32 else MAX_DIFFERENCE_BFLOAT16) * largest
     message = (
         f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our attention, "
         f"and {allowed:.2g} is allowed"
@@ -78,61 +65,13 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     return difference / largest
 
 
-def _their_logits(
-    model: CheckpointModel, tokens: Tensor, index: Tensor, *, is_neutral: bool = False
-) -> Tensor:
-    """Return the logits at some tokens with the model's own attention; `is_neutral`: without its rotation."""
-    state, causal = model.state, model.causal
-    assert isinstance(state, PassState)
-    causal.set_attn_implementation("eager")
-    state.is_neutral = is_neutral
-    try:
-        if "logits_to_keep" in inspect.signature(causal.forward).parameters:  # many make all, and slowly
-            return causal(tokens, use_cache=False, logits_to_keep=index).logits
-        return causal(tokens, use_cache=False).logits[:, index]
-    finally:
-        state.is_neutral = False
-        causal.set_attn_implementation(NAME)
-
-
 def _tokens(model: CheckpointModel, heads: int) -> int:
     """Return how many tokens to compare: two windows, where a window is not too large for that."""
     seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
-    windows = [count for count in seen if count < MAX_WINDOW]
+    window = max((count for count in seen if count < MAX_WINDOW), default=0)
     scores = min(MAX_SCORES, max(MIN_SCORES, model.parameter_count // 4))
-    fitting = int((scores / heads) ** 0.5)
-    count = max(MIN_TOKENS, min(2 * max(windows, default=0), fitting))
-    return count if model.max_positions is None else min(count, model.max_positions)
-
-
-@torch.enable_grad()
-def reads_beside_attention(model: CheckpointModel) -> bool:
-    """Return whether outputs follow from tokens that attention to `NARROW` tokens in each layer cannot reach.
-
-    A gradient says it, for it is exactly 0 where nothing is read. Outputs themselves move by a rounding where
-    layers have experts, whose matrices are as large as the number of tokens that chose them.
-    """
-    beyond = FAR_TOKENS
-    count = beyond + model.n_layers * (NARROW - 1) + 1
-    if model.max_positions is not None and count > model.max_positions:
-        return False
-    embedded: list[Tensor] = []
-
-    def keep(module: Any, inputs: Any, output: Tensor) -> Tensor:
-        embedded.append(output.detach().requires_grad_())
-        return embedded[-1]
-
-    generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
-    handle = model.causal.get_input_embeddings().register_forward_hook(keep)
-    try:
-        last_D = model.hidden(tokens, torch.arange(count, device=tokens.device), NARROW)[0, -1].float()
-    finally:
-        handle.remove()
-    # A sum of normed features may be a constant, one with random factors is not.
-    factors_D = torch.randn(last_D.shape, generator=generator).to(last_D.device)
-    [gradient] = torch.autograd.grad((factors_D * last_D).sum(), embedded[:1])
-    return bool(gradient[:, :beyond].any())
+    count = max(MIN_TOKENS, min(2 * window, int((scores / heads) ** 0.5)))
+    return min(count, model.max_positions or count)
 
 
 @dataclass(frozen=True)
@@ -194,7 +133,7 @@ def open_checkpoint(
     loaded = load_model(source, config, dtype)
     sizes, values = _sizes(source, config), neutral("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
-    model = CheckpointModel(loaded, find_trunk(source, loaded), encoding, sizes.n_layers, begin)
+    model = CheckpointModel(loaded, encoding, sizes.n_layers, begin)
     _require_sound(source, model)
     if plain or not loaded._can_set_attn_implementation():
         return Opened(model, values, sizes)
@@ -209,13 +148,15 @@ def open_checkpoint(
                 return Opened(model, values, sizes)
             has_table = model.max_positions is not None
             values, fixed, is_ours = describe(answer, rotations_of(config), train_length, has_table=has_table)
-            sizes = replace(sizes, d_head=answer.d_head, n_layers=len(answer.rotations))
+            d_head = answer.layers[0].queries.shape[-1]
+            sizes = replace(sizes, d_head=d_head, n_layers=len(answer.layers))
             model.encoding = EncodingSpec(values).build(sizes.n_layers)
             model.n_layers, model.state, model.fixed = sizes.n_layers, state, fixed
-            model.masks, model.is_neutral = answer.masks, is_ours
+            model.masks, model.is_neutral = [layer.mask for layer in answer.layers], is_ours
             split_feedforward(loaded)
             difference = require_equality(model, sizes.n_heads)
-            model.reads_beside_attention = reads_beside_attention(model)
+            # Layers that mix neighbouring tokens in other ways have a short convolution.
+            model.reads_beside_attention = any(isinstance(part, nn.Conv1d) for part in loaded.modules())
     except UserError as error:
         raise UserError(f"{source.name}: {error}; {PLAIN}") from error
     except (AttributeError, TypeError, RuntimeError, LookupError, NotImplementedError) as error:

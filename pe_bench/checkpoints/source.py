@@ -18,8 +18,8 @@ import torch
 
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import cache_root, cached_digest, check_name, expand_path
-from pe_bench.system.machine import is_out_of_memory
 from pe_bench.system.terminal import one_line
+from pe_bench.values import check_type
 
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -74,27 +74,20 @@ class Source:
     @cached_property
     def weights(self) -> list[Path]:
         """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
-        names = [WEIGHTS]
+        index, names = self.folder / INDEX, [WEIGHTS]
         # transformers takes the one file where there is an index beside it.
-        if not (self.folder / WEIGHTS).exists() and (index := self.folder / INDEX).exists():
+        if not (self.folder / WEIGHTS).exists() and index.exists():
             weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
-                raise UserError(f"{index} names no weights: its weight_map has to give the file of each")
-            names = sorted(set(map(str, weight_map.values())))
+            names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
+        require(bool(names), f"{index} names no weights: its weight_map has to give the file of each")
         for name in names:
             is_plain = name == Path(name).name and name.endswith(".safetensors")
-            require(
-                is_plain, f"{self.folder / INDEX} names {one_line(name)!r}, which is not a file in its folder"
-            )
-        paths = [self.folder / name for name in names]
-        missing = [path.name for path in paths if not path.is_file()]
-        if missing:
-            pickled = sorted(path.name for path in self.folder.glob("*.bin"))
-            also = f"; {', '.join(pickled)} would run code when read" if pickled else ""
-            raise UserError(
-                f"{self.folder} has no {missing[0]}{also}: pe-bench reads weights as safetensors alone"
-            )
-        return paths
+            require(is_plain, f"{index} names {one_line(name)!r}, which is not a file in its folder")
+            pickled = ", ".join(sorted(path.name for path in self.folder.glob("*.bin")))
+            also = f"; {pickled} would run code when read" if pickled else ""
+            message = f"{self.folder} has no {name}{also}: pe-bench reads weights as safetensors alone"
+            require((self.folder / name).is_file(), message)
+        return [self.folder / name for name in names]
 
 
 def read_source(text: str) -> Source:
@@ -157,12 +150,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_JSON_BYTES + 1)
-        values = json.loads(content) if len(content) <= MAX_JSON_BYTES else None
+        require(len(content) <= MAX_JSON_BYTES, f"{path} has more than {MAX_JSON_BYTES:,} bytes")
+        return check_type(json.loads(content), dict[str, Any], str(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is not a JSON object of at most {MAX_JSON_BYTES:,} bytes")
-    return values
 
 
 @contextmanager
@@ -187,28 +178,21 @@ def quiet() -> Iterator[Any]:
 
 def load_config(source: Source) -> Any:
     """Return the checkpoint's configuration. Raise `UserError` for a model that transformers lacks."""
+    kind = f"{source.name} (model_type {source.config.get('model_type')!r:.60})"
     with quiet() as transformers:
-        kind = f"{source.config.get('model_type')!r:.60}"
         try:
             config = transformers.AutoConfig.from_pretrained(
                 source.folder, trust_remote_code=False, local_files_only=True
             )
         except Exception as error:  # it raises kinds of its own, and those of json
+            reason = f"transformers {transformers.__version__} cannot read its configuration"
             if source.config.get("auto_map"):
-                raise UserError(
-                    f"{source.name} (model_type {kind}) comes with its own code, and pe-bench runs "
-                    "none: only architectures that transformers has can be scored"
-                ) from error
-            raise UserError(
-                f"{source.name}: transformers {transformers.__version__} cannot read its configuration "
-                f"({first_line(error)[:200]})"
-            ) from error
+                reason = "it comes with its own code, and pe-bench runs none"
+            raise UserError(f"{kind}: {reason} ({first_line(error)[:200]})") from error
         is_causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
-        message = f"{source.name} (model_type {kind}) is not a causal language model of transformers"
-        require(is_causal, message)
-        has_encoder = getattr(config, "is_encoder_decoder", False)
-        require(not has_encoder, f"{source.name} has an encoder: only models that read one text are scored")
-        return config
+        is_causal &= not getattr(config, "is_encoder_decoder", False)
+    require(is_causal, f"{kind} is not a causal language model of transformers, without an encoder")
+    return config
 
 
 def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
@@ -231,32 +215,3 @@ def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
     message = f"{source.folder} lacks weights ({missing}), which would be random: download it again"
     require(not missing, message)
     return model.eval()
-
-
-@torch.no_grad()
-def find_trunk(source: Source, model: Any) -> Any:
-    """Return the part of a model that makes the hidden states: the first model inside it that it runs.
-
-    Raise `UserError` for a model that transformers builds and cannot run.
-    """
-    with quiet() as transformers:
-        parts = [
-            part
-            for part in model.modules()
-            if part is not model and isinstance(part, transformers.PreTrainedModel)
-        ]
-        run: list[Any] = []
-        handles = [part.register_forward_pre_hook(lambda part, _: run.append(part)) for part in parts]
-        try:
-            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
-        except Exception as error:  # whatever a model of transformers raises
-            if is_out_of_memory(error):
-                raise
-            raise UserError(
-                f"{source.name} cannot be run as its {CONFIG} describes it ({first_line(error)[:200]}): "
-                "download it again"
-            ) from error
-        finally:
-            for handle in handles:
-                handle.remove()
-    return next((part for part in run if part.get_output_embeddings() is None), model.base_model)

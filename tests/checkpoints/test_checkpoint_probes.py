@@ -4,18 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.checkpoints import VOCABULARY, opened, write_checkpoint
 from support.commands import Command, Outcome, write_corpus
 
 import pe_bench
-from pe_bench.checkpoints.model import CheckpointModel
 from pe_bench.checkpoints.source import quiet
-from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.needles import ANSWER, CHOICES, nll_of_choices
 
 LENGTH = 800  # that is trained at, for prompts
@@ -60,12 +56,6 @@ def test_a_checkpoint_is_probed_and_the_call_from_python_is_the_same(
     again = pe_bench.probe(name, 128, "yarn factor=4", results_dir=results, **options)
     assert [*rows_in(tmp_path).values()] == [rows], "nothing was scored again"
     assert done.out.startswith(str(again).rstrip("\n"))
-    shown = command("report", "--probe", "--results-dir", str(results))
-    assert shown.code == 0 and "rope -> yarn factor=4.0" in shown.out
-    message = "these runs were only probed and have no levels: say pe-bench report --probe"
-    assert message in command("report", "--results-dir", str(results)).line
-    with pytest.raises(UserError, match=message):
-        pe_bench.results(results)
 
 
 def test_the_scores_of_endings_are_those_of_transformers(tmp_path: Path) -> None:
@@ -99,45 +89,14 @@ def test_a_random_checkpoint_answers_no_prompt_and_python_gets_the_same_rows(
     assert run.scored == [row for row in rows["fwe"] if row.length == 800]
 
 
-def test_an_answer_is_right_if_all_of_its_tokens_are(
-    tmp_path: Path, probe: Probe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nll = CheckpointModel.nll
-    seen: list[torch.Tensor] = []
-
-    def remember(self: CheckpointModel, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-        seen.append(targets_N.clone())
-        return nll(self, hidden_ND, targets_N)
-
-    def answer(self: CheckpointModel, hidden_ND: torch.Tensor) -> torch.Tensor:
-        tokens = seen[-1].clone()
-        if len(seen) == 1:
-            tokens[8] += 1  # of the second of five words, each a space and five letters
-        return tokens
-
-    monkeypatch.setattr(CheckpointModel, "nll", remember)
-    monkeypatch.setattr(CheckpointModel, "likeliest", answer)
-    done = probe("--task", "vt", "--lengths", str(LENGTH))
-    assert done.code == 0, done.err
-    [row] = rows_in(tmp_path)["vt"]
-    assert row.exact == pytest.approx(2 / 3)
-    assert row.accuracy == pytest.approx((4 / 5 + 1 + 1) / 3)
-    scores = load_scores(score_file(tmp_path / "results" / "runs" / row.run, row))
-    assert scores.correct is not None
-    assert np.flatnonzero(scores.correct == 0).tolist() == [*range(6, 12)]
-
-
 def test_what_cannot_be_probed_is_one_line_and_leaves_nothing(tmp_path: Path, probe: Probe) -> None:
     for arguments, message in [
         ("--all", "--where and --all choose runs"),
         ("--lengths 5000", "no validation document has the 5001 tokens"),
-        ("--lengths 64", "--lengths 64 is too short for a probe"),
-        ("task=copy", "task=copy has no effect on a checkpoint"),
         ("encoding=alibi", "encoding=alibi has no effect on a checkpoint"),
         ("--task niah", "unknown --task 'niah'"),
         ("--task vt --depths 3", "depths=3 has no effect on prompts"),
-        ("--task vt --plot a.png", "--plot draws scores by depth"),
-        ("--task vt data=files", "data=files has no effect with --task"),
+        ("--task vt data=files", "data=files has no effect on a checkpoint, which brings"),
         ("--task niah_multikey_3,vt --lengths 500", "of vt has"),
     ]:
         outcome = probe(*arguments.split())

@@ -55,10 +55,8 @@ REFUSED = {
     "encoding=yarn": "another factor in each window",
     "encoding=yarn encoding.factor=2 encoding.ramp=turns": "no yarn with ramp=turns",
     "encoding=learned encoding.max_position=64": f"{NO_MODEL} learned",
-    "encoding=swan encoding.every=2": f"{NO_MODEL} swan",
     "encoding=gemma3 encoding.every=2": f"{NO_MODEL} gemma3",
     "encoding=local_global encoding.every=2 encoding.global={name:rope,base:500}": f"{NO_MODEL} local_global",
-    "encoding=local_global encoding.every=2 encoding.local={name:yarn,factor:2}": f"{NO_MODEL} local_global",
 }
 
 

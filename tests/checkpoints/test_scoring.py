@@ -12,9 +12,6 @@ import pe_bench
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.protocols import Plan
-from pe_bench.scoring.scorer import Scored, Scorer
-from pe_bench.system.signals import Stopped
 
 
 @pytest.fixture
@@ -198,29 +195,16 @@ def test_latent_attention_is_scored_and_keeps_its_rotation(tmp_path: Path, score
     assert "hf:deepseek rotates its queries and keys in a way that pe-bench does not know" in refused.line
 
 
-def test_every_protocol_scores_a_checkpoint_also_as_it_is(tmp_path: Path, score: Command) -> None:
-    for protocol in ("sliding", "nonoverlapping"):
-        arguments = ("--lengths", "16,64", "--protocol", protocol, "eval.tokens=300", "--plain")
-        assert score("llama", *arguments).code == 0
-    assert {(row.protocol, row.encoding) for row in rows_in(tmp_path)} == {
-        ("sliding", "as_is"),
-        ("nonoverlapping", "as_is"),
-    }
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["encoding=alibi"], "encoding=alibi has no effect on a checkpoint"),
-        (["train.lr=1"], "train.lr=1 has no effect on a checkpoint"),
         (["rope"], "rope is not KEY=VALUE"),
         (["--with", "alibi"], "alibi works on weights of no other encoding"),
         (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
         (["--with", "randomized", "--force"], "needs ids"),
         (["train.length=x"], "train.length=x is not a whole number"),
-        (["--where", "seed<3"], "--where and --all choose runs"),
         (["--key-tokens-of", "rope"], "key_tokens_of is for a run: leave it out"),
-        (["--code", "mine.py"], "code is for a run: leave it out"),
     ],
 )
 def test_what_a_checkpoint_cannot_take_is_refused(
@@ -251,28 +235,6 @@ def test_evaluate_scores_a_checkpoint_as_the_command_does(tmp_path: Path, score:
     assert score("llama", "--lengths", "16,64", "--with", "yarn factor=2").out.startswith(str(run)[:300])
     assert rows_in(tmp_path) == before, "nothing was scored again"
     assert set(pe_bench.evaluate(run, 48).scores["length"]) == {TRAIN_LENGTH, 48}
-
-
-def test_an_interrupt_says_what_is_kept_and_the_same_command_continues(
-    tmp_path: Path, score: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    score_plan = Scorer.score
-    scored: list[int] = []
-
-    def stop_at_the_second(self: Scorer, plan: Plan) -> Scored:
-        if scored:
-            raise Stopped
-        scored.append(plan.length)
-        return score_plan(self, plan)
-
-    monkeypatch.setattr(Scorer, "score", stop_at_the_second)
-    done = score("llama", "--lengths", "16,64")
-    assert done.code == 130
-    assert "the lengths scored so far are saved, and the same command continues from there" in done.err
-    assert [row.length for row in rows_in(tmp_path)] == scored
-    monkeypatch.setattr(Scorer, "score", score_plan)
-    assert score("llama", "--lengths", "16,64").code == 0
-    assert {row.length for row in rows_in(tmp_path)} == {16, TRAIN_LENGTH, 64}
 
 
 def test_documents_must_hold_the_longest_length_that_is_named_and_no_more(
