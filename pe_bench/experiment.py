@@ -255,7 +255,7 @@ def _finish_as_first(
                 job = _with_weights(job, trained)
                 rows = score_encodings(job, plans, bars=bars)
                 _write_result(job, trained)
-            tracked.scores(read_rows(run / "eval.csv"))
+            tracked.results(read_rows(run / "eval.csv"))
         score_missing_anchors(job, plans, rows)
     gather_and_warn(Path(job.config.results_dir))
     return rows

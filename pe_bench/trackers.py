@@ -10,18 +10,23 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
 from pe_bench.errors import first_line, require
+from pe_bench.runs.commands import group_of_command
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.system.terminal import say
-from pe_bench.training.checkpoint import Step, latest_checkpoint
+from pe_bench.training.checkpoint import Step, latest_checkpoint, read_log
+
+if TYPE_CHECKING:
+    from pe_bench.report.records import Table
 
 
 class TensorBoard:
-    """Event files in the run's `tensorboard/`; scores in a folder of their own, by length.
+    """Event files in the run's `tensorboard/`; results in a folder of their own, with scores by length.
 
     `tensorboard --logdir results/runs` shows all runs.
     """
@@ -39,12 +44,18 @@ class TensorBoard:
         for name, value in _values_of(step).items():
             self.writer.add_scalar(name, value, step.step)
 
-    def scores(self, rows: Sequence[Row]) -> None:
+    def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
+        from matplotlib.image import imread
+
+        from pe_bench.report.columns import to_markdown
+
         folder = self.folder / "scores"  # written anew: lengths are no steps, which could be purged
         shutil.rmtree(folder, ignore_errors=True)
         with self.writer_class(str(folder)) as writer:
             for row in rows:
                 writer.add_scalar(_score_name(row), _level_of(row), row.length)
+            writer.add_text("results", to_markdown(tables))
+            writer.add_image("results", imread(picture)[:, :, :3], dataformats="HWC")
 
     def end(self) -> None:
         self.writer.close()
@@ -57,25 +68,34 @@ class WeightsAndBiases:
     """
 
     def __init__(self, run: Path, config: Config, first: int):
-        library = importlib.import_module("wandb")
+        self.library: Any = importlib.import_module("wandb")
         mode = os.environ.get("WANDB_MODE", "offline")
-        self.run = library.init(
+        self.run = self.library.init(
             project=os.environ.get("WANDB_PROJECT", "pe-bench"),
             id=run.name,
             name=run.name,
+            group=group_of_command(),
             dir=config.results_dir,
             config=to_plain(config),
             mode=mode,
-            # Offline there is nothing to look up: what is sent later under one id is one record.
             resume=None if mode == "offline" else "allow",
-            settings=library.Settings(silent=True, disable_git=True, save_code=False),
+            settings=self.library.Settings(silent=True, disable_git=True, save_code=False),
         )
+        # Of records with one id the last that is sent replaces the others: each has all steps.
+        for step in read_log(run / "train.csv", first) if mode == "offline" else []:
+            self.step(step)
 
     def step(self, step: Step) -> None:
         self.run.log(_values_of(step), step=step.step)
 
-    def scores(self, rows: Sequence[Row]) -> None:
+    def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
+        from pe_bench.report.columns import to_frame
+
         self.run.summary.update({f"{_score_name(row)}/{row.length}": _level_of(row) for row in rows})
+        frame = to_frame(tables).astype(object)
+        cells = frame.where(frame.notna(), None).to_numpy().tolist()
+        table = self.library.Table(columns=[*frame.columns], data=cells, allow_mixed_types=True)
+        self.run.log({"results": table, "curves": self.library.Image(str(picture))})
 
     def end(self) -> None:
         self.run.finish()
@@ -100,7 +120,8 @@ class MLflow:
             self.id = runs[0].info.run_id
             self.client.update_run(self.id, status="RUNNING")
         else:
-            self.id = self.client.create_run(number, run_name=run.name).info.run_id
+            tags = {"group": group_of_command() or run.name}
+            self.id = self.client.create_run(number, tags=tags, run_name=run.name).info.run_id
             values = [self.entities.Param(name, str(value)) for name, value in to_plain(config).items()]
             self.client.log_batch(self.id, params=values)
         self.last = max(self._steps("loss"), default=0)
@@ -109,10 +130,14 @@ class MLflow:
         if step.step > self.last:  # a step that is taken again is the same
             self._log([(name, value, step.step) for name, value in _values_of(step).items()])
 
-    def scores(self, rows: Sequence[Row]) -> None:
+    def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
+        from pe_bench.report.columns import to_csv
+
         steps = {name: self._steps(name) for name in map(_score_name, rows)}
         new = [(_score_name(row), _level_of(row), row.length) for row in rows]
         self._log([(name, level, length) for name, level, length in new if length not in steps[name]])
+        self.client.log_text(self.id, to_csv(tables), "results.csv")
+        self.client.log_artifact(self.id, str(picture))
 
     def end(self) -> None:
         self.client.set_terminated(self.id)
@@ -127,7 +152,8 @@ class MLflow:
 
 
 # Each takes the run's directory, its configuration, and the step from which it goes on. `step` records a row
-# of train.csv, and `scores` all rows under the run's own encoding, some of which it may have had before.
+# of train.csv, and `results` all rows under the run's own encoding, some of which it may have had before, its
+# tables and their picture.
 TRACKERS: dict[str, Callable[[Path, Config, int], Any]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
@@ -139,22 +165,33 @@ class Tracking:
     """The tracker that `tracker=` names, if any, for as long as that works; a run's record goes on."""
 
     def __init__(self, run: Path, config: Config):
-        self.name, self.log_every = config.tracker, config.train.log_every
-        self.tracker: Any = None
-        if self.name is not None:
+        self.run, self.config, self.tracker = run, config, None
+        if config.tracker is not None:
             checkpoint = latest_checkpoint(run / "checkpoints")
             first = checkpoint.step if checkpoint else 0
-            self.tracker = self._forgiven(TRACKERS[self.name], run, config, first)
+            self.tracker = self._forgiven(TRACKERS[config.tracker], run, config, first)
 
     def step(self, step: Step) -> None:
-        is_due = step.step % self.log_every == 0 or step.validation_loss is not None
+        is_due = step.step % self.config.train.log_every == 0 or step.validation_loss is not None
         if self.tracker is not None and is_due:
             self._forgiven(self.tracker.step, step)
 
-    def scores(self, rows: Sequence[Row]) -> None:
+    def results(self, rows: Sequence[Row]) -> None:
         if self.tracker is not None:
-            rows = [row for row in rows if row.scored_with == row.encoding and _level_of(row) is not None]
-            self._forgiven(self.tracker.scores, rows)
+            self._forgiven(self._send, self.tracker, rows)
+
+    def _send(self, tracker: Any, rows: Sequence[Row]) -> None:
+        from pe_bench.report.build import run_tables
+        from pe_bench.report.draw import plot_tables
+
+        rows = [row for row in rows if row.scored_with == row.encoding]
+        with TemporaryDirectory() as folder:
+            tables, picture = (
+                run_tables(rows, self.run, self.config.report.margin),
+                Path(folder, "curves.png"),
+            )
+            plot_tables(tables, picture)
+            tracker.results([row for row in rows if _level_of(row) is not None], tables, picture)
 
     def close(self) -> None:
         if self.tracker is not None:
@@ -166,7 +203,7 @@ class Tracking:
         except Exception as error:
             self.tracker = None
             reason = f"{type(error).__name__}: {first_line(error)}"
-            say(f"warning: tracker={self.name} failed, and the run continues without it ({reason})")
+            say(f"warning: tracker={self.config.tracker} failed, and the run continues without it ({reason})")
 
 
 def check_tracker(name: str | None) -> None:

@@ -232,7 +232,7 @@ def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
     machines = dict.fromkeys(place for record in records for place in record.environments)
     datasets = Counter(dataset for record in records for dataset in record.data)
     return {
-        "notes": list(dict.fromkeys(note for record in records for note in record.notes)),
+        "notes": list(dict.fromkeys(record.note for record in records if record.note)),
         "typed": list(Counter(command for record in records for command in record.commands).items()),
         "data": _grid(
             ("data", "hash", "tokenizer", "runs"),

@@ -1,5 +1,6 @@
 """The commands that made a run, as they were typed: kept in its folder, in `commands.json`."""
 
+import hashlib
 import json
 import os
 import re
@@ -30,6 +31,15 @@ def eval_command(run: Path, options: str = "") -> str:
 def remember_command(arguments: Sequence[str]) -> None:
     """Keep what the user typed after `pe-bench`, before Hydra gets arguments of its own."""
     os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])
+
+
+def group_of_command() -> str | None:
+    """Return a name that the runs of the command at work have in common; None where it trains one alone."""
+    command = os.environ.get(VARIABLE, "")
+    arguments = shlex.split(command)
+    is_single = arguments[1:2] == ["train"] and not {"-m", "--multirun"} & {*arguments}
+    digest = hashlib.sha256(command.encode()).hexdigest()[:8]
+    return None if is_single or not arguments else f"{arguments[1]}-{digest}"
 
 
 @contextmanager

@@ -232,14 +232,14 @@ Environment = tuple[str, ...]
 class RunRecord:
     """How one run was made.
 
-    commands: as they were typed; notes: what they need beside pe-bench, and why some are not there. data: the
-    name, the hash and the tokenizer of each text that it was scored on. environments: where it was trained
-    first, then wherever else scores come from. date: of the training, ISO 8601.
+    commands: as they were typed; note: why some are not there. data: the name, the hash and the tokenizer of
+    each text that it was scored on. environments: where it was trained first, then wherever else scores come
+    from. date: of the training, ISO 8601.
     """
 
     run: str
     commands: tuple[str, ...]
-    notes: tuple[str, ...]
+    note: str
     data: tuple[tuple[str, str, str], ...]
     environments: tuple[Environment, ...]
     date: str
@@ -253,26 +253,16 @@ def provenance(folders: Iterable[RunFolder]) -> list[RunRecord]:
 def _record(run: RunFolder) -> RunRecord:
     rows, typed, name = run.rows, recorded_commands(run.path), run.path.name
     commands = tuple(command for command in typed if not takes_code_from(command, run.path.parent.parent))
-    notes = [f"needed beside pe-bench: {need}" for need in _needs(run.flat_config)]
-    if not typed:
-        notes.append(f"no command for {name}: none was kept")
-    elif len(commands) < len(typed):
+    reason = "" if typed else "none was kept"
+    if len(commands) < len(typed):
         reason = "the code that it names is not here, and none is taken from a folder of results"
-        notes.append(f"no command for {name}: {reason}")
+    note = f"no command for {name}: {reason}" if reason else ""
     trained, *scored = dict.fromkeys(_environment(values) for values in (run.environment, *map(vars, rows)))
     # Rows have less: an environment that says nothing else is left out.
     scored = [each for each in scored if any(each[i] not in ("", value) for i, value in enumerate(trained))]
     data = dict.fromkeys((row.data, row.data_hash, row.tokenizer) for row in rows)
     date = str(run.environment.get("date", "")) or min((row.date for row in rows), default="")
-    return RunRecord(name, commands, tuple(notes), tuple(data), (trained, *scored), date)
-
-
-def _needs(config: dict[str, Any]) -> list[str]:
-    """Return what a run's commands need besides pe-bench: files of code, and another run's weights."""
-    source = config.get("train.from")
-    hashes = {key.removesuffix("code_sha256"): value for key, value in config.items() if "code_sha256" in key}
-    code = [f"{config.get(f'{part}class')} (sha256 {value})" for part, value in hashes.items()]
-    return [*code, *([f"the run {source}, whose weights it starts from"] if source else [])]
+    return RunRecord(name, commands, note, tuple(data), (trained, *scored), date)
 
 
 def _environment(values: Mapping[str, Any]) -> Environment:

@@ -76,8 +76,16 @@ def gather(results_dir: Path) -> Gathered:
 
 
 def gather_and_warn(results_dir: Path) -> None:
-    """Gather the rows of all runs, and print a warning for each that could not be read."""
-    for line in gather(results_dir).lines:
+    """Gather the rows of all runs, and print a warning for each that could not be read.
+
+    Where results.csv cannot be written, that is a warning too: the runs are whole without it, and the next
+    command writes it.
+    """
+    try:
+        lines = gather(results_dir).lines
+    except (RunError, OSError) as error:
+        lines = [first_line(error)]
+    for line in lines:
         say(f"warning: {line}")
 
 

@@ -43,15 +43,13 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
                 imported.copied.append(run.name)
         except (RunError, UserError, OSError) as error:
             imported.refused[run.name] = first_line(error)
-    for folder in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
-        for anchor in (file.parent for file in folder.glob("*/eval.csv")):
-            target = results / "anchors" / anchor.name
-            try:
-                check_files(anchor)
-                if not os.path.lexists(target):
-                    _copy(anchor, target)
-            except (RunError, OSError) as error:
-                imported.refused[anchor.name] = first_line(error)
+    anchors = dict.fromkeys(run.parent.parent / "anchors" for run in runs)
+    for anchor in (file.parent for folder in anchors for file in folder.glob("*/eval.csv")):
+        try:
+            if not os.path.lexists(results / "anchors" / anchor.name):
+                _copy(anchor, results / "anchors" / anchor.name)
+        except (RunError, OSError) as error:
+            imported.refused[anchor.name] = first_line(error)
     gather_and_warn(results)
     return imported
 

@@ -110,8 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(values, dict):
         raise ValueError("it is no JSON object")
-    for _ in _leaves(values):
-        pass
+    _check_plain(values)
     return values
 
 
@@ -135,30 +134,21 @@ def parse_mapping(text: str) -> dict[str, Any]:
         raise ValueError(" ".join(str(error).split())) from error
     if not isinstance(values, dict):
         raise ValueError("it holds no keys")
-    if any(isinstance(leaf, str) and "${" in leaf for leaf in _leaves(values)):
+    _check_plain(values)
+    if "${" in json.dumps(values):
         raise ValueError("it has interpolations, such as ${name}, and a run's values are resolved")
     return values
 
 
-def _leaves(values: Any) -> Iterator[Any]:
-    """Yield all that plain values hold, keys included.
-
-    Raise `ValueError` for a deep nesting, for what is no plain value, and for text that steers a terminal.
-    """
-    level = [values]
-    for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
-        for value in level:
-            if isinstance(value, dict):
-                inner += [*value, *value.values()]
-            elif isinstance(value, list):
-                inner += value
-            elif isinstance(value, str) and CONTROL.search(value):
-                raise ValueError(f"it has control characters: {value!a:.60}")
-            elif not (value is None or isinstance(value, (str, bool, int, float))):
-                raise ValueError(f"it holds a {type(value).__name__}, which is no plain value")
-            else:
-                yield value
-        level = inner
-    if level:
+def _check_plain(value: Any, depth: int = 0) -> None:
+    """Raise `ValueError` for what is no plain value or nested deeply, and for text that steers a terminal."""
+    if depth == MAX_DEPTH:
         raise ValueError("it is nested too deeply")
+    if isinstance(value, (dict, list)):
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
+            _check_plain(inner, depth + 1)
+    elif isinstance(value, str):
+        if CONTROL.search(value):
+            raise ValueError(f"it has control characters: {value!a:.60}")
+    elif not (value is None or isinstance(value, (bool, int, float))):
+        raise ValueError(f"it holds a {type(value).__name__}, which is no plain value")

@@ -139,7 +139,8 @@ def run_in_child(state: JobState, folder: SweepFolder, config: Config) -> None:
     last = folder.latest(state)
     if last.state == RUNNING:
         last = _after_crash(folder, last, child.exitcode)
-        folder.write(last)
+        with suppress(OSError):  # only the view misses it
+            folder.write(last)
     if is_worker and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
         if last.state == FAILED:
             atexit.register(_exit_failed)
@@ -183,7 +184,9 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
 
 
 def _after_crash(folder: SweepFolder, last: JobState, code: int) -> JobState:
-    """Return the state of a job whose process was killed or crashed."""
+    """Return the state of a job whose process was killed or crashed, or could not write that it is done."""
+    if code == 0:
+        return replace(last, state=DONE, seconds=time.time() - last.started)
     if folder.is_stopped:
         return replace(last, state=STOPPED)
     reason = f"its process ended with exit code {code}"
@@ -252,7 +255,11 @@ def _work(state: JobState, folder: SweepFolder, config: Config) -> None:
             traceback.print_exc()
             end = {"state": FAILED, "reason": reason_of(error)}
     progress.reload()
-    folder.write(replace(progress.state, **end, seconds=time.time() - state.started))
+    last = replace(progress.state, **end, seconds=time.time() - state.started)
+    try:
+        folder.write(last)
+    except OSError:  # a full disk: the exit code alone says how it ended
+        sys.exit(last.state not in (DONE, SKIPPED))
 
 
 def _run(progress: JobProgress, config: Config) -> dict[str, Any]:

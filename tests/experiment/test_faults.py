@@ -7,12 +7,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.commands import Command, Outcome, only_run, tiny_overrides, write_corpus
 from support.run_contents import contents
 
 from pe_bench.runs.folder import locked
+from pe_bench.sweep import jobs
 
 ARGUMENTS = ("encoding=shaw", "train.steps=6")
 NOBODY = 65534
@@ -54,6 +56,26 @@ def test_a_disk_that_fills_up_at_any_write_is_reported_and_the_run_continues_onc
     assert not list(folder.rglob(".partial-*")), "half a file is no use where space is short"
     assert train(*ARGUMENTS).code == 0
     assert contents(folder / "results") == unbroken
+
+
+@pytest.mark.parametrize("end", [jobs.DONE, jobs.SKIPPED, jobs.FAILED])
+def test_a_disk_that_is_full_at_the_last_write_calls_nothing_failed_that_is_finished(
+    train, run, monkeypatch, tmp_path, end
+):
+    full = OSError(errno.ENOSPC, "No space left on device", "results.csv")
+    monkeypatch.setattr("pe_bench.runs.gather.write_text", Mock(side_effect=full))
+    outcome = train(*ARGUMENTS)
+    assert outcome.code == 0 and "warning: results.csv: no space left on device" in outcome.err
+    # A job of a sweep writes last how it ended.
+    for owner, name in ((jobs.SweepFolder, "write"), (jobs, "_watch_for_end"), (jobs, "_run"), (os, "dup2")):
+        monkeypatch.setattr(owner, name, Mock(side_effect=full if name == "write" else None))
+    monkeypatch.setattr(jobs, "_run", lambda *_: {"state": end})
+    folder, state = jobs.SweepFolder(tmp_path / "sweep"), jobs.JobState(0, "encoding=shaw", "train")
+    (folder.path / "jobs").mkdir(parents=True)
+    with pytest.raises(SystemExit) as ended:
+        jobs._work(state, folder, Mock())
+    last = jobs._after_crash(folder, state, int(ended.value.code or 0))
+    assert last.state == (jobs.FAILED if end == jobs.FAILED else jobs.DONE)
 
 
 @pytest.fixture

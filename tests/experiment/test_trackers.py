@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ from types import SimpleNamespace
 import pytest
 from support.commands import only_run
 
+from pe_bench.runs.commands import VARIABLE, group_of_command
 from pe_bench.system.signals import EXIT_CODE
 from pe_bench.trackers import TRACKERS
 from pe_bench.training.trainer import Trainer
+
+LENGTHS = [16, 32, 64]
 
 
 @dataclass
@@ -30,8 +34,9 @@ class Fake:
             raise OSError("no route to the tracker")
         self.steps.append(step.step)
 
-    def scores(self, rows):
+    def results(self, rows, tables, picture):
         self.lengths = [row.length for row in rows]
+        assert tables[0].lines[0].records.keys() == {*self.lengths} and picture.stat().st_size > 1000
 
     def end(self):
         self.ended = True
@@ -63,7 +68,8 @@ def stop_before(monkeypatch, number: int) -> None:
 
 
 def test_a_tracker_gets_the_rows_of_train_csv_and_the_scores(train, folder, fakes):
-    assert train("encoding=nope", "tracker=tensorboard", "train.log_every=3").code == 0
+    outcome = train("encoding=nope", "tracker=tensorboard", "train.log_every=3")
+    assert outcome.code == 0 and "warning" not in outcome.err
     (tracker,) = fakes.begun
     assert (tracker.first, tracker.steps, tracker.lengths) == (0, [3, 4, 6, 8], [16, 32])
     assert tracker.ended
@@ -96,17 +102,29 @@ def test_an_unknown_or_missing_package_is_one_line_before_anything_is_written(tr
     assert not (folder / "results").exists()
 
 
-# Each for real
+def test_the_runs_of_a_sweep_have_a_group(monkeypatch):
+    groups = {}
+    for command in ("", "train encoding=rope", "train -m seed=0,1", "train -m seed=0,2", "reproduce alibi"):
+        monkeypatch.setenv(VARIABLE, f"pe-bench {command}" if command else "")
+        groups[command] = group_of_command()
+    alone, swept = list(groups.values())[:2], list(groups.values())[2:]
+    assert alone == [None, None] and len({*swept}) == 3 and all(swept)
+    assert swept[0].startswith("train-") and swept[2].startswith("reproduce-")
+
+
+# Each with its library, or with what its library was seen to do
 
 
 def stopped_and_finished(train, monkeypatch, name: str) -> None:
     """Stop a run after five steps, continue it from the fourth, and score it at one more length."""
     overrides = ("encoding=nope", f"tracker={name}", "train.log_every=1")
+    monkeypatch.setenv(VARIABLE, "pe-bench train -m")
+    monkeypatch.setattr("pe_bench.runs.commands.remember_command", lambda arguments: None)
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
         assert train(*overrides).code == EXIT_CODE
     assert train(*overrides).code == 0
-    outcome = train(*overrides, "eval.lengths=[16,32,64]")
+    outcome = train(*overrides, f"eval.lengths={LENGTHS}")
     assert outcome.code == 0 and "warning" not in outcome.err, outcome.err
 
 
@@ -125,33 +143,114 @@ def test_tensorboard_reads_each_step_once_and_each_score(train, folder, monkeypa
     assert sorted(losses) == list(range(1, 9))
     assert losses[8] == pytest.approx(json.loads((run / "result.json").read_text())["loss"], rel=1e-6)
     assert sorted(scalars(run / "tensorboard", "validation_loss")) == [4, 8]
-    assert sorted(scalars(run / "tensorboard" / "scores", "bits_per_byte/paired")) == [16, 32, 64]
+    assert sorted(scalars(run / "tensorboard" / "scores", "bits_per_byte/paired")) == LENGTHS
+    read = accumulator.EventAccumulator(str(run / "tensorboard" / "scores")).Reload()
+    (table,) = read.Tensors("results/text_summary")
+    assert b"nope" in table.tensor_proto.string_val[0]
+    assert read.Images("results")[0].width > 100
 
 
-@pytest.mark.filterwarnings("default")  # of its own making
-def test_wandb_keeps_an_offline_record_next_to_the_runs(train, folder, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
+class FakeWandb:
+    """Weights & Biases, as far as it is used: a record for each `init`."""
+
+    Table, Image, Settings = dict, staticmethod(lambda path: Path(path).read_bytes()), dict
+
+    def __init__(self) -> None:
+        self.records = []
+
+    def init(self, **about):
+        logged, summary = [], {}
+        self.records.append((about, logged, summary))
+
+        def log(values, step=None):
+            logged.append((step, values))
+
+        return SimpleNamespace(log=log, summary=summary, finish=lambda: None)
+
+
+@pytest.mark.parametrize("mode", ["offline", "online"])
+def test_records_of_wandb_have_one_id_and_group_and_an_offline_one_has_all_steps(
+    train, folder, monkeypatch, mode
+):
+    library = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", library)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("WANDB_MODE", mode)
     stopped_and_finished(train, monkeypatch, "wandb")
-    run = only_run(folder)
-    records = list((folder / "results" / "wandb").glob(f"offline-run-*-{run.name}"))
-    assert records and all(list(record.glob(f"run-{run.name}.wandb")) for record in records)
+    run, all_steps = only_run(folder).name, list(range(1, 9))
+    abouts, logs, summaries = zip(*library.records, strict=True)
+    assert [about["id"] for about in abouts] == [run] * 3
+    (group,) = {about["group"] for about in abouts}
+    assert group.startswith("train-")
+    assert {about["resume"] for about in abouts} == {None if mode == "offline" else "allow"}
+    steps = [[step for step, _ in logged if step is not None] for logged in logs]
+    again = {"offline": [all_steps, all_steps], "online": [all_steps[4:], []]}
+    assert steps == [all_steps[:5], *again[mode]], "the last offline record that is sent replaces the others"
+    (results,) = (values for step, values in logs[-1] if step is None)
+    assert results["curves"].startswith(b"\x89PNG")
+    assert {cells[results["results"]["columns"].index("length")] for cells in results["results"]["data"]} >= {
+        64
+    }
+    assert summaries[-1].keys() == {f"bits_per_byte/paired/{length}" for length in LENGTHS}
 
 
-@pytest.mark.filterwarnings("default")  # of its own making
-def test_mlflow_keeps_each_step_once_in_the_runs_database(train, folder, monkeypatch):
-    pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    from mlflow.tracking import MlflowClient
+class FakeClient:
+    """A client of MLflow with all that is kept of one run."""
 
+    runs: dict = {}
+
+    def __init__(self, address):
+        self.address = address
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id="1") if self.runs else None
+
+    def create_experiment(self, name, artifacts):
+        return "1"
+
+    def search_runs(self, numbers, text):
+        return [
+            SimpleNamespace(info=SimpleNamespace(run_id=name)) for name in self.runs if f"'{name}'" in text
+        ]
+
+    def create_run(self, number, tags, run_name):
+        self.runs[run_name] = {"tags": tags, "params": [], "metrics": [], "files": {}, "status": "RUNNING"}
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
+
+    def update_run(self, run, status):
+        self.runs[run]["status"] = status
+
+    def log_batch(self, run, metrics=(), params=()):
+        self.runs[run]["metrics"] += metrics
+        self.runs[run]["params"] += params
+
+    def get_metric_history(self, run, name):
+        return [SimpleNamespace(step=metric[3]) for metric in self.runs[run]["metrics"] if metric[0] == name]
+
+    def log_text(self, run, text, name):
+        self.runs[run]["files"][name] = text
+
+    def log_artifact(self, run, path):
+        self.runs[run]["files"][Path(path).name] = Path(path).read_bytes()
+
+    def set_terminated(self, run):
+        self.update_run(run, "FINISHED")
+
+
+def test_mlflow_keeps_each_step_once_in_one_run(train, folder, monkeypatch):
+    monkeypatch.setattr(FakeClient, "runs", {})
+    entities = SimpleNamespace(Param=lambda *values: values, Metric=lambda *values: values)
+    for name, module in {"entities": entities, "tracking": SimpleNamespace(MlflowClient=FakeClient)}.items():
+        monkeypatch.setitem(sys.modules, f"mlflow.{name}", module)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     stopped_and_finished(train, monkeypatch, "mlflow")
-    run = only_run(folder)
-    client = MlflowClient(f"sqlite:///{run / 'mlflow' / 'mlflow.db'}")
-    (record,) = client.search_runs([client.get_experiment_by_name("pe-bench").experiment_id])
-    assert (record.info.run_name, record.info.status) == (run.name, "FINISHED")
-    steps = [metric.step for metric in client.get_metric_history(record.info.run_id, "loss")]
-    assert sorted(steps) == list(range(1, 9))
-    lengths = [
-        metric.step for metric in client.get_metric_history(record.info.run_id, "bits_per_byte/paired")
-    ]
-    assert sorted(lengths) == [16, 32, 64]
+    [(name, record)] = FakeClient.runs.items()
+    assert (name, record["status"]) == (only_run(folder).name, "FINISHED")
+    assert record["tags"]["group"].startswith("train-")
+    steps = {
+        name: [metric[3] for metric in record["metrics"] if metric[0] == name] for name in ("loss", "lr")
+    }
+    assert steps == {key: list(range(1, 9)) for key in steps}
+    scores = [metric[3] for metric in record["metrics"] if metric[0] == "bits_per_byte/paired"]
+    assert sorted(scores) == LENGTHS
+    assert "64" in record["files"]["results.csv"] and record["files"]["curves.png"].startswith(b"\x89PNG")

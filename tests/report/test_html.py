@@ -188,7 +188,7 @@ def test_text_of_rows_is_escaped_everywhere(tables):
         some_records()[0],
         run=HOSTILE,
         commands=(HOSTILE,),
-        notes=(HOSTILE,),
+        note=HOSTILE,
         environments=((HOSTILE,) * 8,),
         date=HOSTILE,
     )
@@ -249,7 +249,7 @@ def test_the_commands_that_made_the_report_are_listed_once_each(page):
     for said in ("pe-bench train -m encoding=rope,alibi,t5", "4 runs", "AMD EPYC", "4f1d2c9ab012"):
         assert section.count(said) == 1, said
     assert "da7a0123456789" in section and "no command for rope-s1-x: lost" in section
-    assert "needed beside pe-bench: mine.py" in section
+    assert "no command for mine: none was kept" in section
 
 
 def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(tables, page):

@@ -107,7 +107,7 @@ def test_runs_are_described_with_commands_data_versions_machine_and_date(tmp_pat
     bare = add_run(tmp_path, "alibi", {128: 2.0}, date="2024-01-01")
     (bare / "config.yaml").unlink()
     first, record = records_of(tmp_path, run.name, bare.name)
-    assert (record.run, record.notes) == (run.name, ())
+    assert (record.run, record.note) == (run.name, "")
     assert record.commands == ("pe-bench train -m encoding=rope seed=0,1",)
     assert record.data == (("stdlib", "da7a0123456789", "bytes"),)
     trained, scored = record.environments
@@ -116,7 +116,7 @@ def test_runs_are_described_with_commands_data_versions_machine_and_date(tmp_pat
     assert (elsewhere["torch"], elsewhere["device"], elsewhere["python"]) == ("2.14.0", "H200", "")
     assert record.date == "2026-01-02T03:04:05+00:00"
     # What was not recorded is missing.
-    assert (first.run, first.commands) == (bare.name, ()) and "none was kept" in first.notes[0]
+    assert (first.run, first.commands) == (bare.name, ()) and "none was kept" in first.note
     trained, scored = first.environments
     assert not any(trained) and "2.13.0" in scored and first.date == "2024-01-01"
 
@@ -154,4 +154,4 @@ def test_commands_of_a_run_from_outside_take_no_code_from_its_folder(tmp_path, m
     (run / "commands.json").write_text(json.dumps([*taking, *harmless]))
     [record] = records_of(results, run.name)
     assert list(record.commands) == harmless
-    assert "is not here" in record.notes[-1]
+    assert "is not here" in record.note

@@ -49,7 +49,7 @@ def some_records() -> list[RunRecord]:
         RunRecord(
             run=f"{encoding}-s{seed}-1a2b3c4d",
             commands=("pe-bench train -m encoding=rope,alibi,t5 seed=0,1",),
-            notes=("needed beside pe-bench: mine.py",),
+            note="no command for mine: none was kept",
             data=(("stdlib", "da7a0123456789", "bytes"),),
             environments=(trained, ("0.1.0", "", "2.14.0", "", "Linux", "", "cpu", "2")),
             date="2026-01-02T03:04:05+00:00",
@@ -57,7 +57,7 @@ def some_records() -> list[RunRecord]:
         for encoding in ("rope", "alibi")
         for seed in (0, 1)
     ]
-    lost = replace(records[0], run="rope-s1-x", commands=(), notes=("no command for rope-s1-x: lost",))
+    lost = replace(records[0], run="rope-s1-x", commands=(), note="no command for rope-s1-x: lost")
     return [*records, lost]
 
 
