@@ -22,7 +22,8 @@ from pe_bench.data.packed import load_data_of, summary
 from pe_bench.encodings.source import sources
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.model.attention import is_kernel_here, training_kernel
+from pe_bench.model.attention import is_kernel_here
+from pe_bench.model.attention.native import training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
@@ -33,11 +34,11 @@ from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores, keep_slices
 from pe_bench.runs.source import after_source, find_source, scored_as
 from pe_bench.scoring.anchors import score_missing_anchors
-from pe_bench.scoring.evaluate import kept_rows, row_key, score, scored_rows
+from pe_bench.scoring.evaluate import row_key, score, scored_rows
 from pe_bench.scoring.other_encodings import OtherEncoding
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
-from pe_bench.scoring.slices import OPTION, key_slices
+from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
 from pe_bench.scoring.stages import after_training, stage_label
 from pe_bench.system.files import remove_leftovers, write_atomically, write_text
 from pe_bench.system.machine import (
@@ -274,9 +275,10 @@ def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars, group: Group)
     run = job.folder
     if read_result(run) is None:
         return None
-    rows = kept_rows(job, plans)
-    trained = None if rows is not None else final_checkpoint(run, job.config.train.total_steps)
-    if rows is None and trained is None:  # it lacks the weights for what is to be scored
+    rows = scored_rows(job, plans)
+    is_scored = len(rows) == len(plans)
+    trained = None if is_scored else final_checkpoint(run, job.config.train.total_steps)
+    if not is_scored and trained is None:  # it lacks the weights for what is to be scored
         lost = "its final weights are missing or damaged, and its scores are discarded"
         say(f"warning: retraining {run.name}: {lost}")
         (run / "result.json").unlink()
@@ -292,6 +294,7 @@ def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars, group: Group)
         return score_encodings(_with_weights(job, trained), plans, bars=bars)
     for line in shortages(job.config.eval, plans):
         say(line)
+    keep_derived(run, job.data, plans, job.config.first_length)
     record_command(run)
     return rows
 

@@ -212,7 +212,8 @@ def time_encodings(
     config = subjects[sizes[0]][0].config
     file = output or check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
     from pe_bench.inspection.speed import FACTS, Bench, dtype_of, grid_of, line_of, read_rows, write_rows
-    from pe_bench.model.attention import is_kernel_here, training_kernel
+    from pe_bench.model.attention import is_kernel_here
+    from pe_bench.model.attention.native import training_kernel
     from pe_bench.system.machine import environment, resolve_device, set_threads
 
     read_rows(file)

@@ -24,7 +24,6 @@ END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|im_end|
 DEFAULT_VOCABULARY = 4_096
 PRINTED = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
 TOGETHER = 64  # documents that are encoded in parallel
-SMALLEST_VOCABULARY = 257  # 256 bytes and end-of-text
 
 
 class Encoded(NamedTuple):
@@ -75,7 +74,6 @@ class SubwordTokenizer:
         tokenizer.post_processor = None  # it would add special tokens and trim spaces off the offsets
         tokenizer.encode_special_tokens = True  # a special token that occurs in the text is text
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        require(bool(vocabulary), f"the tokenizer {label} has no tokens: use another one")
         self.vocab_size = max(vocabulary.values()) + 1
         named = [vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary]
         self.end_of_text = named[0] if named else self.vocab_size
@@ -97,18 +95,14 @@ class SubwordTokenizer:
 
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         rest = iter(texts)
-        size = count = 0
         while some := list(islice(rest, TOGETHER)):
             with library_errors(f"the tokenizer {self.label} cannot read the text"):
                 decoded = [text.decode() for text in some]
                 encodings = self.tokenizer.encode_batch(decoded, add_special_tokens=False)
             for text, encoding in zip(some, encodings, strict=True):
                 offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-                size, count = size + len(text), count + len(offsets)
                 ends = byte_ends(text, offsets[:, 1]) if with_ends else None
                 yield Encoded(np.array(encoding.ids, np.int64), ends)
-        message = f"the tokenizer {self.label} makes no token of {size:,} bytes of text: use another one"
-        require(count > 0 or size == 0, message)
 
 
 Tokenizer = ByteTokenizer | SubwordTokenizer
@@ -130,8 +124,8 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     size = config.vocab_size or DEFAULT_VOCABULARY
-    least = f"byte-level BPE needs at least {SMALLEST_VOCABULARY} (256 bytes and end-of-text)"
-    require(size >= SMALLEST_VOCABULARY, f"tokenizer.vocab_size={size} is too small: {least}")
+    message = f"tokenizer.vocab_size={size} is too small: the bytes and end-of-text alone are 257"
+    require(size >= ByteTokenizer.vocab_size, message)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -159,9 +153,9 @@ def load_file(config: TokenizerConfig) -> SubwordTokenizer:
     import tokenizers
 
     path = tokenizer_file(config)
+    label = printable(path.resolve().parent.name) or "file"
     with library_errors(f"{path} is no tokenizer of the tokenizers library"):
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    return SubwordTokenizer(tokenizer, printable(path.resolve().parent.name) or "file")
+        return SubwordTokenizer(tokenizers.Tokenizer.from_file(str(path)), label)
 
 
 def load_hub(config: TokenizerConfig) -> SubwordTokenizer:

@@ -90,7 +90,7 @@ class ScoringPass:
         # Only the targets meet the output's matrix.
         without_target = length - window.targets
         self.flops = flops_of(model, config, length) - without_target * 2 * model.output_weight.numel()
-        self.scorer = Scorer(model, data.validation, device, config.eval, [self.plan], lambda *_: None)
+        self.scorer = Scorer(model, data.validation, config.eval)
         # The last layer has queries of the targets alone, which the reference serves.
         layers = config.model.n_layers - (tokens_without_query(window) > 0)
         with torch.no_grad():

@@ -203,7 +203,7 @@ def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) 
         for plan in plans
         if plan.control == "none" and plan.protocol not in (*APART, TASK) and _key(plan) in rows_of_run
     ]
-    if folder is None or not plans or job.data.prompts is not None or job.first is not None:
+    if folder is None or not plans or job.first is not None:
         return
     try:
         folder.mkdir(exist_ok=True)

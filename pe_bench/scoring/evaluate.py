@@ -60,44 +60,21 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     kept = {row.key: row for row in read_rows(path)}
     rows = [_empty_row(job, plan) for plan in plans]
     # Two sets of targets may be one and the same, and then are scored once.
-    missing = {
-        row.key: (row, plan)
-        for row, plan in zip(rows, plans, strict=True)
-        if not _is_scored(job.folder, kept.get(row.key))
-    }
-    todo = list(missing.values())
-    plans_to_score = [plan for _, plan in todo]
-    if todo:
-        say(f"{job.folder.name}: scoring {_described(plans_to_score)}")
-    scorer = Scorer(job.model, job.data.validation, job.device, job.config.eval, plans_to_score, watch)
-    for index, scored in scorer.scores():
-        row, plan = todo[index]
-        kept[row.key] = _with_scores(job, plan, row, scored)
+    pairs = zip(rows, plans, strict=True)
+    missing = {row.key: plan for row, plan in pairs if not _is_scored(job.folder, kept.get(row.key))}
+    if missing:
+        lengths = {plan.length for plan in missing.values()}
+        windows = sum(len(plan.windows) for plan in missing.values())
+        longest = f"{'up to ' if len(lengths) > 1 else ''}{max(lengths):,} tokens"
+        say(f"{job.folder.name}: scoring {windows:,} windows of {longest}")
+    scorer = Scorer(job.model, job.data.validation, job.config.eval, watch)
+    for plan, scored in scorer.scores([*missing.values()]):
+        row = _scored_row(job, plan, scored)
+        kept[row.key] = row
         write_rows(path, sorted(kept.values(), key=lambda row: row.order))
         watch(plan, 1.0)
     keep_derived(job.folder, job.data, plans, job.config.first_length)
     return [kept[row.key] for row in rows]
-
-
-def _described(plans: Sequence[Plan]) -> str:
-    """Return how much is to be scored."""
-    longest, windows = max(plan.length for plan in plans), sum(len(plan.windows) for plan in plans)
-    several = (
-        f"up to {longest:,} tokens" if len({plan.length for plan in plans}) > 1 else f"{longest:,} tokens"
-    )
-    return f"{windows:,} windows of {several}"
-
-
-def kept_rows(job: Job, plans: Sequence[Plan]) -> list[Row] | None:
-    """Return the rows of a run's own encoding where all plans are scored already: they need no weights.
-
-    Only the holder of the run's lock may call this.
-    """
-    rows = scored_rows(job, plans)
-    if len(rows) < len(plans):
-        return None
-    keep_derived(job.folder, job.data, plans, job.config.first_length)
-    return rows
 
 
 def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:
@@ -119,8 +96,9 @@ def _is_scored(run: Path, row: Row | None) -> bool:
     return row.status != "ok" or has_whole_scores(run, row)
 
 
-def _with_scores(job: Job, plan: Plan, row: Row, scored: Scored) -> Row:
-    """Return the row with its numbers, whose scores are then on the disk, or with why it has none."""
+def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
+    """Return a row with its numbers, whose scores are then on the disk, or with why it has none."""
+    row = _empty_row(job, plan)
     if scored.status != "ok":
         return replace(row, status=scored.status, reason=scored.reason)
     if plan.answers is not None:

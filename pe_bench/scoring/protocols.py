@@ -54,6 +54,15 @@ class Window:
     foreign: int = 0
     needle: Needle | None = None
 
+    @property
+    def first_target(self) -> int:
+        """Return where the first target stands in the document."""
+        return self.needle.target if self.needle else self.start + self.first + 1
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.size, self.first, self.targets
+
 
 @dataclass(frozen=True, eq=False)
 class Answers:
@@ -177,8 +186,7 @@ def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
     """Yield neighbours with one size and one place of their targets, about `batch_tokens` tokens at once."""
     batch: list[Window] = []
     for window in windows:
-        is_alike = not batch or _shape(window) == _shape(batch[0])
-        if batch and not (is_alike and (len(batch) + 1) * window.size <= batch_tokens):
+        if batch and (window.shape != batch[0].shape or (len(batch) + 1) * window.size > batch_tokens):
             yield batch
             batch = []
         batch.append(window)
@@ -203,7 +211,7 @@ def with_donors(split: Split, batch: list[Window], tokens: Tensor) -> Tensor:
 
 def targets(split: Split, batch: list[Window]) -> Tensor:
     """Return the token ids [B, targets] of the targets."""
-    rows = [split.document(w.document)[first : first + w.targets] for w, first in _first_targets(batch)]
+    rows = [split.document(w.document)[w.first_target : w.first_target + w.targets] for w in batch]
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
@@ -211,21 +219,9 @@ def scores_of(plan: Plan, split: Split, nll: np.ndarray, correct: np.ndarray | N
     """Return the scores of a plan's targets of text: each has its document, and the bytes it stands for."""
     assert split.byte_ends is not None, "training documents are not scored"
     sizes = []
-    for window, first in _first_targets(plan.windows):
-        index = int(split.starts[window.document]) + first
+    for window in plan.windows:
+        index = int(split.starts[window.document]) + window.first_target
         sizes.append(np.diff(split.byte_ends[index - 1 : index + window.targets].astype(np.int64)))
     documents = [window.document for window in plan.windows]
     documents = np.repeat(documents, [window.targets for window in plan.windows])
     return Scores(nll, documents, np.concatenate(sizes), correct)
-
-
-def _first_targets(windows: list[Window]) -> Iterator[tuple[Window, int]]:
-    """Yield each window with the place of its first target in the document."""
-    return (
-        (window, window.needle.target if window.needle else window.start + window.first + 1)
-        for window in windows
-    )
-
-
-def _shape(window: Window) -> tuple[int, int, int]:
-    return (window.size, window.first, window.targets)

@@ -9,7 +9,7 @@ first token on, those of `nonoverlapping`, and for the ranges of positions, whic
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,33 +65,27 @@ def tokens_without_query(window: Window) -> int:
     return window.first if window.size - window.first <= window.size * MAX_SHARE_OF_QUERIES else 0
 
 
+@dataclass
 class Scorer:
-    """A model and the plans that it is to score; it keeps what later plans can take a beginning of."""
+    """A model that scores plans; it keeps what later plans can take a beginning of."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        split: Split,
-        device: torch.device,
-        evaluation: EvalConfig,
-        plans: Sequence[Plan],
-        watch: ScoreWatcher,
-    ):
-        self.model, self.split, self.device = model, split, device
-        self.evaluation, self.plans, self.watch = evaluation, plans, watch
-        self._from_start: dict[tuple[int, int], np.ndarray] = {}  # by document and start, 4 bytes a target
+    model: LanguageModel
+    split: Split
+    evaluation: EvalConfig
+    watch: ScoreWatcher = lambda plan, share: None
+    _from_start: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)  # by document and start
 
-    def scores(self) -> Iterator[tuple[int, Scored]]:
-        """Yield the index of each plan and what came of it, in the order that needs the fewest passes."""
-        lengths = [plan.length if self._shares(plan) else 0 for plan in self.plans]
-        for index in sorted(range(len(lengths)), key=lambda index: (lengths[index] > 0, -lengths[index])):
-            yield index, self._try(self.plans[index])
+    def scores(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:
+        """Yield each plan with what came of it, in the order that needs the fewest passes."""
+        apart = [plan for plan in plans if not self._shares(plan)]
+        sharing = [plan for plan in plans if self._shares(plan)]
+        for plan in [*apart, *sorted(sharing, key=lambda plan: -plan.length)]:
+            yield plan, self._try(plan)
 
     def _try(self, plan: Plan) -> Scored:
         impossible = why_not(plan, self.model)
         if impossible is not None:
-            status, reason = impossible
-            return Scored(status=status, reason=reason)
+            return Scored(NOTHING, NOTHING, None, *impossible)
         try:
             with same_working_folder():
                 problem = self._find_problem(plan)
@@ -126,11 +120,11 @@ class Scorer:
     def score(self, plan: Plan) -> Scored:
         """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""
         if not self._shares(plan):
-            with PeakMemory(self.device) as peak:
+            with PeakMemory(self.model.device) as peak:
                 nll, correct = self._run(plan)
             return Scored(nll, correct, peak.mb)
         missing = [window for window in plan.windows if len(self._kept(window)) < window.size]
-        with PeakMemory(self.device) as peak:
+        with PeakMemory(self.model.device) as peak:
             from_start = [replace(window, first=0, targets=window.size) for window in missing]
             nll, _ = self._run(replace(plan, windows=from_start))
         ends = np.cumsum([window.size for window in missing])
@@ -149,9 +143,9 @@ class Scorer:
     def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """Return the NLL of each scored target, and where there are answers whether each is right."""
         parts, done = [(NOTHING, NOTHING)], 0
-        dtype = getattr(torch, self.evaluation.precision)
+        device, dtype = self.model.device.type, getattr(torch, self.evaluation.precision)
         is_coarse = dtype != torch.float32
-        with torch.no_grad(), flush_denormals(), torch.autocast(self.device.type, dtype, enabled=is_coarse):
+        with torch.no_grad(), flush_denormals(), torch.autocast(device, dtype, enabled=is_coarse):
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 self.watch(plan, done / len(plan.windows))
                 share_cores()
@@ -170,7 +164,7 @@ class Scorer:
     def _scores(
         self, batch: list[Window], plan: Plan, generator: torch.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        model, device = self.model, self.device
+        model, device = self.model, self.model.device
         split = self.split if plan.answers is None else plan.answers.split
         tokens_BT = inputs(split, batch)
         # A control changes what is read and not where: the ids are those of the text itself.

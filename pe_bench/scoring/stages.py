@@ -150,8 +150,7 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
         changed = spec.changed(lambda each: {option: list(value)} if each.key == part.key else {})
         built = changed.build(job.model.n_layers, job.data.vocabulary).to(job.device)
         model = job.model.with_encoding(built).eval()
-        scorer = Scorer(model, split, job.device, config.eval, [plan], lambda *_: None)
-        [(_, result)] = scorer.scores()
+        [(_, result)] = Scorer(model, split, config.eval).scores([plan])
         if result.status != "ok":
             raise RunError(f"{option} cannot be searched at {length} tokens: {result.reason}")
         return float(result.nll[recall].mean() if recall.any() else result.nll.mean())

@@ -153,11 +153,9 @@ def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
         content = split.document(index).astype("<u4").tobytes()
         return hashlib.sha256(f"{word}:".encode() + content).digest()
 
-    eligible = [
-        index
-        for index in np.flatnonzero(lengths >= length).tolist()
-        if half == "both" or (rank(index, "half")[0] < 128) == (half == "first")
-    ]
+    eligible = np.flatnonzero(lengths >= length).tolist()
+    if half != "both":
+        eligible = [index for index in eligible if (rank(index, "half")[0] < 128) == (half == "first")]
     message = f"the {half} half of the documents has none of {length} tokens: say eval.half=both"
     require(bool(eligible), message)
     return np.array(sorted(eligible, key=rank), np.int64)

@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-from dataclasses import fields
 from pathlib import Path
 
 import datasets
@@ -12,9 +11,9 @@ import pytest
 import yaml
 
 from pe_bench.config.groups import config_dir
-from pe_bench.config.schema import DataConfig, TokenizerConfig
+from pe_bench.config.schema import DataConfig
 from pe_bench.data import split
-from pe_bench.data.packed import load_data, read_corpus
+from pe_bench.data.packed import read_corpus
 from pe_bench.data.sources import Document, character_boundary, within_budget
 from pe_bench.data.split import split_corpus, window_hashes, without_overlap
 from pe_bench.errors import UserError
@@ -193,38 +192,7 @@ def test_a_large_dataset_is_streamed_no_further_than_max_tokens(served):
     assert validation is None and calls[0][2]["streaming"] is True
 
 
-def test_nothing_is_fetched_twice(served, tmp_path):
-    splits, calls = served
-    splits["train"] = [{"text": f"page {number} " * 20} for number in range(20)]
-    first = load_data(shipped("pg19"), TokenizerConfig(), str(tmp_path))
-    again = load_data(shipped("pg19"), TokenizerConfig(), str(tmp_path))
-    assert len(calls) == 1 and first.hash == again.hash
-    revised = DataConfig(
-        name="pg19", source="hub", path="emozilla/pg19", revision="v2", max_tokens=50_000_000
-    )
-    load_data(revised, TokenizerConfig(), str(tmp_path))
-    assert len(calls) == 2
-
-
-def test_a_failure_at_the_hub_is_one_line(monkeypatch):
-    def fail(*arguments, **options):
-        raise ValueError("BuilderConfig 'x' not found.\nAvailable: ['y']")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    assert "not found. Available: ['y']): check it, or use data=stdlib" in one_line(shipped("pg19"))
-
-
 # The split follows from the text, has long documents on both sides, and keeps no copies
-
-
-def test_every_shipped_source_and_tokenizer_has_every_key_and_the_first_of_each_the_defaults():
-    for group, schema, default in (("data", DataConfig, "stdlib"), ("tokenizer", TokenizerConfig, "bytes")):
-        paths = sorted((config_dir() / group).glob("*.yaml"))
-        shipped_values = {path.stem: yaml.safe_load(path.read_text()) for path in paths}
-        assert all(
-            set(values) == {field.name for field in fields(schema)} for values in shipped_values.values()
-        )
-        assert schema(**shipped_values[default]) == schema()
 
 
 def noise(size: int, seed: int) -> bytes:

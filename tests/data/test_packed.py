@@ -1,13 +1,11 @@
 """Data are packed once, opened from the cache, and a broken cache is never used."""
 
 import errno
-import json
 import multiprocessing
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -74,30 +72,6 @@ def test_the_hash_follows_the_text_and_the_tokenizer_but_no_names(corpus, root):
     (moved / "00.txt").write_text("something else")
     changed = load_data(DataConfig(source="files", path=str(moved)), TokenizerConfig(), str(root))
     assert changed.hash != first.hash
-
-
-def test_a_tokenizer_is_what_it_makes_of_a_text_wherever_its_file_lies(corpus, root, tmp_path):
-    def load(folder: str, change: Callable[[dict], object] = lambda values: None) -> packed.Data:
-        values = json.loads(json.dumps(original))
-        change(values)
-        path = tmp_path / folder / "tokenizer.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(values))
-        return load_data(corpus, TokenizerConfig(kind="file", name=str(path)), str(root))
-
-    load_data(corpus, TokenizerConfig(kind="bpe", vocab_size=280), str(root))
-    original = json.loads((entries(root)[0] / "tokenizer.json").read_text())
-    first, second = load("a"), load("b")
-    assert first.hash == second.hash and (first.tokenizer, second.tokenizer) == ("a", "b")
-    assert load("c", lambda values: values.update(version="1.0", truncation=None)).hash == first.hash
-    changes = [
-        lambda values: values["model"]["merges"].reverse(),
-        lambda values: values["pre_tokenizer"].update(add_prefix_space=True),
-        lambda values: values.update(normalizer={"type": "Lowercase"}),
-        lambda values: values["model"].update(ignore_merges=True),
-    ]
-    hashes = {load("a", change).hash for change in changes}
-    assert len(hashes) == len(changes) and first.hash not in hashes
 
 
 def flip(path: Path) -> None:
@@ -168,29 +142,6 @@ def test_a_killed_build_is_not_mistaken_for_a_finished_one_and_is_cleaned_up(cor
     data = load_data(corpus, TokenizerConfig(), str(root))
     assert len(data.train.tokens) == data.train.byte_count
     assert [path.name.startswith(files.TEMPORARY) for path in entries(root)] == [False]
-
-
-def _build_slowly(root: Path, log: Path) -> None:
-    def build(folder: Path) -> dict:
-        with log.open("a") as file:
-            file.write("built\n")
-        time.sleep(0.3)
-        (folder / "file").write_text("content")
-        return {}
-
-    cached_folder(root, "key", build)
-
-
-def test_two_processes_build_an_entry_once(tmp_path, root):
-    context = multiprocessing.get_context("spawn")
-    log = tmp_path / "log"
-    children = [context.Process(target=_build_slowly, args=(root, log)) for _ in range(3)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-    assert [child.exitcode for child in children] == [0, 0, 0]
-    assert log.read_text() == "built\n" and files._is_whole(root / "key")
 
 
 def test_a_build_that_fails_leaves_nothing_and_a_full_disk_is_one_line(root, tmp_path):

@@ -82,18 +82,6 @@ def test_examples_of_a_seed_are_those_of_older_versions(name: str) -> None:
     assert found == PINNED[name]
 
 
-def test_sizes_are_the_largest_that_fit_and_a_length_beyond_the_symbols_names_the_way_out() -> None:
-    task = build_task({"name": "copy_unique", "symbols": 16})
-    assert [task.size_at(length) for length in (4, 5, 6, 32, 34)] == [1, 1, 2, 15, 16]
-    with pytest.raises(
-        UserError, match="length 3 is too short for task=copy_unique: its smallest example needs 4"
-    ):
-        task.size_at(3)
-    with pytest.raises(UserError, match="none above 16: keep train.length and eval.lengths to 35 at most"):
-        task.size_at(36)
-    assert task.size_at(35) == 16
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -119,18 +107,6 @@ def test_options_that_cannot_be_are_refused(values: dict[str, object], message: 
 
 
 # Windows
-
-
-def test_a_batch_is_a_function_of_its_seed_and_step_and_of_the_side() -> None:
-    task = shipped("copy")
-    first, again = TaskWindows(task, 32), TaskWindows(task, 32)
-    drawn = [first.batch(4, seed=1, step=step).tokens for step in range(3)]
-    assert np.array_equal(again.batch(4, seed=1, step=2).tokens, drawn[2])
-    others = [
-        windows.tokens
-        for windows in (first.batch(4, 2, 2), TaskWindows(task, 32, "validation").batch(4, 1, 2))
-    ]
-    assert not any(np.array_equal(other, drawn[2]) for other in [drawn[1], *others])
 
 
 def test_a_batch_counts_the_losses_of_answers_alone_and_its_parts_are_its_rows() -> None:

@@ -81,23 +81,8 @@ def test_a_hub_tokenizers_own_end_of_text_is_used_and_else_one_is_added():
     assert encoded.ids.tolist() == [1, 2, 1], "nothing is added to a document, or cut off"
 
 
-def test_a_tokenizer_file_has_the_ids_of_its_library_and_is_known_by_its_content(tmp_path: Path) -> None:
-    write_byte_tokenizer(tmp_path)
-    config = TokenizerConfig(kind="file", name=str(tmp_path))
-    tokenizer = load_file(config)
-    text = "naïve\n  text\t<|endoftext|>".encode()
-    [encoded] = tokenizer.encode_documents([text])
-    assert encoded.ids.tolist() == list(text)
-    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (257, 256)
-    assert tokenizer.label == tmp_path.name
-
-
 def no_tokens(values: dict[str, Any]) -> None:
     values["model"]["vocab"], values["added_tokens"] = {}, []
-
-
-def no_text(values: dict[str, Any]) -> None:
-    values["normalizer"] = {"type": "Replace", "pattern": {"Regex": "[\\s\\S]+"}, "content": ""}
 
 
 def backtracking(values: dict[str, Any]) -> None:
@@ -110,8 +95,7 @@ def backtracking(values: dict[str, Any]) -> None:
     [
         (None, "there is no file"),
         (dict.clear, "is no tokenizer of the tokenizers library"),
-        (no_tokens, "has no tokens"),
-        (no_text, "makes no token of 40 bytes of text"),
+        (no_tokens, "is no tokenizer of the tokenizers library"),
         (backtracking, "cannot read the text: Onig: Regex search error"),
     ],
 )
@@ -203,10 +187,3 @@ def test_examples_just_fit_their_length_and_their_answers_are_marked(
     few, other = prompts.examples_at(2_000, 1, 0), prompts.examples_at(2_000, 1, 1)
     assert np.array_equal(few[0].tokens, examples[0].tokens)
     assert not np.array_equal(few[0].tokens, other[0].tokens)
-
-
-def test_a_length_without_room_for_a_prompt_is_refused(tokenizer: SubwordTokenizer) -> None:
-    with pytest.raises(UserError, match=r"niah_multikey_3 has \d+ tokens .* and 200 are too few"):
-        Prompts("niah_multikey_3", tokenizer, begins=False).examples_at(200, 1, 0)
-    with pytest.raises(UserError, match="unknown --task 'vtx': did you mean 'vt'"):
-        Prompts("vtx", tokenizer, begins=False)

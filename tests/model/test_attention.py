@@ -19,7 +19,6 @@ from support.native import here
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content import running_sums
 from pe_bench.encodings.content.fox import FoX
@@ -34,8 +33,6 @@ from pe_bench.model.attention import attention, choose, chunks, fused, reference
 from pe_bench.model.attention.chunks import fused_chunk_attention
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
-
-NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
 
 
 @pytest.fixture

@@ -15,12 +15,6 @@ def trained(tmp_path: Path) -> Job:
 
 
 @pytest.fixture
-def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what tries a user's encoding: one that records its calls is called for scores alone."""
-    monkeypatch.setattr("pe_bench.scoring.scorer.Scorer._find_problem", lambda self, plan: "")
-
-
-@pytest.fixture
 def evaluate(command: Command, folder: Path) -> Command:
     """Run `pe-bench eval` at the lengths of the tiny runs."""
     return lambda *arguments: command("eval", "--results-dir", str(folder / "results"), *arguments)

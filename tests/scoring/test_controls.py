@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.numbered_text import SPLIT, blocks_of
-from support.scoring import EVAL, SIZE, TRAIN_LENGTH, data_of, scored, trained_model
+from support.scoring import EVAL, SIZE, TRAIN_LENGTH, scored, trained_model
 from torch import Tensor
 
 from pe_bench.config.schema import EvalConfig
@@ -65,15 +65,6 @@ def test_swap_replaces_tokens_further_than_the_training_length_from_the_first_ta
         assert torch.equal(fed[row][distance > train_length], wanted[distance > train_length])
 
 
-def test_donors_are_blocks_of_other_documents_whatever_the_size_of_the_set() -> None:
-    large = blocks_of(count=12)
-    assert (large.document != large.donor_document).all()
-    for count in range(1, 12):
-        small, part = blocks_of(count=count), large.chosen(large.turn < count)
-        assert small.donor_document.tolist() == part.donor_document.tolist()
-        assert small.donor_end.tolist() == part.donor_end.tolist()
-
-
 # swap: scores
 
 
@@ -91,39 +82,6 @@ def test_swap_changes_scores_if_the_model_sees_far_context_and_scores_the_same_t
     for name in ("target_hash", "targets", "documents", "context_mean"):
         assert len({getattr(row, name) for row in rows.values()}) == 1
     assert rows["swap"].reason == ""
-
-
-class IdsOfTokens(PositionalEncoding):
-    """Position ids that the text decides."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given: list[tuple[Tensor, Tensor]] = []
-
-    def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
-        return tokens.cumsum(-1)
-
-    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        self.given.append((ids, tokens))
-        return x
-
-
-@pytest.mark.usefixtures("unprobed")
-def test_swap_keeps_the_position_ids_of_the_text(tmp_path: Path) -> None:
-    encoding = IdsOfTokens()
-    scored(
-        trained_model(tmp_path / "run", encoding), replace(CONTROLLED, lengths=[LENGTH], batch_tokens=10_000)
-    )
-    plain, _, swapped = [pair for pair in encoding.given if pair[0].shape[-1] == LENGTH]
-    assert torch.equal(plain[0], swapped[0])
-    assert not torch.equal(plain[1], swapped[1])
-
-
-def test_swap_needs_a_second_document(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run", data=data_of(60))
-    row = by_control(scored(trained, CONTROLLED))["swap"]
-    assert (row.status, row.nll) == ("too_few_documents", None)
-    assert "one document" in row.reason
 
 
 # window
@@ -189,24 +147,6 @@ def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length() ->
 # offset: which positions
 
 OFFSET = replace(EVAL, controls="offset")
-
-
-def test_offset_scores_windows_of_the_training_length_at_the_positions_of_the_long_ones(
-    tmp_path: Path,
-) -> None:
-    trained = trained_model(tmp_path / "run")
-    passes: list[tuple[int, int, int]] = []
-    hidden = trained.model.hidden
-
-    def watched(tokens: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
-        passes.append((tokens.shape[1], int(ids[0]), int(ids[-1])))
-        return hidden(tokens, ids, window, first)
-
-    trained.model.hidden = watched  # type: ignore[method-assign]
-    rows = by_control(scored(trained, OFFSET))
-    assert (TRAIN_LENGTH, LENGTH - TRAIN_LENGTH, LENGTH - 1) in passes
-    assert rows["offset"].targets == rows["none"].targets
-    assert rows["offset"].context_mean <= TRAIN_LENGTH
 
 
 def test_offset_shows_an_encoding_that_reads_absolute_positions_and_no_other(tmp_path: Path) -> None:

@@ -28,10 +28,7 @@ from torch import Tensor
 from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import task_data
 from pe_bench.data.tasks import Task, build_task
-from pe_bench.encodings.base import Side
-from pe_bench.encodings.ids.randomized import Randomized, ScoredWith
 from pe_bench.encodings.inputs.learned import Learned
-from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.errors import UserError
 from pe_bench.model.decoder import Decoder, LanguageModel
@@ -164,52 +161,7 @@ def test_rows_say_what_was_scored(trained: Job, tmp_path: Path) -> None:
 # Precision and batches
 
 
-def test_bfloat16_scores_are_kept_with_the_float32_ones_and_are_near_them(trained: Job) -> None:
-    types: list[torch.dtype] = []
-    linear = trained.model.get_submodule("blocks.0.feedforward.down")
-    linear.register_forward_hook(lambda _, given, out: types.append(out.dtype))
-    exact = scored(trained)
-    assert {row.score_dtype for row in exact} == {"float32"} and set(types) == {torch.float32}
-    types.clear()
-    coarse = scored(trained, replace(EVAL, precision="bfloat16"))
-    assert {row.score_dtype for row in coarse} == {"bfloat16"} and torch.bfloat16 in types
-    for row, other in zip(exact, coarse, strict=True):
-        assert row.key != other.key and row.target_hash == other.target_hash
-        assert row.nll != other.nll and row.nll == pytest.approx(other.nll, abs=0.05)
-    shapes = fed(trained)
-    assert scored(trained) == exact and scored(trained, replace(EVAL, precision="bfloat16")) == coarse
-    assert shapes == [], "neither takes the place of the other"
-
-
 # The position ids that scoring draws
-
-
-class Recorded(Randomized):
-    def __init__(self, scored_with: ScoredWith = "random") -> None:
-        super().__init__(max_position=64, scored_with=scored_with)
-        self.drawn: list[Tensor] = []
-
-    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        self.drawn.append(ids)
-        return x + ids.unsqueeze(-1) / 64
-
-
-@pytest.mark.usefixtures("unprobed")
-def test_drawn_ids_are_the_same_for_every_batch_and_every_call(tmp_path: Path) -> None:
-    calls = []
-    for name, batch_tokens in (("one", 24), ("two", 10_000)):
-        encoding = Recorded()
-        rows = scored(trained_model(tmp_path / name, encoding), replace(EVAL, batch_tokens=batch_tokens))
-        drawn = {len(ids): ids for ids in encoding.drawn}
-        assert all(torch.equal(ids, drawn[len(ids)]) for ids in encoding.drawn)
-        assert not torch.equal(drawn[24], torch.arange(24)), "they are drawn as in training"
-        calls.append((drawn, [row.nll for row in rows]))
-    (first, levels), (second, others) = calls
-    assert all(torch.equal(first[length], second[length]) for length in (8, 12, 24))
-    assert levels == pytest.approx(others, abs=1e-6)
-    counted = Recorded("arange")
-    scored(trained_model(tmp_path / "three", counted))
-    assert all(torch.equal(ids, torch.arange(len(ids))) for ids in counted.drawn), "not as in training"
 
 
 # Answers of a task are scored where they are: by a model that knows them, and by some that do not
@@ -338,24 +290,6 @@ def test_a_length_that_fails_says_so_and_is_tried_again(
     again = scored(trained)
     assert [(row.status, row.reason) for row in again] == [("ok", "")] * 3 and again[0] == rows[0]
     assert {columns for _, columns in shapes} >= {12, 24} and read_rows(trained.folder / "eval.csv") == again
-
-
-def test_an_unexpected_error_is_not_recorded_as_a_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a fault of pe-bench's own code, where one of a user's would be a row."""
-    error = RuntimeError("shapes do not fit")
-
-    def fail_from_12_on(self: NoPE, q: Side, k: Side) -> tuple[Tensor, Tensor]:
-        if k.x.shape[-2] >= 12:
-            raise error
-        return q.x, k.x
-
-    monkeypatch.setattr(NoPE, "transform", fail_from_12_on)
-    trained = trained_model(tmp_path / "run", NoPE())
-    with pytest.raises(type(error)):
-        scored(trained)
-    assert [row.length for row in read_rows(trained.folder / "eval.csv")] == [8], "what was scored is kept"
 
 
 def test_too_few_documents_for_all_targets_are_reported_with_their_number(trained: Job) -> None:

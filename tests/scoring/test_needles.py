@@ -6,11 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.needles import Copying, probe_data, scored_probe
-from support.scoring import fed, trained_model
 
 from pe_bench.data.packed import Data
-from pe_bench.runs.rows import read_rows
-from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.needles import (
     ANSWER,
     CHOICES,
@@ -103,27 +100,3 @@ def test_a_model_that_copies_finds_every_needle_at_every_length_and_depth(tmp_pa
         a.bits_per_byte is not None and b.bits_per_byte is not None and a.bits_per_byte < b.bits_per_byte
         for a, b in zip(found, lost, strict=True)
     )
-
-
-def test_scores_are_kept_and_not_made_again(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run", data=DATA)
-    shapes = fed(trained)
-    rows = scored_probe(tmp_path / "run", Probe((128,), 2, 5), None, DATA, trained)
-    assert shapes and {shape[-1] for shape in shapes} == {128}
-    assert {row.key for row in read_rows(tmp_path / "run" / "eval.csv")} == {row.key for row in rows}
-    assert len({row.key for row in rows}) == len({score_file(tmp_path, row) for row in rows}) == 4
-    for row in rows:
-        scores = load_scores(score_file(tmp_path / "run", row))
-        assert (
-            scores.correct is not None and len(scores.nll) == len(scores.correct) == row.targets == 5 * ANSWER
-        )
-    shapes.clear()
-    assert scored_probe(tmp_path / "run", Probe((128,), 2, 5), None, DATA, trained) == rows
-    assert not shapes
-
-
-def test_default_lengths_are_multiples_of_the_training_length_that_hold_eight_spans() -> None:
-    assert Probe().resolved_lengths(128) == [128, 256, 512, 2048]
-    assert Probe().resolved_lengths(64) == [128, 256, 1024]
-    assert Probe().resolved_lengths(4) == [128]
-    assert Probe(depths=5).resolved_depths == [0.0, 0.25, 0.5, 0.75, 1.0]

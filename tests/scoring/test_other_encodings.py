@@ -1,6 +1,5 @@
 """`pe-bench eval --with`: trained weights under other encodings, through the command."""
 
-import re
 import shutil
 from functools import cache
 
@@ -12,11 +11,10 @@ from support.other_scores import encoded, hashes, labels, levels, rows_of
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import names_in
 from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import EvalConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
-from pe_bench.scoring.other_encodings import find_others, fixed_factor, incompatibility, read_with
+from pe_bench.scoring.other_encodings import find_others, incompatibility, read_with
 
 torch.set_num_threads(1)
 
@@ -36,16 +34,6 @@ def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(begin, evaluat
     before = (only_run(folder) / "eval.csv").read_text()
     evaluate("--with", "rope_pi factor=4")
     assert (only_run(folder) / "eval.csv").read_text() == before, "fixed is its number"
-
-
-def test_fixed_factor_is_the_longest_length_over_that_of_training():
-    for options, expected in [
-        ({"lengths": [32]}, 16),
-        ({"max_length": 256, "lengths": [512]}, 4),
-        ({"max_length": 64, "lengths": [64]}, 1),
-        ({"max_length": 256, "lengths": [4096]}, 32),
-    ]:
-        assert fixed_factor(EvalConfig(**options), 128) == expected, options
 
 
 def test_scores_equal_those_of_a_run_of_that_encoding_with_the_same_weights(begin, evaluate, folder):
@@ -115,24 +103,6 @@ def test_the_run_s_modifiers_stay_and_others_can_be_added_to_a_scaling():
     ]
 
 
-def test_the_run_s_own_encoding_with_other_options(begin, evaluate, folder):
-    begin("encoding=alibi", "modifier=[randomized]")
-    outcome = evaluate("--lengths", "32", "--with", "randomized scored_with=arange")
-    assert outcome.code == 0, outcome.err
-    trained, other = labels(folder)
-    assert other == "alibi+randomized randomized.scored_with=arange"
-    nll = levels(folder)
-    assert None is not nll[other, 32] != nll[trained, 32]
-
-
-def test_a_window_on_trained_weights_changes_only_what_is_longer(begin, evaluate, folder):
-    begin("encoding=alibi")
-    assert evaluate("--lengths", "32", "--with", "sliding_window").code == 0
-    nll = levels(folder)
-    assert nll["alibi+sliding_window", 16] == pytest.approx(nll["alibi", 16], abs=1e-6)
-    assert nll["alibi+sliding_window", 32] != nll["alibi", 32]
-
-
 # Reading the option
 
 
@@ -146,21 +116,6 @@ def test_arguments_are_parsed_as_typed():
         (None, ["logn"], []),
         ("local_global", [], [held]),
     ]
-
-
-def test_other_encodings_are_composed_over_the_run_s_own_model():
-    """Sizes and the training length are the run's, wherever the encoding has no value from training."""
-    config = parse_config(compose(["encoding=rope", "model.d_head=8", "train.length=16"]))
-    texts = ["longrope long_factors=[1, 1.5, 2, 4]", "rerope,sliding_window,streaming,lm_infinite"]
-    others = find_others(read_with(texts), "run", config)
-    assert [other.label for other in others] == [
-        "longrope factor=auto long_factors=[1.0, 1.5, 2.0, 4.0]",
-        "longrope factor=16.0 long_factors=[1.0, 1.5, 2.0, 4.0]",
-        *("rerope", "rope+sliding_window", "streaming", "lm_infinite"),
-    ]
-    rerope, window, streaming = (other.encoding.values for other in others[2:5])
-    assert (rerope["d_head"], rerope["train_length"], rerope["window"]) == (8, 16, 8)
-    assert window["modifiers"]["sliding_window"]["window"] == streaming["cache"] == 16
 
 
 # What cannot be scored is refused before anything is written
@@ -212,12 +167,6 @@ def test_a_mistake_is_one_line_that_names_what_was_typed(text, line):
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def test_options_without_an_encoding_are_refused(folder):
-    for options in ({"force": True}, {"search": [folder]}):
-        with pytest.raises(UserError, match="is for the encodings of --with"):
-            read_with([], **options)
-
-
 # Encodings of the user's own
 
 
@@ -255,25 +204,6 @@ def test_a_custom_scaling_is_scored_from_its_folder(begin, evaluate, folder, own
     (own / "fast.yaml").write_text("name: rope\nclass: pe_bench.encodings.nope:NoPE\n")
     outcome = evaluate("--with", "fast", "--config-dir", str(own.parent))
     assert outcome.code == 2 and "give it another name" in outcome.line
-
-
-def test_a_run_of_a_custom_encoding_needs_its_file_and_force(begin, evaluate, folder, own):
-    (own / "mine.yaml").write_text("name: mine\nclass: mine.py:Mine\n")
-    (own / "mine.py").write_text(
-        "from pe_bench.encodings import LayerEncoding\n"
-        "class Mine(LayerEncoding):\n"
-        "    def distance_bias(self, distance):\n"
-        "        return -distance[None].expand(2, -1).float()\n"
-    )
-    begin("encoding=mine", "--config-dir", str(own.parent))
-    code = ["--code", str(own / "mine.py")]
-    outcome = evaluate("--with", "sliding_window")
-    assert outcome.code == 2 and "--code FILE.py" in outcome.line
-    outcome = evaluate("--with", "sliding_window", *code)
-    assert outcome.code == 2 and "this run used mine" in outcome.line
-    outcome = evaluate("--with", "sliding_window", *code, "--force")
-    assert outcome.code == 0, outcome.err
-    assert any(re.fullmatch(r"mine@\w{4}\+sliding_window \(forced\)", label) for label in labels(folder))
 
 
 # The encodings that trained weights can be scored with: the catalogue's table against the classes
@@ -349,15 +279,6 @@ def test_only_the_options_of_the_catalogue_may_change_after_training() -> None:
             assert incompatibility(spec(name), spec(name, f"{key}.{override}")) is None
     changes = {name: {override.partition("=")[0] for override in CHANGES[name]} for name in CHANGES}
     assert {name: options for name, options in changeable.items() if options} == changes
-
-
-def test_what_a_class_implies_is_an_option_of_its_compatible_encodings() -> None:
-    """A fraction means two things in p_rope and partial_rope, and a scaling can have either."""
-    implied = {name: spec(name).base.encoding_class.implied(spec(name).values) for name in NAMES}
-    assert {name for name, options in implied.items() if options} == {"p_rope"}
-    scalings = [name for name in LENGTHENED if name in NAMES and name not in (*MODIFIERS, "nope")]
-    for name in scalings:
-        assert {"fraction", "fraction_of", "base", "layout"} <= set(spec(name).with_examples().base.options)
 
 
 def test_an_encoding_in_an_option_may_change_as_it_could_alone() -> None:

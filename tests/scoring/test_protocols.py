@@ -19,11 +19,10 @@ from support.numbered_text import (
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import EvalConfig, Half
-from pe_bench.data.packed import Data, Split, summary
+from pe_bench.data.packed import Split
 from pe_bench.errors import UserError
 from pe_bench.scoring.protocols import (
     Plan,
-    Window,
     batches,
     nonoverlapping_plan,
     paired_plan,
@@ -32,11 +31,9 @@ from pe_bench.scoring.protocols import (
 )
 from pe_bench.scoring.stages import BLOCKS, blocks_to_search_on
 from pe_bench.scoring.targets import (
-    ScoredText,
     TargetBlocks,
     scored_documents,
     target_blocks,
-    tokens_in_a_part,
     tokens_needed,
 )
 
@@ -59,15 +56,6 @@ def test_paired_windows_end_with_a_part_of_a_block_and_score_it_whole() -> None:
             for k in range(4)
         ]
         assert contexts(paired_plan(blocks, length)) == expected
-
-
-def test_every_target_sees_at_least_seven_eighths_of_the_length() -> None:
-    for block in (1, 12, 100, 128):
-        for length in range(8, 3_000, 7):
-            size = tokens_in_a_part(block, length)
-            assert block % size == 0 and size <= length / 8
-            larger = [part for part in range(size + 1, block + 1) if block % part == 0]
-            assert all(part > length / 8 for part in larger), "no larger part would do"
 
 
 # nonoverlapping
@@ -130,30 +118,6 @@ def test_a_plan_has_the_documents_bytes_and_contexts_of_its_targets(plan_of: Cal
                 assert len(batch) == 1 or sum(window.size for window in batch) <= batch_tokens
 
 
-@pytest.mark.parametrize("protocol", ["nonoverlapping", "sliding"])
-def test_other_documents_cuts_or_data_have_another_hash(protocol: str) -> None:
-    def hash_of(data_hash: str, cuts: dict[int, int]) -> str:
-        data = Data("files", data_hash, "bytes", ("a", "b"), 1, SPLIT, SPLIT)
-        text = ScoredText([*cuts.items()])
-        if protocol == "sliding":
-            return sliding_plan(data, text, 8, 4).target_hash
-        return nonoverlapping_plan(data, text, 8).target_hash
-
-    texts = [("a", {0: 30, 1: 30}), ("b", {0: 30, 1: 30}), ("a", {0: 30}), ("a", {0: 30, 2: 30})]
-    assert len({hash_of(*text) for text in [*texts, ("a", {0: 30, 1: 31})]}) == 5
-
-
-def test_batches_are_as_large_as_they_may_be() -> None:
-    windows = [Window(0, start, 8, 0, 8) for start in range(0, 80, 8)]
-    assert [len(batch) for batch in batches(windows, 24)] == [3, 3, 3, 1]
-    assert [len(batch) for batch in batches(windows, 31)] == [3, 3, 3, 1]
-    assert [len(batch) for batch in batches(windows, 7)] == [1] * 10, "one window is always scored"
-    assert list(batches([], 24)) == []
-    # A batch reads the same outputs of every window.
-    windows = [Window(0, 0, 8, 0, 8), Window(0, 2, 8, 6, 2), Window(0, 4, 8, 6, 2), Window(0, 5, 8, 6, 1)]
-    assert [len(batch) for batch in batches(windows, 1_000)] == [1, 2, 1]
-
-
 # Target blocks have their whole context, never overlap, and follow from data and seed
 
 
@@ -193,15 +157,6 @@ def test_a_smaller_set_is_part_of_every_larger_one():
         assert small.hash == part.hash and len(small.end) == count
         assert np.array_equal(small.document, part.document) and np.array_equal(small.end, part.end)
     assert len({chosen_blocks(count=count).hash for count in range(1, 30)}) == 29
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 20, 64, 100])
-def test_blocks_are_spread_over_a_document(count):
-    """Every stretch of the text has nearly its share of the blocks, at most two off."""
-    ends = np.sort(chosen_blocks(split_of(900), count=count).end - 100)
-    for share in (0.25, 0.5, 0.75):
-        assert abs(int((ends <= share * 800).sum()) - share * count) <= 2
-    assert count > 1 or abs(int(ends[0]) - 400) <= 4, "one block lies in the middle"
 
 
 @pytest.mark.parametrize(
@@ -254,14 +209,6 @@ def test_a_budget_is_dealt_evenly_over_as_many_documents_as_it_reaches():
     assert len(scored(302)) == 2 and list(scored(302)) == list(scored(303))[:2]
     for budget in range(303, 753, 7):
         assert budget - 2 <= sum(scored(budget).values()) <= budget
-
-
-def test_the_summary_counts_the_documents_that_reach_the_longest_length():
-    data = Data("books", "x", "bytes", ("a", "b"), 1, split_of(10, 20), SPLIT_TARGETS)
-    assert summary(data, 250) == (
-        "books: 2 training documents (0.00 MB), 5 for validation (0.00 MB)\n"
-        "  2 of those for validation (0.00 MB) reach 250 tokens"
-    )
 
 
 def test_halves_of_the_documents_share_none_and_are_all_at_every_length() -> None:

@@ -15,7 +15,7 @@ from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.plans import make_plans, position_plans, range_ends
+from pe_bench.scoring.plans import make_plans, position_plans
 from pe_bench.scoring.protocols import Plan
 
 CUT = replace(EVAL, protocol="nonoverlapping", lengths=[4, 8, 12, 24])
@@ -83,18 +83,6 @@ def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) 
     assert [row.nll for row in rows] == pytest.approx([row.nll for row in each], abs=1e-6)
 
 
-def test_positions_need_no_extra_pass_where_windows_of_that_length_are_scored(tmp_path: Path) -> None:
-    windows = replace(CUT, lengths=[24], max_length=24)
-    trained, other = trained_model(tmp_path / "run"), trained_model(tmp_path / "other")
-    shapes, other_shapes = fed(trained), fed(other)
-    rows = scored(trained, replace(windows, per_position=True))
-    assert scored(other, windows) != []
-    assert shapes == other_shapes
-    [whole] = [row for row in rows if row.length == 24 and row.protocol == "nonoverlapping"]
-    [first] = [row for row in rows if row.length == 1]
-    assert nll_of(trained, first)[0] == nll_of(trained, whole)[0]
-
-
 # Position curves: each range scores its tokens, and one pass gives the scores of separate ones
 
 
@@ -103,16 +91,6 @@ POSITIONED = replace(EVAL, per_position=True)
 
 def ranges(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.protocol == "positions"]
-
-
-def test_ranges_are_two_an_octave_and_end_with_the_longest() -> None:
-    for longest, ends in [
-        (1, [0, 1]),
-        (7, [0, 1, 2, 3, 4, 6, 7]),
-        (24, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24]),
-        (100, [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100]),
-    ]:
-        assert range_ends(longest) == ends
 
 
 def test_every_position_of_the_whole_windows_is_scored_once() -> None:

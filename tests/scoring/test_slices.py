@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.scoring import BLOCK, DATA, EVAL, data_of, scored, trained_model
+from support.scoring import DATA, EVAL, data_of, scored, trained_model
 
 from pe_bench.data.packed import Split
 from pe_bench.errors import UserError
@@ -92,15 +92,6 @@ def test_slices_are_those_of_their_definition(bytes_of):
     assert (found[RECALL].tolist(), found[NOVEL].tolist()) == (recall, novel)
 
 
-def test_parts_of_a_block_have_windows_of_their_own():
-    split = split_of([repetitive(700, seed=4)], [1] * 12)
-    blocks = blocks_of(split, target_tokens=32)
-    assert paired_plan(blocks, LONGEST).windows[0].targets == 8
-    recall, novel = by_definition(split, blocks, TRAIN_LENGTH)
-    found = text_slices(split, blocks, TRAIN_LENGTH)
-    assert (found[RECALL].tolist(), found[NOVEL].tolist()) == (recall, novel)
-
-
 def copied_text(distance: int) -> Split:
     """Return a text in which one run of 12 tokens comes back after so many tokens, and nothing else does."""
     run, filling = list(range(12)), iter(range(12, 999))
@@ -115,16 +106,6 @@ def test_a_copy_is_recall_from_one_token_beyond_the_training_length_on(distance,
     found = text_slices(split, last_block(split), TRAIN_LENGTH)
     assert found[RECALL].sum() == recalled, "the first 8 bytes of a run of 12 are its n-gram"
     assert distance != 92 or found[NOVEL].all(), "its source is before the window"
-
-
-def test_scoring_keeps_the_slices_of_its_targets(tmp_path: Path) -> None:
-    trained = trained_model(tmp_path / "run")
-    rows = scored(trained)
-    blocks = target_blocks(DATA.validation, 24, BLOCK, EVAL.targets, EVAL.seed, DATA.hash)
-    wanted = text_slices(DATA.validation, blocks, trained.config.train.length)
-    kept, _ = read_slices(tmp_path / "run")
-    assert rows[0].target_hash == blocks.hash and len(kept) == len(wanted)
-    assert all(np.array_equal(kept[f"{blocks.hash} {name}"], mask) for name, mask in wanted.items())
 
 
 # Key targets follow LongPPL's rule, and a judge that cannot judge is refused with both values

@@ -6,21 +6,16 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from pe_bench.config.groups import names_in
 from pe_bench.errors import UserError, require
-from pe_bench.values import Range, check_type, unknown
+from pe_bench.values import AtLeast2, check_type, unknown
 
 FORMAT = 1  # of all examples: raise it when they change for an equal seed
 STREAMS = {"training": 0x7A5C, "validation": 0x7A5D}  # of random numbers, one for each side
-# Types of options that are numbers; others are refused.
-Natural = Annotated[int, Range(0)]
-AtLeast1 = Annotated[int, Range(1)]
-AtLeast2 = Annotated[int, Range(2)]
-Share = Annotated[float, Range(0, 1)]
 BEGIN, SEPARATOR, END, PADDING = "<begin>", "<sep>", "<end>", "<pad>"
 
 
@@ -152,16 +147,14 @@ class StringCopy(Task):
 
 def build_task(values: Mapping[str, Any]) -> Task:
     """Return the task of a configuration's section `task`. Raises `UserError`."""
-    values = dict(values)
-    name = values.pop("name", None)
-    names = names_in("task")
-    require(name in names, unknown(str(name), "task", names))
-    task_class = _class_of(str(name))
+    name, names = str(values.get("name")), names_in("task")
+    require(name in names, unknown(name, "task", names))
+    task_class = _class_of(name)
     hints = typing.get_type_hints(task_class, include_extras=True)
-    options = [f"task.{field.name}" for field in fields(task_class)]
-    for option in values:
+    options, typed = [f"task.{field.name}" for field in fields(task_class)], {}
+    for option in values.keys() - {"name"}:
         require(f"task.{option}" in options, unknown(f"task.{option}", "key", options))
-    typed = {option: check_type(value, hints[option], f"task.{option}") for option, value in values.items()}
+        typed[option] = check_type(values[option], hints[option], f"task.{option}")
     return task_class(**typed)
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.tasks import AtLeast2, StringCopy
+from pe_bench.data.tasks import StringCopy
+from pe_bench.values import AtLeast2
 
 
 @dataclass(frozen=True)

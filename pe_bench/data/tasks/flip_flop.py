@@ -12,7 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pe_bench.data.tasks import Example, Share, Task
+from pe_bench.data.tasks import Example, Task
+from pe_bench.values import Share
 
 
 @dataclass(frozen=True)

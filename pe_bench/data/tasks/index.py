@@ -13,7 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pe_bench.data.tasks import BEGIN, SEPARATOR, AtLeast1, AtLeast2, Example, Task, symbol_texts
+from pe_bench.data.tasks import BEGIN, SEPARATOR, Example, Task, symbol_texts
+from pe_bench.values import AtLeast1, AtLeast2
 
 
 @dataclass(frozen=True)

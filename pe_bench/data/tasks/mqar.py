@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.tasks import BEGIN, AtLeast2, Example, Task
+from pe_bench.data.tasks import BEGIN, Example, Task
 from pe_bench.errors import require
+from pe_bench.values import AtLeast2
 
 BLANK = "_"
 POWER = 0.01

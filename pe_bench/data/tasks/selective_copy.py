@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.tasks import BEGIN, END, SEPARATOR, AtLeast2, Example, Natural, Task, symbol_texts
+from pe_bench.data.tasks import BEGIN, END, SEPARATOR, Example, Task, symbol_texts
+from pe_bench.values import AtLeast2, Natural
 
 BLANK = "_"
 

@@ -15,12 +15,7 @@ from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.chunks import fused_chunk_attention, fused_relative_attention
 from pe_bench.model.attention.flex import can_flex, fused_flex_attention
 from pe_bench.model.attention.fused import can_tabulate, fused_attention, fused_distance_attention
-from pe_bench.model.attention.native import (
-    native_attention,
-    native_column_attention,
-    usable_kernel,
-    usable_tiled_kernel,
-)
+from pe_bench.model.attention.native import native_attention, native_column_attention, usable_kernel
 from pe_bench.model.attention.reference import reference_attention
 
 
@@ -88,22 +83,6 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     if native:
         return NATIVE
     return REFERENCE if is_learning(encoding, q) else DISTANCE
-
-
-def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
-    """Return what serves attention in training on a device; ours is compiled for the CPU that runs it."""
-    if device.type != "cpu":
-        return "PyTorch's fused kernels and FlexAttention"
-    single = usable_kernel()
-    if single.library is None:
-        return f"PyTorch's fused kernels and the reference; {single.description}"
-    in_single = f"pe-bench's kernel in float32, compiled by {single.description}"
-    if dtype == torch.float32:
-        return in_single
-    half = usable_tiled_kernel()
-    if half.library is None:
-        return f"{in_single}; {half.description}"
-    return f"pe-bench's kernel in bfloat16, compiled by {half.description}"
 
 
 def is_kernel_here() -> bool:

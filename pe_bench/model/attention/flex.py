@@ -208,18 +208,13 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
         tile_indices.append(torch.where(mixed, numbered, full.long()))
         tiles.append(tiled[mixed])
     some, full, tile_index = (torch.cat(parts, 1) for parts in (somes, fulls, tile_indices))
-    return _blocked(some, full, _seen_in(torch.cat(tiles), tile_index.int()), tokens)
-
-
-def _seen_in(tile: Tensor, tile_index: Tensor) -> Seen:
-    """Return a function that reads tiles [.., BLOCK, BLOCK], one of them for each block [1 or H, n, n]."""
-    is_shared = tile_index.shape[0] == 1
+    tile, tile_index, is_shared = torch.cat(tiles), tile_index.int(), tile_index.shape[0] == 1
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         index = tile_index[0 if is_shared else head, query // BLOCK, key // BLOCK]
         return tile[index, query % BLOCK, key % BLOCK]
 
-    return seen
+    return _blocked(some, full, seen, tokens)
 
 
 def _visible_rows(

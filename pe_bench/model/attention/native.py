@@ -21,16 +21,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 from pe_bench.model.attention.fused import distance_table, gradient_of_null, scale_queries, times
 from pe_bench.model.attention.reference import project, share_of_keys
-from pe_bench.native.build import (
-    Kernel,
-    data_of,
-    kernel,
-    like_rows_of_tokens,
-    shape_of,
-    strided,
-    tiled_kernel,
-    with_whole_rows,
-)
+from pe_bench.native import build
 
 # How far from float64 a kernel may be when it is first tried, relative to the largest number of an output.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -85,23 +76,33 @@ def causal_attention(
 
 
 @functools.cache
-def usable_kernel() -> Kernel:
+def usable_kernel() -> build.Kernel:
     """Return the kernel, if it is here and computes what it should on this processor; else why not."""
-    return _tried(kernel(), torch.float32)
+    return _tried(build.kernel(), torch.float32)
 
 
 @functools.cache
-def usable_tiled_kernel() -> Kernel:
+def usable_tiled_kernel() -> build.Kernel:
     """Return the bfloat16 kernel, if it is here and computes what it should on this CPU; else why not."""
-    return _tried(tiled_kernel(), torch.bfloat16)
+    return _tried(build.tiled_kernel(), torch.bfloat16)
 
 
-def _tried(kernel: Kernel, dtype: torch.dtype) -> Kernel:
+def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
+    """Return what serves attention in training on a device; ours is compiled for the CPU that runs it."""
+    if device.type != "cpu":
+        return "PyTorch's fused kernels and FlexAttention"
+    kernels = [usable_kernel()] if dtype == torch.float32 else [usable_kernel(), usable_tiled_kernel()]
+    has_ours = kernels[0].library is not None
+    ours = "pe-bench's kernel" if has_ours else "PyTorch's fused kernels and the reference"
+    return f"{ours} ({'; '.join(kernel.description for kernel in kernels)})"
+
+
+def _tried(kernel: build.Kernel, dtype: torch.dtype) -> build.Kernel:
     if kernel.library is None:
         return kernel
     worst = _error_of(kernel.library, dtype)
     if not worst < TOLERANCE[dtype]:
-        return Kernel(None, f"the kernel that {kernel.description} made is wrong by {worst:.1e} here")
+        return build.Kernel(None, f"the kernel that {kernel.description} made is wrong by {worst:.1e} here")
     return kernel
 
 
@@ -155,11 +156,11 @@ def _forward(
 
     They are each query's largest logit, and one over the sum of what the weights are before they are divided.
     """
-    q, k, v = (with_whole_rows(one) for one in (q, k, v))
-    output, normalizers = like_rows_of_tokens(v), q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
+    q, k, v = map(build.with_whole_rows, (q, k, v))
+    output, normalizers = build.like_rows_of_tokens(v), q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
     table = table.contiguous() if table is not None else None
-    inputs = shape_of(q, v, scale), *map(strided, (q, k, v)), data_of(table)
-    _call(library.pe_bench_forward, *inputs, strided(output), data_of(normalizers))
+    inputs = build.shape_of(q, v, scale), *map(build.strided, (q, k, v)), build.data_of(table)
+    _call(library.pe_bench_forward, *inputs, build.strided(output), build.data_of(normalizers))
     return output, normalizers
 
 
@@ -171,14 +172,18 @@ def _backward(
     saved: q, k, v, the table or None, and what `_forward` returned of them.
     """
     q, k, v, table, output, normalizers = saved
-    q, k, v, gradient = (with_whole_rows(one) for one in (q, k, v, gradient))
+    q, k, v, gradient = map(build.with_whole_rows, (q, k, v, gradient))
     table = table.contiguous() if table is not None else None
-    of_q, of_k, of_v = map(like_rows_of_tokens, (q, k, v))
+    of_q, of_k, of_v = map(build.like_rows_of_tokens, (q, k, v))
     of_tables = torch.empty_like(normalizers[0]) if of_table else None
     summed = normalizers.new_empty(normalizers.shape[2:]) if of_table else None
-    inputs = shape_of(q, v, scale), *map(strided, (q, k, v)), data_of(table)
-    slopes = *map(strided, (gradient, of_q, of_k, of_v)), data_of(of_tables), data_of(summed)
-    _call(library.pe_bench_backward, *inputs, strided(output), data_of(normalizers), *slopes)
+    inputs = build.shape_of(q, v, scale), *map(build.strided, (q, k, v)), build.data_of(table)
+    slopes = (
+        *map(build.strided, (gradient, of_q, of_k, of_v)),
+        build.data_of(of_tables),
+        build.data_of(summed),
+    )
+    _call(library.pe_bench_backward, *inputs, build.strided(output), build.data_of(normalizers), *slopes)
     return of_q, of_k, of_v, summed
 
 

@@ -48,7 +48,8 @@ def reference_attention(
         first = 0 if window is None else max(0, start - window + 1)
         seen = slice_tokens(keys, first, stop)
         asking = slice_tokens(queries, start - before, stop - before)
-        outputs.append(_attend(encoding, asking, seen, v[:, :, first:stop], scale, window))
+        weights = weigh(encoding, *logits(encoding, asking, seen, scale, window), asking)
+        outputs.append(encoding.mix(weights.to(v.dtype), v[:, :, first:stop], asking, seen))
     return torch.cat(outputs[::-1], -2)
 
 
@@ -117,10 +118,3 @@ def slice_tokens(side: Side, start: int, stop: int) -> Side:
 def precise(dtype: torch.dtype) -> torch.dtype:
     """Return float32, or float64 where that is the type already."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def _attend(
-    encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, scale: float, window: int | None
-) -> Tensor:
-    weights = weigh(encoding, *logits(encoding, queries, keys, scale, window), queries)
-    return encoding.mix(weights.to(v.dtype), v, queries, keys)
