@@ -15,7 +15,7 @@ from pe_bench.system.terminal import write_out
 
 VERSION = 1
 # Fields that say in a sentence what others say as data, or that only lay out a table.
-LEFT_OUT = {"why", "caveats", "asked", "spread"}
+LEFT_OUT = {"why", "caveats", "asked", "spread", "rows"}
 
 
 def print_data(command: str, **values: Any) -> None:
@@ -74,7 +74,6 @@ def _bounds(look: Any) -> dict[str, Any]:
 # What records of these classes say beside their fields.
 MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Line": lambda line: {"label": line.label},
-    "Record": lambda record: {"level": record.level},
     "ProbeLine": _found,
     "Look": _bounds,
     "Outcome": lambda outcome: {

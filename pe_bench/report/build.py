@@ -1,29 +1,31 @@
 """The tables of rows: read, selected, grouped, compared and ranked."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.groups import (
-    Group,
-    RunKeys,
+    Groups,
     differing_keys,
     explain_separation,
     group_rows,
     groups_of_newest,
     groups_of_slice,
+    labels_by,
+    lacking_runs,
+    share_of,
 )
-from pe_bench.report.lines import Source, anchor_lines, line_of, members_of, rank_sets, with_baseline
-from pe_bench.report.notes import make_notes
-from pe_bench.report.pairs import BY_RUN, ScoreFiles, grouped
+from pe_bench.report.lines import Source, anchor_lines, lines_of, rank_sets, with_baseline
+from pe_bench.report.notes import with_notes
+from pe_bench.report.pairs import ScoredRuns
 from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.selection import EVERYTHING, Selection, keep_best, ordered
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.find import Condition, is_checkpoint, is_number, one_a_run, scores_checkpoint
 from pe_bench.runs.folder import RunFolder, folders_in
-from pe_bench.runs.gather import StoredAnchors, anchors_folder, read_all, read_anchors, runs_folder
+from pe_bench.runs.gather import anchors_folder, read_all, read_anchors, runs_folder
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.system.terminal import in_one_line
@@ -61,45 +63,43 @@ def build_tables(
 
 def build_report(
     results_dir: Path,
-    runs: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
     protocol: str | None = None,
     selection: Selection = EVERYTHING,
     *,
     newest_only: bool = False,
 ) -> Report:
     """Return the same tables, or only those with the newest run; quick runs count as the oldest."""
-    rows, problems = _read(results_dir, runs)
-    folder_of, anchors = folders_in(runs_folder(results_dir)), read_anchors(results_dir / "anchors")
-    keys = RunKeys(folder_of)
-    problems += [*anchors.problems, *_unreadable(rows, keys)]
+    rows, problems = _read(results_dir, names)
+    runs = _runs_of(results_dir)
+    problems += [*runs.anchors.problems, *_unreadable(rows, runs)]
     for key in selection.by:
-        keys.require(rows, key, "--by")
-    rows = keys.select(_of_protocol(rows, protocol), selection.where)
+        runs.require(rows, key, "--by")
+    rows = runs.select(_of_protocol(rows, protocol), selection.where)
     if selection.margin is None:
-        margins = {keys.value(row, "report.margin") for row in one_a_run(rows)}
+        margins = {runs.value(row, "report.margin") for row in one_a_run(rows)}
         margins = {float(margin) for margin in margins if is_number(margin)}
         selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
         if margins:
             problems.append(f"the runs differ in report.margin: {MARGIN:g} is used; --margin sets another")
     if selection.best is not None:
-        rows, note = keep_best(rows, keys, selection.best)
+        rows, note = keep_best(rows, runs, selection.best)
         problems.append(note)
     groups, probed = (
-        group_rows([row for row in rows if (row.protocol in APART) is is_apart], keys, selection.varying)
-        for is_apart in (False, True)
+        group_rows([row for row in rows if row.protocol in protocols], runs, selection.varying)
+        for protocols in ({row.protocol for row in rows}.difference(APART), {PROBE})
     )
-    probed = {key: group for key, group in probed.items() if key.protocol == PROBE}
     shown = groups_of_newest(groups, results_dir) if newest_only else groups
     probed = groups_of_newest(probed, results_dir) if newest_only else probed
-    probes = tuple(probe_tables(probed, keys, selection)) if probed else ()
+    probes = tuple(probe_tables(probed, runs, selection))
     if not groups and probes:  # a checkpoint that was only probed
-        return Report([], 0, folder_of, tuple(problems), probes)
-    tables = _tables(shown, rows, anchors, keys, selection)
+        return Report([], 0, runs.folder_of, tuple(problems), probes)
+    tables = _tables(shown, rows, runs, selection)
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
     last = tables[-1]
     last = replace(last, notes=(*last.notes, *problems), caveats=(*problems, *last.caveats))
-    return Report([*tables[:-1], last], others, folder_of, tuple(problems), probes)
+    return Report([*tables[:-1], last], others, runs.folder_of, tuple(problems), probes)
 
 
 def run_tables(
@@ -117,24 +117,28 @@ def run_tables(
     first = folder.first_stage
     unchanged = folder if first is None else RunFolder(run.parent / first.run)
     rows += _references(rows, run, unchanged)
-    keys = RunKeys(lambda name: unchanged if name == unchanged.path.name else folder)
-    groups = group_rows([row for row in rows if row.protocol not in APART], keys, ())
-    tables = _tables(groups, rows, read_anchors(anchors_folder(run)), keys, selection)
-    return [replace(table, asked=tuple(asked)) for table in tables]
+    runs = ScoredRuns(
+        lambda name: unchanged if name == unchanged.path.name else folder, read_anchors(anchors_folder(run))
+    )
+    groups = group_rows([row for row in rows if row.protocol not in APART], runs, ())
+    return [replace(table, asked=tuple(asked)) for table in _tables(groups, rows, runs, selection)]
 
 
 def tables_of_rows(rows: Sequence[Row], results_dir: Path, margin: float) -> list[Table]:
     """Return the tables of rows of several runs in a folder of results."""
-    keys = RunKeys(folders_in(runs_folder(results_dir)))
-    anchors = read_anchors(results_dir / "anchors")
-    return _tables(group_rows(rows, keys, ()), rows, anchors, keys, Selection(margin=margin))
+    runs = _runs_of(results_dir)
+    return _tables(group_rows(rows, runs, ()), rows, runs, Selection(margin=margin))
 
 
 def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -> list[ProbeTable]:
     """Return the tables of a probe's rows, which may be of several runs; folder_of: by a run's name."""
-    keys = RunKeys(folder_of)
+    runs = ScoredRuns(folder_of, read_anchors(None))
     probed = [row for row in rows if row.protocol == PROBE]
-    return probe_tables(group_rows(probed, keys, ()), keys, EVERYTHING)
+    return probe_tables(group_rows(probed, runs, ()), runs, EVERYTHING)
+
+
+def _runs_of(results_dir: Path) -> ScoredRuns:
+    return ScoredRuns(folders_in(runs_folder(results_dir)), read_anchors(results_dir / "anchors"))
 
 
 def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
@@ -157,9 +161,9 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     return [row for row in gathered.rows if row.run in names], left_out
 
 
-def _unreadable(rows: Sequence[Row], keys: RunKeys) -> list[str]:
+def _unreadable(rows: Sequence[Row], runs: ScoredRuns) -> list[str]:
     """Return a line for each run whose configuration cannot be read, so that its keys are not known."""
-    problems = {row.run: keys.folder_of(row.run).config_problem for row in one_a_run(rows)}
+    problems = {row.run: runs.folder_of(row.run).config_problem for row in one_a_run(rows)}
     return [f"{run}: its config.yaml cannot be read ({text})" for run, text in problems.items() if text]
 
 
@@ -218,27 +222,12 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
 # Tables
 
 
-def _tables(
-    groups: Mapping[TableKey, list[Row]],
-    rows: Sequence[Row],
-    anchors: StoredAnchors,
-    keys: RunKeys,
-    selection: Selection,
-) -> list[Table]:
+def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Selection) -> list[Table]:
     """Return a table for each group; `rows` are those of all groups, and those of positions.
 
     Whatever its text says stands on one line, because a run may be a stranger's.
     """
-    files = ScoreFiles(lambda name: anchors.folders.get(name) or keys.folder_of(name))
-    positions = grouped((row for row in rows if row.protocol == POSITIONS), BY_RUN)
-
-    def tables_of(name: str) -> dict[TableKey, Table]:
-        return {
-            key: _table(key, group, positions if name == ALL else {}, anchors, files, keys, selection)
-            for key, group in groups_of_slice(groups, name, files).items()
-        }
-
-    tables = tables_of(selection.slice)
+    tables = _tables_of_slice(groups, selection.slice, rows, runs, selection)
     require(
         bool(tables) or selection.slice == ALL,
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "
@@ -246,80 +235,77 @@ def _tables(
     )
     if not selection.numbers_only:
         if selection.slice == ALL:
-            recalls = {replace(key, slice=ALL): table for key, table in tables_of(RECALL).items()}
-            tables = {key: _with_recall(table, recalls.get(key)) for key, table in tables.items()}
-        swept = differing_keys(groups.values(), keys) if len(groups) > 1 else []
+            recalls = _tables_of_slice(groups, RECALL, (), runs, selection)
+            for key, recall in recalls.items():
+                whole = replace(key, slice=ALL)
+                tables[whole] = _with_recall(tables[whole], recall)
+        swept = differing_keys(groups.values(), runs) if len(groups) > 1 else []
         for number, (key, table) in enumerate(tables.items()):
-            runs = {run for line in table.lines for run in line.runs}
-            of_table = [row for row in one_a_run(rows) if row.run in runs]
-            values = {name: [keys.value(row, name) for row in of_table] for name in swept}
+            names = {run for line in table.lines for run in line.runs}
+            of_table = [row for row in one_a_run(rows) if row.run in names]
+            values = {name: [runs.value(row, name) for row in of_table] for name in swept}
             tables[key] = replace(table, why=explain_separation(number, [*tables], values))
     return in_one_line([*tables.values()])
 
 
-def _with_recall(table: Table, recall: Table | None) -> Table:
+def _tables_of_slice(
+    groups: Groups, name: str, rows: Sequence[Row], runs: ScoredRuns, selection: Selection
+) -> dict[TableKey, Table]:
+    tables = {}
+    for key, (of_slice, unsliced) in groups_of_slice(groups, name, runs).items():
+        ranks = rank_sets(row for row in of_slice if row.control == "none")
+        source = Source(of_slice, unsliced, ranks, runs, selection.resolved_margin, key.train_length)
+        tables[key] = _table(key, source, rows, selection)
+    return tables
+
+
+def _with_recall(table: Table, recall: Table) -> Table:
     """Return the table with that of the slice `recall`, whose lines are in its own order."""
-    if recall is None or not recall.lines:
-        return table
     rank = {line.label: number for number, line in enumerate(table.lines)}
     lines = sorted(recall.lines, key=lambda line: rank.get(line.label, len(rank)))
+    if not lines:
+        return table
     return replace(table, recall=replace(recall, lines=tuple(lines), asked=table.asked, ranked_at=None))
 
 
-def _table(
-    key: TableKey,
-    group: Group,
-    positions: Mapping[str, list[Row]],
-    anchors: StoredAnchors,
-    files: ScoreFiles,
-    keys: RunKeys,
-    selection: Selection,
-) -> Table:
-    """Return the table of a group of rows; `why` is empty, because it depends on the other tables."""
-    margin = selection.resolved_margin
-    ranks = rank_sets(row for row in group.rows if row.control == "none")
-    source = Source(group.rows, group.whole, ranks, anchors, files, margin)
-    of_positions = [row for run in {row.run: None for row in group.rows} for row in positions.get(run, [])]
-    members = members_of([*group.rows, *of_positions], lambda row: keys.label(row, selection.by))
-    lines = [line_of(member, source, key.train_length) for member in members]
-    for line, member in anchor_lines(source, key.slice):
-        lines.append(line)
-        members.append(member)
-    baseline = _baseline_in(lines, selection.baseline, keys)
+def _table(key: TableKey, source: Source, rows: Sequence[Row], selection: Selection) -> Table:
+    """Return the table of a group of rows; `why` is empty, because it depends on the other tables.
+
+    rows: of which those of positions belong to the lines of all targets.
+    """
+    names = {row.run for row in source.rows}
+    positions = [row for row in rows if row.protocol == POSITIONS and row.run in names and key.slice == ALL]
+    by = labels_by([*source.rows, *positions], source.runs, selection.by)
+    lines = [*lines_of(source, positions, by), *anchor_lines(source, key.slice)]
+    baseline = _baseline_in(lines, selection.baseline, source.runs)
     if baseline:
-        lines = with_baseline(lines, members, baseline, margin, files)
+        lines = with_baseline(lines, baseline, source)
     lines = [line for line in (_shown(line, key.train_length, selection) for line in lines) if line.records]
     order = ordered([line for line in lines if not line.is_anchor], selection.sort)
+    lengths = tuple(sorted({length for line in order.lines for length in line.records}))
     table = Table(
         key=key,
-        lengths=tuple(sorted({length for line in order.lines for length in line.records})),
+        lengths=lengths,
         lines=tuple(order.lines),
         ranked_at=order.ranked_at,
         baseline=baseline,
-        margin=margin,
+        asked=tuple(filter(selection.asks_for, lengths)),
+        margin=source.margin,
         anchors=tuple(line for line in lines if line.is_anchor),
-        share=group.share,
-        lacking=group.lacking,
+        share=share_of(source.rows, source.unsliced),
+        lacking=lacking_runs(source.rows, source.unsliced),
     )
-    table = replace(table, asked=tuple(filter(selection.asks_for, table.lengths)))
-    if selection.numbers_only:
-        return table
-    notes = make_notes(table, group, order, keys)
-    return replace(
-        table,
-        notes=tuple(note.text for note in notes),
-        caveats=tuple(note.text for note in notes if note.is_caveat),
-    )
+    return table if selection.numbers_only else with_notes(table, source, order)
 
 
 def _shown(line: Line, train_length: int, selection: Selection) -> Line:
     """Return the line at the lengths that are asked for, which are none of an encoding that is not."""
     takes = line.is_anchor or selection.takes(line.scored_with)
     lengths = [length for length in line.records if takes and selection.shows(length, train_length)]
-    return replace(line, records={length: line.records[length] for length in lengths})
+    return replace(line, records={length: line.records[length] for length in lengths}, rows=())
 
 
-def _baseline_in(lines: Sequence[Line], name: str | None, keys: RunKeys) -> str:
+def _baseline_in(lines: Sequence[Line], name: str | None, runs: ScoredRuns) -> str:
     """Return the label of the line that `--baseline` names: exactly, or as the only one of an encoding.
 
     Or of a checkpoint, by hf:....
@@ -328,7 +314,7 @@ def _baseline_in(lines: Sequence[Line], name: str | None, keys: RunKeys) -> str:
         return name or ""
     own = [line for line in lines if line.encoding == line.scored_with]
     if is_checkpoint(name):
-        labels = [line.label for line in own if scores_checkpoint(keys.folder_of(line.runs[0]), name)]
+        labels = [line.label for line in own if scores_checkpoint(runs.folder_of(line.runs[0]), name)]
     else:
         labels = [line.label for line in own if line.encoding == name]
     message = f"--baseline {name} may be several lines: {', '.join(labels)}; name one of them in full"

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from pe_bench.report import legend
+from pe_bench.report import notes
+from pe_bench.report.cells import (
+    break_text,
+    by_importance,
+    context_answer,
+    has_controls,
+    has_trained_level,
+    level_at_training,
+    number_text,
+    short_lengths,
+    value_at,
+    works_to,
+)
 from pe_bench.report.records import Line, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system import grid as grids
@@ -44,29 +56,29 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
 
     A small one has no break points.
     """
-    lengths = legend.short_lengths(table) if lengths is None else lengths
+    lengths = short_lengths(table) if lengths is None else lengths
     lines = table.all_lines
     columns, cells = [NAME], [[Cell(line.label) for line in lines]]
-    if legend.has_trained_level(table):
+    if has_trained_level(table):
         # A baseline is compared with at the training length too: of its two columns the first is the level.
         what = "level\nat" if table.baseline else "at"
         columns.append(Column(f"{what} {table.key.train_length}"))
-        cells.append(_numbers([legend.level_at_training(line, table) for line in lines], table))
+        cells.append(_numbers([level_at_training(line, table) for line in lines], table))
     for length in lengths:
         columns.append(Column(f"{length}"))
-        cells.append(_numbers([legend.value_at(line, length, table) for line in lines], table))
+        cells.append(_numbers([value_at(line, length, table) for line in lines], table))
     if not is_small:
         columns.append(Column("works to"))
-        cells.append([legend.works_to(line, table) for line in lines])
-    if legend.has_controls(table):
+        cells.append([works_to(line, table) for line in lines])
+    if has_controls(table):
         columns.append(Column("uses context"))
-        cells.append([legend.context_answer(line) for line in lines])
+        cells.append([context_answer(line) for line in lines])
     rows = [
         [replace(cell, style="anchor") for cell in row] if line.is_anchor else row
         for line, *row in zip(lines, *cells, strict=True)
     ]
-    dropped = [length for length in legend.short_lengths(table) if length not in lengths]
-    return Grid(columns, rows, table.title, table.why, legend.short_notes(table, dropped), name=_name(table))
+    dropped = [length for length in short_lengths(table) if length not in lengths]
+    return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped), name=_name(table))
 
 
 def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
@@ -83,9 +95,9 @@ def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
     sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
     if len(compared) < 2 or not sure:
         return cells
-    best = legend.number_text(max(sure) if table.measure.higher_is_better else min(sure))
+    best = number_text(max(sure) if table.measure.higher_is_better else min(sure))
     return [
-        replace(cell, is_best=counts and legend.number_text(cell.value or 0.0) == best)
+        replace(cell, is_best=counts and number_text(cell.value or 0.0) == best)
         for cell, counts in zip(cells, is_compared, strict=True)
     ]
 
@@ -129,16 +141,16 @@ def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
     """Return the cells of a line at a length, in the order of the columns of the details."""
     interval, accuracy = Cell(), Cell()
     if record.answers is not None:
-        exact = record.answers.intervals.exact
-        interval = Cell(f"{legend.number_text(exact.low)} to {legend.number_text(exact.high)}")
-        accuracy = Cell(legend.number_text(record.answers.accuracy))
+        exact = record.answers.exact
+        interval = Cell(f"{number_text(exact.low)} to {number_text(exact.high)}")
+        accuracy = Cell(number_text(record.answers.accuracy.mean))
     difference, use = record.baseline, record.use
     pairs = difference.interval if difference is not None else None
     compared = f" (n={pairs.seeds})" if pairs is not None and pairs.seeds != line.seeds else ""
     cells = [
         *(Cell(line.label), Cell(f"{record.length}"), _level(line, record), interval, accuracy),
         *(Cell(_perplexity_text(record)), _signed(record.change), half_width(record.interval)),
-        _verdict(legend.verdict_of(record, table) if record.levels else ""),
+        _verdict(record.verdict if record.levels else ""),
         _signed(None if difference is None else difference.mean, compared),
         *(half_width(pairs), _verdict("" if difference is None else difference.verdict)),
         *(_verdict("" if use is None else use.uses_context or MISSING),),
@@ -153,7 +165,7 @@ def _level(line: Line, record: Record) -> Cell:
     if record.level is None:
         return Cell(record.status.replace("_", " "), style="fails")
     seeds = len(record.levels)
-    return Cell(legend.number_text(record.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
+    return Cell(number_text(record.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
 
 
 def _perplexity_text(record: Record) -> str:
@@ -164,14 +176,14 @@ def _perplexity_text(record: Record) -> str:
 
 
 def _signed(value: float | None, after: str = "") -> Cell:
-    return Cell() if value is None else Cell(legend.number_text(value, "+") + after, value=value)
+    return Cell() if value is None else Cell(number_text(value, "+") + after, value=value)
 
 
 def half_width(interval: Interval | None) -> Cell:
     if interval is None:
         return Cell()
     half = (interval.high - interval.low) / 2
-    return Cell(legend.number_text(half), value=half) if half < inf else Cell("∞", value=inf)
+    return Cell(number_text(half), value=half) if half < inf else Cell("∞", value=inf)
 
 
 def _verdict(word: str) -> Cell:
@@ -185,13 +197,13 @@ def _whole_lines(table: Table) -> Grid:
         [Cell(line.label, style="anchor"), Cell(), Cell(f"{line.seeds}", style="anchor"), Cell(), Cell()]
         if line.is_anchor
         else [
-            *(Cell(line.label), Cell(legend.break_text(line.break_point)), Cell(f"{line.seeds}")),
+            *(Cell(line.label), Cell(break_text(line.break_point)), Cell(f"{line.seeds}")),
             *(Cell(f"{line.parameters:,}"), Cell(f"{line.tokens_per_second:,.0f}")),
         ]
         for line in table.all_lines
     ]
-    notes = [*legend.legend(table), *table.notes]
-    return Grid(columns, rows, ("each encoding as a whole",), notes=notes, keys=1, name=_name(table))
+    below = [*notes.legend(table), *table.notes]
+    return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1, name=_name(table))
 
 
 def _name(table: Table) -> str:
@@ -236,7 +248,7 @@ def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
 
 def _with_best(grid: Grid, table: Table) -> Grid:
     is_shown = any(cell.is_best for row in grid.rows for cell in row)
-    return replace(grid, notes=[*grid.notes, *([legend.best_text(table)] if is_shown else [])])
+    return replace(grid, notes=[*grid.notes, *([notes.best_text(table)] if is_shown else [])])
 
 
 def _draw_details(table: Table, width: int) -> list[Text]:
@@ -249,17 +261,17 @@ def _draw_short(table: Table, width: int) -> list[Text]:
 
     Names are folded only where three lengths have no room beside them.
     """
-    lengths = legend.short_lengths(table)
-    kept = legend.by_importance(lengths, table.key.train_length, table.asked)
+    lengths = short_lengths(table)
+    kept = by_importance(lengths, table.key.train_length, table.asked)
     grid = short(table)
     for count in range(len(lengths), -1, -1):
         grid = short(table, sorted(kept[:count]))
         if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
             break
-    notes = grid.notes
-    if len(notes) > MAX_NOTES:
-        notes = [*notes[: MAX_NOTES - 1], f"{len(notes) - MAX_NOTES + 1} more notes: --details"]
-    lines = draw(replace(grid, notes=notes), width)
+    below = grid.notes
+    if len(below) > MAX_NOTES:
+        below = [*below[: MAX_NOTES - 1], f"{len(below) - MAX_NOTES + 1} more notes: --details"]
+    lines = draw(replace(grid, notes=below), width)
     if table.recall is None or not _gains(table.recall):
         return lines
     return [*lines, Text(), *draw(_recall(table.recall), width)]
@@ -273,11 +285,11 @@ def _gains(table: Table) -> bool:
 def _recall(table: Table) -> Grid:
     """Return the small table of a slice below that of all targets, with the lengths that tell most."""
     controlled = {length for line in table.lines for length, cell in line.records.items() if cell.use}
-    lengths = legend.short_lengths(table)
+    lengths = short_lengths(table)
     lengths = [length for length in lengths if length in controlled or length == lengths[-1]]
-    notes = [f"{legend.slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
+    below = [f"{notes.slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
     grid = short(table, lengths, is_small=True)
-    return replace(grid, title=[f"targets: {table.slice_name}"], why="", notes=list(filter(None, notes)))
+    return replace(grid, title=[f"targets: {table.slice_name}"], why="", notes=list(filter(None, below)))
 
 
 # For other programs
@@ -322,14 +334,14 @@ def _derived(line: Line, record: Record) -> dict[str, Any]:
     of_models, break_point = record.compared.of_models, line.break_point
     intervals = {
         "change": record.interval,
-        "exact": answers and answers.intervals.exact,
+        "exact": answers and answers.exact,
         "swap_gain": use and use.swap_gain,
         "window_gain": use and use.window_gain,
         "difference": difference and difference.interval,
     }
     return {
         "anchor": line.is_anchor,
-        "break_point": legend.break_text(break_point),
+        "break_point": break_text(break_point),
         "holds_to": break_point.holds_to,
         "breaks_at": break_point.breaks_at,
         "bits_per_byte": record.bits_per_byte,
@@ -341,7 +353,7 @@ def _derived(line: Line, record: Record) -> dict[str, Any]:
             for key, value in _interval_columns(name, interval)
         },
         "seeds": len(record.levels),
-        "accuracy": answers and answers.accuracy,
+        "accuracy": answers and answers.accuracy.mean,
         "chance": answers and answers.chance,
         "change_of_models_low": of_models and of_models.low,
         "change_of_models_high": of_models and of_models.high,

@@ -8,8 +8,8 @@ import hashlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,93 +17,101 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import config_dir, names_in
-from pe_bench.report.pairs import BY_RUN, ScoreFiles, grouped, has_number
-from pe_bench.report.records import CHECKPOINTS, TableKey, is_checkpoint, name_of_checkpoint
-from pe_bench.runs.find import RunValues, finished_runs, one_a_run
+from pe_bench.report.pairs import BY_RUN, ScoredRuns, grouped, has_number
+from pe_bench.report.records import CHECKPOINTS, TableKey, name_of_checkpoint
+from pe_bench.runs.find import finished_runs, is_checkpoint, one_a_run
 from pe_bench.runs.job import NOT_IDENTITY
 from pe_bench.runs.rows import ALL, Row
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
+SOURCES = ("train.from", "train.beside")  # runs, which differ from seed to seed
 MAX_NAMES = 4  # of lines in one note
 
+Groups = dict[TableKey, list[Row]]
 
-class RunKeys(RunValues):
-    """The values of rows' columns and runs' configurations, and what tables derive from them."""
 
-    def first_stage(self, row: Row) -> Row:
-        """Return the row as one of its family's first stage would be, whose table it stands in."""
-        first = self.folder_of(row.run).first_stage
-        if first is None:
-            return row
-        facts = {"train_length": first.length, "steps": first.steps, "setting": first.setting}
-        return replace(row, run=first.run, **facts)
-
-    def label(self, row: Row, by: Sequence[str]) -> str:
-        """Return what the label of a line says of these keys."""
-        return " ".join(
-            f"of {name_of_checkpoint(row.model, self._size_of_checkpoint(row))}"
-            if key == "model" and is_checkpoint(row.model)
-            else f"{key}={self.value(row, key)}"
-            for key in by
+def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Groups:
+    """Return the rows of each table; the tables of quick runs are last. by: keys that may differ in one."""
+    groups = {
+        replace(key, **_chosen_values(group[0], runs, by)): group
+        for key, group in grouped(rows, lambda row: _table_key(_as_first_stage(row, runs), runs, by)).items()
+    }
+    return dict(
+        sorted(
+            groups.items(),
+            key=lambda item: (max(row.train_tokens for row in item[1]) <= QUICK_TOKENS, _order(item[0])),
         )
+    )
 
-    def table_key(self, row: Row, by: Sequence[str]) -> TableKey:
-        """Return the key of a row's table, but for what its runs have in common; `by`: what may differ."""
-        row = self.first_stage(row)
-        model, tokenizer, setting = row.model, row.tokenizer, self.setting_without(row, by)
-        if "model" in by and is_checkpoint(row.model):
-            # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
-            model, tokenizer, setting = CHECKPOINTS, "", ""
-        return TableKey(
-            *(model, row.data, row.data_hash, tokenizer, row.train_length),
-            row.steps if {"train.steps", "train.tokens"}.isdisjoint(by) else 0,
-            *(setting, row.protocol, row.stride_rule, row.score_dtype),
-            half=row.half,
-        )
 
-    def model_sizes(self, rows: Sequence[Row], by: Sequence[str]) -> str:
-        """Return the sizes that the name of these rows' model does not imply, but for these keys.
+def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
+    """Return the row as one of its family's first stage would be, whose table it stands in."""
+    first = runs.folder_of(row.run).first_stage
+    if first is None:
+        return row
+    facts = {"train_length": first.length, "steps": first.steps, "setting": first.setting}
+    return replace(row, run=first.run, **facts)
 
-        They are such as `d_model=96`; of a checkpoint its architecture and parameters.
-        """
-        if is_checkpoint(rows[0].model):
-            return "" if "model" in by else self._size_of_checkpoint(rows[0])
-        config = self.config_of(self.first_stage(rows[0]))
-        usual = _usual_sizes(str(config.get("model.name")))
-        sizes = {key: config.get(f"model.{key}", value) for key, value in usual.items()}
-        changed = {key: value for key, value in sizes.items() if value != usual[key]}
-        return " ".join(
-            f"{key}={value}".lower() for key, value in changed.items() if f"model.{key}" not in by
-        )
 
-    def training(self, rows: Sequence[Row], by: Sequence[str]) -> str:
-        """Return the optimizer and the rate of encodings that these rows' runs chose, but for these keys."""
-        config = self.config_of(self.first_stage(rows[0]))
-        chosen = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
-        changed = {key: value for key, value in chosen.items() if value != USUAL_TRAINING[key]}
-        return " ".join(f"{key.partition('.')[2]}={value}" for key, value in changed.items())
+def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
+    """Return the key of a row's table, but for what its runs have in common."""
+    model, tokenizer, setting = row.model, row.tokenizer, setting_without(row, runs, by)
+    if "model" in by and is_checkpoint(row.model):
+        # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
+        model, tokenizer, setting = CHECKPOINTS, "", ""
+    return TableKey(
+        *(model, row.data, row.data_hash, tokenizer, row.train_length),
+        row.steps if {"train.steps", "train.tokens"}.isdisjoint(by) else 0,
+        *(setting, row.protocol, row.stride_rule, row.score_dtype),
+        half=row.half,
+    )
 
-    def _size_of_checkpoint(self, row: Row) -> str:
-        """Return its architecture, where that is known, and its parameters: `Llama, 0.26M`."""
-        architecture = self.config_of(row).get("checkpoint.architecture")
-        millions = row.parameters / 1e6
-        size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
-        return ", ".join(filter(None, (architecture, size)))
 
-    def setting_without(self, row: Row, by: Sequence[str]) -> str:
-        """A hash of what rows must share to be compared, but for these keys of the configuration."""
-        if not any("." in key for key in by):
-            return row.setting
-        config = self.config_of(row)
-        left = {key: value for key, value in config.items() if _is_setting(key) and key not in by}
-        words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
-        return hashlib.sha256(words.encode()).hexdigest()[:8]
+def _order(key: TableKey) -> tuple[object, ...]:
+    """Return what tables are sorted by: protocols and strides are last."""
+    last = ("protocol", "stride_rule", "score_dtype")
+    protocols = {"paired": 0, "nonoverlapping": 1, "sliding": 2}
+    stride = int(key.stride_rule) if key.stride_rule.isdecimal() else 0
+    return (
+        *(value for name, value in vars(key).items() if name not in last),
+        *(protocols.get(key.protocol, 3), stride, key.score_dtype != "float32", key.score_dtype),
+    )
+
+
+def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
+    """Return a hash of what rows must share to be compared, but for these keys of the configuration."""
+    if not any("." in key for key in by):
+        return row.setting
+    config = runs.config_of(row)
+    left = {key: value for key, value in config.items() if _is_setting(key) and key not in by}
+    words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
+    return hashlib.sha256(words.encode()).hexdigest()[:8]
 
 
 def _is_setting(key: str) -> bool:
     """Return whether a key is one of the model or the training, by which runs differ."""
     return key.partition(".")[0] in ("model", "train") and key.rpartition(".")[2] not in NOT_IDENTITY
+
+
+def _chosen_values(row: Row, runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
+    """Return what a table's runs chose, but for these keys: sizes that their model's name does not imply.
+
+    They are such as `d_model=96`; of a checkpoint its architecture and parameters. And what is chosen of the
+    optimizer.
+    """
+    config = runs.config_of(_as_first_stage(row, runs))
+    training = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
+    changed = {key: value for key, value in training.items() if value != USUAL_TRAINING[key]}
+    values = {"training": " ".join(f"{key.partition('.')[2]}={value}" for key, value in changed.items())}
+    if is_checkpoint(row.model):
+        return values | {"model_sizes": "" if "model" in by else _size_of_checkpoint(row, runs)}
+    usual_sizes = _usual_sizes(str(config.get("model.name")))
+    sizes = {key: config.get(f"model.{key}", usual) for key, usual in usual_sizes.items()}
+    chosen = {
+        key: size for key, size in sizes.items() if size != usual_sizes[key] and f"model.{key}" not in by
+    }
+    return values | {"model_sizes": " ".join(f"{key}={size}".lower() for key, size in chosen.items())}
 
 
 @cache
@@ -115,20 +123,39 @@ def _usual_sizes(name: str) -> Mapping[str, Any]:
     return {key: value for key, value in sizes.items() if isinstance(value, int)}
 
 
-def group_rows(rows: Sequence[Row], keys: RunKeys, by: Sequence[str]) -> dict[TableKey, list[Row]]:
-    """Return the rows of each table; the tables of quick runs are last."""
-    groups = {
-        replace(key, model_sizes=keys.model_sizes(group, by), training=keys.training(group, by)): group
-        for key, group in grouped(rows, lambda row: keys.table_key(row, by)).items()
-    }
-
-    def order(item: tuple[TableKey, list[Row]]) -> tuple[object, ...]:
-        return max(row.train_tokens for row in item[1]) <= QUICK_TOKENS, item[0].sort_key
-
-    return dict(sorted(groups.items(), key=order))
+def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:
+    """Return its architecture, where that is known, and its parameters: `Llama, 0.26M`."""
+    millions = row.parameters / 1e6
+    size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
+    return ", ".join(filter(None, (runs.config_of(row).get("checkpoint.architecture"), size)))
 
 
-def groups_of_newest(groups: Mapping[TableKey, list[Row]], results_dir: Path) -> dict[TableKey, list[Row]]:
+def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Callable[[Row], str]:
+    """Return a function that says what sets the line of a row apart, beside its encodings.
+
+    That are the values of these keys, and of those in which later stages of one name differ.
+    """
+    is_later = {row.run: runs.folder_of(row.run).first_stage is not None for row in one_a_run(rows)}
+    stages = [row for row in rows if is_later[row.run]]
+    differing: dict[str, list[str]] = {}
+    for encoding, of_stage in grouped(stages, lambda row: row.encoding).items():
+        settings = grouped(of_stage, lambda row: row.setting)
+        keys = differing_keys(settings.values(), runs) if len(settings) > 1 else []
+        differing[encoding] = [key for key in keys if key not in (*SOURCES, *by)]
+
+    def label(row: Row) -> str:
+        keys = [*by, *(differing[row.encoding] if is_later[row.run] else [])]
+        return " ".join(
+            f"of {name_of_checkpoint(row.model, _size_of_checkpoint(row, runs))}"
+            if key == "model" and is_checkpoint(row.model)
+            else f"{key}={runs.value(row, key)}"
+            for key in keys
+        )
+
+    return label
+
+
+def groups_of_newest(groups: Groups, results_dir: Path) -> Groups:
     """Return the groups that hold the run that finished last; quick runs count as the oldest."""
     finished = {run.name: number for number, run in enumerate(finished_runs(results_dir))}
     rows = [row for group in groups.values() for row in one_a_run(group)]
@@ -142,38 +169,6 @@ def groups_of_newest(groups: Mapping[TableKey, list[Row]], results_dir: Path) ->
     }
 
 
-@dataclass(frozen=True)
-class Group:
-    """The rows of one table, which may be of a slice; whole: of the same runs, those of all targets."""
-
-    rows: Sequence[Row]
-    whole: Sequence[Row]
-
-    @property
-    def share(self) -> float:
-        """Return the share of the targets that are in the slice, by the largest set of them."""
-        sizes = {row.target_hash: row.targets for row in self.whole}
-        counted = {row.target_hash: row.targets for row in self.rows}
-        largest = max(counted, key=lambda target_hash: sizes[target_hash], default=None)
-        return counted[largest] / sizes[largest] if largest is not None else 1.0
-
-    @property
-    def lacking(self) -> str:
-        """Return which runs lack the slice, and so are not in the table; empty where none does."""
-        runs = {row.run for row in self.rows}
-        runs |= {row.judge for row in self.rows}  # a judge has no key targets that it chose
-        lacking = {row.run: row.encoding for row in self.whole if has_number(row) and row.run not in runs}
-        if not lacking or not self.rows:
-            return ""
-        what = f"{len(lacking)} {'run' if len(lacking) == 1 else 'runs'} of {few_names(lacking.values())}"
-        name, judge = self.rows[0].slice, self.rows[0].judge
-        of_judge, way_out = "", "pe-bench eval RUN... adds it, without scoring again"
-        if judge:
-            of_judge = f" of {judge}"
-            way_out = f"pe-bench eval RUN... --key-tokens-of {shlex.quote(judge)} adds it"
-        return f"without the slice {name}{of_judge}, and so not in this table: {what}; {way_out}"
-
-
 def few_names(names: Iterable[str]) -> str:
     """Return the first few of the names, and how many more there are."""
     names = list(dict.fromkeys(names))
@@ -181,35 +176,62 @@ def few_names(names: Iterable[str]) -> str:
     return f"{', '.join(names[:MAX_NAMES])}{more}"
 
 
+# Slices
+
+
 def groups_of_slice(
-    groups: Mapping[TableKey, Sequence[Row]], name: str, files: ScoreFiles
-) -> dict[TableKey, Group]:
-    """Return the groups of a slice, each of one judge; none for runs without it.
+    groups: Groups, name: str, runs: ScoredRuns
+) -> dict[TableKey, tuple[list[Row], list[Row]]]:
+    """Return the rows of a slice in each group, of one judge, and the group's own; none for runs without it.
 
     Where runs have other targets of a set in the slice, those that most rows have are kept.
     """
     if name == ALL:
-        return {key: Group(rows, rows) for key, rows in groups.items()}
-    sliced: dict[TableKey, Group] = {}
-    for key, whole in groups.items():
-        for judge, rows in sorted(grouped(files.of_slice(whole, name), lambda row: row.judge).items()):
+        return {key: (rows, rows) for key, rows in groups.items()}
+    sliced = {}
+    for key, unsliced in groups.items():
+        for judge, rows in sorted(grouped(runs.of_slice(unsliced, name), lambda row: row.judge).items()):
             counts = Counter((row.target_hash, row.slice_hash) for row in rows).most_common()
             chosen = {target_hash: slice_hash for (target_hash, slice_hash), _ in reversed(counts)}
             kept = [row for row in rows if chosen[row.target_hash] == row.slice_hash]
-            sliced[replace(key, slice=name, judge=judge)] = Group(kept, whole)
+            sliced[replace(key, slice=name, judge=judge)] = kept, unsliced
     return sliced
+
+
+def share_of(rows: Sequence[Row], unsliced: Sequence[Row]) -> float:
+    """Return the share of the targets that are in a slice, by the largest set of them."""
+    sizes, counted = ({row.target_hash: row.targets for row in part} for part in (unsliced, rows))
+    largest = max(counted, key=lambda target_hash: sizes[target_hash], default=None)
+    return 1.0 if largest is None else counted[largest] / sizes[largest]
+
+
+def lacking_runs(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
+    """Return which runs lack the slice, and so are not in the table; empty where none does."""
+    runs = {row.run for row in rows} | {row.judge for row in rows}  # a judge has no key targets that it chose
+    lacking = {row.run: row.encoding for row in unsliced if has_number(row) and row.run not in runs}
+    if not lacking or not rows:
+        return ""
+    name, judge = rows[0].slice, rows[0].judge
+    what = f"{len(lacking)} {'run' if len(lacking) == 1 else 'runs'} of {few_names(lacking.values())}"
+    way_out = "pe-bench eval RUN... adds it, without scoring again"
+    if judge:
+        name, way_out = (
+            f"{name} of {judge}",
+            f"pe-bench eval RUN... --key-tokens-of {shlex.quote(judge)} adds it",
+        )
+    return f"without the slice {name}, and so not in this table: {what}; {way_out}"
 
 
 # What separates tables
 
 
-def differing_keys(groups: Iterable[Sequence[Row]], keys: RunKeys) -> list[str]:
+def differing_keys(groups: Iterable[Sequence[Row]], runs: ScoredRuns) -> list[str]:
     """Return the keys of training and model whose values differ between groups of rows."""
     values_of_groups: list[dict[str, set[str]]] = []
     for rows in groups:
         values: dict[str, set[str]] = {}
         for of_run in grouped(rows, BY_RUN).values():
-            for key, value in keys.config_of(of_run[0]).items():
+            for key, value in runs.config_of(of_run[0]).items():
                 values.setdefault(key, set()).add(str(value))
         values_of_groups.append(values)
     names = dict.fromkeys(key for values in values_of_groups for key in values if _is_setting(key))

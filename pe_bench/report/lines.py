@@ -1,35 +1,27 @@
 """The lines of a table from its rows: which belong together, and what each says."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
 from pe_bench.errors import RunError
-from pe_bench.report.pairs import (
-    BY_RUN,
-    BY_SEED,
-    ScoreFiles,
-    grouped,
-    has_number,
-    level_of,
-    of_one_set,
-    paired,
-    pairs_of,
-)
-from pe_bench.report.records import AnswerScores, Line, Paired, Position, Record, Unlearned
-from pe_bench.report.statistics import corrected_comparisons, reads_nothing
+from pe_bench.report.pairs import BY_RUN, BY_SEED, ScoredRuns, grouped, has_number, level_of, paired, pairs_of
+from pe_bench.report.records import BreakPoint, Line, Paired, Position, Record, Unlearned
+from pe_bench.report.statistics import corrected_comparisons, judge_change, reads_nothing
 from pe_bench.report.verdicts import (
-    answer_intervals,
+    answers_of,
+    find_break_point,
     gain_within_training,
-    judge,
     judge_answers,
     judge_context,
+    judge_intervals,
     why_open_within,
 )
-from pe_bench.runs.gather import COPYING, FREQUENCIES, TRIGRAM, StoredAnchors, anchor_key
+from pe_bench.runs.gather import COPYING, FREQUENCIES, TRIGRAM, anchor_key
 from pe_bench.runs.rows import POSITIONS, TASK, Row
 from pe_bench.runs.scores import perplexity_of
 
@@ -42,219 +34,212 @@ Rank = tuple[int, int, int, int, str]
 class Source:
     """What the lines of a table are made of.
 
-    rows: of the table's slice. whole: of the same runs, those of all targets, by which it is known what a
-    model has learned at all. anchors: that are stored.
+    rows: of the table's slice. unsliced: of the same runs, those of all targets, by which it is known what a
+    model has learned at all. ranks: of the sets of targets.
     """
 
     rows: Sequence[Row]
-    whole: Sequence[Row]
+    unsliced: Sequence[Row]
     ranks: Mapping[str, Rank]
-    anchors: StoredAnchors
-    files: ScoreFiles
+    runs: ScoredRuns
     margin: float
+    train_length: int
 
 
-@dataclass(frozen=True)
-class Member:
-    """The rows of one line, all under one protocol, with those of its controls and of its positions.
+def lines_of(source: Source, positions: Sequence[Row], by: Callable[[Row], str]) -> list[Line]:
+    """Return the lines of a table with their verdicts, but for those against a baseline.
 
-    run: its name, where the line is one of several runs that share a seed. by: what else sets it apart.
+    by: what else than its encodings sets a line apart.
     """
-
-    run: str
-    by: str
-    rows: Sequence[Row]
-
-    @cached_property
-    def scored(self) -> list[Row]:
-        """Return the rows of levels at a length."""
-        return [row for row in self.rows if row.control == "none" and row.protocol != POSITIONS]
-
-    @cached_property
-    def runs(self) -> list[str]:
-        return sorted({row.run for row in self.scored})
-
-    def at(self, length: int) -> list[Row]:
-        return [row for row in self.scored if row.length == length]
+    return [_make_line(*member, source) for member in _members([*source.rows, *positions], by)]
 
 
-def members_of(rows: Sequence[Row], by: Callable[[Row], str]) -> list[Member]:
-    """Return the rows of each line, with the name of its run where it holds only one of several.
-
-    Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something its
-    name does not show: which of them belong together is not known, and so each is a line.
-    """
-    members = []
-    of_lines = grouped(rows, lambda row: (row.encoding, row.scored_with, by(row)))
-    for (_, _, by_text), of_line in of_lines.items():
-        of_runs = grouped(of_line, BY_RUN)
-        if len({of_run[0].seed for of_run in of_runs.values()}) == len(of_runs):
-            members.append(Member("", by_text, [row for of_run in of_runs.values() for row in of_run]))
-        else:
-            members += [Member(run, by_text, of_run) for run, of_run in of_runs.items()]
-    return [member for member in members if member.scored]
-
-
-def line_of(member: Member, source: Source, train_length: int) -> Line:
-    """Return a line with its verdicts, but for those against a baseline.
-
-    The changes of later stages are from their first stage's level. What breaks and what uses context is
-    judged from the longest length that they were trained at.
-    """
-    folder_of = source.files.folder_of
-    stages = {run: folder_of(run).first_stage for run in member.runs}
-    there = {row.run for row in source.rows}
-    first_runs = [stage.run if stage else run for run, stage in stages.items()]
-    first_runs = [run for run in first_runs if run in there] or member.runs
-    line = judge(_make_line(member, source, first_runs, train_length), train_length, source.margin)
-    stage = stages[member.runs[0]]
-    if stage is None:
-        return line
-    own = replace(_make_line(member, source, member.runs, stage.longest), unlearned=line.unlearned)
-    own = judge(own, stage.longest, source.margin)
-    return replace(
-        line,
-        records={
-            length: replace(record, use=own.records[length].use) for length, record in line.records.items()
-        },
-        break_point=own.break_point,
-        reads_nothing=own.reads_nothing,
-        longest=stage.longest,
-    )
-
-
-def anchor_lines(source: Source, name: str) -> list[tuple[Line, Member]]:
-    """Return a line, and its rows, for each anchor that belongs to a table's rows, without verdicts.
+def anchor_lines(source: Source, name: str) -> list[Line]:
+    """Return a line for each anchor that belongs to a table's rows, without verdicts.
 
     name: of the slice that the rows are of.
     """
     scored = [row for row in source.rows if row.control == "none"]
-    rows = [row for label in (TRIGRAM, COPYING) for row in source.anchors.of(label, scored)]
-    rows = source.files.of_slice(rows, name)
+    rows = [row for label in (TRIGRAM, COPYING) for row in source.runs.anchors.of(label, scored)]
+    rows = source.runs.of_slice(rows, name)
     differ_in_steps = len({row.steps for row in rows}) > 1
-    members = members_of(rows, lambda row: f"of {row.steps} steps" if differ_in_steps else "")
-    of_anchors = replace(source, rows=rows, whole=rows)
+    of_anchors = replace(source, rows=rows, unsliced=rows)
     return [
-        (_make_line(member, of_anchors, member.runs, rows[0].train_length, is_anchor=True), member)
-        for member in members
+        _make_line(*member, of_anchors, is_anchor=True)
+        for member in _members(rows, lambda row: f"of {row.steps} steps" if differ_in_steps else "")
     ]
 
 
-def _make_line(
-    member: Member, source: Source, runs: Sequence[str], train_length: int, *, is_anchor: bool = False
-) -> Line:
-    """Return the line without verdicts.
+def _members(rows: Iterable[Row], by: Callable[[Row], str]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Yield the rows of each line, with the name of its run where it is one of several, and what `by` says.
 
-    runs: whose levels at `train_length`, with the encoding that they were trained with, the changes are from.
+    Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something its
+    name does not show: which of them belong together is not known, and so each is a line.
     """
-    own, whole = (
-        [row for row in part if row.run in runs and row.control == "none" and row.scored_with == row.encoding]
-        for part in (source.rows, source.whole)
-    )
-    trained = [row for row in own if row.length == train_length]
-    files, margin, first = source.files, source.margin, member.scored[0]
-    gain = gain_within_training(whole, files, train_length)
-    why_open = why_open_within(train_length, gain, margin)
-    controls = grouped((row for row in member.rows if row.control != "none"), lambda row: row.length)
-    records = {}
-    for length, rows in sorted(grouped(member.scored, lambda row: row.length).items()):
-        record = make_record(rows, trained, files, source.ranks)
-        beyond = controls.get(length, []) if length > train_length else []
-        use = judge_context(rows, beyond, trained, why_open, margin, files)
-        records[length] = replace(record, use=use)
-    speed_of = {row.run: row.tokens_per_second for row in member.scored}
+    for (*_, text), of_line in grouped(rows, lambda row: (row.encoding, row.scored_with, by(row))).items():
+        of_runs = grouped(of_line, BY_RUN)
+        if len({of_run[0].seed for of_run in of_runs.values()}) == len(of_runs):
+            of_runs = {"": [row for of_run in of_runs.values() for row in of_run]}
+        for run, of_run in of_runs.items():
+            if any(map(_is_level, of_run)):
+                yield run, text, of_run
+
+
+def _is_level(row: Row) -> bool:
+    return row.control == "none" and row.protocol != POSITIONS
+
+
+def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anchor: bool = False) -> Line:
+    """Return a line.
+
+    The changes of later stages are from their first stage's level. What breaks and what uses context is
+    judged from the longest length that they were trained at.
+    """
+    scored = [row for row in rows if _is_level(row)]
+    names = sorted({row.run for row in scored})
+    stages = {name: source.runs.folder_of(name).first_stage for name in names}
+    stage, in_table = stages[names[0]], {row.run for row in source.rows}
+    references = {name: name if first is None else first.run for name, first in stages.items()}
+    if in_table.isdisjoint(references.values()):
+        references = {name: name for name in names}
+    row_of = {row.run: row for row in source.unsliced}
+    counted_on = {name: row_of[first] for name, first in references.items() if first in row_of}
+    own = [row for row in source.unsliced if row.run in names]
+    lacks = "" if is_anchor else unlearned(own, source.runs, counted_on)
+    records, gains_nothing = _records(rows, references, source.train_length, source, lacks, is_anchor)
+    judged, judged_from = records, source.train_length
+    if stage is not None:
+        judged_from, references = stage.longest, {name: name for name in names}
+        judged, gains_nothing = _records(rows, references, judged_from, source, lacks, is_anchor)
+        records = {length: replace(record, use=judged[length].use) for length, record in records.items()}
+    has_break_point = not is_anchor and lacks not in ("frequencies", "task")
+    first, speed_of = scored[0], {row.run: row.tokens_per_second for row in scored}
     return Line(
         encoding=first.encoding,
         scored_with=first.scored_with,
-        run=member.run,
-        seeds=len({row.seed for row in member.scored}),
+        run=run,
+        seeds=len({row.seed for row in scored}),
         parameters=first.parameters,
         tokens_per_second=sum(speed_of.values()) / len(speed_of),
         records=records,
-        runs=tuple(member.runs),
-        by=member.by,
-        reads_nothing=gain.interval is not None and reads_nothing(gain.interval, margin),
-        positions=_positions(member.rows),
+        runs=tuple(names),
+        rows=rows,
+        by=by,
+        break_point=find_break_point(judged, judged_from) if has_break_point else BreakPoint(),
+        reads_nothing=gains_nothing,
+        positions=_positions(rows),
         forced=first.forced,
-        knows_length=any(row.knows_length and has_number(row) for row in member.scored),
-        unlearned="" if is_anchor else unlearned(whole, source.anchors, files),
+        knows_length=any(row.knows_length and has_number(row) for row in scored),
+        unlearned=lacks,
         is_anchor=is_anchor,
+        longest=0 if stage is None else stage.longest,
     )
+
+
+def _records(
+    rows: Sequence[Row],
+    references: Mapping[str, str],
+    train_length: int,
+    source: Source,
+    lacks: Unlearned,
+    is_anchor: bool,
+) -> tuple[dict[int, Record], bool]:
+    """Return the record at each length, and whether the models surely gain nothing within training.
+
+    references: of each run the one whose level at `train_length`, with the encoding that it was trained with,
+    its changes are from. Below that length less context costs by nature, and nothing is judged. Nor is an
+    anchor, or a model that is no better than token frequencies: it would hold by knowing nothing. What models
+    show of a task past their training length that have not learned it there is how little they have learned.
+    """
+    own, unsliced = (
+        [row for row in part if row.run in references.values() and _is_as_trained(row)]
+        for part in (source.rows, source.unsliced)
+    )
+    trained = [row for row in own if row.length == train_length]
+    gain = gain_within_training(unsliced, source.runs, train_length)
+    why_open = why_open_within(train_length, gain, source.margin)
+    is_judged = not is_anchor and lacks != "frequencies"
+    controls = grouped((row for row in rows if row.control != "none"), lambda row: row.length)
+    records = {}
+    for length, of_length in sorted(grouped(filter(_is_level, rows), lambda row: row.length).items()):
+        has_verdict = is_judged and (length == train_length or (length > train_length and lacks != "task"))
+        record = make_record(of_length, trained, references, source, has_verdict=has_verdict)
+        if is_judged and length > train_length and length in controls:
+            use = judge_context(of_length, controls[length], trained, why_open, source.margin, source.runs)
+            record = replace(record, use=use)
+        records[length] = record
+    return records, gain.interval is not None and reads_nothing(gain.interval, source.margin)
+
+
+def _is_as_trained(row: Row) -> bool:
+    return row.control == "none" and row.scored_with == row.encoding
 
 
 def make_record(
     rows: Sequence[Row],
     trained: Sequence[Row],
-    files: ScoreFiles,
-    ranks: Mapping[str, Rank] | None = None,
+    references: Mapping[str, str],
+    source: Source,
+    *,
+    has_verdict: bool,
 ) -> Record:
     """Return the record of `rows`, the seeds of one encoding at one length.
 
-    trained: of the same runs at the training length with their own encoding. ranks: of the table's sets of
-    targets; of several the levels are of that which most seeds were scored on, then of that ranked highest.
-    The change is of a set that no other line has a part in choosing.
+    trained: at the training length, of the runs that `references` names, with their own encoding. Of several
+    sets of targets the levels are of that which most seeds were scored on, then of that ranked highest. The
+    change is of a set that no other line has a part in choosing.
     """
     first, scored = rows[0], [row for row in rows if has_number(row)]
     if not scored:
+        status = "undefined" if first.status == "ok" else first.status
+        reason, target_hash = first.reason, first.target_hash
         return Record(
-            first.length,
-            "undefined" if first.status == "ok" else first.status,
-            first.reason,
-            verdict="undefined",
-            target_hash=first.target_hash,
-            stride=first.stride,
+            first.length, status, reason, verdict="undefined", target_hash=target_hash, stride=first.stride
         )
-    ranks, seeds = ranks or rank_sets(scored), Counter(row.target_hash for row in scored)
-    chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], ranks[target_hash]))
+    seeds = Counter(row.target_hash for row in scored)
+    chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], source.ranks[target_hash]))
     shown = sorted((row for row in scored if row.target_hash == chosen), key=BY_RUN)
-    nll = [row.nll for row in shown if row.nll is not None]
+    memory = [row.peak_memory_mb for row in shown if row.peak_memory_mb is not None]
+    levels = tuple(map(level_of, shown))
     record = Record(
         first.length,
-        levels=tuple(map(level_of, shown)),
+        levels=levels,
+        level=float(np.mean(levels)),
         target_hash=chosen,
         targets=min(row.targets for row in shown),
         documents=min(row.documents for row in shown),
         stride=shown[0].stride,
-        peak_memory_mb=max(
-            (row.peak_memory_mb for row in shown if row.peak_memory_mb is not None), default=None
-        ),
+        peak_memory_mb=max(memory, default=None),
     )
     if first.protocol == TASK:
-        return _with_answers(record, shown, files)
-    runs = {row.run for row in trained}
-
-    def reference_run(row: Row) -> str:
-        stage = None if row.run in runs else files.folder_of(row.run).first_stage
-        return row.run if stage is None else stage.run
-
-    pairs = of_one_set(pairs_of(scored, trained, reference_run))
+        return _with_answers(record, shown, source.runs, has_verdict=has_verdict)
+    nll = [row.nll for row in shown if row.nll is not None]
+    pairs = pairs_of(scored, trained, lambda row: references.get(row.run, row.run))
     change = Paired()
     if not any(map(has_number, trained)):
         change = Paired(missing="the training length has no score to compare with")
     elif not pairs or any(row is not reference for row, reference in pairs):  # not the training length itself
-        change = paired(pairs, files, "scored on other targets than the training length")
+        change = paired(pairs, source.runs, "scored on other targets than the training length")
+    pairs = [pair for pair in pairs if change.target_hash in ("", pair[0].target_hash)]
+    intervals = (change.interval, change.of_models, change.of_seeds)
+    judge = partial(judge_change, margin=source.margin)
     return replace(
         record,
         perplexity=perplexity_of(float(np.mean(nll))) if nll else None,
         compared=change,
         changes=tuple(level_of(row) - level_of(reference) for row, reference in pairs),
+        **(judge_intervals(judge, *intervals) if has_verdict else {}),
     )
 
 
-def _with_answers(record: Record, rows: Sequence[Row], files: ScoreFiles) -> Record:
+def _with_answers(record: Record, rows: Sequence[Row], runs: ScoredRuns, *, has_verdict: bool) -> Record:
     """Return the record of a task. Each length has examples of its own, so that there is no change."""
     try:
-        right = np.stack([files.answers(row) for row in rows])
+        answers, *others = answers_of(rows, runs)
     except RunError as error:
         return replace(record, compared=Paired(missing=str(error)))
-    exact, several = (right == 1).astype(float), len(rows) > 1
-    answers = AnswerScores(
-        rows[0].chance or 0.0,
-        answer_intervals(right, exact),
-        answer_intervals(right.mean(0, keepdims=True), exact.mean(0, keepdims=True)) if several else None,
-        tuple(map(answer_intervals, right[:, None], exact[:, None])) if several else (),
-    )
-    return replace(record, answers=answers)
+    verdicts = judge_intervals(judge_answers, answers, *others) if has_verdict else {}
+    return replace(record, answers=answers, **verdicts)
 
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
@@ -267,9 +252,9 @@ def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
     ranges = grouped(sorted(shown, key=lambda row: (row.length, row.run)), lambda row: row.length)
     seeds = max(map(len, ranges.values()))
     return tuple(
-        Position(seeds_of[0].context_mean or seeds_of[0].length, tuple(map(level_of, seeds_of)))
-        for seeds_of in ranges.values()
-        if len(seeds_of) == seeds
+        Position(of_seeds[0].context_mean or of_seeds[0].length, tuple(map(level_of, of_seeds)))
+        for of_seeds in ranges.values()
+        if len(of_seeds) == seeds
     )
 
 
@@ -298,75 +283,74 @@ def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
 # The differences from a baseline
 
 
-def with_baseline(
-    lines: Sequence[Line], members: Sequence[Member], baseline: str, margin: float, files: ScoreFiles
-) -> list[Line]:
+def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[Line]:
     """Return the lines with their differences from the line of that label, which has none itself.
 
     Those at one length are corrected together; an anchor is compared, and not judged.
     """
-    base = next(member for line, member in zip(lines, members, strict=True) if line.label == baseline)
-    is_task = base.scored[0].protocol == TASK  # and then more is better
-    differences: dict[int, dict[str, Paired]] = {}
+    base = next(line for line in lines if line.label == baseline)
+    records = [dict(line.records) for line in lines]
     for length in sorted({length for line in lines for length in line.records}):
-        at_length = {
-            line.label: _difference(member, base, length, baseline, files)
-            for line, member in zip(lines, members, strict=True)
-            if line.label != baseline and length in line.records and line.records[length].levels
+        differences = {
+            number: _difference(line, base, length, source.runs)
+            for number, line in enumerate(lines)
+            if line is not base and length in line.records and line.records[length].levels
         }
         intervals = {
-            line.label: interval.mirrored if is_task else interval
-            for line in lines
-            if not line.is_anchor and line.label in at_length
-            if (interval := at_length[line.label].interval) is not None
+            number: difference.interval.mirrored if base.rows[0].protocol == TASK else difference.interval
+            for number, difference in differences.items()
+            if difference.interval is not None and not lines[number].is_anchor
         }
-        verdicts = corrected_comparisons(list(intervals.values()), margin)
-        for label, verdict in zip(intervals, verdicts, strict=True):
-            at_length[label] = replace(at_length[label], verdict=verdict)
-        differences[length] = at_length
-    return [
-        replace(
-            line,
-            records={
-                length: replace(record, baseline=differences[length].get(line.label))
-                for length, record in line.records.items()
-            },
+        verdicts = dict(
+            zip(intervals, corrected_comparisons([*intervals.values()], source.margin), strict=True)
         )
-        for line in lines
-    ]
+        for number, difference in differences.items():
+            compared = replace(difference, verdict=verdicts.get(number, ""))
+            records[number][length] = replace(records[number][length], baseline=compared)
+    return [replace(line, records=changed) for line, changed in zip(lines, records, strict=True)]
 
 
-def _difference(member: Member, base: Member, length: int, label: str, files: ScoreFiles) -> Paired:
-    rows, others = member.at(length), base.at(length)
+def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Paired:
+    rows, others = (
+        [row for row in one.rows if _is_level(row) and row.length == length] for one in (line, base)
+    )
     if {row.target_hash for row in rows} & {row.target_hash for row in others}:
-        pairs = of_one_set(pairs_of(rows, others, BY_SEED))
-        return paired(pairs, files, f"no seed in common with {label}")
+        return paired(pairs_of(rows, others, BY_SEED), runs, f"no seed in common with {base.label}")
     why = "was scored on other targets" if others else "has no score at this length"
-    return Paired(missing=f"{label} {why}")
+    return Paired(missing=f"{base.label} {why}")
 
 
 # What trained lines did not learn to beat
 
 
-def unlearned(own_rows: Sequence[Row], stored: StoredAnchors, files: ScoreFiles) -> Unlearned:
+def unlearned(
+    rows: Sequence[Row], runs: ScoredRuns, counted_on: Mapping[str, Row] = MappingProxyType({})
+) -> Unlearned:
     """Return what weights have not learned to beat at their training length; empty where that is not known.
 
-    own_rows: of a line's runs with their own encoding: it is the weights that learn.
+    rows: of a line's runs, of which those with their own encoding count: it is the weights that learn.
+    counted_on: a row of each run whose training tokens the anchors are counted on: a later stage has those of
+    its first stage.
     """
-    trained = [row for row in own_rows if row.length == row.train_length]
-    if any(row.protocol == TASK for row in own_rows):
-        answers = make_record(trained, [], files).answers if trained else None
-        is_solved = answers is None or judge_answers(answers.intervals, answers.chance) == "solves"
-        return "" if is_solved else "task"
-
+    trained = [row for row in rows if _is_as_trained(row) and row.length == row.train_length]
+    if any(row.protocol == TASK for row in trained):
+        return _unlearned_task([row for row in trained if has_number(row)], runs)
     scored = [row for row in trained if has_number(row)]
+    keys = [anchor_key(row, counted_on.get(row.run, row)) for row in scored]
     for label in (FREQUENCIES, TRIGRAM):
-        # Against an anchor that was counted on the same tokens; positive is worse.
-        anchor_of = {anchor_key(row): row for row in stored.of(label, scored)}
-        pairs = [(row, anchor_of[anchor_key(row)]) for row in scored if anchor_key(row) in anchor_of]
-        interval = paired(of_one_set(pairs), files).interval
+        anchors = ((row, runs.anchors.rows.get((label, *key))) for row, key in zip(scored, keys, strict=True))
+        interval = paired([(row, anchor) for row, anchor in anchors if anchor is not None], runs).interval
+        # Positive is worse than the anchor, which was counted on the same tokens.
         if interval is not None and label == FREQUENCIES and not interval.high < 0:
             return "frequencies"
         if interval is not None and label == TRIGRAM and interval.low > 0:
             return "trigram"
     return ""
+
+
+def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:
+    try:
+        is_solved = not rows or judge_answers(answers_of(rows, runs)[0]) == "solves"
+    except RunError:  # a note of the record says so
+        is_solved = True
+    return "" if is_solved else "task"

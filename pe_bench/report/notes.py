@@ -1,23 +1,33 @@
-"""The lines under a table: what its numbers do not say, and why some are missing.
-
-Most are predicates over records: what is said of several is said once, with their lines and lengths.
-"""
+"""The lines under a table: what its numbers and marks mean, and why some are missing."""
 
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import NamedTuple
 
-from pe_bench.report.groups import MAX_NAMES, Group, RunKeys, few_names
-from pe_bench.report.lines import on_other_targets
-from pe_bench.report.records import Line, Record, Table, is_checkpoint, label_of
+from pe_bench.report import cells
+from pe_bench.report.groups import MAX_NAMES, few_names
+from pe_bench.report.lines import Source, on_other_targets
+from pe_bench.report.records import Line, Record, Table, label_of, quarter_of
 from pe_bench.report.selection import Order
-from pe_bench.report.verdicts import SOLVED
-from pe_bench.runs.find import one_a_run
+from pe_bench.report.statistics import FAILURE
+from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
+from pe_bench.runs.find import is_checkpoint, one_a_run
 from pe_bench.runs.gather import COPYING
 from pe_bench.runs.rows import Row
-from pe_bench.runs.scores import MIN_DOCUMENTS
+from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
+from pe_bench.system.grid import MISSING, VERDICTS
+
+# What the marks of a task mean, by the marks.
+OF_TASK = {
+    "": f"no mark solves more than {100 * SOLVED:g} % of the examples for sure",
+    ">": f"> partial: fewer than {100 * SOLVED:g} %",
+    "!": "! chance: as few answers right as by guessing ({guessing})",
+    "?": "? unclear",
+}
+
 
 Lengths = dict[str, list[int]]  # of each line, by its label
 
@@ -29,21 +39,207 @@ class Note(NamedTuple):
     is_caveat: bool = True
 
 
-def make_notes(table: Table, group: Group, order: Order, keys: RunKeys) -> list[Note]:
-    """Return the notes of a table of these rows, each once, the most important first."""
-    lines = table.lines
-    rows, whole = ([row for row in part if row.length in table.lengths] for part in (group.rows, group.whole))
+# Below the short form
+
+
+def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
+    """Return the notes of the short form, the most important first.
+
+    They say what the numbers and marks are, what a reader has to know of them, which lengths are dropped for
+    want of room, and what other words mean.
+    """
+    marks = {mark for line in table.lines for mark in cells.works_to(line, table).mark}
+    notes = [
+        ": ".join(filter(None, (_numbers_text(table), _marks_text(table)))),
+        later_text(table) if "^" in marks else "",
+        slice_text(table),
+        *table.caveats,
+        f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else "",
+        "a length with ?: unclear from a shorter one on" if "?" in marks else "",
+        _context_text(table),
+        _below_text(table),
+    ]
+    return [*filter(None, notes)]
+
+
+def later_text(table: Table) -> str:
+    """Return from which level lines of several training lengths are judged; empty without such lines."""
+    lengths = sorted({line.longest for line in table.lines} - {0})
+    at = " or ".join(map(str, lengths))
+    return f"^: from the line's own level at {at}, the longest length that it was trained at" if at else ""
+
+
+def best_text(table: Table) -> str:
+    """Return what is bold in documents."""
+    which = "highest" if table.measure.higher_is_better else "lowest"
+    if table.baseline:
+        return f"bold: the {which} that is better than {table.baseline} for sure"
+    return f"bold: the {which} of the encodings in each column, which need not be better for sure"
+
+
+def slice_text(table: Table) -> str:
+    """Return which targets the numbers are of; empty where they are of all."""
+    meanings = {
+        RECALL: "the 8 bytes before the target occur earlier in its window, the last time more than "
+        f"{table.key.train_length} tokens back, and the target followed them there",
+        NOVEL: "the 8 bytes before the target occur nowhere earlier in its window",
+        KEY: f"{table.key.judge} predicts them well, and much better with far context than without "
+        "(LongPPL's rule)",
+    }
+    meaning = meanings.get(table.key.slice)
+    return f"{table.key.slice}: {meaning}" if meaning else ""
+
+
+def _numbers_text(table: Table) -> str:
+    """Return what the numbers beside the levels are; empty where there are none."""
+    train_length = table.key.train_length
+    if table.baseline:
+        same = "examples, + is better" if table.is_task else "text"
+        return f"difference from {table.baseline} at the same length, on the same {same}"
+    if table.is_task:
+        return ""
+    if not cells.has_trained_level(table):
+        return f"levels: without a score at {train_length}, the training length, there are no changes"
+    is_shown = bool(cells.short_lengths(table))
+    return f"change against {train_length}{_whose(table)} on the same text" if is_shown else ""
+
+
+def _whose(table: Table) -> str:
+    """Return whose level a change is from, where that is not clear."""
+    if any(line.longest for line in table.lines):
+        return " of the unchanged model"
+    is_another = any(line.scored_with != line.encoding for line in table.lines)
+    return " with the trained encoding" if is_another else ""
+
+
+def _marks_text(table: Table) -> str:
+    """Return what the marks after numbers mean; empty where there are none."""
+    lengths = cells.short_lengths(table)
+    shown = [cells.value_at(line, length, table) for line in table.lines for length in lengths]
+    marked = [cell for cell in shown if cell is not None and cell.style]
+    doubled = sorted({cell.mark for cell in marked if len(cell.mark) > 1})
+    of_models = f" ({' '.join(doubled)}: sure of these models, not of other seeds)" if doubled else ""
+    if table.is_task and not table.baseline:
+        marked += filter(None, (cells.level_at_training(line, table) for line in table.lines))
+        guessing = {f"{100 * record.answers.chance:.3g} %" for record in table.records if record.answers}
+        marks = {mark for cell in marked for mark in (cell.mark or [""])}
+        meanings = (meaning for mark, meaning in OF_TASK.items() if mark in marks)
+        return ", ".join(meanings).format(guessing=" or ".join(sorted(guessing))) + of_models
+    is_below = not table.baseline and max(lengths, default=0) < table.key.train_length
+    if is_below or not marked or not (table.baseline or cells.has_trained_level(table)):
+        return ""
+    words = ("worse", "better", "unclear") if table.baseline else ("degrades", "fails", "improves", "unclear")
+    marks = ", ".join(f"{VERDICTS[word].mark} {word}" for word in words)
+    return f"no mark the same, {marks}" if table.baseline else f"no mark holds, {marks}{of_models}"
+
+
+def _context_text(table: Table) -> str:
+    """Return what the answers on the use of context mean, those that are shown; empty where none is."""
+    if not cells.has_controls(table):
+        return ""
+    train_length = table.key.train_length
+    shown = {cells.context_answer(line).text for line in table.lines}
+    text = f"uses context: gains from reading more than {train_length} tokens back"
+    if "reads nothing" in shown:
+        text += f"; reads nothing: no better at {train_length} than at {quarter_of(train_length)}"
+    return f"{text}; -: cannot be judged" if MISSING in shown else text
+
+
+def _below_text(table: Table) -> str:
+    """Return why lengths within training have no verdict; empty where none is shown."""
+    below = [length for length in cells.short_lengths(table) if length < table.key.train_length]
+    if not below or not cells.has_trained_level(table) or table.baseline:
+        return ""
+    if table.is_task:
+        return f"{_list_lengths(below)}: shorter than in training, and not judged"
+    return f"{_list_lengths(below)}: less context than in training costs by nature, and is not judged"
+
+
+# Below the details
+
+
+def legend(table: Table) -> list[str]:
+    """Return what the terms of the detailed form mean, in whole lines."""
+    lines = [*_of_changes(table), *_of_answers(table), *_of_context(table)]
+    if table.baseline:
+        sign = "+" if table.measure.higher_is_better else "-"
+        lines.append(
+            f"vs {table.baseline}: {table.measure.name} minus its own at the same length, seed and targets; "
+            f"{sign} is better; same is within {table.margin:g}; those at one length are corrected together "
+            "(Holm)"
+        )
+    later = later_text(table)
+    return [*lines, f"break point and uses context, {later}"] if later else lines
+
+
+def _of_changes(table: Table) -> Iterator[str]:
+    train_length = table.key.train_length
+    if not any(record.change is not None for record in table.records):
+        return
+    yield f"change: in bits/byte against {train_length}{_whose(table)}, on the same targets; + is worse"
+    judged = [record for record in table.records if record.length >= train_length and record.interval]
+    verdicts = {record.verdict for record in judged} - {""}
+    if judged:
+        yield "±: half the width of the 95 % interval"
+    meanings = [
+        f"{word} ({verdict.meaning.format(margin=table.margin, failure=FAILURE)})"
+        for word, verdict in VERDICTS.items()
+        if word in verdicts
+    ]
+    if meanings:
+        yield "verdict (from the 95 % interval): " + ", ".join(meanings)
+
+
+def _of_answers(table: Table) -> Iterator[str]:
+    """Yield what the numbers of a task are."""
+    records = [record for record in table.records if record.answers]
+    if not records:
+        return
+    counts = sorted({record.documents for record in records})
+    chance = max(record.answers.chance for record in records if record.answers)
+    yield (
+        f"exact: the share of the {' or '.join(map(str, counts))} examples at a length all of whose answers "
+        f"are right; accuracy: of all answers ({chance:.3g} by guessing); given the right answers before"
+    )
+    yield (
+        f"verdict (from the 95 % intervals): solves (exact above {SOLVED:g}), chance (accuracy less than "
+        f"{NEAR_CHANCE:g} above guessing), partial (exact below {SOLVED:g}, and not chance), unclear"
+    )
+
+
+def _of_context(table: Table) -> Iterator[str]:
+    uses = [record.use for record in table.records if record.use is not None]
+    if not uses:
+        return
+    yield (
+        "uses context: yes = better than at the training length, and hurt when far context comes from "
+        f"another document; no = hurt by less than {table.margin:g}"
+        + ("; - = cannot be judged" if any(not use.uses_context for use in uses) else "")
+    )
+    yield (
+        "beats window: better than sliding-window attention of the training length in every layer"
+        + ("; n/a = windowed itself" if any(use.beats_window == "n/a" for use in uses) else "")
+    )
+
+
+# What is said of the lines, from the most important on
+
+
+def with_notes(table: Table, source: Source, order: Order) -> Table:
+    """Return the table of these rows with its notes, each once."""
+    lines, shown = table.lines, set(table.lengths)
     if not lines:
-        return []
+        return table
+    rows, unsliced = ([row for row in part if row.length in shown] for part in (source.rows, source.unsliced))
     caveats = [
-        *_checkpoints(rows, keys),
+        *_checkpoints(rows, source),
         *_holding(NOT_LEARNED, table),
         *_statuses(lines),
         *_protocol(table),
         *_runs_apart(lines),
         *_holding(FEW_SEEDS, table),
         *_other_seeds(lines),
-        *_unclear_changes(lines, whole),
+        *_unclear_changes(lines, unsliced),
         *_holding(SCORED_WITH, table),
         *_few_documents(table.records),
         *_target_sets(table),
@@ -54,9 +250,11 @@ def make_notes(table: Table, group: Group, order: Order, keys: RunKeys) -> list[
         *_missing(table),
         *_offsets(table, rows),
         *map(Note, _anchors(table.anchors)),
-        *([Note(group.lacking)] if group.lacking else []),
+        *([Note(table.lacking)] if table.lacking else []),
     ]
-    return list(dict.fromkeys(notes))
+    texts = tuple(dict.fromkeys(note.text for note in notes))
+    kept = tuple(dict.fromkeys(note.text for note in notes if note.is_caveat))
+    return replace(table, notes=texts, caveats=kept)
 
 
 # Lines and lengths
@@ -88,12 +286,12 @@ def _lengths_of(lines: Iterable[Line], say: Callable[[Record], str]) -> dict[str
 Kinds = dict[str, Callable[[Line], bool]]
 
 NOT_LEARNED: Kinds = {
-    "* not learned yet, so without a rank{which}: surely worse at {length} than a trigram counted on the "
-    "same training tokens": lambda line: line.unlearned == "trigram",
-    "* no better than {token} frequencies, so with neither rank nor verdicts{which}: not surely better at "
-    "{length} than how often each {token} is": lambda line: line.unlearned == "frequencies",
-    "* not learned, so with neither rank nor verdicts past {length}{which}: not surely right on more than "
-    "{solved:g} % of the examples at {length}": lambda line: line.unlearned == "task",
+    "* not learned yet{which}: surely worse at the training length than a trigram counted on the same "
+    "training tokens; it gets no rank": lambda line: line.unlearned == "trigram",
+    "* nothing learned yet{which}: at the training length no better than guessing each {token} by how often "
+    "it occurs; it gets no rank and no verdict": lambda line: line.unlearned == "frequencies",
+    "* not learned{which}: at the training length not surely right on more than {solved:g} % of the "
+    "examples; it gets no rank, and no verdict past that length": lambda line: line.unlearned == "task",
 }
 FEW_SEEDS: Kinds = {
     "one seed{which}: results describe these models, not the encodings": lambda line: line.seeds == 1,
@@ -110,17 +308,17 @@ SCORED_WITH: Kinds = {
 def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
     """Yield the note of each kind that is true of some lines."""
     token = "byte" if table.key.tokenizer == "bytes" else "token"
-    facts = {"length": table.key.train_length, "token": token, "solved": 100 * SOLVED}
+    facts = {"token": token, "solved": 100 * SOLVED}
     for text, is_so in kinds.items():
         labels = [line.label for line in table.lines if is_so(line)]
         if labels:
             yield text.format(which=_which(labels, table.lines), names=", ".join(labels), **facts)
 
 
-def _checkpoints(rows: Sequence[Row], keys: RunKeys) -> Iterator[str]:
+def _checkpoints(rows: Sequence[Row], source: Source) -> Iterator[str]:
     """Yield what is known of the checkpoints among the runs, which pe-bench did not train."""
     for row in one_a_run(rows):
-        config = keys.config_of(row)
+        config = source.runs.config_of(row)
         if "checkpoint.source" not in config:
             continue
         layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]

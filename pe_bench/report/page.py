@@ -15,11 +15,12 @@ from jinja2 import PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pe_bench.plot.paper import Style, styles_of
+from pe_bench.report.cells import number_text
 from pe_bench.report.columns import details_of, point_text, short
 from pe_bench.report.curves import Chart, Curve, PlotValues, chart_of, chart_over_position
 from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
 from pe_bench.report.heat import heat_note, heat_svg
-from pe_bench.report.legend import legend, number_text
+from pe_bench.report.notes import legend
 from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, Table
 from pe_bench.runs.folder import ENVIRONMENT, RunRecord
@@ -88,7 +89,7 @@ def to_html(
     )
     templates.filters["sortable"] = _sortable
     style, script = _resource("style.css"), _resource("script.js")
-    tables = [part for table in tables for part in table.with_recall]
+    tables = [part for table in tables for part in (table, table.recall) if part is not None]
     styles = styles_of(line.label for table in tables for line in table.lines)
     return templates.get_template("page.html.jinja").render(
         title=one_line(title),

@@ -1,4 +1,4 @@
-"""Paired differences between rows that scored the same targets, from the files of their scores."""
+"""Runs with their scores, and paired differences between rows that scored the same targets."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,9 @@ import numpy as np
 from pe_bench.errors import RunError
 from pe_bench.report.records import Paired
 from pe_bench.report.statistics import Interval, difference_of_shares, paired_interval
+from pe_bench.runs.find import RunValues
 from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.gather import StoredAnchors
 from pe_bench.runs.rows import ALL, TASK, Row
 from pe_bench.runs.scores import Means, load_scores, score_file
 
@@ -21,14 +23,16 @@ Key = TypeVar("Key")
 BY_RUN, BY_SEED = attrgetter("run"), attrgetter("seed")  # the same weights; the same batches
 
 
-class ScoreFiles:
-    """The bits per byte of single documents, or segments of them, read from each score file once.
+class ScoredRuns(RunValues):
+    """The runs of a folder of results with their configurations, their scores, and the anchors beside them.
 
-    folder_of: by the name of a run.
+    The bits per byte of single documents, or segments of them, are read from each score file once.
     """
 
-    def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
-        self.folder_of = folder_of
+    def __init__(self, folder_of: Callable[[str], RunFolder], anchors: StoredAnchors) -> None:
+        """folder_of: by the name of a run."""
+        super().__init__(lambda name: anchors.folders.get(name) or folder_of(name))
+        self.anchors = anchors
         self._means: dict[Row, Means] = {}
 
     def means(self, row: Row) -> Means:
@@ -96,32 +100,29 @@ def pairs_of(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], ob
     ]
 
 
-def of_one_set(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs on the set of targets that most pairs share; of several such sets, the largest."""
-    chosen = largest_set([row for row, _ in pairs])
-    return [pair for pair in pairs if pair[0].target_hash == chosen]
-
-
 def largest_set(rows: Sequence[Row]) -> str:
     """Return the hash of the set of targets that most rows share; of several such sets, the largest."""
     sets = Counter((row.targets, row.target_hash) for row in rows)
     return max(sets, key=lambda one: (sets[one], one), default=(0, ""))[1]
 
 
-def paired(pairs: Sequence[Pair], files: ScoreFiles, missing: str = "") -> Paired:
-    """Return the first of each pair minus the second; a pair for each seed, all on one set of targets.
+def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired:
+    """Return the first of each pair minus the second; a pair for each seed.
 
-    missing: why there is no difference where there is no pair.
+    Of several sets of targets it is that which most pairs share. missing: why there is no difference where
+    there is no pair.
     """
+    chosen = largest_set([row for row, _ in pairs])
+    pairs = [pair for pair in pairs if pair[0].target_hash == chosen]
     if not pairs:
         return Paired(missing=missing)
     first, targets = pairs[0][0], min(row.targets for row, _ in pairs)
     try:
-        differences = np.stack([_difference(*pair, files) for pair in pairs])
-        means = files.means(first)
+        differences = np.stack([_difference(*pair, runs) for pair in pairs])
+        means = runs.means(first)
     except RunError as error:
         mean = float(np.mean([level_of(row) - level_of(other) for row, other in pairs]))
-        return Paired(mean, missing=str(error), target_hash=first.target_hash, targets=targets)
+        return Paired(mean, missing=str(error), target_hash=chosen, targets=targets)
 
     interval_of: Callable[[np.ndarray], Interval] = partial(paired_interval, sizes=means.sizes)
     if first.protocol == TASK:
@@ -133,24 +134,24 @@ def paired(pairs: Sequence[Pair], files: ScoreFiles, missing: str = "") -> Paire
         segments=means.segments,
         of_models=interval_of(differences.mean(axis=0, keepdims=True)) if several else None,
         of_seeds=tuple(interval_of(of_seed[None, :]) for of_seed in differences) if several else (),
-        target_hash=first.target_hash,
+        target_hash=chosen,
         targets=targets,
     )
 
 
-def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], files: ScoreFiles) -> Paired:
+def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Paired:
     """Return the first changes minus the others; both are pairs of a row and its reference, seed by seed."""
     try:
-        first, second = (np.stack([_difference(*pair, files) for pair in part]) for part in (changes, others))
-        interval = paired_interval(first - second, files.means(changes[0][0]).sizes)
+        first, second = (np.stack([_difference(*pair, runs) for pair in part]) for part in (changes, others))
+        interval = paired_interval(first - second, runs.means(changes[0][0]).sizes)
     except RunError as error:
         return Paired(missing=str(error))
     return Paired(interval.mean, interval)
 
 
-def _difference(row: Row, other: Row, files: ScoreFiles) -> np.ndarray:
+def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
     """Return the difference of each cluster in bits per byte, float64 [U]."""
-    first, second = files.means(row), files.means(other)
+    first, second = runs.means(row), runs.means(other)
     if not np.array_equal(first.names, second.names) or not np.array_equal(
         cast(np.ndarray, first.sizes), cast(np.ndarray, second.sizes)
     ):

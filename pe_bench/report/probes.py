@@ -13,8 +13,8 @@ from rich.text import Text
 
 from pe_bench.errors import RunError
 from pe_bench.report.columns import NAME, half_width
-from pe_bench.report.groups import RunKeys, explain_separation
-from pe_bench.report.pairs import BY_RUN, grouped
+from pe_bench.report.groups import explain_separation, labels_by
+from pe_bench.report.pairs import BY_RUN, ScoredRuns, grouped
 from pe_bench.report.records import TableKey, label_of
 from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
@@ -94,19 +94,21 @@ class ProbeTable:
 
 
 def probe_tables(
-    groups: Mapping[TableKey, Sequence[Row]], keys: RunKeys, selection: Selection
+    groups: Mapping[TableKey, Sequence[Row]], runs: ScoredRuns, selection: Selection
 ) -> list[ProbeTable]:
     """Return a table for each group of a probe's rows; none where nothing of it is to be shown."""
 
     @cache
     def read(row: Row) -> Scores:
-        return load_scores(score_file(keys.folder_of(row.run).path, row))
+        return load_scores(score_file(runs.folder_of(row.run).path, row))
 
     def is_shown(row: Row) -> bool:
         return selection.shows(row.length, row.train_length) and selection.takes(row.scored_with)
 
+    by = labels_by([row for rows in groups.values() for row in rows], runs, selection.by)
+
     def label(row: Row) -> str:
-        return f"{label_of(row)} {keys.label(row, selection.by)}".rstrip()
+        return f"{label_of(row)} {by(row)}".rstrip()
 
     shown = {key: list(filter(is_shown, rows)) for key, rows in groups.items()}
     shown = {key: rows for key, rows in shown.items() if rows}

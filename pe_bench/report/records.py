@@ -1,20 +1,18 @@
 """What a report says: tables of lines, and of each line a record at each length that it was scored at."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from pe_bench.report.statistics import MARGIN, Interval
+from pe_bench.runs.find import CHECKPOINT, is_checkpoint
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
-CHECKPOINT, CHECKPOINTS = "hf:", "checkpoints"  # begins the name of a model; the name of several
-PROTOCOLS = {"paired": 0, "nonoverlapping": 1, "sliding": 2}  # the order of their tables
+CHECKPOINTS = "checkpoints"  # in place of a model's name, of several
 
-# What is known of a line's weights at the training length: that they are surely worse than the trigram of the
-# same tokens (trigram), or not even surely better than token frequencies (frequencies).
+# What is known of a line's weights at their training length: that they are surely worse than the trigram of
+# the same tokens (trigram), or not even surely better than token frequencies (frequencies).
 # Or that they have not surely learned their task there (task).
 Unlearned = Literal["", "trigram", "frequencies", "task"]
 
@@ -77,30 +75,15 @@ class ContextUse:
 
 
 @dataclass(frozen=True)
-class AnswerIntervals:
-    """The intervals of the share of examples that are right, and of the share of right answers."""
+class Answers:
+    """Shares of a task's answers at a length, from 0 to 1.
+
+    exact: of the examples all of whose answers are right. accuracy: of right answers. chance: by guessing.
+    """
 
     exact: Interval
     accuracy: Interval
-
-
-@dataclass(frozen=True)
-class AnswerScores:
-    """The scores of a task's answers at a length.
-
-    chance: the accuracy of guessing. of_models: the intervals for these models alone, and of_seeds those of
-    each; none for one seed.
-    """
-
     chance: float
-    intervals: AnswerIntervals
-    of_models: AnswerIntervals | None
-    of_seeds: tuple[AnswerIntervals, ...] = ()
-
-    @property
-    def accuracy(self) -> float:
-        """Return the share of right answers."""
-        return self.intervals.accuracy.mean
 
 
 @dataclass(frozen=True)
@@ -108,16 +91,18 @@ class Record:
     """A line at a length: its levels, and the change with its verdict.
 
     levels: bits per byte, or the share of a task's examples that are right, one for each seed, in the order
-    of the runs' names; target_hash, targets and documents are theirs. A number that is not known is None.
-    compared: the change against the training length, on the largest set that all seeds have; changes: that of
-    each seed. baseline: the difference from the table's baseline, in bits per byte, negative being better;
-    none where the table has no baseline, or this is it. use: none where no control was scored.
+    of the runs' names; level is their mean, and target_hash, targets and documents are theirs. A number that
+    is not known is None. compared: the change against the training length, on the largest set that all seeds
+    have; changes: that of each seed. baseline: the difference from the table's baseline, in bits per byte,
+    negative being better; none where the table has no baseline, or this is it. use: none where no control was
+    scored.
     """
 
     length: int
     status: str = "ok"
     reason: str = ""
     levels: tuple[float, ...] = ()
+    level: float | None = None
     perplexity: float | None = None
     compared: Paired = Paired()
     changes: tuple[float, ...] = ()
@@ -131,11 +116,7 @@ class Record:
     peak_memory_mb: float | None = None
     baseline: Paired | None = None
     use: ContextUse | None = None
-    answers: AnswerScores | None = None  # of a task
-
-    @property
-    def level(self) -> float | None:
-        return float(np.mean(self.levels)) if self.levels else None
+    answers: Answers | None = None  # of a task
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -168,11 +149,6 @@ class BreakPoint:
     works_to: int | None = None
 
     @property
-    def is_sure(self) -> bool:
-        """Return whether the line surely holds up to the length that it works to."""
-        return self.holds_to == self.works_to
-
-    @property
     def breaks_at(self) -> int | None:
         """Return the first length that degrades or fails."""
         return self.length if self.kind in ("at", "by") else None
@@ -194,12 +170,13 @@ class Line:
     """One encoding, its seeds together; one record for each length that it was scored at.
 
     run: set only where runs of one encoding share a seed, so that each is a line. runs: all of them. by: what
-    else sets the line apart, such as train.lr=0.003, where that was asked for. reads_nothing: whether it
-    surely gains nothing from a quarter to all of its training length. positions: by rising context, empty
-    where they were not scored. forced: scored with an encoding that is not compatible with the trained one.
-    knows_length: it is given the final length of each text. unlearned: what it has not learned to beat.
-    is_anchor: no encoding, but a model that cost no training. longest: of a line of later stages the longest
-    length that it was trained at, from which its break point and its use of context are judged; else 0.
+    else sets the line apart, such as train.lr=0.003. rows: that it is made of, with those of controls and
+    positions. reads_nothing: whether it surely gains nothing from a quarter to all of its training length.
+    positions: by rising context, empty where they were not scored. forced: scored with an encoding that is
+    not compatible with the trained one. knows_length: it is given the final length of each text. unlearned:
+    what it has not learned to beat. is_anchor: no encoding, but a model that cost no training. longest: of a
+    line of later stages the longest length that it was trained at, from which its break point and its use of
+    context are judged; else 0.
     """
 
     encoding: str
@@ -210,6 +187,7 @@ class Line:
     tokens_per_second: float
     records: dict[int, Record]
     runs: tuple[str, ...]
+    rows: Sequence[Row] = field(default=(), repr=False)
     by: str = ""
     break_point: BreakPoint = BreakPoint()
     reads_nothing: bool = False
@@ -225,14 +203,6 @@ class Line:
         return not self.is_anchor and not self.unlearned
 
     @property
-    def peak_memory_mb(self) -> float | None:
-        """Return the peak megabytes over all lengths."""
-        memory = [
-            record.peak_memory_mb for record in self.records.values() if record.peak_memory_mb is not None
-        ]
-        return max(memory, default=None)
-
-    @property
     def label(self) -> str:
         """Return the name to show, with the seed and the hash of its run where it is one of many."""
         run = re.sub(r".*-(?=s\d+-.)", "", self.run)
@@ -244,10 +214,6 @@ def label_of(scored: Row | Line) -> str:
     if scored.scored_with == scored.encoding:
         return scored.encoding
     return f"{scored.encoding} -> {scored.scored_with}" + (" (forced)" if scored.forced else "")
-
-
-def is_checkpoint(model: str) -> bool:
-    return model.startswith(CHECKPOINT)
 
 
 def name_of_checkpoint(model: str, size: str) -> str:
@@ -278,39 +244,26 @@ class TableKey:
     judge: str = ""  # the run that chose them, where one did
     half: str = ""  # first or second, where only that half of the documents was scored
 
-    @property
-    def sort_key(self) -> tuple[object, ...]:
-        last = ("protocol", "stride_rule", "score_dtype")
-        stride = int(self.stride_rule) if self.stride_rule.isdecimal() else 0
-        return (
-            *(value for name, value in vars(self).items() if name not in last),
-            *(PROTOCOLS.get(self.protocol, 3), stride, self.score_dtype != "float32", self.score_dtype),
-        )
-
-    @property
-    def is_task(self) -> bool:
-        return self.protocol == TASK
-
     def title(self, seeds_of_lines: Iterable[int]) -> list[str]:
         """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
         model = f"{self.model} model" + (f" with {self.model_sizes}" if self.model_sizes else "")
-        tokenizer = self.tokenizer
+        data = [self.data, self.tokenizer]
         if self.model == CHECKPOINTS or is_checkpoint(self.model):
-            model, tokenizer = self.model, "its tokenizer"
-            if self.model != CHECKPOINTS:
-                model = f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}"
-        data = [f"task {self.data}"] if self.is_task else [self.data, tokenizer]
-        steps = f", {self.steps:,} steps" if self.steps else ""
-        training = f" with {self.training}" if self.training else ""
+            is_one = self.model != CHECKPOINTS
+            model = f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}" if is_one else self.model
+            data = [self.data, "its tokenizer"]
         seeds = sorted(set(seeds_of_lines))
         seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
         rule = "half the length" if self.stride_rule == HALF else self.stride_rule
         protocol = f"{self.protocol} protocol" + (f", stride {rule}" if rule else "")
         return [
-            *(model, *data, f"trained at {self.train_length} tokens{steps}{training}"),
+            *(model, *([f"task {self.data}"] if self.protocol == TASK else data)),
+            f"trained at {self.train_length} tokens"
+            + (f", {self.steps:,} steps" if self.steps else "")
+            + (f" with {self.training}" if self.training else ""),
             "1 seed" if seeds == [1] else seeds_text,
             *([f"eval.half={self.half}"] if self.half else []),
-            *([protocol] if self.protocol not in ("paired", TASK, PROBE) else []),
+            *([] if self.protocol in ("paired", TASK, PROBE) else [protocol]),
             *([f"scores in {self.score_dtype}"] if self.score_dtype != "float32" else []),
         ]
 
@@ -344,13 +297,13 @@ class Table:
     recall: "Table | None" = None
 
     @property
+    def is_task(self) -> bool:
+        return self.key.protocol == TASK
+
+    @property
     def measure(self) -> Measure:
         """Return what the levels are."""
         return EXACT if self.is_task else BITS
-
-    @property
-    def is_task(self) -> bool:
-        return self.key.is_task
 
     @property
     def records(self) -> list[Record]:
@@ -360,10 +313,6 @@ class Table:
     @property
     def all_lines(self) -> tuple[Line, ...]:
         return (*self.lines, *self.anchors)
-
-    @property
-    def with_recall(self) -> "tuple[Table, ...]":
-        return (self,) if self.recall is None else (self, self.recall)
 
     @property
     def title(self) -> list[str]:

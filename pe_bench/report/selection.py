@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pe_bench.errors import UserError, require
-from pe_bench.report.groups import RunKeys
+from pe_bench.report.groups import setting_without
 from pe_bench.report.lines import on_other_targets
+from pe_bench.report.pairs import ScoredRuns
 from pe_bench.report.records import Line
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.find import Condition, check_key, one_a_run
@@ -83,21 +84,21 @@ def check_best(key: str, by: Sequence[str]) -> None:
     require(key not in by, f"--best {key} and --by {key} exclude each other: give one of them")
 
 
-def keep_best(rows: Sequence[Row], keys: RunKeys, key: str) -> tuple[list[Row], str]:
+def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row], str]:
     """Return the rows of each encoding's runs with its best value of a key, and a note on the choice.
 
     The best has the lowest mean validation loss at the end of training, over the seeds that all values have.
     Raises `UserError` where a run has no validation loss.
     """
-    keys.require(rows, key, "--best")
+    runs.require(rows, key, "--best")
     families: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
     for row in one_a_run(rows):
-        family = (row.encoding, row.data_hash, row.tokenizer, keys.setting_without(row, (key,)), row.steps)
-        families.setdefault(family, {}).setdefault(str(keys.value(row, key)), {})[row.seed] = row
+        family = (row.encoding, row.data_hash, row.tokenizer, setting_without(row, runs, (key,)), row.steps)
+        families.setdefault(family, {}).setdefault(str(runs.value(row, key)), {})[row.seed] = row
     kept: set[str] = set()
     chosen: list[str] = []
     for (encoding, *_), values in families.items():
-        best = min(values, key=lambda value: _mean_loss(values, value, keys))
+        best = min(values, key=lambda value: _mean_loss(values, value, runs))
         chosen.append(f"{encoding} {best}" + (f" of {', '.join(sorted(values))}" if len(values) > 1 else ""))
         kept |= {row.run for row in values[best].values()}
     note = (
@@ -108,13 +109,13 @@ def keep_best(rows: Sequence[Row], keys: RunKeys, key: str) -> tuple[list[Row], 
     return [row for row in rows if row.run in kept], note
 
 
-def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, keys: RunKeys) -> float:
+def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: ScoredRuns) -> float:
     """Return the mean validation loss of a value's runs, over the seeds that all values have, if any."""
     common = set.intersection(*(set(rows) for rows in values.values())) or set(values[value])
     losses = []
     for seed in sorted(common):
         run = values[value][seed].run
-        loss = keys.folder_of(run).validation_loss
+        loss = runs.folder_of(run).validation_loss
         if loss is None:
             raise UserError(f"--best: {run} has no validation loss in its train.csv; leave it out")
         losses.append(loss)
@@ -129,8 +130,14 @@ KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
     "name": lambda line: (),
     "parameters": lambda line: (line.parameters,),
     "tokens_per_second": lambda line: (-line.tokens_per_second,),
-    "peak_memory_mb": lambda line: (line.peak_memory_mb is None, line.peak_memory_mb),
+    "peak_memory_mb": lambda line: (_peak_memory(line) is None, _peak_memory(line)),
 }
+
+
+def _peak_memory(line: Line) -> float | None:
+    """Return the peak megabytes over all lengths."""
+    memory = (record.peak_memory_mb for record in line.records.values())
+    return max((each for each in memory if each is not None), default=None)
 
 
 class Order(NamedTuple):

@@ -14,7 +14,6 @@ narrower than Wilson's (1927) for so many.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -22,15 +21,14 @@ import numpy as np
 from scipy.special import ndtri
 
 from pe_bench.config.schema import MIN_PAIRED_LENGTH
-from pe_bench.report.pairs import ScoreFiles, has_number, largest_set, of_one_set, paired, pairs_of
-from pe_bench.report.records import AnswerIntervals, BreakPoint, ContextUse, Line, Paired, Record, quarter_of
+from pe_bench.report.pairs import ScoredRuns, has_number, largest_set, paired, pairs_of
+from pe_bench.report.records import Answers, BreakPoint, ContextUse, Paired, Record, quarter_of
 from pe_bench.report.statistics import (
     CONFIDENCE,
     Interval,
     breaks_at,
     holds_up_to,
     is_sensitive,
-    judge_change,
     judge_context_use,
     judge_gain_over_control,
     paired_interval,
@@ -45,49 +43,17 @@ HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
 AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
 
 
-def judge(line: Line, train_length: int, margin: float) -> Line:
-    """Return the line with verdicts and its break point; no other line has a part in them.
-
-    The training length has a change where it is scored with an encoding that was not trained. Below it less
-    context costs by nature, and nothing is judged. Nor is an anchor, or a model that is no better than token
-    frequencies: it would hold by knowing nothing. What models show of a task past their training length that
-    have not learned it there is how little they have learned.
-    """
-    if line.is_anchor or line.unlearned == "frequencies":
-        return replace(
-            line, records={length: replace(record, use=None) for length, record in line.records.items()}
-        )
-    longest = train_length if line.unlearned == "task" else max(line.records, default=0)
-    records = {
-        length: _judge_record(record, margin) if train_length <= length <= longest else record
-        for length, record in line.records.items()
+def judge_intervals(
+    judge: Callable[[Any], str], interval: Any, of_models: Any, of_seeds: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the verdicts of a record on its intervals, or answers; none without an interval."""
+    if interval is None:
+        return {}
+    return {
+        "verdict": judge(interval),
+        "verdict_of_models": "" if of_models is None else judge(of_models),
+        "verdicts_of_seeds": tuple(map(judge, of_seeds)),
     }
-    break_point = BreakPoint() if line.unlearned == "task" else find_break_point(records, train_length)
-    return replace(line, records=records, break_point=break_point)
-
-
-def _judge_record(record: Record, margin: float) -> Record:
-    """Return the record with verdicts on its answers, or else on its change."""
-    change, answers = record.compared, record.answers
-    if answers is not None:
-        judge = partial(judge_answers, chance=answers.chance)
-        return _with_verdicts(record, judge, answers.intervals, answers.of_models, answers.of_seeds)
-    judge = partial(judge_change, margin=margin)
-    return _with_verdicts(record, judge, change.interval, change.of_models, change.of_seeds)
-
-
-def _with_verdicts(
-    record: Record, judge: Callable[[Any], str], of_all: Any, of_models: Any, of_seeds: Sequence[Any]
-) -> Record:
-    """Return the record with the verdicts on its intervals; as it is where it has none."""
-    if of_all is None:
-        return record
-    return replace(
-        record,
-        verdict=judge(of_all),
-        verdict_of_models="" if of_models is None else judge(of_models),
-        verdicts_of_seeds=tuple(map(judge, of_seeds)),
-    )
 
 
 def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakPoint:
@@ -132,20 +98,35 @@ def _is_reached(record: Record) -> bool:
 # Answers
 
 
-def answer_intervals(right: np.ndarray, exact: np.ndarray) -> AnswerIntervals:
-    """Return the intervals of shares from 0 to 1, both float64 [seeds, examples].
+def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers | None, list[Answers]]:
+    """Return what the seeds of a task answered at a length, then for these models alone and for each of them.
+
+    There are no more than the first for one seed. Raises `RunError`.
+    """
+    right, chance = np.stack([runs.answers(row) for row in rows]), rows[0].chance or 0.0
+    exact = (right == 1).astype(float)
+    of_all = share_answers(right, exact, chance)
+    if len(rows) == 1:
+        return of_all, None, []
+    of_models = share_answers(right.mean(axis=0, keepdims=True), exact.mean(axis=0, keepdims=True), chance)
+    of_seeds = zip(right[:, None], exact[:, None], strict=True)
+    return of_all, of_models, [share_answers(*of_seed, chance) for of_seed in of_seeds]
+
+
+def share_answers(right: np.ndarray, exact: np.ndarray, chance: float) -> Answers:
+    """Return the shares of answers, from 0 to 1, both float64 [seeds, examples].
 
     right: of the answers of each example. exact: 1 where all are, or over several seeds how often.
     """
-    return AnswerIntervals(_interval_of_examples(exact), _interval_of_examples(right))
+    return Answers(_interval_of_examples(exact), _interval_of_examples(right), chance)
 
 
-def judge_answers(intervals: AnswerIntervals, chance: float) -> TaskVerdict:
-    if intervals.exact.low > SOLVED:
+def judge_answers(answers: Answers) -> TaskVerdict:
+    if answers.exact.low > SOLVED:
         return "solves"
-    if intervals.accuracy.high < chance + NEAR_CHANCE:
+    if answers.accuracy.high < answers.chance + NEAR_CHANCE:
         return "chance"
-    return "partial" if intervals.exact.high < SOLVED else "unclear"
+    return "partial" if answers.exact.high < SOLVED else "unclear"
 
 
 def _interval_of_examples(shares: np.ndarray) -> Interval:
@@ -165,15 +146,14 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
 # Does a model use the context beyond its training length?
 
 
-def gain_within_training(own_rows: Sequence[Row], files: ScoreFiles, train_length: int) -> Paired:
-    """Return what the models gain from a quarter to all of their training length, as they were trained.
+def gain_within_training(rows: Sequence[Row], runs: ScoredRuns, train_length: int) -> Paired:
+    """Return what models gain from a quarter to all of their training length; rows: as they were trained.
 
     What weights can make of context within training is theirs, whatever they are scored with: another
     encoding may do worse at a quarter alone.
     """
-    quarter = [row for row in own_rows if row.length == quarter_of(train_length)]
-    trained = [row for row in own_rows if row.length == train_length]
-    return paired(of_one_set(pairs_of(quarter, trained)), files)
+    quarter = [row for row in rows if row.length == quarter_of(train_length)]
+    return paired(pairs_of(quarter, [row for row in rows if row.length == train_length]), runs)
 
 
 def judge_context(
@@ -182,14 +162,14 @@ def judge_context(
     trained: Sequence[Row],
     why_open: str,
     margin: float,
-    files: ScoreFiles,
+    runs: ScoredRuns,
 ) -> ContextUse | None:
-    """Return what the controls of rows at one length say; None where there is none, or no number to control.
+    """Return what the controls of rows at one length say; None where there is no number to control.
 
     trained: at the training length, beyond which a control tells. why_open: why levels within it leave the
     answer open, if they do.
     """
-    if not controls or not any(map(has_number, rows)):
+    if not any(map(has_number, rows)):
         return None
     controlled = {row.target_hash for row in controls}
     chosen = largest_set([row for row in rows if row.target_hash in controlled])
@@ -203,7 +183,7 @@ def judge_context(
         for control in ("swap", "window")
     )
     gain, swap, window = (
-        paired(pairs_of(worse, rows), files, "no score on the same targets")
+        paired(pairs_of(worse, rows), runs, "no score on the same targets")
         for worse in (trained, swaps, windows)
     )
     unscored = [row.reason for row in swaps if not has_number(row)]

@@ -230,10 +230,14 @@ class StoredAnchors:
         return list({row.key: row for row in stored if row is not None}.values())
 
 
-def anchor_key(row: Row) -> tuple[object, ...]:
-    """Return what a run's row shares with those of its anchors: what was trained on, and what is scored."""
+def anchor_key(row: Row, trained: Row | None = None) -> tuple[object, ...]:
+    """Return what a run's row shares with those of its anchors: what was trained on, and what is scored.
+
+    trained: a row of the run whose training tokens count, if that is another.
+    """
+    run = trained or row
     return (
-        *(row.data_hash, row.train_length, row.steps, row.train_tokens, row.seed),
+        *(run.data_hash, run.train_length, run.steps, run.train_tokens, run.seed),
         *(row.protocol, row.stride_rule, row.length, row.target_hash),
     )
 

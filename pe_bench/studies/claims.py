@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pe_bench.report.lines import make_record, unlearned
-from pe_bench.report.pairs import BY_SEED, ScoreFiles, has_number, paired, paired_changes, pairs_of
+from pe_bench.report.lines import unlearned
+from pe_bench.report.pairs import BY_SEED, ScoredRuns, has_number, paired, paired_changes, pairs_of
 from pe_bench.report.records import Paired, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
@@ -22,7 +22,7 @@ from pe_bench.report.statistics import (
     judge_change,
     judge_gain_over_control,
 )
-from pe_bench.report.verdicts import TaskVerdict, judge_answers
+from pe_bench.report.verdicts import TaskVerdict, answers_of, judge_answers
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import read_anchors, runs_folder
 from pe_bench.runs.rows import TASK, Row
@@ -70,8 +70,7 @@ class Measurements:
 
     def __init__(self, results_dir: Path, steps: Iterable[Step]) -> None:
         folder_of = folders_in(runs_folder(results_dir))
-        self._anchors = read_anchors(results_dir / "anchors")
-        self._files = ScoreFiles(lambda name: self._anchors.folders.get(name) or folder_of(name))
+        self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
         rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:
             keys = set(step.keys)
@@ -104,7 +103,7 @@ class Measurements:
         A model that knows nothing holds, and breaks after all others.
         """
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
-        return unlearned(rows, self._anchors, self._files)
+        return unlearned(rows, self._runs)
 
     def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
         """Return rows with those of the study's training length, of runs scored as they were trained."""
@@ -133,7 +132,7 @@ class Measurements:
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
             return Paired(missing=NOT_SCORED)
-        return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._files)
+        return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._runs)
 
     def gain(self, rows: list[Row], others: list[Row]) -> Paired:
         return self.paired(pairs_of(rows, others))
@@ -141,11 +140,13 @@ class Measurements:
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
         """Return the share of a task's examples that are right, and the verdict on it; None without any."""
         rows = self.at(series, length, TASK)
-        answers = make_record(rows, [], self._files).answers if rows else None
-        return answers and (answers.intervals.exact, judge_answers(answers.intervals, answers.chance))
+        if not rows:
+            return None
+        answers, *_ = answers_of(rows, self._runs)
+        return answers.exact, judge_answers(answers)
 
     def paired(self, pairs: list[tuple[Row, Row]]) -> Paired:
-        return paired(pairs, self._files, NOT_SCORED)
+        return paired(pairs, self._runs, NOT_SCORED)
 
 
 @dataclass(frozen=True)

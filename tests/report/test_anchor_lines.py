@@ -1,5 +1,6 @@
 """A table's anchors: two lines that cost no training, and what a model that does not beat them lacks."""
 
+import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -82,7 +83,7 @@ def test_what_is_surely_above_the_trigram_is_marked_and_has_no_rank(results: Pat
     text = printed([table])
     assert cells_of(text, "slow")[0] == "2.900*"
     assert cells_of(text, "alibi")[0] == "2.300"
-    assert "* not learned yet, so without a rank (slow)" in text
+    assert "* not learned yet (slow): surely worse" in text
     assert cells_of(text, "slow")[-1] == "512"
 
 
@@ -93,7 +94,10 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
     assert noise.break_point.kind == "unknown"
     text = printed([table])
     assert cells_of(text, "noise") == ["4.600*", "-", "-", "-"]
-    assert "no better than byte frequencies, so with neither rank nor verdicts (noise)" in text
+    assert (
+        "* nothing learned yet (noise): at the training length no better than guessing each byte by how often"
+        in text
+    )
 
 
 def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) -> None:
@@ -171,3 +175,34 @@ def test_pictures_have_anchors_as_thin_lines_that_change_no_axis(results: Path) 
     assert (
         with_anchors.notes[-1] == "Thin grey: (trigram), (trigram+copy), counted on the same training tokens."
     )
+
+
+def add_stage(results: Path, seed: int, setting: str, at_longest: float, lr: float) -> None:
+    """Write a later stage of the run of rope, trained at 512 tokens at this rate."""
+    levels = {128: 2.2, 512: at_longest}
+    run = add_run(
+        results,
+        "rope, then yarn",
+        levels,
+        seed=seed,
+        train_length=512,
+        steps=9,
+        setting=setting,
+        spread=0.002,
+    )
+    first = {"run": "rope-s0-5e77da7a", "length": 128, "steps": 250, "setting": "5e77136a", "longest": 512}
+    (run / "result.json").write_text(json.dumps({"first_stage": first}))
+    (run / "config.yaml").write_text(f"train: {{lr: {lr}, from: rope-s{seed}}}\n")
+
+
+def test_a_later_stage_is_held_to_the_trigram_of_its_first_one_and_named_by_what_differs(
+    results: Path,
+) -> None:
+    add_stage(results, 0, "aaaa0001", 2.2, 0.001)
+    add_stage(results, 1, "aaaa0001", 2.2, 0.001)
+    add_stage(results, 2, "bbbb0002", 2.9, 0.1)
+    lines = {line.label: (line.unlearned, line.seeds) for line in only(results).lines if line.longest}
+    assert lines == {
+        "rope, then yarn train.lr=0.001": ("", 2),
+        "rope, then yarn train.lr=0.1": ("trigram", 1),
+    }

@@ -10,8 +10,8 @@ from support.results import add_run
 
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
+from pe_bench.report.cells import by_importance, short_lengths, works_to
 from pe_bench.report.columns import show
-from pe_bench.report.legend import by_importance, short_lengths, works_to
 from pe_bench.report.page import describe_result
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection

@@ -9,7 +9,7 @@ import pytest
 from support.results import add_run
 from support.tables import BREAKING, FLAT, line_of, only, printed, printed_details
 
-from pe_bench.report.legend import break_text
+from pe_bench.report.cells import break_text
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.verdicts import find_break_point
 from pe_bench.runs.rows import read_rows

@@ -10,10 +10,10 @@ from support.tables import printed
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.page import to_html
-from pe_bench.report.records import AnswerIntervals
+from pe_bench.report.records import Answers
 from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import Interval
-from pe_bench.report.verdicts import answer_intervals, judge_answers
+from pe_bench.report.verdicts import judge_answers, share_answers
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.rows import TASK, write_rows
 from pe_bench.runs.scores import Scores, save_scores, score_file, with_level
@@ -87,20 +87,20 @@ def interval(low: float, high: float) -> Interval:
 def test_a_verdict_is_a_sure_claim(
     exact: tuple[float, float], accuracy: tuple[float, float], verdict: str
 ) -> None:
-    assert judge_answers(AnswerIntervals(interval(*exact), interval(*accuracy)), CHANCE) == verdict
+    assert judge_answers(Answers(interval(*exact), interval(*accuracy), CHANCE)) == verdict
 
 
 def test_few_examples_that_are_all_right_do_not_solve_a_task() -> None:
     for count, verdict in ((10, "unclear"), (128, "solves")):
         right = np.ones((3, count))
-        assert judge_answers(answer_intervals(right, right), CHANCE) == verdict
+        assert judge_answers(share_answers(right, right, CHANCE)) == verdict
 
 
 def test_an_interval_of_shares_stays_within_0_and_1_and_grows_with_what_seeds_differ() -> None:
     right = np.repeat([[1.0], [1.0], [0.0]], 128, axis=1)
-    found = answer_intervals(right, right).exact
+    found = share_answers(right, right, CHANCE).exact
     assert (found.low, found.high) == (0.0, 1.0)
-    alike = answer_intervals(right[:2], right[:2]).exact
+    alike = share_answers(right[:2], right[:2], CHANCE).exact
     assert 0.95 < alike.low < 1 == alike.high
 
 

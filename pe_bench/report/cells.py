@@ -1,0 +1,136 @@
+"""What a line of a table shows in the short form, with its marks."""
+
+from collections.abc import Sequence
+
+from pe_bench.report.records import BreakPoint, Line, Table
+from pe_bench.system.grid import MISSING, NO_VERDICT, VERDICTS, Cell
+
+MAX_PLAIN = 1e6  # bits per byte
+UNLEARNED = "not learned"
+
+
+def number_text(value: float, sign: str = "") -> str:
+    """Return bits per byte with three decimals, as a power of ten where that would be no number to read.
+
+    What rounds to 0 has no sign.
+    """
+    if abs(value) >= MAX_PLAIN:
+        return f"{value:{sign}.2e}"
+    text = f"{value:{sign}.3f}"
+    return "0.000" if text[1:] == "0.000" else text
+
+
+def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
+    """Return a number with its verdict's mark; where that is unclear, after the one on these models alone."""
+    first = VERDICTS.get(of_models, NO_VERDICT).of_models if verdict == "unclear" else ""
+    mark = first + VERDICTS.get(verdict, NO_VERDICT).mark
+    return Cell(number_text(number, sign), mark, verdict, value=number)
+
+
+def has_trained_level(table: Table) -> bool:
+    return any(level_at_training(line, table) is not None for line in table.lines)
+
+
+def has_controls(table: Table) -> bool:
+    return any(record.use for record in table.records)
+
+
+def short_lengths(table: Table) -> list[int]:
+    """Return the lengths beyond the training length, and others that were asked for.
+
+    The training length is one of them where a baseline is compared with there too. All of them where no line
+    has a level at the training length.
+    """
+    if not has_trained_level(table):
+        return list(table.lengths)
+    train_length = table.key.train_length
+    return [
+        length
+        for length in table.lengths
+        if length > train_length
+        or (length < train_length and length in table.asked)
+        or (length == train_length and table.baseline)
+    ]
+
+
+def level_at_training(line: Line, table: Table) -> Cell | None:
+    """Return the level at the training length, with no mark but that of what has not learned."""
+    record = line.records.get(table.key.train_length)
+    if record is None or record.level is None:
+        return None
+    if line.unlearned or record.answers is None:
+        return judged(record.level, UNLEARNED if line.unlearned else "")
+    return judged(record.level, record.verdict, record.verdict_of_models)
+
+
+def value_at(line: Line, length: int, table: Table) -> Cell | None:
+    """Return what a line shows at a length: its change, or its difference from the baseline.
+
+    The baseline itself shows its level, and so does every line where none was scored at the training length.
+    A change that is not judged because the model knows nothing would read as one that holds.
+    """
+    record = line.records.get(length)
+    if record is None or record.level is None:
+        return None
+    if line.label == table.baseline or not (table.baseline or table.is_task or has_trained_level(table)):
+        return judged(record.level)
+    if table.baseline:
+        difference = record.baseline
+        if difference is None or difference.mean is None:
+            return None
+        return judged(difference.mean, difference.verdict, sign="+")
+    if table.is_task:
+        return judged(record.level, UNLEARNED if line.unlearned else record.verdict, record.verdict_of_models)
+    if record.change is None or line.unlearned == "frequencies":
+        return None
+    return judged(record.change, record.verdict, record.verdict_of_models, "+")
+
+
+def works_to(line: Line, table: Table) -> Cell:
+    """Return the last length before it breaks, with a `?` where it surely holds to a shorter one only.
+
+    It is `not at all` if the first longer one breaks, and `-` if none was judged.
+    """
+    length, later = line.break_point.works_to, "^" if line.longest else ""
+    if length is None:
+        return Cell(MISSING)
+    if length <= table.key.train_length:
+        return Cell("not at all")
+    return Cell(f"{length:,}", ("" if line.break_point.holds_to == length else "?") + later, value=length)
+
+
+def context_answer(line: Line) -> Cell:
+    """Return one answer for all lengths: yes if it is yes at any, no if it is no at all that were judged.
+
+    A model that surely gains nothing from most of its training length reads nothing that far back.
+    """
+    if line.reads_nothing and any(record.use for record in line.records.values()):
+        return Cell("reads nothing")
+    answers = {record.use.uses_context for record in line.records.values() if record.use} - {""}
+    if not answers:
+        return Cell(MISSING)
+    answer = "yes" if "yes" in answers else "unclear" if len(answers) > 1 else answers.pop()
+    return Cell(answer, style=answer)
+
+
+def break_text(point: BreakPoint) -> str:
+    texts = {
+        "at": f"{point.length}",
+        "by": f"≤ {point.length}",
+        "unclear": f"none; unclear from {point.length}",
+        "none": f"none up to {point.length}",
+        "unknown": "unknown",
+    }
+    return texts[point.kind]
+
+
+def by_importance(lengths: Sequence[int], train_length: int, named: Sequence[int]) -> list[int]:
+    """Return the lengths in the order in which a narrow table keeps them.
+
+    Those that the user named come first, then the training length, the longest, twice and four times the
+    training length, one that is just past it, and the others from the longest on.
+    """
+    just_past = max((length for length in lengths if train_length < length <= 1.25 * train_length), default=0)
+    first = (train_length, max(lengths, default=0), 2 * train_length, 4 * train_length, just_past)
+    order = [*named, *first, *sorted(lengths, reverse=True)]
+    return [length for length in dict.fromkeys(order) if length in lengths]
