@@ -30,7 +30,7 @@ from pe_bench.training import trainer
 from pe_bench.training.optimizer import Optimizers
 from pe_bench.training.trainer import Trainer
 
-START = "import sys; from pe_bench.cli.app import app; import pe_bench.cli.report, pe_bench.experiment"
+START = "import sys; from pe_bench.cli.app import app; import pe_bench.cli.tables, pe_bench.experiment"
 REST = "configuration, files and all else"
 
 
@@ -117,9 +117,9 @@ def watch_parts(clock: Clock) -> None:
     ):
         clock.around(owner, name, stage)
     clock.around(Scorer, "score", lambda _, plan: f"scoring: {plan.length:>6,} {kind_of(plan)}")
-    from pe_bench.cli import report
+    from pe_bench.cli import tables
 
-    clock.around(report, "print_run", "table")
+    clock.around(tables, "print_run", "table")
 
 
 def kind_of(plan: Any) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pe_bench.tries.trying import Outcome
 
 
-def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) -> "Run":
+def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None = None, **keys: Any) -> "Run":
     """Train a model, score it at longer lengths, and return the run. Finished work is reused.
 
         pe_bench.train(encoding="rope", seed=1, train={"length": 64})
@@ -42,11 +42,14 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: Any) ->
     from pe_bench.runs.commands import called_with
     from pe_bench.system.files import check_folder
     from pe_bench.system.signals import interruptible
+    from pe_bench.values import listed
 
     texts = [*overrides, *(text for key, value in keys.items() for text in overrides_of(key, value))]
-    require(config_dir is None or Path(config_dir).is_dir(), f"config_dir={config_dir} is not a folder")
+    search = [*map(Path, listed(config_dir))]
+    for folder in search:
+        require(folder.is_dir(), f"config_dir={folder} is not a folder")
     with interruptible(), called_with(texts):
-        config = compose_config(texts, [] if config_dir is None else [Path(config_dir)])
+        config = compose_config(texts, search)
         warn_unused([config], [parse_override(text).key for text in texts])
         check_folder(config.results_dir, "results_dir", is_written=True)
         from pe_bench import experiment
@@ -271,10 +274,11 @@ def read_report(
     from pe_bench.values import check_type, listed, plain_value
 
     kinds = dict.fromkeys(("by", "best", "baseline"), str) | {"protocol": Protocol, "slice": Slice}
-    for name, kind in {**kinds, "margin": float}.items():
-        if options[name] is not None:
-            options[name] = check_type(plain_value(options[name]), kind, name)
-    by, best, margin = (options[name] for name in ("by", "best", "margin"))
+    values = {
+        name: check_type(plain_value(options.get(name)), kind | None, name)
+        for name, kind in {**kinds, "margin": float}.items()
+    }
+    by, best, margin = (values[name] for name in ("by", "best", "margin"))
     several = sum(map(is_checkpoint, listed(runs))) > 1
     keys = parse_by(by) if by is not None else ("model",) if several else ()
     if sort is not None:
@@ -284,13 +288,13 @@ def read_report(
     if best is not None:
         check_best(best, keys)
     selection = Selection(
-        where=tuple(map(parse_condition, listed(options["where"]))),
+        where=tuple(map(parse_condition, listed(options.get("where")))),
         by=keys,
         best=best,
         sort=sort,
-        baseline=options["baseline"],
+        baseline=values["baseline"],
         margin=margin,
-        slice=options["slice"] or ALL,
+        slice=values["slice"] or ALL,
         numbers_only=numbers_only,
         lengths=tuple(lengths),
     )
@@ -298,7 +302,7 @@ def read_report(
     require_results_folder(folder)
     names = [run.name for run in find_runs(listed(runs), folder)] or None
     newest_only = not (everything or names or selection.where)
-    return build_report(folder, names, options["protocol"], selection, newest_only=newest_only)
+    return build_report(folder, names, values["protocol"], selection, newest_only=newest_only)
 
 
 def require_levels(report: "Report") -> None:

@@ -24,7 +24,7 @@ from mkdocs.structure.pages import Page
 
 import pe_bench
 from pe_bench.cli.app import app
-from pe_bench.cli.cite import bibliography
+from pe_bench.cli.exchange import bibliography
 from pe_bench.cli.list import names_of
 from pe_bench.cli.options import EXAMPLES
 from pe_bench.config.groups import keys

@@ -150,7 +150,7 @@ def test_lengths_may_be_numbers_of_numpy_or_a_column_of_scores(made: Any) -> Non
         ("results", {"by": "length"}, "--by length"),
         ("results", {"by": 0}, "unknown --by '0'"),
         ("results", {"by": {}}, "{} is no value of a key"),
-        ("results", {"margin": "much"}, "margin must be a number, not 'much'"),
+        ("results", {"margin": "much"}, "margin must be a number or null, not 'much'"),
         ("results", {"protocol": "slidin"}, "sliding"),
     ],
 )

@@ -7,7 +7,8 @@ command's help, and the rest begins it. Nothing heavy is imported here: help has
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from inspect import Parameter
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -24,6 +25,8 @@ app = typer.Typer(
 )
 OPTION = re.compile(r"^(\w+)(?: (\S+))?: (.*(?:\n +.*)*)\n?", re.MULTILINE)
 EXAMPLES = "\nExamples:\n"
+# Parameters of the Python interface that commands have as arguments.
+ARGUMENTS = ("run", "change", "overrides")
 # How an option is spelled, where that is not the parameter's name.
 SPELLED = {
     "everything": ("--all",),
@@ -34,8 +37,6 @@ SPELLED = {
     "listed": ("--list",),
     "as_json": ("--json",),
 }
-
-
 # What options mean that many commands have, with the word for their values.
 SHARED = {
     "as_json": ("", "Print data for programs instead of tables (docs/json.md)."),
@@ -49,74 +50,64 @@ SHARED = {
 }
 
 
-def command(
-    name: str, *like: Callable[..., Any], without: Sequence[str] = ()
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that makes a function the command `name`.
 
-    like: a function of the Python interface, whose parameters are options too, but for those `without`; and
-    functions that say what they mean, where it does not.
+    like: a function of the Python interface, whose parameters are options too; and functions that say what
+    they mean, where it does not.
     """
 
     def declare(function: Callable[..., None]) -> Callable[..., None]:
-        meanings = SHARED | {
-            parameter: rest for source in (*reversed(like), function) for parameter, rest in _meanings(source)
-        }
-        parameters = {parameter.name: parameter for parameter in _parameters(function)}
-        for parameter in _parameters(*like[:1]):
-            if parameter.name not in without:
-                parameters.setdefault(parameter.name, parameter.replace(kind=parameter.KEYWORD_ONLY))
+        meanings = dict(SHARED)
+        for source in (*reversed(like), function):
+            meanings |= {key: (word, " ".join(text.split())) for key, word, text in _lines(source)}
+        parameters = _parameters(function)
+        for key, parameter in _parameters(*like[:1]).items():
+            if key not in ARGUMENTS:
+                parameters.setdefault(key, parameter.replace(kind=Parameter.KEYWORD_ONLY))
         text, _, examples = inspect.cleandoc(function.__doc__ or "").partition(EXAMPLES)
-        words = [": ".join(meanings[each.name]) for each in _parameters(function) if not _is_option(each)]
+        text = OPTION.sub(lambda line: "" if line[1] in parameters else line[0], text)
+        arguments = [key for key, each in parameters.items() if not _is_option(each)]
+        text = "\n\n".join([text.strip(), *(": ".join(meanings[key]) for key in arguments)])
 
         def call(**values: Any) -> None:
             defaults = {key: parameters[key].default for key, value in values.items() if value is None}
             function(**{key: _checked(key, value) for key, value in (values | defaults).items()})
 
         call.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
-            [
-                parameter.replace(
-                    annotation=_annotation(parameter, *meanings[key]),
-                    default=parameter.default if parameter.default != () else None,
-                    kind=parameter.KEYWORD_ONLY,
-                )
-                for key, parameter in parameters.items()
-            ]
+            [_for_typer(each, *meanings[key]) for key, each in parameters.items()]
         )
-        text = OPTION.sub(lambda line: "" if line[1] in parameters else line[0], text)
-        text = "\n\n".join([text.strip(), *words])
         app.command(name, help=text, epilog=f"\b{EXAMPLES}{textwrap.dedent(examples)}")(call)
         return function
 
     return declare
 
 
-def _parameters(*functions: Callable[..., Any]) -> Iterator[inspect.Parameter]:
-    for function in functions:
-        parameters = inspect.signature(function).parameters.values()
-        yield from (each for each in parameters if each.kind is not each.VAR_KEYWORD)
+def _parameters(*functions: Callable[..., Any]) -> dict[str, Parameter]:
+    each = (parameter for one in functions for parameter in inspect.signature(one).parameters.values())
+    return {parameter.name: parameter for parameter in each if parameter.kind is not Parameter.VAR_KEYWORD}
 
 
-def _meanings(function: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, str]]]:
-    for name, metavar, meaning in OPTION.findall(inspect.getdoc(function) or ""):
-        yield name, (metavar, " ".join(meaning.split()))
+def _lines(function: Callable[..., Any]) -> list[tuple[str, str, str]]:
+    return OPTION.findall(inspect.getdoc(function) or "")
 
 
-def _annotation(parameter: inspect.Parameter, metavar: str, meaning: str) -> Any:
+def _is_option(parameter: Parameter) -> bool:
+    return parameter.kind is Parameter.KEYWORD_ONLY
+
+
+def _for_typer(parameter: Parameter, metavar: str, meaning: str) -> Parameter:
     """Return what typer makes an option of, or an argument where a parameter has no keyword."""
     kind = _kind(parameter.annotation)
     typed = kind if kind is bool or parameter.default is parameter.empty else kind | None
     how: dict[str, Any] = {"help": meaning, "autocompletion": COMPLETIONS.get(metavar)}
     how |= {} if kind is bool else {"metavar": metavar}
     how |= {"min": 1} if kind is int else {}
-    if not _is_option(parameter):
-        return Annotated[typed, typer.Argument(hidden=True, **how)]  # the command's help has it
     names = SPELLED.get(parameter.name, (f"--{parameter.name.strip('_').replace('_', '-')}",))
-    return Annotated[typed, typer.Option(*names, **how)]
-
-
-def _is_option(parameter: inspect.Parameter) -> bool:
-    return parameter.kind is parameter.KEYWORD_ONLY
+    # The command's help has its arguments.
+    info = typer.Option(*names, **how) if _is_option(parameter) else typer.Argument(hidden=True, **how)
+    default = None if parameter.default == () else parameter.default
+    return parameter.replace(annotation=Annotated[typed, info], default=default, kind=Parameter.KEYWORD_ONLY)
 
 
 def _kind(annotation: Any) -> Any:
@@ -126,19 +117,19 @@ def _kind(annotation: Any) -> Any:
         return list[Path]
     if any(get_origin(kind) in (Sequence, list) for kind in kinds):
         return list[str]
-    return next((kind for kind in (bool, float, int, str, Path) if kind in kinds), str)
+    return next((kind for kind in (bool, str, float, int, Path) if kind in kinds), str)
 
 
 def _checked(key: str, value: Any) -> Any:
     """Return an option's value. Raises `UserError` for a folder that cannot be one."""
     from pe_bench.errors import require
     from pe_bench.system.files import check_folder
+    from pe_bench.values import listed
 
     if key == "results_dir":
         return check_folder(value, "--results-dir")
-    if key == "config_dir":
-        for folder in [value] if isinstance(value, str | Path) else value or []:
-            require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
+    for folder in listed(value) if key == "config_dir" else ():
+        require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
     return value
 
 

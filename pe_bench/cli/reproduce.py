@@ -7,51 +7,77 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pe_bench.config.overrides import parse_override
+from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
-from pe_bench.studies.runs import MACHINE_KEYS, StudyRuns
-from pe_bench.studies.study import STDLIB, Progress, Study, read_study, study_names
 from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:
     from pe_bench.studies.claims import Measurements
+    from pe_bench.studies.runs import StudyRuns
 
 
-def reproduce_study(
-    arguments: Sequence[str],
-    text: str,
-    search: Sequence[Path],
-    results_dir: Path,
+@command("reproduce")
+def reproduce(
+    arguments: Sequence[str] = (),
     *,
-    quick: bool,
-    write_table: bool,
+    quick: bool = False,
+    text: str = "stdlib",
+    write_table: bool = False,
+    config_dir: Sequence[Path] = (),
+    results_dir: Path = Path("results"),
 ) -> None:
-    """Do what is missing of the named study and print what it says; without a name, list the studies.
+    """Repeat a paper's experiment at our scale, and test its claims.
 
-    Raises `UserError` before anything is written, `RunError` where runs fail or levels differ from the table.
+    Trains and scores what is missing; after Ctrl-C, repeat the command to continue. Then compares
+    our levels with the study's table (exit code 1 if they differ), and tests the paper's claims on our
+    runs: each holds, is contradicted or stays unclear. Without NAME, lists the studies.
+
+    arguments NAME|KEY=VALUE: A study, then settings of this machine: threads, device, cache_dir,
+        hydra/launcher.
+    quick: Train toy models, in minutes, to see that everything works.
+    text stdlib|DIR: The text: Python's standard library, or a folder of files.
+    write_table: Make our levels the study's table (for maintainers).
+    config_dir DIR: A folder with your study/NAME.yaml and encodings.
+
+    Examples:
+      pe-bench reproduce                       # the studies, and what is finished
+      pe-bench reproduce alibi --quick         # a toy of it: does everything work?
+      pe-bench reproduce alibi
+      pe-bench reproduce alibi --text books    # the same on texts in a folder
+      pe-bench reproduce alibi threads=1 hydra/launcher=joblib
     """
     names = [argument for argument in arguments if "=" not in argument]
     machine = [argument for argument in arguments if "=" in argument]
-    if not names and not (quick or machine or write_table or search):
-        from pe_bench.cli.list import print_list
+    if not names and not (quick or machine or write_table or config_dir):
+        from pe_bench.cli.list import list_
 
-        print_list("studies", results_dir)
+        list_("studies", results_dir=results_dir)
         return
-    studies = ", ".join(study_names(search))
+    from pe_bench.studies.runs import StudyRuns
+    from pe_bench.studies.study import STDLIB, Progress, read_study, study_names
+
+    studies = ", ".join(study_names(config_dir))
     require(len(names) == 1, f"one study at a time: {', '.join(names) or 'name one'}; there are {studies}")
     for override in machine:
         _check_machine(override)
     require(text == STDLIB or Path(text).is_dir(), f"--text {text} is neither stdlib nor a folder")
     text = text if text == STDLIB else str(Path(text).absolute())
-    study = replace(read_study(names[0], search), text=text)
+    study = replace(read_study(names[0], config_dir), text=text)
     study = study.quick() if quick else study
     reads_text = study.reads_text or text == STDLIB
     require(reads_text, f"--text {text}: {study.name} has tasks, and no text: leave it out")
-    _require_gpu(study)
+    if study.needs_gpu:
+        import torch
+
+        message = f"the study {study.name} needs a GPU, and PyTorch finds none: --quick is its toy size"
+        require(torch.cuda.is_available(), f"{message} for a processor")
     _report(StudyRuns(study, machine, Progress(results_dir, study)), write_table)
 
 
 def _check_machine(text: str) -> None:
+    from pe_bench.config.overrides import parse_override
+    from pe_bench.studies.runs import MACHINE_KEYS
+
     override = parse_override(text)
     is_hydras = re.split("[./]", override.key)[0] == "hydra"
     require(
@@ -63,15 +89,7 @@ def _check_machine(text: str) -> None:
     require(is_one, f"{text} would make each run of the study several times: give one value")
 
 
-def _require_gpu(study: Study) -> None:
-    if study.needs_gpu:
-        import torch
-
-        message = f"the study {study.name} needs a GPU, and PyTorch finds none: --quick is its toy size"
-        require(torch.cuda.is_available(), f"{message} for a processor")
-
-
-def _report(runs: StudyRuns, write_table: bool) -> None:
+def _report(runs: "StudyRuns", write_table: bool) -> None:
     """Make what is missing, print what the runs say, and draw it."""
     steps = list(runs.steps())
     from pe_bench.studies.claims import Measurements
@@ -89,7 +107,7 @@ def _report(runs: StudyRuns, write_table: bool) -> None:
         raise RunError(f"{differing} level{'s differ' if differing > 1 else ' differs'} from {table}")
 
 
-def _draw(runs: StudyRuns, measured: "Measurements") -> None:
+def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
     """Draw the report's curves of the runs, without what other studies scored of them."""
     from pe_bench.report.build import build_tables
     from pe_bench.report.draw import plot_tables
@@ -98,18 +116,16 @@ def _draw(runs: StudyRuns, measured: "Measurements") -> None:
     from pe_bench.runs.find import Condition
     from pe_bench.runs.rows import TASK
 
-    progress = runs.progress
-    path = progress.path.with_suffix(".png")
+    results_dir, path = runs.progress.results_dir, runs.progress.path.with_suffix(".png")
     rows = [row for rows in measured.rows.values() for row in rows if row.protocol in ("paired", TASK)]
     where = tuple(
         Condition(column, "=", tuple(sorted({str(getattr(row, column)) for row in rows})))
         for column in ("target_hash", "length", "scored_with")
     )
-    names = sorted({row.run for row in rows})
-    overrides = [text for sweep in runs.study.sweeps for text in sweep.overrides]
-    by = ("train.lr",) if any(text.startswith("train.lr=") for text in overrides) else ()
-    tables = build_tables(progress.results_dir, names, selection=Selection(where=where, by=by))
-    plot_tables(tables, path)
-    encodings = dict.fromkeys(name for sweep in runs.study.sweeps for name in sweep.encodings)
+    names, sweeps = sorted({row.run for row in rows}), runs.study.sweeps
+    has_rates = any(text.startswith("train.lr=") for sweep in sweeps for text in sweep.overrides)
+    selection = Selection(where=where, by=("train.lr",) if has_rates else ())
+    plot_tables(build_tables(results_dir, names, selection=selection), path)
+    encodings = " ".join(dict.fromkeys(name for sweep in sweeps for name in sweep.encodings))
     say(f"the picture: {path}")
-    say(f"tables of the runs: pe-bench report {' '.join(encodings)}{results_option(progress.results_dir)}")
+    say(f"tables of the runs: pe-bench report {encodings}{results_option(results_dir)}")

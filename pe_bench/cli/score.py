@@ -1,45 +1,55 @@
 """`eval` and `probe`: finished runs and checkpoints, scored, and their tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pe_bench import api
-from pe_bench.checkpoints.load import check_prompts, with_one_length
 from pe_bench.cli.data import print_runs
-from pe_bench.cli.report import (
-    Outputs,
-    draw_probes,
-    print_run,
-    print_sweep_tables,
-    tables_of_run,
-    tables_of_sweep,
-)
+from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
-from pe_bench.report.build import probes_of_rows
-from pe_bench.report.probes import show_probes
-from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.commands import results_option
-from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score
-from pe_bench.scored import Run, read_probe, score_each
-from pe_bench.sweep.show import SweepTable
 from pe_bench.system.terminal import say
 from pe_bench.values import parse_lengths
 
+if TYPE_CHECKING:
+    from pe_bench.scored import Run
 
+
+@command("eval", api.evaluate)
 def evaluate(
-    names: Sequence[str],
-    where: Sequence[str],
-    everything: bool,
-    baseline: str | None,
-    as_json: bool,
-    options: dict[str, Any],
+    runs: Sequence[str] = (),
+    *,
+    where: Sequence[str] = (),
+    everything: bool = False,
+    baseline: str | None = None,
+    as_json: bool = False,
+    **options: Any,
 ) -> None:
-    """Score the runs or the checkpoints that `eval` names, with the options of `api.evaluate`."""
-    options = {**options, "lengths": _lengths(options), "per_position": options["per_position"] or None}
-    scored, failures = _score(names, where, everything, options, api.evaluate)
+    """Score runs or checkpoints at other lengths or encodings.
+
+    Without RUN, --where and --all, the run that finished last is scored. Options
+    replace values of the run's configuration. hf:FOLDER and hf:OWNER/NAME are
+    checkpoints of Hugging Face, with data and lengths as KEY=VALUE.
+
+    everything: Score every finished run, not only the last.
+    baseline NAME: The encoding, or hf:FOLDER, to compare the others with.
+
+    Examples:
+      pe-bench eval --lengths 512,2048
+      pe-bench eval rope-s0-1a2b3c4d --protocol sliding
+      pe-bench eval rope alibi --where 'seed<3' --lengths 4096
+      pe-bench eval --with yarn,rope_ntk --with 'yarn factor=4 beta_fast=16'
+      pe-bench eval hf:FOLDER data=files data.path=texts --lengths 4096 --with yarn
+      pe-bench eval hf:A hf:B data.path=texts --lengths 4096 --baseline hf:A
+    """
+    from pe_bench.cli.tables import print_scored
+    from pe_bench.config.schema import MARGIN
+    from pe_bench.sweep.show import SweepTable
+
+    options["per_position"] = options["per_position"] or None
+    scored, failures = _score(api.evaluate, runs, where, everything, options)
     # One that lies elsewhere has no folder of results to be compared in.
     is_one = len(scored) == 1 and baseline is None
     alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
@@ -48,94 +58,118 @@ def evaluate(
     margin = margins.pop() if len(margins) == 1 else MARGIN
     hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
     together = [SweepTable(compared, list(hashes), margin, "")] if compared else []
-    choice = {"by": ("model",) if sum(map(is_checkpoint, names)) > 1 else (), "baseline": baseline}
-    if as_json:
-        tables = chain(*map(tables_of_run, alone), *tables_of_sweep(together, **choice).values())
-        print_runs("eval", [run.path for run in scored], failures, tables=tables)
-    else:
-        for run in alone:
-            print_run(run)
-        print_sweep_tables(together, **choice)
+    by = ("model",) if sum(map(_is_checkpoint, runs)) > 1 else ()
+    print_scored("eval", alone, together, failures, as_json=as_json, by=by, baseline=baseline)
     _raise_failures(failures)
 
 
+@command("probe", api.probe, api.evaluate)
 def probe(
-    names: Sequence[str],
-    where: Sequence[str],
-    everything: bool,
-    plot: Path | None,
-    as_json: bool,
-    options: dict[str, Any],
+    runs: Sequence[str] = (),
+    *,
+    where: Sequence[str] = (),
+    everything: bool = False,
+    plot: Path | None = None,
+    as_json: bool = False,
+    **options: Any,
 ) -> None:
-    """Probe the runs or the checkpoint that `probe` names, with the options of `api.probe`."""
-    outputs = Outputs({"--plot": plot} if plot else {})
-    options = {**options, "lengths": _lengths(options)}
+    """Ask runs or checkpoints to find a span of the text.
+
+    A window of validation text ends with the first half of a span that it has
+    somewhere: does that make the second half likelier, and the likeliest of eight
+    endings? No judge model is needed. Without RUN, --where and --all, the run that
+    finished last is probed. Finished scores are reused; report --probe shows them.
+
+    everything: Probe every finished run, not only the last.
+    plot FILE: Draw a heat map by length and depth to a PNG, SVG or PDF file.
+
+    Examples:
+      pe-bench probe --lengths 512,2048
+      pe-bench probe rope alibi --depths 3 --windows 32
+      pe-bench probe rope --lengths 256 --with yarn,rope_ntk --plot probe.png
+      pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096
+      pe-bench probe hf:FOLDER --task niah_multikey_3,vt,fwe --lengths 4096
+    """
+    from pe_bench.cli.report import Outputs
+
+    outputs = Outputs({"--plot": plot})
     if options["task"] is not None:
         require(plot is None, "--plot draws scores by depth, and --task has no depths: leave it out")
-        _probe_prompts(names, as_json, options)
-        return
-    read_probe(options)  # whose mistakes come before those of RUN
-    scored, failures = _score(names, where, everything, options, api.probe)
-    if scored:
-        runs = {run.name: run for run in scored}
-        tables = probes_of_rows([row for run in scored for row in run.scored], runs.__getitem__)
-        picture = "" if plot else "by depth: --plot FILE.png    "
-        results_dir = Path(options["results_dir"])
-        if as_json:
-            print_runs("probe", [run.path for run in scored], failures, probes=tables)
-        else:
-            show_probes(tables, hint=f"{picture}again: pe-bench report{results_option(results_dir)} --probe")
-        outputs.write({}, partial(draw_probes, tables))
+        require(any(map(_is_checkpoint, runs)), "--task is for a checkpoint (hf:FOLDER): leave it out")
+    scored, failures = _score(api.probe, runs, where, everything, options)
+    if options["task"] is not None:
+        from pe_bench.cli.tables import print_scored
+
+        print_scored("probe", scored, [], failures, as_json=as_json)
+    elif scored:
+        _print_probes(scored, failures, options["results_dir"], outputs, as_json=as_json)
     _raise_failures(failures)
 
 
-def _probe_prompts(names: Sequence[str], as_json: bool, options: dict[str, Any]) -> None:
-    """Score prompts of each kind with a checkpoint, and print their tables."""
-    require(any(map(is_checkpoint, names)), "--task is for a checkpoint (hf:FOLDER): leave it out")
-    checkpoints, overrides = _checkpoints(names)
-    require(len(checkpoints) == 1, f"--task takes one checkpoint at a time, not {', '.join(checkpoints)}")
-    name = checkpoints[0]
-    each = [{**options, "overrides": overrides, "task": kind.strip()} for kind in options["task"].split(",")]
-    check_prompts(name, overrides, [probe for one in each if (probe := read_probe(one)) is not None])
-    runs = (api.probe(name, **one) for one in each)
+def _print_probes(
+    scored: Sequence["Run"], failures: Sequence[str], results_dir: Path, outputs: Any, *, as_json: bool
+) -> None:
+    from pe_bench.report.build import probes_of_rows
+    from pe_bench.report.heat import plot_probes
+    from pe_bench.report.probes import show_probes
+
+    runs = {run.name: run for run in scored}
+    tables = probes_of_rows([row for run in scored for row in run.scored], runs.__getitem__)
     if as_json:
-        scored = [*runs]
-        print_runs("probe", [run.path for run in scored], tables=chain(*map(tables_of_run, scored)))
+        print_runs("probe", [run.path for run in scored], failures, probes=tables)
     else:
-        for run in runs:
-            print_run(run)
-
-
-def _lengths(options: dict[str, Any]) -> list[int] | None:
-    return parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
+        picture = "" if outputs.files else "by depth: --plot FILE.png    "
+        show_probes(tables, hint=f"{picture}again: pe-bench report{results_option(results_dir)} --probe")
+    outputs.write({"--plot": partial(plot_probes, tables)})
 
 
 def _score(
-    names: Sequence[str], where: Sequence[str], everything: bool, options: dict[str, Any], call: Any
-) -> tuple[list[Run], list[str]]:
-    """Score the checkpoint or the runs that are named, that meet conditions, or all; else the newest one."""
+    call: Callable[..., "Run"],
+    names: Sequence[str],
+    where: Sequence[str],
+    everything: bool,
+    options: dict[str, Any],
+) -> tuple[list["Run"], list[str]]:
+    """Score the checkpoints or the runs that are named, that meet conditions, or all; else the newest one."""
+    from pe_bench.runs.find import parse_condition, runs_to_score
+    from pe_bench.scored import score_each
+
+    options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
     for name in names:
         is_folder = (Path(name) / "config.json").is_file() and not (Path(name) / "config.yaml").exists()
         require(not is_folder, f"{name} is a checkpoint of Hugging Face: say hf:{name}")
-    if any(map(is_checkpoint, names)):
+    if any(map(_is_checkpoint, names)):
         require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
-        checkpoints, overrides = _checkpoints(names)
-        runs = [call(name, **options, overrides=overrides) for name in checkpoints]
+        runs = [call(name, **each) for name, each in _of_checkpoints(names, options)]
         return runs, [run.failure for run in runs if run.failure and call is api.probe]
     conditions = [*map(parse_condition, where)]
-    runs = runs_to_score(names, conditions, Path(options["results_dir"]), everything=everything)
+    paths = runs_to_score(names, conditions, options["results_dir"], everything=everything)
     if not (names or where or everything):
-        say(f"the newest finished run: {runs[0]}")
-    return score_each(runs, options)
+        say(f"the newest finished run: {paths[0]}")
+    return score_each(paths, options)
 
 
-def _checkpoints(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the checkpoints among the names, and the others, which are KEY=VALUE."""
-    checkpoints = list(dict.fromkeys(filter(is_checkpoint, names)))
-    overrides = [name for name in names if not is_checkpoint(name)]
+def _is_checkpoint(name: str) -> bool:
+    return name.startswith("hf:")
+
+
+def _of_checkpoints(names: Sequence[str], options: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the checkpoints among the names, each with its options; the other names are KEY=VALUE."""
+    from pe_bench.checkpoints.load import check_prompts, with_one_length
+    from pe_bench.scored import read_probe
+
+    checkpoints = list(dict.fromkeys(filter(_is_checkpoint, names)))
+    overrides = [name for name in names if not _is_checkpoint(name)]
     for override in overrides:
         require("=" in override, f"{override} is not KEY=VALUE; score runs in a command without checkpoints")
-    return checkpoints, with_one_length(checkpoints, overrides)
+    options = {**options, "overrides": with_one_length(checkpoints, overrides)}
+    if options.get("task") is None:
+        return [(name, options) for name in checkpoints]
+    require(len(checkpoints) == 1, f"--task takes one checkpoint at a time, not {', '.join(checkpoints)}")
+    each = [{**options, "task": kind.strip()} for kind in options["task"].split(",")]
+    probes = [probe for one in each if (probe := read_probe(one)) is not None]
+    check_prompts(checkpoints[0], options["overrides"], probes)
+    return [(checkpoints[0], one) for one in each]
 
 
 def _raise_failures(failures: Sequence[str]) -> None:

@@ -1,19 +1,16 @@
-"""The commands that train: `train`, for a run or a sweep, `extend` and `try`; `import` takes runs in."""
+"""The commands that train: `train`, for a run or a sweep, `extend` and `try`."""
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from pe_bench import api
-from pe_bench.cli.data import print_data, print_runs
-from pe_bench.config.compose import complete_overrides, print_config
+from pe_bench.cli.data import print_data
+from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
-from pe_bench.system.files import require_writable, write_text
-from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import say, write_out
 
 PRINTED = ("job", "hydra", "all")
@@ -21,90 +18,104 @@ EXIT_CODES = {"better": 0, "not better": 3, "unclear": 4}
 TRIES = ("number", "change", "baseline", "at training", "at longest", "seeds", "answer")
 
 
-def run_train(
-    overrides: Sequence[str],
-    cfg: str | None,
-    config_dir: Path | None,
-    plan: Path | None,
+@command("train")
+def train(
+    overrides: Sequence[str] = (),
     *,
-    as_json: bool,
-    multirun: bool,
-    resolve: bool,
+    multirun: bool = False,
+    cfg: str | None = None,
+    resolve: bool = False,
+    plan: Path | None = None,
+    as_json: bool = False,
+    config_dir: Sequence[Path] = (),
 ) -> None:
-    """Train and score what a command asks for, and print one table of it. Raises `UserError`, `RunError`."""
-    search = [] if config_dir is None else [config_dir]
+    """Train a model, score it at longer lengths, print the table. Finished work is reused.
+
+    overrides KEY=VALUE: Keys to change, in any order. Those that are used most, with their defaults
+        (`pe-bench list keys` has all): encoding=rope, model=tiny, data=stdlib, seed=0, threads=auto,
+        train.length=128, train.steps=null, train.lr=0.005, eval.lengths=null, results_dir=results.
+    multirun: A sweep: train each combination of listed values.
+    cfg job|hydra|all: Print every key and its value instead of training.
+    resolve: Print them with computed values.
+    plan FILE: Train nothing: check all jobs, and write the command of each on a line of its own.
+    config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
+
+    Examples:
+      pe-bench train encoding=rope
+      pe-bench train encoding=rope modifier=[logn] train.length=256
+      pe-bench train -m encoding=rope,alibi seed=0,1,2     # a sweep of six runs
+      pe-bench train --cfg job                             # every key and its value
+    """
     if cfg or resolve:
-        cfg = cfg or PRINTED[0]
-        require(cfg in PRINTED, f"--cfg prints one of {', '.join(PRINTED)}, not '{cfg}'")
+        require(cfg is None or cfg in PRINTED, f"--cfg prints one of {', '.join(PRINTED)}, not '{cfg}'")
         is_one = plan is None and not multirun
         require(is_one, "--cfg prints the keys of one job: leave out -m and --plan")
-        print_config(complete_overrides(overrides, search), search, cfg, resolve=resolve)
+        from pe_bench.config.compose import complete_overrides, print_config
+
+        print_config(complete_overrides(overrides, config_dir), config_dir, cfg or "job", resolve=resolve)
     elif plan is not None:
-        _write_plan(complete_overrides(overrides, search), search, plan)
+        _write_plan(overrides, config_dir, plan)
     elif multirun:
-        require(
-            world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N"
-        )
-        _train_many(overrides, search, as_json=as_json)
+        _train_many(overrides, config_dir, as_json=as_json)
     else:
         run = api.train(*overrides, config_dir=config_dir)
-        from pe_bench.cli.report import print_run, tables_of_run
+        from pe_bench.cli.tables import print_scored
 
-        if as_json:
-            print_runs("train", [run.path], [run.failure], tables=tables_of_run(run))
-        else:
-            print_run(run)
+        print_scored("train", [run], [], [run.failure], as_json=as_json)
         if run.failure:
             raise RunError(run.failure)
 
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
-    from pe_bench.cli.report import print_sweep_tables, tables_of_sweep
+    from pe_bench.cli.tables import print_scored
     from pe_bench.sweep.run import launch, require_done
     from pe_bench.sweep.show import print_summary
+    from pe_bench.system.signals import world_size
 
+    require(world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N")
     summary = launch(overrides, search)
-    if as_json:
-        runs = dict.fromkeys(run for part in summary.tables for run in part.runs)
-        failures = [f"{state.label}: {state.reason or state.text}" for state in summary.failed]
-        tables = chain(*tables_of_sweep(summary.tables).values())
-        print_runs("train", runs, failures, tables=tables)
-    else:
-        print_sweep_tables(summary.tables)
+    failures = [f"{state.label}: {state.reason or state.text}" for state in summary.failed]
+    print_scored("train", [], summary.tables, failures, as_json=as_json)
     print_summary(summary)
     require_done(summary)
 
 
 def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) -> None:
     """Check the jobs that overrides ask for, and write the command of each on a line of its own."""
+    from pe_bench.config.compose import complete_overrides
     from pe_bench.sweep.run import check_job, check_sweep, plan_sweep
+    from pe_bench.system.files import require_writable, write_text
 
     require_writable("--plan", plan)
+    overrides = complete_overrides(overrides, search)
     check_sweep(overrides, search, check_job)
     commands = plan_sweep(overrides, search)
     write_text(plan, "\n".join([*commands, ""]))
     say(f"{plan}: {len(commands)} command{'s' if len(commands) > 1 else ''}; each does what is missing")
 
 
-def import_folders(folders: Sequence[Path], results_dir: Path) -> None:
-    """Import the runs in these folders. Raise `RunError` where some were refused."""
-    imported = api.import_runs(folders, results_dir)
-    for name, why in imported.refused.items():
-        say(f"not imported: {name}: {why}")
-    say(f"{len(imported.copied)} imported, {len(imported.present)} here already")
-    if imported.refused:
-        raise RunError(f"{len(imported.refused)} not imported: the lines above say why")
+@command("extend", api.extend)
+def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any) -> None:
+    """Stretch trained runs to longer texts, in one table.
 
+    Scores the runs unchanged and, without more training, under each encoding; --tokens also trains them
+    further with each. Prints one table and draws it: dashed lines without more training, solid ones with.
 
-def extend(words: Sequence[str], plot: Path | None, options: dict[str, Any]) -> None:
-    """Extend the runs that are named, and print the table of their family."""
+    runs RUN: Seeds of one encoding, or hf:FOLDER; then KEY=VALUE of the training or of this machine.
+    plot FILE: The picture, a PNG, SVG or PDF file.  [default: extend.png in the folder of results]
+
+    Examples:
+      pe-bench extend rope --to 4x --with yarn,rope_pi --tokens 128000
+      pe-bench extend rope --with 'rope base=80000' --tokens 128000 --long
+      pe-bench extend hf:FOLDER data=files data.path=texts --with yarn
+    """
+    names, overrides = ([word for word in runs if ("=" in word) is is_key] for is_key in (False, True))
+    require(bool(names), "no run is named: say pe-bench extend rope, or the beginning of a run's name")
+    results_dir = options["results_dir"]
+    picture = plot or results_dir / "extend.png"
     from pe_bench.plot.paper import picture_format
     from pe_bench.report.columns import show
 
-    names, overrides = ([word for word in words if ("=" in word) is is_key] for is_key in (False, True))
-    require(bool(names), "no run is named: say pe-bench extend rope, or the beginning of a run's name")
-    results_dir = Path(options["results_dir"])
-    picture = plot or results_dir / "extend.png"
     picture_format(picture)
     family = api.extend(names, overrides=overrides, **options)
     show(family.tables)
@@ -112,14 +123,33 @@ def extend(words: Sequence[str], plot: Path | None, options: dict[str, Any]) -> 
     say(f"wrote {picture}   details: pe-bench report{results_option(results_dir)} --all --details")
 
 
-def run_try(arguments: Sequence[str], as_json: bool, options: dict[str, Any]) -> None:
-    """Try a change, print what was found, and exit with its code. Raises `UserError`, `RunError`."""
+@command("try", api.try_change)
+def try_(
+    arguments: Sequence[str] = (), *, listed: bool = False, as_json: bool = False, **options: Any
+) -> None:
+    """Say whether a change is better than its baseline.
+
+    Checks the change, trains it beside the baseline seed by seed, on 256,000 tokens each, and stops
+    when the answer is sure or the time is over. Tries are counted: the more there were, the larger a gain
+    has to be. Exit codes: 0 better, 3 not better, 4 unclear, 1 failed, 2 wrong command, 130 stopped.
+
+    arguments CHANGE|KEY=VALUE: What to try, such as my.py:RootBias, 'rope base=500000' or rope+logn; then
+        keys of both, such as model=small.
+    listed: Show what was tried in this folder of results.
+
+    Examples:
+      pe-bench try my.py:RootBias
+      pe-bench try 'rope base=500000' --against rope --minutes 10
+      pe-bench try my.py:RootBias --confirm    # on other documents and seeds
+      pe-bench try --list
+    """
+    if listed:
+        _list_tries(options["results_dir"], as_json=as_json)
+        return
     require(bool(arguments), "name what to try, such as my.py:RootBias or 'rope base=500000'")
     change, *overrides = arguments
     if ".py:" in change:
-        from pe_bench.tries.trying import overrides_in
-
-        _check(overrides_in(change), options["config_dir"], as_json)
+        _check(change, options["config_dir"], as_json=as_json)
     outcome = api.try_change(change, *overrides, **options)
     if as_json:
         print_data("try", outcome=outcome)
@@ -128,23 +158,22 @@ def run_try(arguments: Sequence[str], as_json: bool, options: dict[str, Any]) ->
     raise typer.Exit(EXIT_CODES[outcome.answer])
 
 
-def _check(overrides: Sequence[str], config_dir: str | Path | None, as_json: bool) -> None:
+def _check(change: str, config_dir: Path | None, *, as_json: bool) -> None:
     """Say that all properties of an encoding hold, or print which fail and raise `RunError`."""
-    from pe_bench.cli.inspect import check_encodings
-    from pe_bench.inspection.check import check_all
-    from pe_bench.inspection.check.case import find_cases
+    from pe_bench.cli.inspect import check_each, print_checks
+    from pe_bench.tries.trying import overrides_in
 
-    search = [] if config_dir is None else [Path(config_dir)]
-    options = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides]
-    states = [result.state for case in find_cases(options, search) for _, result in check_all(case)]
+    names = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides_in(change)]
+    results = check_each(names, [] if config_dir is None else [config_dir])
+    states = [finding.state for result in results.values() for finding in result.values()]
     if {"fails", "not checked"} & {*states}:
-        check_encodings(options, search, as_json=as_json)
+        print_checks(results, as_json=as_json)
     say(f"check: {states.count('holds')} properties hold, none fails")
 
 
-def list_tries(results_dir: Path, as_json: bool) -> None:
+def _list_tries(results_dir: Path, *, as_json: bool) -> None:
     """Print a table of all that was tried."""
-    from pe_bench.system.grid import Cell, Column, Grid, draw, show
+    from pe_bench.cli.tables import plain_grid, print_grids
     from pe_bench.tries.trying import read_tries
 
     tries = read_tries(results_dir)
@@ -152,17 +181,15 @@ def list_tries(results_dir: Path, as_json: bool) -> None:
     if as_json:
         print_data("try", tries=tries)
         return
-    columns = [Column(name, is_left=name in ("change", "baseline", "answer")) for name in TRIES]
     rows = [
         [
             *(f"{each.kind} {each.number}", each.change, each.baseline),
-            *(_signed(each.at_training), _signed(each.at_longest), f"{each.seeds}", each.answer),
+            *(_signed(each.at_training), _signed(each.at_longest), each.seeds, each.answer),
         ]
         for each in tries
     ]
-    notes = ("differences in bits per byte, negative is better; each baseline counts its own tries",)
-    grid = Grid(columns, [list(map(Cell, row)) for row in rows], notes=notes)
-    show(lambda width: draw(grid, width))
+    note = "differences in bits per byte, negative is better; each baseline counts its own tries"
+    print_grids([plain_grid(TRIES, rows, [note])])
 
 
 def _signed(value: float | None) -> str:

@@ -8,7 +8,7 @@ import yaml
 from support.commands import Command
 from support.golden_results import FOLDERS
 
-from pe_bench.cli.cite import bibliography
+from pe_bench.cli.exchange import bibliography
 from pe_bench.config.groups import names_in, paper
 from pe_bench.inspection.catalogue import catalogue
 

@@ -107,8 +107,8 @@ def test_a_failure_is_in_the_document_too_and_keeps_its_exit_code(command: Comma
     assert "fails" in {finding["state"] for finding in found["findings"]}
     refused = command("report", "--sort", "colour", "--json")
     assert (refused.code, refused.out) == (2, "")
-    both = command("list", "encodings", "--csv", "-", "--json")
-    assert both.code == 2 and "--json and --csv - both print" in both.line
+    both = command("report", "--csv", "-", "--json")
+    assert both.code == 2 and "--json and --csv - all print instead of the table" in both.line
 
 
 def test_a_try_and_all_tries_are_told_as_data(command: Command, folder: Path) -> None:

@@ -129,7 +129,7 @@ def test_all_is_every_encoding_once_and_those_in_a_folder_of_ones_own(command, t
     (tmp_path / "encoding" / FILE.name).write_text(FILE.read_text())
     names = encoding_names([tmp_path])
     assert {"nope", "rope", "alibi", "logn", "mine"} <= set(names) and len(names) == len(set(names))
-    monkeypatch.setattr("pe_bench.cli.inspect.encoding_names", lambda search: ["nope", "mine"])
+    monkeypatch.setattr("pe_bench.config.groups.encoding_names", lambda search: ["nope", "mine"])
     outcome = command("check", "--all", "--config-dir", str(tmp_path))
     assert outcome.code == 1 and re.search(r"^fails +mine\nnorm ", outcome.out, re.MULTILINE)
     assert [line.split()[0] for line in outcome.out.split("\n\n")[0].splitlines()[1:]] == ["nope", "mine"]

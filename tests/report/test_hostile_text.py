@@ -11,7 +11,7 @@ import pytest
 from support.commands import Command
 from support.results import add_run
 
-from pe_bench.cli.report import print_run
+from pe_bench.cli.tables import print_run
 from pe_bench.runs.rows import COLUMNS, read_rows
 from pe_bench.scored import Run
 

@@ -1,0 +1,120 @@
+"""What leaves a folder of results, and what comes into one: `cite`, `export` and `import`."""
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_bench import api
+from pe_bench.cli.options import command
+from pe_bench.errors import RunError
+from pe_bench.system.terminal import say, write_out
+
+if TYPE_CHECKING:
+    from pe_bench.report.records import Table
+
+OWN = """@software{{pe_bench,
+  title = {{{{pe-bench: train short, test long}}}},
+  author = {{{{pe-bench contributors}}}},
+  year = {{2026}},
+  version = {{{version}}}
+}}"""
+CITED = re.compile(r"^  (eprint|url|note) = {(.*)}", re.MULTILINE)
+
+
+@command("cite")
+def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> None:
+    """Print BibTeX of pe-bench, and of what a table compares.
+
+    Without RUN, the table is that of the newest run. Entries are of encodings, scalings and data.
+
+    runs RUN: Runs by encoding, name, the beginning of a name, or path.
+    results_dir DIR: The folder of runs and results.csv.
+
+    Examples:
+      pe-bench cite
+      pe-bench cite rope alibi > papers.bib
+      pe-bench cite --results-dir results
+    """
+    from pe_bench.runs.find import finished_runs
+
+    tables: list[Table] = []
+    if runs or finished_runs(results_dir):
+        tables = api.read_report(results_dir, runs, everything=False, numbers_only=True).tables
+    entries, printed = bibliography(), [OWN.format(version=version("pe-bench"))]
+    for name, cited in dict.fromkeys(_cited(tables)):
+        if cited in entries:
+            printed.append(entries[cited])
+        else:
+            say(f"{name}: no BibTeX entry is known for {cited}")
+    write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
+
+
+def bibliography() -> dict[str, str]:
+    """Return the entries that are shipped, by what an encoding's docstring cites: arXiv:ID, or an address."""
+    from pe_bench.config.groups import config_dir
+
+    entries = {}
+    for entry in (config_dir() / "papers.bib").read_text(encoding="utf-8").strip().split("\n\n"):
+        for kind, text in CITED.findall(entry):
+            entries["arXiv:" * (kind == "eprint") + text.replace("\\", "")] = entry
+    return entries
+
+
+def _cited(tables: "Sequence[Table]") -> Iterator[tuple[str, str]]:
+    """Yield the encodings that lines were trained or scored with, and the data, with their papers."""
+    from pe_bench.config.groups import names_in, paper
+    from pe_bench.inspection.catalogue import catalogue
+
+    lines = [line for table in tables for line in table.lines]
+    labels = [label for line in lines for label in (line.encoding, line.scored_with)]
+    words = {word for label in labels for word in re.split(r"[\s+,=]+", label)}
+    for record in catalogue() if words else ():
+        if record["encoding"] in words:
+            yield record["encoding"], record["paper"]
+    for data in {table.key.data for table in tables} & {*names_in("data")}:
+        if cited := paper(data, "data"):
+            yield data, cited
+
+
+@command("export")
+def export(name: str, *, folder: Path, results_dir: Path = Path("results")) -> None:
+    """Write a trained run as a checkpoint of Hugging Face.
+
+    It works for encodings that transformers has: rope and its scalings, p_rope, nope,
+    sliding_window, smollm3, cohere2, and local_global of rope and nope.
+
+    name RUN: A run by encoding, name, the beginning of a name, or path.
+    folder DIR: A new folder, which transformers then loads.
+
+    Examples:
+      pe-bench export rope --hf FOLDER
+      pe-bench export results/runs/rope-s0-1a2b3c4d --hf FOLDER
+      pe-bench export nope --hf FOLDER --results-dir results
+    """
+    from pe_bench.export import export_run
+
+    export_run(name, folder, results_dir)
+
+
+@command("import", api.import_runs)
+def import_(folders: Sequence[Path], **options: Any) -> None:
+    """Copy finished runs from elsewhere into the folder of results.
+
+    Each run is checked as a stranger's, and copied whole or not at all. A run that is here already
+    stays as it is.
+
+    folders FOLDER: Runs, folders of runs, or folders of results.
+
+    Examples:
+      pe-bench import /mnt/other/results
+      pe-bench import copies/runs other/results/runs
+      pe-bench import rope-s0-1a2b3c4d --results-dir results
+    """
+    imported = api.import_runs(folders, **options)
+    for name, why in imported.refused.items():
+        say(f"not imported: {name}: {why}")
+    say(f"{len(imported.copied)} imported, {len(imported.present)} here already")
+    if imported.refused:
+        raise RunError(f"{len(imported.refused)} not imported: the lines above say why")
