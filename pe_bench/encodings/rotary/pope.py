@@ -11,7 +11,7 @@ $z_{ij} = \frac{1}{\sqrt{K}} \sum_{c=0}^{K-1} \text{softplus}(q_{ic})\, \text{so
 Past the training length: defined, out of distribution as RoPE.
 
 Gopalakrishnan et al. 2025, "Decoupling the "What" and "Where" With Polar Coordinate Positional
-Embedding", arXiv:2509.10534, section 3.
+Embeddings", arXiv:2509.10534, section 3.
 
 The authors bound the phases by a plain minimum and maximum, where the gradient of a phase beyond a bound
 is 0, and it stays there for good. Here it has the gradient that a value at the bound would have. They also
