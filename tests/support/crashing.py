@@ -94,48 +94,33 @@ def kill_until_done(act: Act, drawn: random.Random, patience: float) -> int:
         patience *= 1.5
 
 
-def kill_in_training(folder: Path, config: Config, count: int) -> list[int]:
-    """Kill runs at any moment from first to last."""
-    drawn = random.Random(0)
-    series = [at(config, folder / f"{number:03}") for number in range(count)]
-    return [kill_until_done(lambda: train(one), drawn, 0.2) for one in series]  # noqa: B023
+def kill_each(folder: Path, config: Config, count: int) -> list[int]:
+    """Let each of these series be killed at random moments until it is done."""
+    prepare, patience = KILLED[folder.name]
+    drawn, series = random.Random(0), [at(config, folder / f"{number:03}") for number in range(count)]
+    return [kill_until_done(prepare(one), drawn, patience) for one in series]
 
 
-def kill_in_scoring(folder: Path, config: Config, count: int) -> list[int]:
-    """Kill the scoring of runs that are trained."""
-    drawn, ends = random.Random(1), []
-    whole = at(config, folder.with_name("whole"))
-    train(whole)
-    for number in range(count):
-        series = at(config, folder / f"{number:03}")
-        shutil.copytree(
-            whole.results_dir, series.results_dir, ignore=shutil.ignore_patterns(*SCORED, "*.csv.*")
-        )
-        Path(series.results_dir, "results.csv").unlink()
-        ends.append(kill_until_done(lambda: train(series), drawn, 0.1))  # noqa: B023
-    return ends
+def begin_scoring(series: Config) -> Act:
+    """Copy a run that is trained, without what scoring leaves in it."""
+    results = Path(series.results_dir)
+    shutil.copytree(finished(series), results, ignore=shutil.ignore_patterns(*SCORED, "*.csv.*"))
+    (results / "results.csv").unlink()
+    return lambda: train(series)
 
 
-def kill_in_gathering(folder: Path, config: Config, count: int) -> list[int]:
-    """Kill gathering in a folder with several finished runs."""
-    drawn, ends = random.Random(2), []
-    whole = at(config, folder.with_name("whole"))
-    train(whole)
-    for number in range(count):
-        results = folder / f"{number:03}" / "results"
-        several(Path(whole.results_dir), results)
-        ends.append(kill_until_done(lambda: gather(results), drawn, 0.02))  # noqa: B023
-    return ends
+def begin_gathering(series: Config) -> Act:
+    several(finished(series), Path(series.results_dir))
+    return lambda: gather(Path(series.results_dir))
 
 
 def gather_together(folder: Path, config: Config, count: int) -> list[int]:
     """Run processes that each finish a run and gather all runs at the same time."""
     ends = []
-    whole = at(config, folder.with_name("whole"))
-    train(whole)
     for number in range(count):
-        waiting, results = folder.with_name("waiting") / f"{number:03}", folder / f"{number:03}" / "results"
-        several(Path(whole.results_dir), waiting)
+        series = at(config, folder / f"{number:03}")
+        waiting, results = folder.with_name("waiting") / f"{number:03}", Path(series.results_dir)
+        several(finished(series), waiting)
         (results / "runs").mkdir(parents=True)
         children = [begin_child(lambda: finish(run, results)) for run in (waiting / "runs").iterdir()]  # noqa: B023
         ends += [end_of(child) for child in children]
@@ -147,20 +132,27 @@ def finish(run: Path, results: Path) -> None:
     gather(results)
 
 
-def several(whole: Path, results: Path) -> None:
+def finished(series: Config) -> Path:
+    """Return the results of a run that nothing disturbed, which all series share."""
+    undisturbed = at(series, Path(series.results_dir).parents[2] / "undisturbed")
+    train(undisturbed)
+    return Path(undisturbed.results_dir)
+
+
+def several(finished: Path, results: Path) -> None:
     """Copy runs under other names."""
-    for run in (whole / "runs").iterdir():
+    for run in (finished / "runs").iterdir():
         for number in range(RUNS):
             shutil.copytree(run, results / "runs" / f"{run.name}-{number}")
 
 
-KINDS = {
-    "renames": crash_at_every_rename,
-    "training": kill_in_training,
-    "scoring": kill_in_scoring,
-    "gathering": kill_in_gathering,
-    "together": gather_together,
+# What is killed, and for how many seconds it may run at most at first.
+KILLED = {
+    "training": (lambda series: lambda: train(series), 0.2),
+    "scoring": (begin_scoring, 0.1),
+    "gathering": (begin_gathering, 0.02),
 }
+KINDS = {"renames": crash_at_every_rename, "together": gather_together, **dict.fromkeys(KILLED, kill_each)}
 
 if __name__ == "__main__":
     folder, kind, count, _, *arguments = sys.argv[1:]

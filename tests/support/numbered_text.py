@@ -3,12 +3,7 @@
 import numpy as np
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.scoring.protocols import (
-    Plan,
-    batches,
-    inputs,
-    targets,
-)
+from pe_bench.scoring.protocols import Plan, batches, inputs, targets
 from pe_bench.scoring.targets import ScoredText, TargetBlocks, target_blocks
 
 LENGTHS = (61, 40, 83, 57, 3)  # of the documents
@@ -28,14 +23,8 @@ def split_of(*lengths: int) -> Split:
 
 
 SPLIT = split_of(*LENGTHS)
-
-
 DATA = Data("files", "da7a", "bytes", ("a", "b"), 1, SPLIT, SPLIT)
-
-
 CUTS = {2: 83, 0: 50, 3: 57}  # document 0 is not scored to its end
-
-
 TEXT = ScoredText([*CUTS.items()])
 
 

@@ -16,9 +16,7 @@ from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.encodings.scalings.rope_ntk import RopeNTK
 from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
 from pe_bench.encodings.scalings.rope_pi import RopePI
-from pe_bench.encodings.scalings.rope_scaling import (
-    RopeScaling,
-)
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.encodings.scalings.yarn import YaRN
 
 WIDTH, TRAIN, BASE = 16, 512, 10_000.0

@@ -1,6 +1,5 @@
 """An untrained model with random documents, and its scores."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +23,7 @@ from pe_bench.scoring.plans import make_plans
 from pe_bench.scoring.scorer import ScoreWatcher
 
 SIZE = ModelConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, d_head=8, d_ff=24)
-
-
 TRAIN_LENGTH, BLOCK, VOCABULARY = 8, 4, 11
-
-
 EVAL = EvalConfig(
     lengths=[8, 12, 24],
     max_length=24,
@@ -38,8 +33,6 @@ EVAL = EvalConfig(
     batch_tokens=60,
     controls="none",
 )
-
-
 PROTOCOLS = {
     "paired": EVAL,
     "nonoverlapping": replace(EVAL, protocol="nonoverlapping"),
@@ -47,9 +40,6 @@ PROTOCOLS = {
     "sliding by half": replace(EVAL, protocol="sliding"),
 }
 every_protocol = pytest.mark.parametrize("evaluation", PROTOCOLS.values(), ids=PROTOCOLS.keys())
-
-
-Bytes = Callable[[int], int]  # of the text that a token id stands for
 
 
 def bytes_of(token: int) -> int:
