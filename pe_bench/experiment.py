@@ -84,7 +84,8 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
     job, plans = load(_with_started_processes(config), planner)
     check_processes(job.config, job.device)
-    check_tracker(config.tracker)
+    if config.tracker is not None:
+        check_tracker(config.tracker)
     source, job = job.source, replace(job, source=None)
     if latest_checkpoint(job.folder / "checkpoints") is not None:
         return job, plans
@@ -93,7 +94,7 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
             find_source(config, job.data.hash)  # which says that it is gone: there is nothing to start from
         return job, plans
     trained = require_trained(source, read_config(source).train.total_steps)
-    load_weights(trained.path, _decoder(job), is_start=True)
+    load_weights(trained.path, job.model, is_start=True)
     return replace(job, source=trained.path), plans
 
 
@@ -118,13 +119,13 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         return load_checkpoint(config, planner)
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data_of(config)
-    source = gone = None
-    if run is None:
+    source, gone, has_source = None, None, bool(config.train.from_run or config.train.beside)
+    if has_source:
         try:
-            source = find_source(config, data.hash)
+            source = find_source(config, data.hash) if run is None else None
         except UserError as error:
             gone = error
-    config = after_source(config, source)
+        config = after_source(config, source)
     encoding = EncodingSpec(config.encoding, config.search)
     if source is not None and config.train.from_run:
         encoding = after_training(encoding, source.config, config.train.length)
@@ -133,9 +134,8 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
     dry_run_training(model, config.train.length, config.encoding["name"])
-    if config.train.only:
-        message = f"train.only=encoding: {encoding.label} has no parameters to train"
-        require(any(model.encoding.lr_multiples(config.train.encoding_lr).values()), message)
+    learns = not config.train.only or any(model.encoding.lr_multiples(config.train.encoding_lr).values())
+    require(learns, f"train.only=encoding: {encoding.label} has no parameters to train")
     dtype = resolve_precision(config.precision, config.device)
     facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
     folder = run or runs_folder(Path(config.results_dir)) / run_name(config, facts)
@@ -143,7 +143,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     if source is not None:
         before = source.config if config.train.from_run else None
         label, first, together = source.stage(stage_label(encoding, before), config, together)
-    elif config.train.from_run or config.train.beside:
+    elif has_source:
         about = read_result(folder)
         if about is None:
             raise gone or RunError(f"{folder} is not finished")
@@ -182,22 +182,23 @@ def _at_work(job: Job, waits: Callable[[str], None] | None, *, scores_only: bool
     """Hold the run, keep what goes wrong in its folder, and say what is kept of it where this is stopped."""
     run, ways = job.folder, (LESS_TO_SCORE,) if scores_only else ()
     run.mkdir(parents=True, exist_ok=True)
-    with locked(run, waits=waits):
-        try:
-            with record_error(run), explain_out_of_memory(*ways):
-                remove_leftovers(run)
-                yield
-        except (Stopped, KeyboardInterrupt) as stopped:
-            kept = _what_is_kept(run, job.config.train.total_steps)
-            raise Stopped(str(stopped) or f"interrupted; {kept}") from stopped
+    with _says_what_is_kept(job), locked(run, waits=waits), record_error(run), explain_out_of_memory(*ways):
+        remove_leftovers(run)
+        yield
 
 
-def _what_is_kept(run: Path, steps: int) -> str:
-    newest = latest_checkpoint(run / "checkpoints") if steps else None
-    if newest is None and not any((run / "scores").glob("*")):
-        return "nothing was saved yet, so the same command starts from the beginning"
-    kept = f"step {newest.step} of {steps} is" if newest else "the lengths scored so far are"
-    return f"{kept} saved, and the same command continues from there"
+@contextmanager
+def _says_what_is_kept(job: Job) -> Iterator[None]:
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt) as stopped:
+        run, steps = job.folder, job.config.train.total_steps
+        newest = latest_checkpoint(run / "checkpoints") if steps else None
+        kept = f"step {newest.step} of {steps} is" if newest else "the lengths scored so far are"
+        end = f"interrupted; {kept} saved, and the same command continues from there"
+        if newest is None and not any((run / "scores").glob("*")):
+            end = "interrupted; nothing was saved yet, so the same command starts from the beginning"
+        raise Stopped(str(stopped) or end) from stopped
 
 
 # Training
@@ -217,25 +218,32 @@ def finish(
         rows = {row.key: row for row in read_rows(job.folder / "eval.csv")}
         return [rows[row_key(job, plan)] for plan in plans]
     with joined(job.device, job.config.train.timeout) as group:
-        if group.is_first:
-            return _finish_as_first(job, plans, bars, waits, group)
-        fit(job, lambda step: None, group)
-        return []
+        if not group.is_first:
+            fit(job, lambda step: None, group)
+            return []
+        with _at_work(job, waits, scores_only=False):
+            with closing(Tracking(job.folder, job.config)) as tracked:
+                rows = _rows_if_finished(job, plans, bars, group)
+                if rows is None:
+                    rows = _rows_of_new(job, plans, bars, tracked, group)
+                tracked.results(read_rows(job.folder / "eval.csv"))
+            score_missing_anchors(job, plans, rows)
+    gather_and_warn(Path(job.config.results_dir))
+    return rows
 
 
 def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[str], None] | None) -> None:
     """Have several processes do what `finish` does, as torchrun would."""
-    config, run = job.config, job.folder
+    config = job.config
     if job.source is not None:
         config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
-    try:
-        start_processes(processes, _finish_in_process, config, bars, waits)
-    except LostProcessError as error:
-        # The others know only what followed from it.
-        write_error(run, "".join(traceback.format_exception(error)))
-        raise
-    except Stopped as stopped:
-        raise Stopped(f"interrupted; {_what_is_kept(run, config.train.total_steps)}") from stopped
+    with _says_what_is_kept(job):
+        try:
+            start_processes(processes, _finish_in_process, config, bars, waits)
+        except LostProcessError as error:
+            # The others know only what followed from it.
+            write_error(job.folder, "".join(traceback.format_exception(error)))
+            raise
 
 
 def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] | None) -> None:
@@ -243,22 +251,12 @@ def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] 
     finish(job, plans, bars, waits=waits)
 
 
-def _finish_as_first(
-    job: Job, plans: Sequence[Plan], bars: Bars, waits: Callable[[str], None] | None, group: Group
-) -> list[Row]:
-    """Do all of a run but the training steps, which `group` takes together."""
-    run = job.folder
-    with _at_work(job, waits, scores_only=False):
-        with closing(Tracking(run, job.config)) as tracked:
-            rows = _rows_if_finished(job, plans, bars, group)
-            if rows is None:
-                trained = _train(job, bars, tracked, group)
-                job = _with_weights(job, trained)
-                rows = score_encodings(job, plans, bars=bars)
-                _write_result(job, trained)
-            tracked.results(read_rows(run / "eval.csv"))
-        score_missing_anchors(job, plans, rows)
-    gather_and_warn(Path(job.config.results_dir))
+def _rows_of_new(job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group) -> list[Row]:
+    """Train a run, whose steps `group` takes together, and score it."""
+    trained = _train(job, bars, tracked, group)
+    job = _with_weights(job, trained)
+    rows = score_encodings(job, plans, bars=bars)
+    _write_result(job, trained)
     return rows
 
 
@@ -362,13 +360,10 @@ def _write_config(job: Job) -> None:
 
 def _write_result(job: Job, trained: Checkpoint | None) -> None:
     """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
-    about = job.config.checkpoint
     result: dict[str, Any] = {"format": FORMAT, "encoding": job.label, "seed": job.config.seed, "steps": 0}
     result |= {"parameters": job.model.parameter_count, "data_hash": job.data.hash, "setting": job.setting}
-    if job.first is not None:
-        result["first_stage"] = asdict(job.first)
-    if about is not None:
-        result["checkpoint"] = about.source
+    result |= {"first_stage": asdict(job.first)} if job.first is not None else {}
+    result |= {"checkpoint": job.config.checkpoint.source} if job.config.checkpoint is not None else {}
     if trained is not None:
         result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
         result["train_dtype"] = job.train_dtype
@@ -469,19 +464,13 @@ def load_trained(run: Path, config: Config) -> Job:
 
 def _with_weights(job: Job, trained: Checkpoint) -> Job:
     """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
-    load_weights(trained.path, _decoder(job))
+    load_weights(trained.path, job.model)
+    train, name = job.config.train, job.config.encoding["name"]
     try:
-        length, name = job.config.train.length, job.config.encoding["name"]
-        refuse_lookahead(job.model, length, name, "with its trained weights")
+        refuse_lookahead(job.model, train.length, name, "with its trained weights")
     except UserError as error:
         raise RunError(str(error)) from error
-    tokens = trained.step * job.config.train.batch_tokens
-    return replace(job, tokens_per_second=tokens / trained.train_seconds)
-
-
-def _decoder(job: Job) -> Decoder:
-    assert isinstance(job.model, Decoder), "a checkpoint's model is scored elsewhere"
-    return job.model
+    return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)
 
 
 def score_encodings(

@@ -35,23 +35,11 @@ from pe_bench.values import check_type, listed, plain_value, without_none
 if TYPE_CHECKING:
     import pandas
 
-OF_EVAL = (
-    "lengths",
-    "protocol",
-    "max_length",
-    "targets",
-    "stride",
-    "controls",
-    "per_position",
-    "precision",
-    "half",
-)
+OF_EVAL = ("protocol", "max_length", "targets", "stride", "controls", "per_position", "precision", "half")
 OF_MACHINE = ("device", "threads", "cache_dir")
 OF_RUNS, OF_CHECKPOINTS = ("key_tokens_of", "code"), ("overrides", "plain", "task")
-NOT_SET = dict.fromkeys(
-    (*OF_EVAL, *OF_MACHINE, *OF_RUNS, *OF_CHECKPOINTS, "with_", "config_dir", "data_path")
-)
-DEFAULTS: dict[str, Any] = {**NOT_SET, "force": False, "results_dir": "results"}
+NOT_SET = (*OF_EVAL, *OF_MACHINE, *OF_RUNS, *OF_CHECKPOINTS, "lengths", "with_", "config_dir", "data_path")
+DEFAULTS: dict[str, Any] = {**dict.fromkeys(NOT_SET), "force": False, "results_dir": "results"}
 
 Options = Mapping[str, Any]  # of `evaluate` or `probe`, by the names of their arguments
 
@@ -158,8 +146,11 @@ def prepare(
     where another process works on the run, which is then waited for.
     """
     options = {**DEFAULTS, **options}
-    _refuse_unused(options, OF_RUNS if is_checkpoint(run) else OF_CHECKPOINTS)
+    for name in OF_RUNS if is_checkpoint(run) else OF_CHECKPOINTS:
+        what = "a run" if name in OF_RUNS else "a checkpoint (hf:FOLDER)"
+        require(not options[name], f"{name} is for {what}: leave it out")
     lengths, probe, results_dir = _lengths(options), read_probe(options), Path(options["results_dir"])
+    changes = _chosen(options, OF_EVAL) | ({} if probe or lengths is None else {"lengths": lengths})
     search, force = [*map(Path, listed(options["config_dir"]))], options["force"]
     code = [Path(file) for file in listed(options["code"])]
     for path in code:
@@ -168,7 +159,7 @@ def prepare(
     planner = make_plans if probe is None else probe.plans
     if isinstance(run, str):
         check_folder(results_dir, "--results-dir", is_written=True)
-        job, plans = load(_config_of_checkpoint(run, options, probe), planner)
+        job, plans = load(_config_of_checkpoint(run, options, changes, probe), planner)
         if requested:
             require_replaceable(job)
         folder, config = job.folder, job.config
@@ -176,17 +167,11 @@ def prepare(
     else:
         judge = options["key_tokens_of"]
         judge = judge.path if isinstance(judge, Run) else judge and find_run(str(judge), results_dir)
-        folder, config = run, trusted(_config_of_run(run, options, evaluation), code, may_differ=force)
+        config = _config_of_run(run, options, changes, evaluation, is_probe=probe is not None)
+        folder, config = run, trusted(config, code, may_differ=force)
         score_under = partial(score_run, run, config, results_dir, judge=judge, planner=planner, waits=waits)
     under = find_others(requested, folder.name, config, search, force=force)
     return lambda: Run(folder, score_under(replacements=under), config.report.margin, lengths or ())
-
-
-def _refuse_unused(options: Options, names: Sequence[str]) -> None:
-    """Raise `UserError` for an option that scoring this kind of model does not read."""
-    what = "a run" if names == OF_RUNS else "a checkpoint (hf:FOLDER)"
-    for name in names:
-        require(not options[name], f"{name} is for {what}: leave it out")
 
 
 def read_probe(options: Options) -> Probe | None:
@@ -212,25 +197,21 @@ def _lengths(options: Options) -> list[int] | None:
     return lengths if isinstance(lengths, list | None) else [lengths]
 
 
-def _changes(options: Options) -> dict[str, Any]:
-    """Return the keys of `eval` that options change; a probe has lengths of its own."""
-    lengths = None if "depths" in options else _lengths(options)
-    return without_none({name: plain_value(options[name]) for name in OF_EVAL} | {"lengths": lengths})
+def _chosen(options: Options, names: Sequence[str]) -> dict[str, Any]:
+    return without_none({name: plain_value(options[name]) for name in names})
 
 
-def _machine(options: Options) -> dict[str, Any]:
-    return without_none({name: plain_value(options[name]) for name in OF_MACHINE})
-
-
-def _config_of_run(run: Path, options: Options, evaluation: EvalConfig | None) -> Config:
+def _config_of_run(
+    run: Path, options: Options, changes: dict[str, Any], evaluation: EvalConfig | None, *, is_probe: bool
+) -> Config:
     """Return a run's configuration with the changes that options ask for, checked like any other."""
-    trained, changes = read_config(run), _changes(options)
-    if "depths" in options and trained.task is not None:
-        task = trained.task["name"]
-        raise UserError(f"a probe needs text, and {run} answers task={task}: score it with pe-bench eval")
+    trained = read_config(run)
+    task = trained.task["name"] if trained.task is not None else ""
+    message = f"a probe needs text, and {run} answers task={task}: score it with pe-bench eval"
+    require(not (is_probe and task), message)
     trained = trained if evaluation is None else replace(trained, eval=evaluation)
     # A run may come from a stranger: where tokens are cached is for its reader to say.
-    values = {**to_plain(trained), "cache_dir": None, **_machine(options)}
+    values = {**to_plain(trained), "cache_dir": None, **_chosen(options, OF_MACHINE)}
     values["eval"].update(changes)
     if options["data_path"] is not None:
         values["data"]["path"] = str(options["data_path"])
@@ -239,13 +220,15 @@ def _config_of_run(run: Path, options: Options, evaluation: EvalConfig | None) -
     return config
 
 
-def _config_of_checkpoint(name: str, options: Options, probe: Probe | None) -> Config:
+def _config_of_checkpoint(
+    name: str, options: Options, changes: dict[str, Any], probe: Probe | None
+) -> Config:
     data_path = options["data_path"]
     return checkpoint_config(
         name,
         [*listed(options["overrides"]), *([f"data.path={quote(str(data_path))}"] if data_path else [])],
-        _changes(options),
-        _machine(options),
+        changes,
+        _chosen(options, OF_MACHINE),
         Path(options["results_dir"]),
         plain=bool(options["plain"]),
         prompts=None if probe is None else probe.prompts,

@@ -206,12 +206,10 @@ class Tracking:
             say(f"warning: tracker={self.config.tracker} failed, and the run continues without it ({reason})")
 
 
-def check_tracker(name: str | None) -> None:
+def check_tracker(name: str) -> None:
     """Raise `UserError` where the package of a tracker is missing."""
-    require(
-        name is None or importlib.util.find_spec(name) is not None,
-        f"tracker={name} is not installed: pip install 'pe-bench[{name}]'",
-    )
+    is_there = importlib.util.find_spec(name) is not None
+    require(is_there, f"tracker={name} is not installed: pip install 'pe-bench[{name}]'")
 
 
 def _values_of(step: Step) -> dict[str, float]:

@@ -20,12 +20,7 @@ from pe_bench.values import unknown
 
 CHECKPOINT = "hf:"  # begins the name of a checkpoint of Hugging Face
 CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|==?|<|>)\s*(.*?)\s*")
-ORDERS: dict[str, Callable[[float, float], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+ORDERS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 # Columns that follow from others, that have an option for choosing, or that are results: to choose seeds by
 # their results would make any encoding the best.
 NOT_KEYS = (
@@ -162,14 +157,9 @@ def _encoding_label(run: Path) -> str:
 
 
 def _finished(run: Path) -> Path:
-    """Return a run. Raise `UserError` where it is not finished."""
-    try:
-        result = read_result(run)
-    except RunError as error:
-        raise UserError(str(error)) from error
-    require(
-        result is not None, f"{run} is not finished: repeat the command that trained it, and it continues"
-    )
+    """Return a run. Raise `UserError` where it is not finished, `RunError` where it is damaged."""
+    way_out = "repeat the command that trained it, and it continues"
+    require(read_result(run) is not None, f"{run} is not finished: {way_out}")
     return run
 
 

@@ -7,7 +7,7 @@ import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from pe_bench.config.parse import parse_config, to_plain
-from pe_bench.config.schema import NAME, Config, DataConfig
+from pe_bench.config.schema import NAME, Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.commands import recorded_commands, takes_code_from
 from pe_bench.runs.rows import Row, read_rows
@@ -32,16 +32,12 @@ UNREADABLE = (RunError, OSError, ValueError)
 
 def write_config(run: Path, config: Config) -> None:
     """Write a run's configuration with absolute paths, so that it can be scored from another folder."""
-    plain = to_plain(replace(config, data=_with_absolute_paths(config.data)))
+    plain = to_plain(config)
+    for name in ("path", "validation_path"):
+        if config.data.source == "files" and plain["data"][name]:
+            plain["data"][name] = str(Path(plain["data"][name]).resolve())
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    write_text(run / "config.yaml", f"{CONFIG_CHECKSUM}{_digest(text)}\n{text}")
-
-
-def _with_absolute_paths(data: DataConfig) -> DataConfig:
-    if data.source != "files":
-        return data
-    paths = {name: getattr(data, name) for name in ("path", "validation_path")}
-    return replace(data, **{name: str(Path(path).resolve()) for name, path in paths.items() if path})
+    write_text(run / "config.yaml", f"{CONFIG_CHECKSUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
 
 def read_config(run: Path) -> Config:
@@ -60,13 +56,10 @@ def read_values(run: Path) -> dict[str, Any]:
     """
     text = read_regular(run / "config.yaml")
     first, _, below = text.partition("\n")
-    if first.startswith(CONFIG_CHECKSUM) and first != CONFIG_CHECKSUM + _digest(below):
+    digest = hashlib.sha256(below.encode()).hexdigest()
+    if first.startswith(CONFIG_CHECKSUM) and first != CONFIG_CHECKSUM + digest:
         raise ValueError("its checksum is of something else: delete its first line if you changed it")
     return parse_mapping(text)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager

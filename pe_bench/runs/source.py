@@ -40,11 +40,9 @@ class Source:
         return label, replace(self.first, longest=longest), hashed([self.label, self.setting, setting])
 
 
-def find_source(config: Config, data_hash: str) -> Source | None:
-    """Return the source of a run; None where it has none. Raises `UserError` where there is no such run."""
-    train, word = config.train, config.train.from_run or config.train.beside
-    if not word:
-        return None
+def find_source(config: Config, data_hash: str) -> Source:
+    """Return the source of a run that has one. Raises `UserError` where there is no such run."""
+    train, word = config.train, str(config.train.from_run or config.train.beside)
     key = "train.from" if train.from_run else "train.beside"
     message = f"{key}={word} is a checkpoint, and training goes on from runs alone"
     require(not is_checkpoint(word), message)
@@ -66,12 +64,10 @@ def after_source(config: Config, source: Source | None) -> Config:
 
     The name's hash says what the source is, wherever it lies, also where it is gone.
     """
-    word = config.train.from_run or config.train.beside
-    if not word:
-        return config
-    field = "from_run" if config.train.from_run else "beside"
-    name = source.run.name if source is not None else Path(word).name
-    config = replace(config, train=replace(config.train, **{field: name}))
+    train = config.train
+    name = source.run.name if source is not None else Path(str(train.from_run or train.beside)).name
+    train = replace(train, from_run=name) if train.from_run else replace(train, beside=name)
+    config = replace(config, train=train)
     if source is None:
         return config
     return scored_as(config, replace(source.config.eval, first_length=source.first.length))

@@ -9,7 +9,6 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from pe_bench.system.terminal import CONTROL
 
 # Bytes of what is read as a whole. Ours are hundreds of times smaller.
 MAX_BYTES = {".yaml": 2**16, ".json": 2**20, ".csv": 2**27}
+WAY_OUT = "delete it, or ask for a whole copy of the run"
 MAX_DEPTH = 20  # lists and mappings inside one another
 # libyaml's reader is as safe as Python's, and reads thousands of files in a second.
 _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -34,33 +34,32 @@ def check_files(run: Path) -> None:
     try:
         mode = run.lstat().st_mode
         _check(run, stat.S_ISLNK(mode), stat.S_ISDIR(mode) or stat.S_ISREG(mode))
-        for entry in _below(run):  # a report sees tens of thousands
-            is_plain = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
-            _check(entry.path, entry.is_symlink(), is_plain)
+        folders = [str(run)]
+        while folders:  # no link is followed; what another process deletes meanwhile is left out
+            with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+                folders += [folder for entry in entries if (folder := _check_entry(entry))]
     except PermissionError as error:
         raise _unreadable(error) from error
 
 
-def _below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield everything below, following no link; what another process deletes meanwhile is left out."""
-    folders = [str(folder)]
-    while folders:
-        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    yield entry
+def _check_entry(entry: os.DirEntry[str]) -> str:
+    """Return the path of an entry that is a folder; empty for a file, and for what is gone."""
+    try:
+        is_folder = entry.is_dir(follow_symlinks=False)
+        is_plain = is_folder or entry.is_file(follow_symlinks=False)
+    except FileNotFoundError:
+        return ""
+    _check(entry.path, entry.is_symlink(), is_plain)
+    return entry.path if is_folder else ""
 
 
 def _check(path: Path | str, is_link: bool, is_plain: bool) -> None:
-    way_out = "delete it, or ask for a whole copy of the run"
     if is_link:
-        raise RunError(f"{path} is a symbolic link, and a run's files lie in its own folder: {way_out}")
+        raise RunError(f"{path} is a symbolic link, and a run's files lie in its own folder: {WAY_OUT}")
     if not is_plain:
-        raise RunError(f"{path} is not a regular file: {way_out}")
+        raise RunError(f"{path} is not a regular file: {WAY_OUT}")
     if CONTROL.search(os.path.basename(path)):
-        raise RunError(f"{path} has control characters in its name: {way_out}")
+        raise RunError(f"{path} has control characters in its name: {WAY_OUT}")
 
 
 def _unreadable(error: PermissionError) -> RunError:

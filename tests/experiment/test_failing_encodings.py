@@ -1,7 +1,6 @@
 """Errors of a user's own encoding: before training, in training, and at one length of scoring."""
 
 import csv
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,10 +22,6 @@ TABLE = """    def distance_bias(self, distance):
         return self.table[:, distance.long()]
 """
 MENDED = TABLE.replace("distance.long()", "distance.long().clamp(max=15)")
-# Shapes that pe-bench's code cannot use, past the training length alone.
-SHAPES = """    def distance_bias(self, distance):
-        return self.table[:, distance.long() % 16].repeat(2 if distance.max() > 15 else 1, 1)
-"""
 ADDED = """    def bias(self, queries, keys):
         if keys.x.shape[-2] > 16:
             raise {error}
@@ -127,21 +122,6 @@ def test_a_length_at_which_the_code_fails_is_a_row_with_its_line_and_the_others_
     assert "failed: mine@" in outcome.out and where in "".join(outcome.out.split())
     csv = command("report", "--results-dir", str(folder / "results"), "--csv", "-").out
     assert f"failed,{where}" in csv
-
-
-def test_every_kind_of_error_at_one_length_is_a_row(train_mine: Command, write: Write, folder: Path) -> None:
-    for hooks, reason in [
-        (SHAPES, "a hook cannot be used: RuntimeError"),
-        (ADDED.format(error="ValueError('not beyond')"), ": ValueError: not beyond"),
-        (ADDED.format(error="OSError(2, 'gone', 'table.npy')"), ": FileNotFoundError: table.npy: gone"),
-    ]:
-        write(hooks)
-        outcome = train_mine("eval.lengths=[16,64]")
-        assert outcome.code == 1, outcome.err
-        assert statuses(only_run(folder)) == {("none", 16): "ok", ("none", 64): "failed"}
-        [failed] = [row for row in rows_of(only_run(folder)) if row["status"] == "failed"]
-        assert reason in failed["reason"]
-        shutil.rmtree(folder / "results")
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError('much')"])

@@ -6,14 +6,17 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from support.commands import Command, Outcome, only_run, tiny_overrides, write_corpus
+from support.results import edit_rows
 from support.run_contents import contents
 
 from pe_bench.runs.folder import locked
+from pe_bench.runs.rows import read_rows
 from pe_bench.sweep import jobs
 
 ARGUMENTS = ("encoding=shaw", "train.steps=6")
@@ -156,9 +159,15 @@ def test_a_finished_run_needs_a_lost_file_only_for_work_that_uses_it(train, comm
         assert rescore().code == code
         (folder / "lost").rename(path)
         assert contents(folder / "results") == unbroken
+    score = min((run / "scores").iterdir())
+    for change in (score.unlink, lambda: os.truncate(score, 50)):
+        change()
+        assert train(*ARGUMENTS).code == 0 and contents(folder / "results") == unbroken
     shutil.rmtree(run / "checkpoints")
+    edit_rows(run, lambda row: replace(row, scored_with="stale"))
     again = train(*ARGUMENTS, "eval.lengths=[16,64]")
     assert "missing or damaged, and its scores are discarded" in again.err
+    assert {row.scored_with for row in read_rows(run / "eval.csv")} == {"shaw"}
 
 
 def test_a_configuration_damaged_anywhere_is_named_and_made_whole_by_the_training_command(
@@ -166,7 +175,7 @@ def test_a_configuration_damaged_anywhere_is_named_and_made_whole_by_the_trainin
 ):
     path, drawn, unbroken = run / "config.yaml", random.Random(0), contents(folder / "results")
     content = path.read_bytes()
-    for _ in range(8):
+    for _ in range(4):
         index = drawn.randrange(content.index(b"\n") - 64, len(content))  # from the checksum's first digit
         flipped = bytes([content[index] ^ 1 << drawn.randrange(8)])
         path.write_bytes(content[:index] + flipped + content[index + 1 :])
@@ -180,16 +189,6 @@ def test_a_configuration_damaged_anywhere_is_named_and_made_whole_by_the_trainin
         assert contents(folder / "results") == unbroken
     path.write_text("".join(path.read_text().splitlines(True)[1:]))
     assert rescore().code == 0, "one that was written by hand has no checksum"
-
-
-def test_a_lost_file_of_scores_is_made_again_by_the_command_that_made_it(command, run, folder):
-    scored = ("eval", str(run), "--threads", "1", "--results-dir", str(folder / "results"))
-    assert command(*scored, "--lengths", "128").code == 0  # which is beyond the run's own set of targets
-    unbroken = contents(folder / "results")
-    for path in sorted((run / "scores").iterdir()):
-        path.unlink()
-        assert command(*scored).code == 0 and command(*scored, "--lengths", "128").code == 0
-        assert contents(folder / "results") == unbroken
 
 
 def test_a_second_process_on_a_run_gets_a_message_and_disturbs_nothing(train, rescore, run, folder):

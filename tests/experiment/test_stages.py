@@ -130,17 +130,6 @@ def test_a_source_that_is_not_there_or_is_not_the_only_one_is_refused(
     assert len(runs_of(folder)) == 2
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "..", ""])
-def test_a_first_stage_that_is_no_name_is_not_looked_for(begin: Command, folder: Path, name: str) -> None:
-    assert begin("encoding=rope").code == 0
-    [run] = runs_of(folder)
-    result = json.loads((run / "result.json").read_text())
-    first = {"run": name, "length": 8, "steps": 1, "setting": "x", "longest": 16}
-    (run / "result.json").write_text(json.dumps({**result, "first_stage": first}))
-    [table] = build_tables(folder / "results")
-    assert (table.key.train_length, [line.longest for line in table.lines]) == (16, [0])
-
-
 def test_without_positions_queries_and_keys_are_normed_and_the_run_of_each_seed_goes_on(
     train: Command, folder: Path
 ) -> None:

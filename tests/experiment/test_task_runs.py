@@ -12,11 +12,9 @@ import torch
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import load_data_of
-from pe_bench.data.tasks import build_task
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.plans import task_plan
 from pe_bench.training.trainer import Trainer
 from tests.support.commands import Command, Outcome, only_run
 
@@ -68,17 +66,6 @@ def test_the_halves_of_what_is_scored_are_tables_of_their_own_and_lost_scores_of
     assert all(
         np.array_equal(load_scores(file).nll, scores.nll) for file, scores in zip(files, before, strict=True)
     )
-
-
-def test_the_halves_of_a_task_share_no_example_whatever_their_counts() -> None:
-    task = build_task({"name": "copy", "symbols": 26})
-    texts = []
-    for half, count in (("first", 20), ("second", 30)):
-        answers = task_plan(task, 32, count, 0, half).answers
-        assert answers is not None
-        texts.append({tuple(answers.split.document(index)) for index in range(count)})
-    assert [*map(len, texts)] == [20, 30] and not texts[0] & texts[1]
-    assert texts[0] | texts[1] <= {tuple(example.tokens) for example in task.examples_at(32, 60, 0)}
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -150,17 +137,6 @@ def test_a_stopped_run_of_a_task_ends_in_the_same_weights(
     assert [(row.length, row.nll, row.exact, row.target_hash) for row in rows_of(folder)] == scored
 
 
-@pytest.mark.parametrize("task", ["copy", "majority", "flip_flop"])
-def test_parts_of_a_batch_give_the_gradient_of_the_whole_though_they_have_unequally_many_answers(
-    task: str,
-) -> None:
-    loss, whole = gradients(f"task={task}")
-    parts_loss, parts = gradients(f"task={task}", "train.micro_batches=4")
-    assert parts_loss == pytest.approx(loss, rel=1e-5)
-    assert parts.keys() == whole.keys()
-    assert all(torch.allclose(parts[name], whole[name], atol=1e-6) for name in whole)
-
-
 def test_padding_and_questions_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     from pe_bench.data.batches import TaskWindows
 
@@ -175,17 +151,6 @@ def test_padding_and_questions_have_no_loss(monkeypatch: pytest.MonkeyPatch) -> 
     other_loss, other = gradients("task=copy")
     assert other_loss == loss
     assert all(torch.equal(other[name], whole[name]) for name in whole)
-    monkeypatch.undo()
-
-    def nothing_is_learned(self: TaskWindows, count: int, seed: int, step: int):
-        drawn = batch(self, count, seed, step)
-        assert drawn.is_answer is not None
-        only = torch.zeros_like(drawn.is_answer)
-        only[0] = drawn.is_answer[0]
-        return replace(drawn, is_answer=only)
-
-    monkeypatch.setattr(TaskWindows, "batch", nothing_is_learned)
-    assert gradients("task=copy")[0] != loss
 
 
 REFUSED = {

@@ -1,7 +1,6 @@
 """A run's identity, and finding runs again."""
 
 import json
-import shutil
 from zlib import crc32
 
 import pytest
@@ -12,7 +11,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
-from pe_bench.runs.find import find_run, find_runs, runs_to_score
+from pe_bench.runs.find import find_run, find_runs, parse_condition, runs_to_score
 from pe_bench.runs.folder import read_config, write_config
 from pe_bench.runs.job import identity, run_name, setting
 
@@ -30,15 +29,11 @@ def name_of(*overrides: str) -> str:
     return run_name(config, identity_of(config))
 
 
-def test_the_name_of_the_default_run_is_pinned():
+def test_the_name_of_the_default_run_is_pinned_and_no_default_is_in_it():
     # Another name here means that nobody's finished runs are found again: raise IDENTITY_VERSION
     # where a change of meaning is intended, and see why otherwise.
     assert name_of("encoding=rope") == "rope-s0-a064382b"
-
-
-def test_values_that_equal_their_defaults_are_not_in_the_identity():
-    found = identity_of(config_of("encoding=rope"))
-    assert found == {
+    assert identity_of(config_of("encoding=rope")) == {
         "version": 4,
         "encoding": [{"name": "rope", "options": {}}],
         "seed": 0,
@@ -69,29 +64,23 @@ KEEPING = (
 
 
 def test_the_name_changes_with_all_that_changes_the_weights_and_with_nothing_else():
-    default = name_of()
+    default, config = name_of(), config_of()
     assert [override for override in CHANGING if name_of(override) == default] == []
     assert [override for override in KEEPING if name_of(override) != default] == []
-    config = config_of()
     others = [identity_of(config, data_hash="other"), identity_of(config, dtype="bfloat16")]
     assert default not in [run_name(config, each) for each in others]
     assert name_of("encoding=rope", "modifier=[logn]") == name_of("encoding=logn")
     (part,) = identity_of(config_of("encoding=t5"))["encoding"]
     assert part["lr_multiple"] == 10, "the rate that a class declares"
-
-
-def test_the_setting_depends_on_everything_except_encoding_and_seed():
-    base = setting(identity_of(config_of()))
-    assert setting(identity_of(config_of("encoding=t5", "seed=4"))) == base
+    base = setting(identity_of(config))
+    assert setting(identity_of(config_of("encoding=t5", "seed=4"))) == base, "all but encoding and seed"
     assert setting(identity_of(config_of("train.steps=9"))) != base
 
 
 LABELS = {
     "encoding=rope": "rope",
     "encoding=rope encoding.base=500000": "rope base=500000.0",
-    "encoding=rope encoding.layout=interleaved": "rope layout=interleaved",
     "encoding=alibi modifier=[logn]": "alibi+logn",
-    "encoding=logn modifier=[sliding_window]": "rope+logn+sliding_window",
     "encoding=sliding_window": "rope+sliding_window",
     "encoding=sliding_window encoding.modifiers.sliding_window.window=64": "rope+sliding_window "
     "sliding_window.window=64",
@@ -101,13 +90,26 @@ LABELS = {
 
 
 def test_a_label_shows_the_chosen_options():
-    for overrides, label in LABELS.items():
-        assert EncodingSpec(config_of(*overrides.split()).encoding).label == label
+    labels = {text: EncodingSpec(config_of(*text.split()).encoding).label for text in LABELS}
+    assert labels == LABELS
+
+
+def add_named(results, encoding, label, **changes):
+    """Add a finished run with a configuration, of an encoding that tables call `label`."""
+    run = add_run(results, encoding, {128: 3.0}, code=f"{crc32(label.encode()):08x}", **changes)
+    (run / "config.yaml").write_text("seed: 0\n")
+    (run / "result.json").write_text(json.dumps({"encoding": label}))
+    return run
+
+
+IMPOSSIBLE = (
+    *("x", "r*x", "root@ffff", "/tmp/nowhere", "/", ".", "..", "../..", "~", "", "a/b", "./rope", "\0"),
+    *("rope\0", "\ud800", "x" * 5000),
+)
 
 
 def test_a_name_selects_all_the_runs_that_it_describes(tmp_path, monkeypatch):
-    runs = {name: add_named(tmp_path, *name) for name in [("rope", "rope"), ("nope", "nope")]}
-    rope, nope = runs.values()
+    rope, nope = add_named(tmp_path, "rope", "rope"), add_named(tmp_path, "nope", "nope")
     seed = add_named(tmp_path, "rope", "rope", seed=1)
     logn = add_named(tmp_path, "rope+logn", "rope+logn")
     weak = add_named(tmp_path, "root", "root@0cba strength=0.25")
@@ -127,6 +129,10 @@ def test_a_name_selects_all_the_runs_that_it_describes(tmp_path, monkeypatch):
         "root": {weak, strong},
     }.items():
         assert set(find_runs([name], tmp_path)) == expected, name
+    where = [parse_condition("seed=1")]
+    assert find_runs([], tmp_path, where) == find_runs(["rope"], tmp_path, where) == [seed]
+    with pytest.raises(UserError, match="no run meets --where seed=1"):
+        find_runs(["nope"], tmp_path, where)
     assert find_run("rope-s1", tmp_path) == seed
     with pytest.raises(UserError, match="'rope' is the name of several runs: give one in full: "):
         find_run("rope", tmp_path)
@@ -134,20 +140,6 @@ def test_a_name_selects_all_the_runs_that_it_describes(tmp_path, monkeypatch):
     for name in IMPOSSIBLE:
         with pytest.raises(UserError, match="no finished run '"):
             find_run(name, tmp_path)
-
-
-IMPOSSIBLE = (
-    *("x", "r*x", "root@ffff", "/tmp/nowhere", "/", ".", "..", "../..", "~", "", "a/b", "./rope", "\0"),
-    *("rope\0", "\ud800", "x" * 5000),
-)
-
-
-def add_named(results, encoding, label, **changes):
-    """Add a finished run with a configuration, of an encoding that tables call `label`."""
-    run = add_run(results, encoding, {128: 3.0}, code=f"{crc32(label.encode()):08x}", **changes)
-    (run / "config.yaml").write_text("seed: 0\n")
-    (run / "result.json").write_text(json.dumps({"encoding": label}))
-    return run
 
 
 def test_a_report_takes_the_path_of_a_run_in_its_folder_as_eval_does(tmp_path, monkeypatch):
@@ -170,9 +162,10 @@ def test_the_newest_run_is_the_one_that_finished_last_and_runs_are_written_with_
     with pytest.raises(UserError, match="no finished run in"):
         runs_to_score([], [], results, everything=False)
     train("encoding=rope")
-    shutil.copytree(folder / "corpus", folder / "moved")
-    assert "is already trained" in train("encoding=rope", f"data.path={folder / 'moved'}").err
-    train("encoding=logn", "modifier=[sliding_window]")
+    (folder / "corpus").rename(folder / "moved")
+    moved = f"data.path={folder / 'moved'}"
+    assert "is already trained" in train("encoding=rope", moved).err, "the text counts, wherever it lies"
+    train("encoding=logn", "modifier=[sliding_window]", moved)
     [run] = runs_to_score([], [], results, everything=False)
     config = read_config(run)
     assert config.train.steps == 8 and list(config.encoding["modifiers"]) == ["logn", "sliding_window"]

@@ -38,16 +38,9 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def replace_by_link(path: Path) -> None:
-    path.rename(path.with_suffix(".moved"))
-    path.symlink_to(path.with_suffix(".moved"))
-
-
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "flipped": flip,
     "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "binary": lambda path: path.write_bytes(b"\xff\x00\xfe"),
-    "a link": replace_by_link,
     "missing": lambda path: path.unlink(),
 }
 FILES = ("config.yaml", "eval.csv", "result.json")
@@ -59,16 +52,14 @@ HARMLESS = {("result.json", "flipped")}  # it has no checksum, and may still be 
 def test_a_damaged_file_of_a_run_is_named_by_every_command_and_hides_no_other_run(
     command: Command, results: Path, name: str, damage: str
 ) -> None:
-    bad = run_of(results, "rope")
+    bad, where = run_of(results, "rope"), ["--results-dir", str(results)]
     DAMAGE[damage](bad / name)
-    place = ["--results-dir", str(results)]
-    listed = command("list", "runs", *place)
+    listed = command("list", "runs", *where)
     assert listed.code == 0
     state = next(line for line in listed.out.splitlines() if line.startswith("rope"))
-    said = {option: command("report", *option.split(), *place) for option in ("", "--csv -", "--markdown -")}
-    evaluated = command("eval", bad.name, *place)
-    everything = [listed, evaluated, *said.values()]
-    assert all("Traceback" not in outcome.err for outcome in everything)
+    said = {option: command("report", *option.split(), *where) for option in ("", "--csv -")}
+    evaluated = command("eval", bad.name, *where)
+    assert all("Traceback" not in outcome.err for outcome in (listed, evaluated, *said.values()))
     if (name, damage) in HARMLESS:
         return
     if (name, damage) == ("result.json", "missing"):
@@ -85,42 +76,30 @@ def test_a_damaged_file_of_a_run_is_named_by_every_command_and_hides_no_other_ru
     assert evaluated.code in (1, 2) and (name == "eval.csv" or name in evaluated.line)
 
 
-def test_a_run_that_nobody_may_read_is_listed_and_reported_as_that(
+def test_runs_that_are_begun_unreadable_or_of_another_version_are_listed_and_reported_as_that(
     command: Command, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad, scandir = run_of(results, "rope"), os.scandir
+    (results / "runs" / "begun").mkdir()
+    (results / "runs" / "notes.txt").write_text("not a run")
+    [begun] = [state for state in states_of_runs(results) if state.state != "finished"]
+    assert begun.run == "begun" and begun.state == "not finished" and "config.yaml" in begun.problem
+    bad, scandir, where = run_of(results, "rope"), os.scandir, ["--results-dir", str(results)]
 
     def refuse(path: str | Path) -> object:  # root could read it all the same
         if Path(path) == bad:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return scandir(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
-    where = ["--results-dir", str(results)]
-    listed, report = command("list", "runs", *where), command("report", *where)
-    assert "unreadable" in next(line for line in listed.out.splitlines() if line.startswith("rope"))
-    assert report.code == 0 and "left out" in report.out and "alibi" in report.out
-    refused = [listed.err, command("report", "--csv", "-", *where).err]
-    refused += [command(name, bad.name, *where).line for name in ("eval", "report")]
-    assert all("no permission" in text for text in refused)
-
-
-def test_an_empty_folder_is_a_run_that_is_not_finished_and_says_what_it_lacks(results: Path) -> None:
-    (results / "runs" / "begun").mkdir()
-    (results / "runs" / "notes.txt").write_text("not a run")
-    [begun] = [state for state in states_of_runs(results) if state.state != "finished"]
-    assert begun.run == "begun" and begun.state == "not finished" and "config.yaml" in begun.problem
-
-
-def test_runs_of_another_version_are_told_in_one_line_with_the_version_that_reads_them(
-    command: Command, results: Path
-) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        report = command("report", *where)
+        assert report.code == 0 and "left out" in report.out and "alibi" in report.out
+        for told in (command("list", "runs", *where).err, command("eval", bad.name, *where).line):
+            assert "no permission" in told
     for encoding in ("rope", "alibi"):
         run = run_of(results, encoding)
         (run / "result.json").write_text(RESULT.replace("2}", "1}"))
         (run / "environment.json").write_text('{"pe_bench": "0.1.0", "git": "7715aa81c2c0"}')
-    place = ["--results-dir", str(results)]
-    for outcome in (command("report", *place), command("list", "runs", *place)):
+    for outcome in (command("report", *where), command("list", "runs", *where)):
         assert outcome.err.count("pe-bench 0.1.0 (git 7715aa81c2c0) reads") == 1, outcome
         assert "damaged" not in outcome.out + outcome.err
-    assert "of another version" in command("eval", run.name, *place).line

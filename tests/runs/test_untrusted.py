@@ -1,4 +1,4 @@
-"""A run directory from a stranger: none of its code is run, and nothing outside it is touched.
+"""A run directory from a stranger: none of its code is run, and nothing outside it is touched or waited for.
 
 A problem in it is reported in one line that names the file.
 """
@@ -8,24 +8,27 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.commands import files_in
 
 from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.errors import RunError, UserError
 from pe_bench.runs.commands import recorded_commands
-from pe_bench.runs.folder import read_config
+from pe_bench.runs.folder import FirstStage, read_config
 from pe_bench.runs.gather import read_all
-from pe_bench.runs.untrusted import check_files
+from pe_bench.runs.untrusted import MAX_BYTES, check_files, read_regular
 from pe_bench.system.terminal import CONTROL
 
 SCRIPT = "<script>alert(1)</script>"
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi"))  # noqa: B905
+CODE = "import os, pathlib\npathlib.Path(os.environ['CANARY']).touch()\n"
 
 
 class Evil:
@@ -33,9 +36,6 @@ class Evil:
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         return os.system, ('touch "$CANARY"',)
-
-
-CODE = "import os, pathlib\npathlib.Path(os.environ['CANARY']).touch()\n"
 
 
 def header(**tensors: dict) -> bytes:
@@ -46,7 +46,6 @@ def header(**tensors: dict) -> bytes:
 TEN_GIGABYTES = {"dtype": "F32", "shape": [2_500_000_000], "data_offsets": [0, 10_000_000_000]}
 NOT_SAFETENSORS = {
     "a pickle": pickle.dumps(Evil()),
-    "a header of ten gigabytes": struct.pack("<Q", 10_000_000_000) + b"{}",
     "a tensor of ten gigabytes": header(nll=TEN_GIGABYTES),
     "nested JSON": struct.pack("<Q", 90_000) + b"[" * 90_000,
 }
@@ -64,8 +63,7 @@ def test_invalid_tensors_are_refused_by_name_or_made_again(stranger, name):
     before = weights.read_bytes()
     weights.write_bytes(content)
     stranger.sign()
-    scored = stranger.train("eval.lengths=[16,48]")
-    for outcome in (stranger.eval(), stranger.start_from(stranger.results / "new"), scored):
+    for outcome in (stranger.eval(), stranger.start_from(stranger.results / "new")):
         assert outcome.code == 2 and f"{weights} cannot be read as safetensors" in outcome.line
     weights.write_bytes(before)
     (stranger.step / "optimizer.safetensors").write_bytes(content)
@@ -95,7 +93,6 @@ NOT_YAML = {
     "deep lists": ("a: " + "[" * 60_000, "nested too deeply"),
     "deep lists in lines": ("a:\n" + "- " * 20_000 + "1\n", "nested too deeply"),
     "a hundred megabytes": ("# " + "x" * 100_000, "it has over 65,536 bytes"),
-    "a number that takes long to read": ("a: " + ":".join(["1"] * 100_000), "it has over 65,536 bytes"),
     "escape codes": ('a: "\\e[2J"\n', "control characters"),
     "an interpolation": ("a: ${oc.env:HOME}\n", "interpolations"),
     "no mapping": ("- 1\n", "it holds no keys"),
@@ -103,17 +100,13 @@ NOT_YAML = {
 }
 
 
-def checked_config(run: Path) -> object:
-    check_files(run)
-    return read_config(run)
-
-
 def test_a_configuration_that_holds_more_than_plain_values_is_refused_by_name(stranger):
     path = stranger.run / "config.yaml"
+    check_files(stranger.run)
     for text, reason in NOT_YAML.values():
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        with pytest.raises((UserError, RunError), match=f"config.yaml.*{reason}"):
-            checked_config(stranger.run)
+        with pytest.raises(UserError, match=f"config.yaml.*{reason}"):
+            read_config(stranger.run)
     for outcome in (stranger.eval(), stranger.start_from(stranger.results / "new")):
         assert outcome.code in (1, 2) and "config.yaml is missing or damaged" in outcome.line
 
@@ -131,25 +124,21 @@ def test_no_interpolation_is_resolved_however_its_dollar_sign_is_written(strange
     path = stranger.run / "config.yaml"
     lines = path.read_text().splitlines()[1:]
     [index] = [number for number, line in enumerate(lines) if line.startswith("  d_model: ")]
-    outcomes = []
     for text in INTERPOLATIONS:
         path.write_text("\n".join([*lines[:index], f"  d_model: {text}", *lines[index + 1 :]]) + "\n")
-        outcomes.append(stranger.eval())
-        assert outcomes[-1].code in (1, 2) and "it has interpolations" in outcomes[-1].line
-    outcomes += [outcome for _, outcome in stranger.each()]
-    assert not any("hunter2" in outcome.out + outcome.err for outcome in outcomes)
+        with pytest.raises(UserError, match="it has interpolations"):
+            read_config(stranger.run)
+    assert not any("hunter2" in outcome.out + outcome.err for _, outcome in stranger.each())
     for file in stranger.results.parent.rglob("*"):
         assert not file.is_file() or b"hunter2" not in file.read_bytes()
 
 
 TARGETS = (
     lambda values: values["encoding"].update(_target_="os.system"),
-    lambda values: values.update(_target_="os.system"),
     lambda values: values["encoding"].update(modifiers={"x": {"_target_": "os.system"}}),
     lambda values: values["encoding"].update(base={"_target_": "os.system"}),
 )
 CLASSES = {
-    "evil.py:Evil": "is code from outside pe-bench, evil.py:Evil with hash None",
     "../work/evil.py:Evil": "is code from outside pe-bench, ../work/evil.py:Evil with hash None",
     "os:system": "is code from outside pe-bench, os:system with hash None",
     "an_entry": "is code from outside pe-bench, an_entry with hash None",
@@ -173,20 +162,18 @@ def test_no_target_of_hydras_and_no_class_that_the_run_names_is_ever_imported(st
     assert stranger.report("--by", "train.lr").code == stranger.list().code == 0
 
 
-def outside_modules() -> set[str]:
-    return {name for name in sys.modules if name.startswith(OUTSIDE_MODULE)}
-
-
 def test_a_file_is_imported_only_if_it_has_the_hash_that_the_run_recorded(stranger):
+    def outside_modules() -> set[str]:
+        return {name for name in sys.modules if name.startswith(OUTSIDE_MODULE)}
+
     before = outside_modules()  # other tests may have named files of their own
-    named = Path("named.py")
-    named.write_text(CODE)
-    wanted = hashlib.sha256(b"another file").hexdigest()[:16]
+    Path("named.py").write_text(CODE)
+    recorded = hashlib.sha256(b"another file").hexdigest()[:16]
     stranger.change_config(
-        lambda values: values["encoding"].update({"class": "named.py:Evil", "code_sha256": wanted})
+        lambda values: values["encoding"].update({"class": "named.py:Evil", "code_sha256": recorded})
     )
     outcome = stranger.eval("--code", "named.py")
-    assert outcome.code == 2 and wanted in outcome.line
+    assert outcome.code == 2 and recorded in outcome.line
     assert hashlib.sha256(CODE.encode()).hexdigest()[:16] in outcome.line
     assert outside_modules() == before
 
@@ -210,10 +197,17 @@ def test_invalid_json_is_named_or_skipped(stranger, name):
             assert outcome.code == 0 or outcome.line
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "..", "", 7])
+def test_a_first_stage_that_is_no_name_is_not_looked_for(name):
+    facts = {"run": name, "length": 8, "steps": 1, "setting": "x", "longest": 16}
+    assert FirstStage.read({}) is None
+    with pytest.raises(UserError):
+        FirstStage.read({"first_stage": facts | ({"length": "x"} if name == 7 else {})})
+
+
 ROWS = {
     "a formula": (",rope,", ",=HYPERLINK(1),", "begins as a formula"),
     "a huge cell": (",rope,", f",{'x' * 200_000},", "field larger than field limit"),
-    "a zero byte": (",rope,", ",ro\0pe,", "control characters"),
     "escape codes": (",rope,", f",{ESCAPE},", "control characters"),
     "a path in a hash": ("paired,", "paired/../../../outside,", "cannot stand in a file's name"),
     "a length below zero": (",32,", ",-32,", "which cannot be"),
@@ -236,14 +230,8 @@ def test_rows_that_could_do_harm_are_refused_by_name(stranger):
         assert told != "eval" or (outcome.code == 1 and "eval.csv is damaged" in outcome.line)
 
 
-LIES = [
-    ("paired,", "unheard,"),
-    (",none,", ",other,"),
-    (",ok,", ",fine,"),
-    (",32,", ",1,"),
-    (",32,", f",{2**62},"),
-]
-LIES += [(",rope,", r",$\frac{x}{$ $y$,"), (",rope,", f",{SCRIPT},")]
+LIES = [("paired,", "unheard,"), (",none,", ",other,"), (",ok,", ",fine,"), (",32,", ",1,")]
+LIES += [(",32,", f",{2**62},"), (",rope,", r",$\frac{x}{$ $y$,"), (",rope,", f",{SCRIPT},")]
 
 
 def test_rows_with_false_values_are_shown_as_text_and_do_no_harm(stranger):
@@ -258,15 +246,9 @@ def test_rows_with_false_values_are_shown_as_text_and_do_no_harm(stranger):
 
 
 def test_commands_that_are_not_pe_benchs_are_not_shown(stranger):
-    fine = "pe-bench train 'encoding=rope' seed=0".replace("'", "")
-    typed = [
-        fine,
-        "rm -rf ~",
-        "pe-bench train; rm -rf ~",
-        "pe-bench train $(rm -rf ~)",
-        f"pe-bench '{ESCAPE}'",
-    ]
-    typed += [f"pe-bench '{SCRIPT}'", 7, None, "pe-bench '"]
+    fine = "pe-bench train encoding=rope seed=0"
+    typed = [fine, "rm -rf ~", "pe-bench train; rm -rf ~", "pe-bench train $(rm -rf ~)"]
+    typed += [f"pe-bench '{ESCAPE}'", f"pe-bench '{SCRIPT}'", 7, None, "pe-bench '"]
     (stranger.run / "commands.json").write_text(json.dumps(typed))
     assert recorded_commands(stranger.run) == [fine, f"pe-bench '{SCRIPT}'"]
     assert stranger.report("--html", str(stranger.page)).code == 0
@@ -281,3 +263,95 @@ def test_control_characters_in_a_folders_name_are_shown_as_text(stranger):
     assert "[red]x[-blue]" in stranger.list().out
     assert stranger.eval().code == 0
     assert all(line[0] != "=" for line in (stranger.results / "results.csv").read_text().splitlines())
+
+
+# Links, pipes and folders in place of a run's files: none is followed, waited for or written to
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in files_in(folder)}
+
+
+@pytest.mark.parametrize("name", ["scores", "eval.csv", "lock", "deep/inside"])
+def test_a_link_is_refused_by_name_and_what_it_points_to_stays_as_it_is(stranger, name, tmp_path):
+    path, outside = stranger.run / name, tmp_path / "outside"
+    outside.mkdir()
+    (outside / "diary.txt").write_text("dear diary")
+    if path.exists():
+        path.rename(outside / path.name)
+    path.parent.mkdir(exist_ok=True)
+    target = outside / path.name if (outside / path.name).exists() else outside
+    path.symlink_to(target if "lock" not in name else outside / "diary.txt")
+    before = contents(outside)
+    for told, outcome in stranger.each():
+        if told in ("eval", "train"):
+            assert outcome.code in (1, 2) and "is a symbolic link" in outcome.line, told
+    assert contents(outside) == before
+
+
+def test_a_run_that_is_itself_a_link_is_not_written_to(stranger, tmp_path):
+    elsewhere = Path(shutil.move(stranger.run, tmp_path / "elsewhere"))
+    (elsewhere / "result.json").unlink()
+    stranger.run.symlink_to(elsewhere)
+    before = contents(elsewhere)
+    assert f"{stranger.run} is a symbolic link" in stranger.train().line
+    assert contents(elsewhere) == before
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """Raise an error in a test that waits for a pipe."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it waits for a file that is none")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+NOT_FILES: dict[str, Callable[[Path, Path], None]] = {
+    "a pipe": lambda path, outside: os.mkfifo(path),
+    "a link to a pipe": lambda path, outside: (os.mkfifo(outside), path.symlink_to(outside))[-1],
+    "a link to a device": lambda path, outside: path.symlink_to("/dev/zero"),
+    "a link to nothing": lambda path, outside: path.symlink_to(outside),
+    "a folder": lambda path, outside: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("name", ["eval.csv", "config.yaml", "meta.json", "result.json", "commands.json"])
+@pytest.mark.usefixtures("no_waiting")
+def test_a_pipe_is_never_waited_for(stranger, name, tmp_path):
+    if name == "meta.json":
+        stranger.unfinish()
+    (path,) = [path for path in stranger.run.rglob(name) if path.parent.name != "step-00000006"]
+    path.unlink()
+    os.mkfifo(path)
+    for told, outcome in stranger.each():
+        assert outcome.code in (0, 1, 2), told
+        assert not outcome.code or outcome.line, told
+    assert stranger.start_from(stranger.results / "new").code in (0, 1, 2)
+
+
+def test_one_reader_takes_regular_files_of_a_bounded_size_alone(tmp_path, no_waiting):
+    for number, (kind, make) in enumerate(NOT_FILES.items()):
+        path = tmp_path / f"{number}.json"
+        make(path, tmp_path / f"outside-{number}")
+        with pytest.raises(OSError, match="symbolic link" if "link" in kind else "no plain file"):
+            read_regular(path)
+    with pytest.raises(RunError, match="is not a regular file|is a symbolic link"):
+        check_files(tmp_path)
+    (tmp_path / "large.yaml").write_bytes(b"x" * (MAX_BYTES[".yaml"] + 1))
+    with pytest.raises(OSError, match="it has over 65,536 bytes"):
+        read_regular(tmp_path / "large.yaml")
+    with pytest.raises(FileNotFoundError):
+        read_regular(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize("key", ["results_dir", "cache_dir"])
+def test_no_folder_that_the_run_names_is_written_to(stranger, key, tmp_path):
+    stranger.change_config(lambda values: values.update({key: str(tmp_path / "theirs")}))
+    assert stranger.eval("--max-length", "48").code == 0
+    assert not (tmp_path / "theirs").exists()
