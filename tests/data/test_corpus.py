@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
 import yaml
 
@@ -15,7 +14,7 @@ from pe_bench.config.schema import DataConfig
 from pe_bench.data import split
 from pe_bench.data.packed import read_corpus
 from pe_bench.data.sources import Document, character_boundary, within_budget
-from pe_bench.data.split import split_corpus, window_hashes, without_overlap
+from pe_bench.data.split import split_corpus, without_overlap
 from pe_bench.errors import UserError
 
 
@@ -212,14 +211,6 @@ def test_a_validation_document_that_stands_in_training_is_dropped(monkeypatch, s
     taken = int(10_000 * shared)
     text = noise(10_000 - taken, 2) + training.text[5_000 : 5_000 + taken]
     assert len(without_overlap([Document("validation", text)], [training])) == kept
-
-
-def test_equal_windows_and_only_they_have_equal_hashes():
-    text = noise(5_000, 3)
-    hashes = window_hashes(text + b"-" + text)
-    windows = [(text + b"-" + text)[start : start + 48] for start in range(len(hashes))]
-    assert len(hashes) == 10_001 - 47 and len(set(windows)) == len(np.unique(hashes))
-    assert np.array_equal(hashes[:4_953], hashes[5_001:]) and len(window_hashes(b"x" * 47)) == 0
 
 
 def test_the_split_is_decided_by_text_and_each_stratum_of_sizes_gives_one_document():

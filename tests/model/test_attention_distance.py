@@ -19,7 +19,6 @@ from pe_bench.model.attention.fused import (
     NegligibleKeys,
     fused_distance_attention,
 )
-from pe_bench.scoring.scorer import flush_denormals
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
@@ -145,25 +144,3 @@ def test_what_is_left_out_has_no_weight() -> None:
 
 
 TYPES = (torch.float32, torch.float64)
-
-
-def test_denormals_are_zeros_in_all_threads_while_they_are_flushed() -> None:
-    tiny = torch.full((1_000_000,), 1e-39)
-
-    def flushed() -> set[bool]:
-        """Return whether the first and the last of many products, which two threads make, are zeros."""
-        products = (tiny * 1.0).view(torch.int32)  # as bits: where denormals count as zeros, one equals zero
-        return {bool(products[0] == 0), bool(products[-1] == 0)}
-
-    torch.set_num_threads(2)
-    try:
-        assert flushed() == {False}
-        with flush_denormals():
-            with flush_denormals():
-                assert flushed() == {True}
-            assert flushed() == {True}
-        with pytest.raises(RuntimeError), flush_denormals():
-            raise RuntimeError
-        assert flushed() == {False}
-    finally:
-        torch.set_num_threads(1)

@@ -27,7 +27,6 @@ from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.flex import (
     BLOCK,
-    add_columns,
     block_mask,
     can_flex,
     fused_flex_attention,
@@ -120,20 +119,3 @@ def test_masks_hold_what_is_visible_and_nothing_else(tokens: int) -> None:
 
 
 # Precision
-
-
-def test_columns_keep_differences_of_sums_that_are_too_long_for_float32() -> None:
-    tokens = 2_000
-    generator = torch.Generator().manual_seed(0)
-    sums = -45_000 - torch.rand(2, H, tokens, generator=generator, dtype=torch.float64).cumsum(-1)
-    ones = torch.ones_like(sums)
-    like = torch.empty(2, H, tokens, K, dtype=torch.bfloat16)
-    added = add_columns(torch.stack([sums, ones], -1), torch.stack([ones, -sums], -1), like)
-    query, key = torch.arange(tokens)[:, None], torch.arange(tokens)
-    found = added(torch.zeros(()), torch.tensor(1), torch.tensor(2), query, key)
-    exact, rounded = (one[1, 2, :, None] - one[1, 2] for one in (sums, sums.float()))
-    near = (query - key).abs() < 10
-    assert found.dtype == torch.float32
-    assert float((found - exact).abs().max()) < 1e-4  # a rounding of differences up to 1,000
-    assert float((found - exact).abs()[near].max()) < 1e-6
-    assert float((rounded - exact).abs()[near].max()) > 1e-3
