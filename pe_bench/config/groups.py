@@ -41,7 +41,7 @@ def aliases() -> dict[str, str]:
 def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     """Return the name of the file in `group` that was meant, also by an alias or in other letters (`RoPE`).
 
-    `FILE.py:CLASS` and `module:CLASS` are names of encodings too. A file in a person's own folder comes
+    `FILE.py:CLASS` is the name of an encoding too. A file in a person's own folder comes
     before an alias. Raises `UserError` for an unknown name.
     """
     if group == "encoding":

@@ -306,7 +306,7 @@ def _check_part(part: Any, key: str) -> None:
     """Raise `UserError` for a part of an encoding, or an encoding in an option, without a class."""
     name = part.get("class") if isinstance(part, dict) else None
     way = f"name it in the YAML file of the {key.split('.')[0]}"
-    message = f"{key}.class must be text such as module:Class or file.py:Class, not {shown(name)}: {way}"
+    message = f"{key}.class must be text such as file.py:Class, not {shown(name)}: {way}"
     require(isinstance(name, str) and name != "", message)
     modifiers = check_type(part.get("modifiers") or {}, dict, f"{key}.modifiers")
     for name, modifier in modifiers.items():

@@ -1,4 +1,4 @@
-"""Find an encoding's class: `module:Class` or `file.py:Class`."""
+"""Find an encoding's class: one of pe-bench's own, or `file.py:Class`."""
 
 import importlib
 import inspect
@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeGuard, get_args
 
 from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
-from pe_bench.encodings.source import digest, find_file, is_file, sources
+from pe_bench.encodings.source import digest, find_file, sources
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import same_working_folder
 from pe_bench.system.signals import INTERRUPTIONS
-from pe_bench.values import close_to, shown, unknown
+from pe_bench.values import close_to, unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
 BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\w*")
@@ -33,18 +33,23 @@ class Code(NamedTuple):
 
 
 def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
-    """Load the class that `module:Class` or `file.py:Class` refers to.
+    """Load the class that `file.py:Class` refers to, or one of pe-bench's own by `module:Class`.
 
     `search` are folders in which the file may lie. Raises `UserError`, also for a class that does nothing.
     """
     location, _, name = specification.rpartition(":")
-    if is_built_in(specification) or not is_file(location):
-        encoding_class = _checked(_load_module(location), name, specification)
-        path = Path(inspect.getfile(encoding_class))
-    else:
-        path = find_file(location, search)
-        encoding_class = _checked(_load_file(path), name, specification)
-    return Code(encoding_class, path, None if is_built_in(specification) else digest(path))
+    if is_built_in(specification):
+        try:
+            encoding_class = _checked(importlib.import_module(location), name, specification)
+        except ImportError as error:
+            raise UserError(f"pe-bench has no encoding {specification}") from error
+        return Code(encoding_class, Path(inspect.getfile(encoding_class)), None)
+    require(location.endswith(".py"), f"the class of an encoding is file.py:Class, not {specification}")
+    path = find_file(location, search)
+    encoding_class = _checked(_load_file(path), name, specification)
+    _refuse_no_hook(encoding_class)
+    _refuse_wrong_declarations(encoding_class)
+    return Code(encoding_class, path, digest(path))
 
 
 def find_class(specification: str, search: Sequence[Path] = ()) -> EncodingClass:
@@ -70,7 +75,8 @@ def _load_file(path: Path) -> ModuleType:
         raise
     except BaseException as error:
         del sys.modules[name]
-        raise UserError(f"{_line_of(error, path)}: {_describe(error)}") from error
+        text = error.msg if isinstance(error, SyntaxError) else first_line(error)
+        raise UserError(f"{_line_of(error, path)}: {type(error).__name__}: {text}") from error
     return module
 
 
@@ -98,45 +104,20 @@ def _line_of(error: BaseException, path: Path) -> str:
     return f"{path}:{lines[-1]}" if lines else str(path)
 
 
-def _describe(error: BaseException) -> str:
-    text = error.msg if isinstance(error, SyntaxError) else first_line(error)
-    return f"{type(error).__name__}: {text}"
-
-
-def _load_module(name: str) -> ModuleType:
-    require(name != "", "the class of an encoding is module:Class or file.py:Class")
-    try:
-        with same_working_folder():
-            return importlib.import_module(name)
-    except INTERRUPTIONS:
-        raise
-    except BaseException as error:
-        reason = error if isinstance(error, ImportError) else _describe(error)
-        raise UserError(f"the encoding's module {name} could not be imported: {reason}") from error
-
-
 def _is_encoding(named: Any) -> TypeGuard[EncodingClass]:
     return isinstance(named, type) and issubclass(named, (LayerEncoding, PositionalEncoding))
 
 
 def _checked(module: ModuleType, name: str, specification: str) -> EncodingClass:
-    """Return what a specification names. Raises `UserError` where it is no encoding, or does nothing."""
+    """Return what a specification names. Raises `UserError` where it is no encoding."""
     named = getattr(module, name, None)
     if not _is_encoding(named):
-        own = [
-            key
-            for key, value in vars(module).items()
-            if _is_encoding(value) and value.__module__ == module.__name__
-        ]
-        close = close_to(name, own)
-        hint = f": did you mean '{close[0]}'?" if close else ""
+        classes = [key for key, value in vars(module).items() if _is_encoding(value)]
+        close = close_to(name, classes)
         raise UserError(
-            f"'{specification}' names no encoding: {name} must be a class there "
-            f"that derives from LayerEncoding or PositionalEncoding{hint}"
+            f"'{specification}' names no encoding: {name} must be a class there that derives from "
+            f"LayerEncoding or PositionalEncoding{f': did you mean {close[0]!r}?' if close else ''}"
         )
-    if not is_built_in(specification):
-        _refuse_no_hook(named)
-        refuse_wrong_declarations(named)
     return named
 
 
@@ -151,14 +132,8 @@ def _refuse_no_hook(encoding: EncodingClass) -> None:
     )
 
 
-def refuse_wrong_declarations(encoding: EncodingClass | LayerEncoding | PositionalEncoding) -> None:
-    """Raise `UserError` where a class, or an instance of it, declares what has no meaning."""
-    name = encoding.__name__ if isinstance(encoding, type) else type(encoding).__name__
-    claims, past_training = encoding.claims, str(encoding.past_training)
-    require(
-        isinstance(claims, (frozenset, set)), f"{name}.claims must be a set of texts, not {shown(claims)}"
-    )
-    for claim in sorted(map(str, claims - set(get_args(Claim)))):
-        raise UserError(f"{name}: {unknown(claim, 'claim', get_args(Claim))}")
-    if past_training not in get_args(PastTraining):
-        raise UserError(f"{name}: {unknown(past_training, 'past_training', get_args(PastTraining))}")
+def _refuse_wrong_declarations(encoding: EncodingClass) -> None:
+    """Raise `UserError` where a class declares what has no meaning."""
+    declared = [("claim", claim, get_args(Claim)) for claim in sorted(encoding.claims)]
+    for kind, word, words in [*declared, ("past_training", encoding.past_training, get_args(PastTraining))]:
+        require(word in words, f"{encoding.__name__}: {unknown(word, kind, words)}")

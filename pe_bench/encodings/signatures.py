@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pe_bench.encodings.source import find_file, is_file
+from pe_bench.encodings.source import find_file
 from pe_bench.errors import UserError
 
 MISSING = "???"  # OmegaConf's sign of a value that has to be given
@@ -41,9 +41,6 @@ class UnreadableError(Exception):
     """A class whose options its source does not show."""
 
 
-UNREADABLE = (UnreadableError, OSError, SyntaxError, ValueError)
-
-
 def require_class(name: str, search: Sequence[Path] = ()) -> None:
     """Raise `UserError` for a file without a class, with the classes that it has: it is read and not run."""
     if not name.endswith(".py"):
@@ -57,16 +54,16 @@ def require_class(name: str, search: Sequence[Path] = ()) -> None:
 
 
 def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool = True) -> list[Option]:
-    """Return the options of `module:Class` or `file.py:Class`.
+    """Return the options of `file.py:Class`, or of one of pe-bench's own by `module:Class`.
 
     Where the source does not show them they are those of the class, or none where no code may run. Raises
     `UserError`.
     """
     location, _, name = specification.rpartition(":")
     try:
-        file = find_file(location, search) if is_file(location) else _module_file(location, Path())
+        file = find_file(location, search) if location.endswith(".py") else _module_file(location, Path())
         return _options(file, name)
-    except UNREADABLE:
+    except (UnreadableError, OSError, SyntaxError, ValueError):
         if not may_run:
             return []
         from pe_bench.encodings.load import find_class

@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,10 +22,6 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
             return (folder / location).resolve()
     searched = ", ".join(str(folder) for folder in folders)
     raise UserError(f"the encoding's file {location} was not found in: {searched}")
-
-
-def is_file(location: str) -> bool:
-    return location.endswith(".py") or "/" in location or os.sep in location
 
 
 def digest(path: Path) -> str:
@@ -51,11 +46,6 @@ def sources(path: Path) -> list[Path]:
         todo += [each for each in imported if each not in files]
         files |= dict.fromkeys(imported)
     return [path, *sorted(set(files) - {path})]
-
-
-def describe_sources(path: Path) -> str:
-    imported = ", ".join(str(file.relative_to(path.parent)) for file in sources(path)[1:])
-    return f"{path} (with {imported}, which it imports)" if imported else str(path)
 
 
 def _imported_names(file: Path, folder: Path) -> Iterator[str]:

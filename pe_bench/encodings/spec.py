@@ -4,22 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 from pe_bench.encodings.base import Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import Code, EncodingClass, find_code, is_built_in, refuse_wrong_declarations
+from pe_bench.encodings.load import Code, EncodingClass, find_code, is_built_in
 from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, defaults_of
-from pe_bench.encodings.source import describe_sources, digest
+from pe_bench.encodings.source import digest
 from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, shown, unknown
-
-
-class Parameter(NamedTuple):
-    """A parameter of a class's constructor."""
-
-    default: Any  # `MISSING` where it has none
-    kind: Any  # its type
 
 
 @dataclass(frozen=True)
@@ -52,13 +45,9 @@ class PartSpec:
         return str(self.values.get("name", specification))
 
     @cached_property
-    def parameters(self) -> dict[str, Parameter]:
-        """Return the parameters of the constructor by the names of options."""
-        hints = get_type_hints(self.encoding_class.__init__, include_extras=True)
-        return {
-            option: Parameter(default, hints.get(argument_of(option), Any))
-            for option, default in defaults_of(self.encoding_class).items()
-        }
+    def defaults(self) -> dict[str, Any]:
+        """Return the defaults of the constructor, `MISSING` where there is none, by the names of options."""
+        return defaults_of(self.encoding_class)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -66,19 +55,17 @@ class PartSpec:
         options = {
             name: value for name, value in self.values.items() if name not in NOT_OPTIONS and value != MISSING
         }
-        for name in options.keys() - self.parameters.keys():
-            options_of_class = [f"{self.key}.{parameter}" for parameter in self.parameters]
-            raise UserError(unknown(f"{self.key}.{name}", "option", options_of_class))
-        needed = [name for name, parameter in self.parameters.items() if parameter.default == MISSING]
-        missing = [name for name in needed if name not in options]
-        require(
-            not missing,
-            f"{self.key} needs a value for {', '.join(missing)}: give {self.key}.{''.join(missing[:1])}=...",
-        )
+        for name in options.keys() - self.defaults.keys():
+            keys = [f"{self.key}.{option}" for option in self.defaults]
+            raise UserError(unknown(f"{self.key}.{name}", "option", keys))
+        for name, default in self.defaults.items():
+            is_given = name in options or default != MISSING
+            require(is_given, f"{self.key} needs a value for {name}: give {self.key}.{name}=...")
         return {name: self._checked(name, value) for name, value in options.items()}
 
     def _checked(self, option: str, value: Any) -> Any:
-        key, kind = f"{self.key}.{option}", self.parameters[option].kind
+        kinds = get_type_hints(self.encoding_class.__init__, include_extras=True)
+        key, kind = f"{self.key}.{option}", kinds.get(argument_of(option), Any)
         if kind != NestedEncoding:
             return check_type(value, kind, key)
         require(is_part(value), f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
@@ -95,7 +82,7 @@ class PartSpec:
 
     def changed_options(self) -> dict[str, Any]:
         """Return the options that differ from the constructor's defaults, or have none."""
-        return {name: value for name, value in self.options.items() if value != self.parameters[name].default}
+        return {name: value for name, value in self.options.items() if value != self.defaults[name]}
 
     def chosen_options(self) -> dict[str, Any]:
         """Return the changed options that do not follow from the rest of the configuration, or a preset."""
@@ -108,12 +95,8 @@ class PartSpec:
         values = self.options | {option: spec.build for option, spec in self.nested.items()}
         options = {argument_of(option): value for option, value in values.items()}
         if issubclass(encoding, PositionalEncoding):
-            built = encoding(**options)
-        else:
-            built = Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
-        if not self.is_built_in:
-            refuse_wrong_declarations(built if isinstance(built, encoding) else built.layer(0))
-        return built
+            return encoding(**options)
+        return Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
 
     def identity(self) -> dict[str, Any]:
         """Return the name, the hash of outside code, options and rate: they identify a run.
@@ -219,19 +202,18 @@ class EncodingSpec:
         def trusted(part: PartSpec) -> dict[str, Any]:
             if part.is_built_in:
                 return {}
-            specification, code_hash = str(part.values["class"]), str(part.values.get("code_sha256"))
-            location, _, name = specification.rpartition(":")
-            file_name = Path(location).name
+            location, _, name = str(part.values["class"]).rpartition(":")
+            code_hash, file_name = str(part.values.get("code_sha256")), Path(location).name
             same_name = [path for path in files if may_differ and path.name == file_name]
             if code_hash not in hashes and not same_name:
                 way = (
                     "give the file as it was when the run was trained, which its folder has in code/ "
                     f"(--force scores the weights under a changed {file_name} and labels the rows)"
                 )
-                named = "".join(f"; {describe_sources(path)} has {value}" for value, path in hashes.items())
+                hashes_of_files = "".join(f"; {path} has {value}" for value, path in hashes.items())
                 raise UserError(
-                    f"this run's encoding is code from outside pe-bench, {specification} with hash "
-                    f"{code_hash}{named}: {way if named else 'name its file with --code FILE.py'}, "
+                    f"this run's encoding is code from outside pe-bench, {location}:{name} with hash "
+                    f"{code_hash}{hashes_of_files}: {way if files else 'name its file with --code FILE.py'}, "
                     "if you trust it"
                 )
             return {"class": f"{hashes[code_hash] if code_hash in hashes else same_name[0]}:{name}"}

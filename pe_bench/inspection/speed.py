@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas
 import torch
-from filelock import FileLock
 from torch import nn
 
 from pe_bench.config.schema import Config
@@ -33,7 +32,7 @@ from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer, tokens_without_query
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
-from pe_bench.system.files import name_write_errors, write_text
+from pe_bench.system.files import write_text
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid
 from pe_bench.system.machine import (
     PeakMemory,
@@ -51,7 +50,6 @@ NEVER = 10**9  # steps
 REPEATS = 5  # of a pass, at least
 MAX_REPEATS = 25
 SHORT = 0.5  # seconds: a pass is repeated for so long if that is not more often than `MAX_REPEATS`
-LONG = 20.0  # seconds: none begins after so long, though there be fewer than `REPEATS`
 
 # What is measured: of two rows with the same, the later one holds.
 KEY = ["encoding", "setting", "model", "length", "pass", "device", "processor", "threads", "dtype"]
@@ -184,37 +182,32 @@ class Bench:
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
             length, (first, *_) = next(iter(subjects.items()))
             self._pass(first, length)()  # the first pass loads libraries, which cost no encoding
-        for length, (first, *compared) in subjects.items():
-            watch(f"{length:,} tokens: {first.label}")
-            row, reference = self.row(first, length)
-            yield row if reference is None else row | {"relative": 1.0}
-            for subject in compared:
+        for length, each in subjects.items():
+            reference: Pass | None = None
+            for subject in each:
                 watch(f"{length:,} tokens: {subject.label}")
-                yield self.row(subject, length, reference)[0]
+                row, timed = self._row(subject, length, reference)
+                if subject is each[0] and timed is not None:
+                    reference, row["relative"] = timed, 1.0
+                yield row
 
-    def row(
-        self, subject: ResolvedEncoding, length: int, reference: Pass | None = None
-    ) -> tuple[Row, Pass | None]:
+    def _row(self, subject: ResolvedEncoding, length: int, reference: Pass | None) -> tuple[Row, Pass | None]:
         """Time one encoding; return its row, and the pass if there is one."""
         row: Row = {**dict.fromkeys(COLUMNS), **self.facts, "path": "", "reason": "", "repeats": 0}
-        row |= {"encoding": subject.label, "length": length}
-        row |= {
-            "model": subject.config.model.name,
-            "pass": "train" if self.train else "score",
-            "status": "ok",
-        }
+        row |= {"encoding": subject.label, "length": length, "model": subject.config.model.name}
+        row |= {"pass": "train" if self.train else "score", "status": "ok"}
         row["dtype"] = str(dtype_of(subject.config, self.train)).removeprefix("torch.")
         try:
             timed = self._pass(subject, length)
             row |= {"batch": timed.batch, "path": timed.path}
-            row["peak_memory_mb"] = peak_of(timed)
+            peak = peak_of(timed)
             row |= numbers_of(timed, length, *time_pass(timed, reference, self.repeats))
         except INTERRUPTIONS:
             raise
         except BaseException as error:
             status, reason = outcome_of(error)
-            return row | {"status": status, "reason": reason, "peak_memory_mb": None}, None
-        return row, timed
+            return row | {"status": status, "reason": reason}, None
+        return row | {"peak_memory_mb": peak}, timed
 
     def _pass(self, subject: ResolvedEncoding, length: int) -> Pass:
         kind = TrainingPass if self.train else ScoringPass
@@ -223,13 +216,13 @@ class Bench:
 
 def numbers_of(timed: Pass, length: int, milliseconds: Sequence[float], ratios: Sequence[float]) -> Row:
     median = statistics.median(milliseconds)
-    is_compared = len(ratios) > 1
-    exact = [None, *(ratios or [None]), None]  # quartiles need two numbers
-    quartiles = statistics.quantiles(ratios, n=4, method="inclusive") if is_compared else exact
+    low, relative, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist() if ratios else (None, None, None)
     numbers = {
         "milliseconds": median,
         "tokens_per_second": timed.batch * length / median * 1e3,
-        **dict(zip(("relative_low", "relative", "relative_high"), quartiles, strict=True)),
+        "relative_low": low,
+        "relative": relative,
+        "relative_high": high,
         "gflops_per_second": timed.flops / median / 1e6,
     }
     rounded = {name: None if value is None else round(value, 4) for name, value in numbers.items()}
@@ -268,11 +261,7 @@ def _wait_for(device: torch.device) -> None:
 
 def is_due(done: int, elapsed: float, repeats: int | None) -> bool:
     """Return whether to time one more pass, after `done` passes in `elapsed` seconds."""
-    if repeats is not None:
-        return done < repeats
-    if done == 0 or elapsed > LONG:
-        return done == 0
-    return done < REPEATS or (done < MAX_REPEATS and elapsed < SHORT)
+    return done < (repeats or REPEATS) or (repeats is None and done < MAX_REPEATS and elapsed < SHORT)
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
@@ -320,14 +309,10 @@ def read_rows(path: Path) -> pandas.DataFrame:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Append rows to a file, in place of those that measured the same.
-
-    A lock makes the later of two commands read what the other wrote.
-    """
+    """Append rows to a file, in place of those that measured the same."""
     texts = [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
-    with name_write_errors(path), FileLock(path.with_name(path.name + ".lock")):
-        every = pandas.concat([read_rows(path), pandas.DataFrame(texts, columns=COLUMNS)])
-        write_text(path, every.drop_duplicates(KEY, keep="last").to_csv(index=False))
+    every = pandas.concat([read_rows(path), pandas.DataFrame(texts, columns=COLUMNS)])
+    write_text(path, every.drop_duplicates(KEY, keep="last").to_csv(index=False))
 
 
 # The table: the cheapest encoding at the longest length first, with all its lengths
@@ -345,11 +330,8 @@ NOTES = (
 
 def line_of(row: Row) -> str:
     """Return the line that shows a row while others are timed."""
-    what = f"{row['encoding']}, {row['length']:,} tokens: "
-    if row["status"] != "ok":
-        return what + row["status"].replace("_", " ")
-    relative = "" if row["relative"] is None else f", {row['relative']:.2f} x {REFERENCE}"
-    return f"{what}{row['milliseconds']:,.1f} ms{relative} ({row['path']})"
+    encoding, length, *texts = _texts(row, None)
+    return f"{encoding}, {length} tokens: " + (f"{texts[1]} ms ({texts[0]})" if texts[1] else texts[0])
 
 
 def grid_of(rows: Sequence[Row]) -> Grid:
@@ -366,22 +348,17 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     references = {
         row["length"]: row for row in rows if row["encoding"] == REFERENCE and row["status"] == "ok"
     }
-    cells = [list(map(Cell, _texts(row, references.get(row["length"])))) for row in ordered(rows)]
+    # The cheapest at the longest length first, and those without a number there last.
+    longest = max(row["length"] for row in rows)
+    costs = {row["encoding"]: row["relative"] or math.inf for row in rows if row["length"] == longest}
+    ordered = sorted(rows, key=lambda row: (costs[row["encoding"]], row["encoding"], row["length"]))
+    cells = [list(map(Cell, _texts(row, references.get(row["length"])))) for row in ordered]
     speeds = [
         f"{REFERENCE}: {number(row['gflops_per_second'])} GFLOP/s at {length:,} tokens"
         for length, row in references.items()
     ]
     reasons = {f"{row['encoding']} at {row['length']:,}: {row['reason']}" for row in rows if row["reason"]}
     return Grid(columns, cells, title, notes=[*NOTES, *speeds[-1:], *sorted(reasons)], keys=2)
-
-
-def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Put the cheapest encoding at the longest length first, and those without a number there last."""
-    longest = max(row["length"] for row in rows)
-    costs = {row["encoding"]: row["relative"] for row in rows if row["length"] == longest}
-    return sorted(
-        rows, key=lambda row: (costs.get(row["encoding"]) or math.inf, row["encoding"], row["length"])
-    )
 
 
 def _texts(row: Row, reference: Row | None) -> list[str]:

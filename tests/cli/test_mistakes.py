@@ -27,7 +27,7 @@ train modifier=null -> unknown modifier 'null'
 train data={a:b} -> data={a:b}: a run has one data; say data=NAME
 train encoding.name=null -> encoding.name must be letters, digits and the signs . + - _, not null
 train encoding.name=../../../esc -> and the signs . + - _, not '../../../esc'
-train encoding.class=null -> encoding.class must be text such as module:Class
+train encoding.class=null -> encoding.class must be text such as file.py:Class
 train train=3 -> train is a group of keys and cannot be 3: say train.length=VALUE
 train =3 -> '=3' cannot be read: say KEY=VALUE
 train seed=٣ -> 'seed=٣' cannot be read: put quotes around the value, as in 'seed="VALUE"'

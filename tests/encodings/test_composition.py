@@ -7,10 +7,9 @@ import torch
 from support.encodings import turned_sides
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, Side
+from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.bias.alibi import ALiBi
-from pe_bench.encodings.compose import Composition, Stack
-from pe_bench.encodings.ids.randomized import Randomized
+from pe_bench.encodings.compose import Stack
 from pe_bench.encodings.logits.logn import LogN
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
@@ -45,50 +44,18 @@ def both_sides() -> tuple[Side, Side]:
     return project(NoPE(), x, q, k, torch.arange(TOKENS))
 
 
-class Scaled(LayerEncoding):
-    """Queries and keys become `factor` x + `offset`: an order of two such can be told."""
-
-    def __init__(self, factor: float, offset: float):
-        super().__init__()
-        self.factor, self.offset = factor, offset
-
-    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        return self.factor * queries.x + self.offset, self.factor * keys.x + self.offset
-
-
-class Embedding(PositionalEncoding):
-    def __init__(self, factor: float, offset: float):
-        super().__init__()
-        self.factor, self.offset = factor, offset
-
-    def embed(self, x: Tensor, ids: Tensor, tokens: Tensor) -> Tensor:
-        return self.factor * x + self.offset
-
-
 def test_transforms_chain_in_order() -> None:
+    class Scaled(LayerEncoding):
+        def __init__(self, factor: float, offset: float):
+            super().__init__()
+            self.factor, self.offset = factor, offset
+
+        def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+            return self.factor * queries.x + self.offset, self.factor * keys.x + self.offset
+
     _, q, k, _ = inputs()
-    position = torch.arange(TOKENS)
-    turned_q, turned_k = turned_sides(Stack([Scaled(2, 1), Scaled(3, 0)]), q, k, position, position)
-    assert torch.equal(turned_q, 3 * (2 * q + 1))
-    assert torch.equal(turned_k, 3 * (2 * k + 1))
-
-
-def test_embeddings_chain_in_order() -> None:
-    x, ids = torch.ones(1, 3, 4), torch.arange(3)
-    composition = Composition(Embedding(2, 1), {"more": Embedding(3, 0)}, n_layers=1)
-    assert torch.equal(composition.embed(x, ids, ids), 9 * x)
-
-
-def test_biases_add() -> None:
-    queries, keys = both_sides()
-    single, double = ALiBi(HEADS), Stack([ALiBi(HEADS), RoPE(WIDTH), ALiBi(HEADS)])
-    one, both = single.bias(queries, keys), double.bias(queries, keys)
-    assert one is not None
-    assert both is not None
-    assert torch.equal(both, 2 * one)
-    table = double.distance_bias(torch.arange(5))
-    assert table is not None
-    assert torch.equal(table, 2 * single.distance_bias(torch.arange(5)))
+    turned = turned_sides(Stack([Scaled(2, 1), Scaled(3, 0)]), q, k, *2 * [torch.arange(TOKENS)])
+    assert torch.equal(turned[0], 3 * (2 * q + 1)) and torch.equal(turned[1], 3 * (2 * k + 1))
 
 
 def test_adjustments_chain_and_the_owner_of_a_hook_is_asked() -> None:
@@ -154,13 +121,3 @@ def test_a_part_that_is_per_layer_has_parameters_of_its_own_in_each() -> None:
     t5 = {"name": "t5", "class": f"{MODULE}bias.t5:T5", "d_model": 8, "n_heads": HEADS}
     shared = EncodingSpec(t5).build(n_layers=3)
     assert shared.layer(0) is shared.layer(2)
-
-
-def test_ids_are_the_owners() -> None:
-    tokens = torch.zeros(1, 5, dtype=torch.long)
-    modified = EncodingSpec({**ROPE, "modifiers": {"randomized": RANDOM}}).build(n_layers=1)
-    ids = modified.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
-    expected = Randomized(40).ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(ids, expected)
-    plain = EncodingSpec(ROPE).build(n_layers=1).ids(tokens, train=True, generator=None)
-    assert torch.equal(plain, torch.arange(5))

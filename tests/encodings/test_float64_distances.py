@@ -66,14 +66,6 @@ def straight_from_the_formula(
     return scores.masked_fill(~is_visible, -math.inf).softmax(-1) @ v
 
 
-def test_every_encoding_with_effective_distances_is_here() -> None:
-    def below(kind: type) -> set[type]:
-        return {kind}.union(*map(below, kind.__subclasses__()))
-
-    built_in = {kind for kind in below(EffectiveDistance) if kind.__module__.startswith("pe_bench.")}
-    assert {type(make(8)) for make, _ in ENCODINGS.values()} == built_in - {EffectiveDistance}
-
-
 @pytest.mark.parametrize(("tokens", "width"), [(19, 2), (37, 6), (301, 14)])
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_all_paths_are_exact_to_the_rounding_of_float64(name: str, tokens: int, width: int) -> None:

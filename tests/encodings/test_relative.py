@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from support.reference_inputs import K4, Q4, D, H, K, T, fill, near, series
+from support.reference_inputs import K4, Q4, D, H, K, T, near, series
 from support.relative_encodings import (
     CONTENT,
     LAYERS,
@@ -18,10 +18,9 @@ from torch import Tensor
 
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
 from pe_bench.encodings.relative.deberta import DeBERTa, log_buckets
-from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.encodings.relative.transformer_xl import TransformerXL
 from pe_bench.encodings.relative.tupe import TUPE
-from pe_bench.model.attention import attention, choose, reference_attention
+from pe_bench.model.attention import attention, choose
 from pe_bench.model.attention.fused import fused_attention
 
 
@@ -113,14 +112,6 @@ def test_tupe_adds_products_of_normed_positions_under_one_root() -> None:
     assert not near(final_logits(encoding), CONTENT.tril() / math.sqrt(2 * K), 0.1)
 
 
-def test_tupe_with_sinusoids_reads_positions_beyond_every_table() -> None:
-    encoding, far = tupe(positions="sinusoidal"), torch.arange(T) + 5_000
-    rows = sinusoids(far, D, 10_000.0, "interleaved")
-    expected = (CONTENT + products_of_positions(encoding, rows)).tril() / math.sqrt(2 * K)
-    assert near(final_logits(encoding, far), expected, 1e-12)
-    assert encoding.past_training == "defined"
-
-
 def test_tupe_clamps_or_stretches_its_table_where_told() -> None:
     for overflow, position in (("clamp", [0, 1, 1, 1]), ("interpolate", [0, 1 / 3, 2 / 3, 1])):
         encoding = tupe(max_position=2, overflow=overflow)
@@ -129,16 +120,3 @@ def test_tupe_clamps_or_stretches_its_table_where_told() -> None:
         expected = (CONTENT + products_of_positions(encoding, rows)).tril() / math.sqrt(2 * K)
         assert near(final_logits(encoding), expected, 1e-12)
         assert ("prefix_consistent" in encoding.claims) == (overflow == "clamp")
-
-
-def test_shaw_gathered_is_shaw_pair_by_pair() -> None:
-    encoding, tokens = Shaw(d_head=K, max_distance=3).double(), 9
-    fill(encoding.keys, series(torch.sin, 0.9, 4, K))
-    fill(encoding.values, series(torch.cos, 0.8, 4, K))
-    q, k, v = (series(torch.sin, step, 2, H, tokens, K) for step in (0.3, 0.5, 0.7))
-    result = reference_attention(encoding, k, q, k, v, torch.arange(tokens), block=2)
-    for i in range(tokens):
-        rows = [max(j - i, -3) + 3 for j in range(i + 1)]
-        scores = (q[:, :, i : i + 1] * (k[:, :, : i + 1] + encoding.keys[rows])).sum(-1) / math.sqrt(K)
-        mixed = (scores.softmax(-1).unsqueeze(-1) * (v[:, :, : i + 1] + encoding.values[rows])).sum(-2)
-        assert near(result[:, :, i], mixed.detach(), 1e-12)

@@ -13,10 +13,6 @@ from support.reference_inputs import (
     series,
 )
 from support.rotary_encodings import (
-    K8,
-    Q8,
-    V8,
-    X8,
     drawn_pope,
     every_form,
     every_layout,
@@ -32,7 +28,6 @@ from pe_bench.encodings.rotary.partial_rope import PartialRoPE
 from pe_bench.encodings.rotary.rope import Form, Layout, RoPE, rope_frequencies, rotate
 from pe_bench.encodings.rotary.xpos import XPos
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.model.attention import attention
 
 
 @every_layout
@@ -48,20 +43,6 @@ def test_every_form_of_rope_turns_each_pair_by_its_angle(
         angle = position.double() * theta[c]
         assert near(turned[..., a], x[..., a] * angle.cos() - x[..., b] * angle.sin(), 1e-12)
         assert near(turned[..., b], x[..., a] * angle.sin() + x[..., b] * angle.cos(), 1e-12)
-
-
-@every_layout
-@every_form
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_form_of_rope_has_exact_angles_in_every_type(
-    layout: Layout, form: Form, dtype: torch.dtype
-) -> None:
-    x, position = series(torch.sin, 0.7, 1, H, 64, 8).to(dtype), torch.arange(64) + 65_000
-    theta = rope_frequencies(8, 10_000.0)
-    turned = rotate(x, position, theta, layout, form)
-    assert turned.dtype == dtype
-    rounding = 4 * torch.finfo(dtype).eps
-    assert near(turned, rotate(x.double(), position, theta, layout), rounding)
 
 
 @every_layout
@@ -97,16 +78,6 @@ def test_pope_phases_are_bounded_and_each_layers_own() -> None:
     assert near(products(outside), products(inside), 1e-12)
     config = {"class": "pe_bench.encodings.rotary.pope:PoPE", "n_heads": 2, "d_head": 4}
     assert len(list(EncodingSpec(config).build(n_layers=3).parameters())) == 3
-
-
-def test_xpos_counts_from_the_keys_of_each_sequence() -> None:
-    encoding, here = XPos(8, scale_base=4.0).double(), torch.arange(9)
-    position = torch.stack([here, 5 * here + 1_000_000])
-    both = attention(encoding, X8, Q8, K8, V8, position)
-    for row in (0, 1):
-        one = slice(row, row + 1)
-        alone = attention(encoding, X8[one], Q8[one], K8[one], V8[one], position[row])
-        assert near(both[one], alone, 1e-10)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_a_failure_says_by_how_much_and_where_to_look_and_verbose_shows_every_pr
         (["rope", "model.d_head=16"], "leave out model.d_head=16, which is not an option of an encoding"),
         (["alibi", "n_heads=8"], "unknown key 'n_heads': did you mean 'model.n_heads'?"),
         (["gone.py:Gone"], "the encoding's file gone.py was not found"),
-        ([f"{FILE}:NoEncoding"], "derives from LayerEncoding or PositionalEncoding"),
+        ([f"{FILE}:nn"], "derives from LayerEncoding or PositionalEncoding"),
         ([f"{FILE}:NeedsAnOption"], "encoding needs a value for strength: give encoding.strength=..."),
         ([f"{FILE}:NeedsAnOption", "strnegth=1"], "did you mean 'encoding.strength'?"),
         ([f"{FILE}:NeedsAnOption", "strength=10"], "wrong_encodings.py:"),

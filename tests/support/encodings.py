@@ -1,6 +1,6 @@
 """Encodings that represent all others in the short form of the tests."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,9 @@ from pe_bench.encodings.base import LayerEncoding, Side
 ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "irope", "t5", "streaming")
 
 
-def one_of_a_kind(names: Iterable[str]) -> list[Any]:
-    """Return the names as parameters; all except those are for `scripts/test --full`."""
-    return [name if name in ONE_OF_A_KIND else pytest.param(name, marks=pytest.mark.full) for name in names]
+def one_of_a_kind(names: Iterable[str], kinds: Sequence[str] = ONE_OF_A_KIND) -> list[Any]:
+    """Return the names as parameters; all except those kinds are for `scripts/test --full`."""
+    return [name if name in kinds else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 
 def turned_sides(

@@ -10,7 +10,6 @@ from pe_bench.model.attention.reference import project
 
 TOKENS = 14
 ROWS = torch.arange(TOKENS)
-JUMPING = torch.tensor([0, 1, 2, 5, 6, 7, 8, 13, 14, 20, 21, 22, 23, 30])
 
 
 def inputs(tokens: int = TOKENS, batch: int = B) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -96,10 +96,6 @@ class NeedsAnOption(LayerEncoding):
         return torch.full_like(queries.x[..., :1], 1 + self.strength)
 
 
-class NoEncoding:
-    pass
-
-
 # What hooks return, and what the code says.
 
 
@@ -164,12 +160,6 @@ class AnglesOverTheNumberOfKeys(Rotary):
 @fails("shift", r"shift_invariant is not claimed, and holds: positions \+ 5 or \+ 403")
 class ShiftNotClaimed(Right):
     claims = frozenset({"prefix_consistent", "decaying"})
-
-
-@fails("shift many_keys")
-class KeysTurnBackwards(Rotary):
-    def transform(self, queries, keys):
-        return self.turn(queries.x, queries.position), self.turn(keys.x, -keys.position)
 
 
 @fails("batch", r"alone and in a batch, also of other ids, a sequence differs by \d")
@@ -285,19 +275,12 @@ class WindowSeesOneMore(Window):
         return self.window + 1
 
 
-@fails("blocks", r"or a window, and the whole differ by \d")
-class PlaceTakenForIndex(LayerEncoding):
-    """Right where the keys begin at the first token, and so not with a window from outside."""
+@fails("blocks causal prefix many_keys", r"blocks of queries, or a window, and the whole differ by \d")
+class NullOfTheBlock(LayerEncoding):
+    """A null logit that depends on which queries are asked together."""
 
-    claims = BOTH
-
-    def bias(self, queries, keys):
-        start = queries.position[..., :1] - queries.index[:1]
-        place = torch.arange(len(keys.index), device=keys.index.device) + start
-        if not (keys.position.diff(dim=-1) == 1).all():
-            place = keys.position
-        bias = -0.1 * (queries.position.unsqueeze(-1) - place.unsqueeze(-2)).clamp(min=0)
-        return bias.unsqueeze(0) if bias.dim() == 2 else bias
+    def null_logit(self, queries):
+        return queries.raw.amax((-2, -1), keepdim=True)
 
 
 # In its arithmetic.
@@ -310,15 +293,11 @@ class PositionsInTheTypeOfQueries(Rotary):
 
 
 @fails("long_context", r"finite; float32 and float64 differ by \d")
-class AnglesInSinglePrecision(Rotary):
-    """Angles are in float32, or in float64 for features in float64."""
+class PositionsInSinglePrecision(Rotary):
+    """Positions are rounded to float32, or to float64 for features in float64."""
 
     def turn(self, x, position):
-        precise = torch.promote_types(x.dtype, torch.float32)
-        angle = position.to(precise).unsqueeze(-1) * self.frequencies.to(precise)
-        a, b = x.chunk(2, -1)
-        cos, sin = angle.cos(), angle.sin()
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+        return super().turn(x, 3 * (position.to(torch.promote_types(x.dtype, torch.float32)) / 3.0))
 
 
 @fails("slopes", r"along .*slopes the gradient is not the slope of the output")
@@ -328,17 +307,10 @@ class HalfAGradient(LearnedSlopes):
 
 
 @fails("slopes", r"phase is inert: it changes no output")
-class PhaseThatCancels(Rotary):
-    """Queries and keys are turned by the same learned angle, which no product of the two depends on."""
-
+class ParameterWithoutUse(Right):
     def __init__(self, d_head: int):
-        super().__init__(d_head)
+        super().__init__()
         self.phase = nn.Parameter(torch.zeros(d_head // 2))
-
-    def turn(self, x, position):
-        a, b = super().turn(x, position).chunk(2, -1)
-        cos, sin = self.phase.cos(), self.phase.sin()
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
 # Right in a small model, wrong with wide heads, many keys or options at their ends.

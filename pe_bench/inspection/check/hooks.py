@@ -77,7 +77,7 @@ def returns(case: Case) -> str:
         for part in parts_of(encoding):
             for hook, value, seen in _calls(part, encoding, dtype):
                 if changes(part, hook):
-                    fault = _misfit(hook, value) or _describe_bad(hook, value, seen)
+                    fault = _fault(hook, value, seen)
                     expect(not fault, f"{line_of(part, hook)}: {hook} {fault}")
                     count += 1
     return f"{count} results of hooks"
@@ -152,48 +152,36 @@ def _calls(
     yield "mix", part.mix(weights, v, queries, keys), None
 
 
-def _misfit(hook: str, value: Any) -> str:
-    """Describe how a value differs from what its hook must return; empty if it does not."""
+def _fault(hook: str, value: Any, seen: Tensor | None) -> str:
+    """Describe a value that its hook must not return: one of another shape, or one that is not finite."""
     if value is None and hook in OPTIONAL:
         return ""
-    shapes = SHAPES[hook]
-    expected = " or ".join(f"[{', '.join(shape)}]" for shape in shapes[:2])  # further ones have fewer axes
+    expected = " or ".join(f"[{', '.join(shape)}]" for shape in SHAPES[hook][:2])  # others have fewer axes
     if not isinstance(value, Tensor):
         return f"returned {type(value).__name__}, must be a tensor {expected}"
     if hook == "visible" and value.dtype != torch.bool:
         return f"returned {value.dtype}, must be torch.bool: true for the keys that a query may see"
-    if any(_fits(value.shape, shape) for shape in shapes):
-        return ""
-    sizes = ", ".join(f"{letter}={SIZES[letter]}" for letter in sorted({*"".join(shapes[:2])} - {"*"}))
-    return f"returned the shape {list(value.shape)}, must be {expected}, here with {sizes}"
-
-
-def _fits(sizes: torch.Size, shape: str) -> bool:
-    letters = _spelled(shape, len(sizes))
-    return len(sizes) == len(letters) and all(
-        letter == "*" or size == SIZES[letter] or (size == 1 and letter in SHARED)
-        for size, letter in zip(sizes, letters, strict=True)
-    )
-
-
-def _spelled(shape: str, axes: int) -> str:
-    """Return the shape with as many stars as give each of `axes` axes a letter."""
-    return shape.replace("*", "*" * (axes - len(shape) + 1))
-
-
-def _describe_bad(hook: str, value: Tensor | None, seen: Tensor | None) -> str:
-    """Describe the first value that is not finite: what it is, and at which head, distance or token."""
-    if value is None or not value.is_floating_point():
-        return ""
+    axes = next((axes for shape in SHAPES[hook] if (axes := _axes(value.shape, shape)) is not None), None)
+    if axes is None:
+        return f"returned the shape {list(value.shape)}, must be {expected}"
     bad = ~value.detach().isfinite() & (True if seen is None else seen)
     if not bad.any():
         return ""
-    index = [int(number) for number in bad.nonzero()[0]]
-    letters = next(shape for shape in SHAPES[hook] if len(_spelled(shape, bad.dim())) == bad.dim())
-    axes = zip(_spelled(letters, bad.dim()), index, strict=True)
-    where = ", ".join(f"{AXES[letter]} {number}" for letter, number in axes if letter in AXES)
-    number = value[tuple(index)].item()
-    return f"is {number} at {where}; {int(bad.sum())} of its {bad.numel()} values are not finite"
+    index = tuple(bad.nonzero()[0].tolist())
+    where = ", ".join(
+        f"{AXES[axis]} {number}" for axis, number in zip(axes, index, strict=True) if axis in AXES
+    )
+    return f"is {value[index].item()} at {where}; {int(bad.sum())} of its {bad.numel()} values are not finite"
+
+
+def _axes(sizes: torch.Size, shape: str) -> list[str] | None:
+    """Return the letter of each axis, if the sizes are those of a shape; None otherwise."""
+    letters = shape.replace("*", "*" * (len(sizes) - len(shape) + 1))
+    fits = len(letters) == len(sizes) and all(
+        letter == "*" or size == SIZES[letter] or (size == 1 and letter in SHARED)
+        for size, letter in zip(sizes, letters, strict=True)
+    )
+    return list(letters) if fits else None
 
 
 # What the code says
