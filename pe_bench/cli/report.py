@@ -15,7 +15,7 @@ from pe_bench.values import check_type, parse_lengths
 
 if TYPE_CHECKING:
     from pe_bench.report.build import Report
-    from pe_bench.report.curves import PlotValues
+    from pe_bench.report.records import PlotValues
 
 TEXTS = ("--csv", "--markdown", "--latex")
 HINTS = ("intervals: --details", "marks: docs/marks.md", "picture: --plot curve.png")
@@ -94,7 +94,7 @@ def report(
       pe-bench report --by train.lr
       pe-bench report --plot curve.png --html report.html
     """
-    from pe_bench.report.curves import PlotValues
+    from pe_bench.report.records import PlotValues
 
     files = {"--csv": csv, "--markdown": markdown, "--latex": latex, "--html": html, "--plot": plot}
     outputs = Outputs(files, as_json=as_json)

@@ -1,8 +1,9 @@
 """The columns of a table: of the short form, of the details, and of the data frame for other programs."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
@@ -219,16 +220,10 @@ def show(
 ) -> None:
     """Print tables on the console, standard output by default, each in the short form or with its details.
 
-    hint: where more of them is shown, in one line, because a command that we broke could not be copied.
+    hint: where more is shown, in one line, because a command that we broke could not be copied.
     """
-
-    def draw_all(width: int) -> Iterator[Text]:
-        for index, table in enumerate(tables):
-            yield from [Text()] if index else []
-            yield from _draw_details(table, width) if details else _draw_short(table, width)
-            yield from [Text(hint, "dim")] if hint and not details else []
-
-    grids.show(draw_all, console)
+    draw_table = _draw_details if details else _draw_short
+    grids.show_each([partial(draw_table, table) for table in tables], console, "" if details else hint)
 
 
 def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from pe_bench.report.records import Line, Record, Table
+from pe_bench.report.records import Line, PlotValues, Record, Table
 from pe_bench.report.statistics import student_interval
 
 SHARE_PADDING = 0.03  # above 1 and below 0
@@ -30,8 +30,6 @@ NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify negligible
 BAND_SHARE = 0.25  # of the values' span that bands may add above and below
 PADDING = 0.05  # of the span
 SIDE_PADDING = 0.03  # of the span of lengths
-
-PlotValues = Literal["levels", "change"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one line of a table, where it has a finite number; `broken_at` is its break point."""
+    """A line of the table; broken_at: the point at which it breaks, if it does."""
 
     label: str
     points: tuple[Point, ...]
@@ -161,13 +159,9 @@ class Chart:
         return self.table.key.train_length
 
     @property
-    def is_over_length(self) -> bool:
-        return self.x_label == LENGTH_LABEL
-
-    @property
     def caption(self) -> str:
         caption = f"{self.y_label[0].upper()}{self.y_label[1:]} by {self.x_label}"
-        return caption if self.is_over_length else f"{caption}. {NO_VERDICT}"
+        return caption if self.x_label == LENGTH_LABEL else f"{caption}. {NO_VERDICT}"
 
     @property
     def points(self) -> list[Point]:
@@ -188,19 +182,22 @@ class Chart:
         """The axis of values, which never spans less than ten margins; that of shares is whole."""
         if self.table.is_task:
             return Scale(-SHARE_PADDING, 1 + SHARE_PADDING)
-        values, margin = np.array([point.value for point in self.points]), self.table.margin
+        margin, two = self.table.margin, [point for point in self.points if point.seeds == 2]
         bands = np.array([edge for point in self.points for edge in (point.low, point.high)])
         if self.values == "change":
-            return scale_of_changes(values, bands, margin, MIN_SPAN * margin)
-        return scale_of_levels(values, bands, MIN_SPAN * margin)
+            changes = np.array([point.value for point in self.points])
+            return scale_of_changes(changes, bands, margin, MIN_SPAN * margin)
+        # Two seeds are the ends of their band themselves.
+        seeds = [edge for point in two for edge in (point.low, point.high)]
+        levels = np.array([*(point.value for point in self.points), *seeds])
+        return scale_of_levels(levels, bands, MIN_SPAN * margin)
 
     @cached_property
     def anchors(self) -> list[Curve]:
         """Return the curves of models that cost no training, those that are seen between the axes."""
+        low, high = self.y.low, self.y.high
         return [
-            curve
-            for curve in self.no_training
-            if any(self.y.low <= point.value <= self.y.high for point in curve.points)
+            curve for curve in self.no_training if any(low <= point.value <= high for point in curve.points)
         ]
 
     @property
@@ -214,33 +211,36 @@ class Chart:
     @property
     def notes(self) -> list[str]:
         """Return what crosses, bands, rings, the grey margin and thin curves mean that are seen."""
-        notes = []
-        lines = self.table.lines
-        if any(line.longest for line in lines) and any(line.scored_with != line.encoding for line in lines):
-            notes.append("Dashed: scored with an encoding that was not trained.")
-        if any(curve.broken_at for curve in self.curves):
-            verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
-            notes.append(f"Cross: the break point, the first length seen to {verbs}.")
-        bands = [point for point in self.points if isfinite(point.low) and isfinite(point.high)]
-        if any(self.y.share(point.high) - self.y.share(point.low) > VISIBLE_BAND for point in bands):
-            notes.append(f"Bands: {self._band_text()}.")
-        if any(point.uses_context for point in self.points):
-            notes.append("Ringed: uses the context beyond the training length.")
-        if self.values == "change":
-            beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
-            notes.append(f"Grey: within the margin of {self.table.margin:g}, where a change holds{beyond}.")
-        if self.anchors:
-            names = ", ".join(curve.label for curve in self.anchors)
-            notes.append(f"Thin grey: {names}, counted on the same training tokens.")
-        return notes
+        lines, changes = self.table.lines, self.values == "change"
+        is_family = any(line.longest for line in lines)
+        verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
+        beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
+        notes = {
+            "Dashed: scored with an encoding that was not trained.": is_family
+            and any(line.scored_with != line.encoding for line in lines),
+            f"Cross: the break point, the first length seen to {verbs}.": any(
+                curve.broken_at for curve in self.curves
+            ),
+            f"Bands: {self._band_text()}.": any(
+                self.y.share(point.high) - self.y.share(point.low) > VISIBLE_BAND
+                for point in self.points
+                if isfinite(point.low) and isfinite(point.high)
+            ),
+            "Ringed: uses the context beyond the training length.": any(
+                point.uses_context for point in self.points
+            ),
+            f"Grey: within the margin of {self.table.margin:g}, where a change holds{beyond}.": changes,
+            f"Thin grey: {', '.join(curve.label for curve in self.anchors)}, counted on the same training "
+            "tokens.": bool(self.anchors),
+        }
+        return [note for note, is_seen in notes.items() if is_seen]
 
     def _band_text(self) -> str:
         """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
         if self.values == "change":
             return "the 95 % interval of the change, over documents and seeds"
-        seeds = {point.seeds for point in self.points}
-        of_two = "from the lower to the higher of two seeds"
-        if max(seeds) <= 2:
+        seeds, of_two = {point.seeds for point in self.points}, "from the lower to the higher of two seeds"
+        if max(seeds, default=0) <= 2:
             return of_two
         return "the 95 % interval of the mean over seeds" + (f"; with two, {of_two}" if 2 in seeds else "")
 
@@ -264,12 +264,12 @@ class Chart:
 def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
     """Return the chart of a table over context length."""
     values = "levels" if table.is_task else values  # lengths of a task are not paired, so have no change
-    from_length = 0 if values == "levels" else table.key.train_length
+    first = table.key.train_length if values == "change" else 0
     return Chart(
         table,
         tuple(_length_curve(line, table, values) for line in table.lines),
         values,
-        tuple(length for length in table.lengths if length >= from_length) or (table.key.train_length,),
+        tuple(length for length in table.lengths if length >= first) or (table.key.train_length,),
         no_training=tuple(_length_curve(line, table, values) for line in table.anchors if values == "levels"),
     )
 
@@ -279,7 +279,7 @@ def chart_over_position(table: Table) -> Chart:
     curves = tuple(
         Curve(
             line.label,
-            tuple(_mean_point(at.context, at.levels) for at in line.positions if _is_drawable(at.levels)),
+            tuple(_level_point(at.context, at.levels) for at in line.positions if _is_drawable(at.levels)),
         )
         for line in table.lines
         if line.positions
@@ -290,19 +290,22 @@ def chart_over_position(table: Table) -> Chart:
 
 
 def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
-    points = {int(point.x): point for point in _points(line, table.key.train_length, values)}
-    return Curve(line.label, tuple(points.values()), points.get(line.break_point.breaks_at or 0))
-
-
-def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
     """Return levels at all lengths, or changes from the training length on: below it less context costs."""
     scored = [record for _, record in sorted(line.records.items()) if _is_drawable(record.levels)]
     if values == "levels":
-        return [
-            # Each length of a task has examples of its own, which break no curve.
-            _mean_point(record.length, record.levels, "" if record.answers else record.target_hash, record)
+        # Each length of a task has examples of its own, which break no curve.
+        points = [
+            _level_point(record.length, record.levels, "" if table.is_task else record.target_hash, record)
             for record in scored
         ]
+    else:
+        points = _changes(scored, table.key.train_length)
+    broken = (point for point in points if point.x == line.break_point.breaks_at)
+    return Curve(line.label, tuple(points), next(broken, None))
+
+
+def _changes(records: Sequence[Record], train_length: int) -> list[Point]:
+    """Return the changes that are known, after a zero at the training length."""
     points = [
         Point(
             record.length,
@@ -312,13 +315,12 @@ def _points(line: Line, train_length: int, values: PlotValues) -> list[Point]:
             _uses_context(record),
             len(record.levels),
         )
-        for record in scored
+        for record in records
         if record.change is not None and _is_drawable([record.change]) and record.length >= train_length
     ]
-    trained = line.records.get(train_length)
-    if points and trained is not None and trained in scored and trained.change is None:
-        points.insert(0, Point(train_length, 0.0, scored_on=points[0].scored_on, seeds=len(trained.levels)))
-    return points
+    starts = (record for record in records if record.length == train_length and record.change is None)
+    zeros = (Point(train_length, 0.0, scored_on=points[0].scored_on) for _ in starts if points)
+    return [*zeros, *points]
 
 
 def _uses_context(record: Record | None) -> bool:
@@ -329,7 +331,7 @@ def _is_drawable(values: Sequence[float]) -> bool:
     return bool(values) and all(abs(value) < MAX_DRAWN for value in values)  # false for NaN
 
 
-def _mean_point(
+def _level_point(
     x: float, levels: Sequence[float], scored_on: str = "", record: Record | None = None
 ) -> Point:
     values = np.array(levels)

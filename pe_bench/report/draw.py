@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, Formatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from scipy.optimize import isotonic_regression
 
 from pe_bench.plot import paper
 from pe_bench.plot.paper import Attributes, Style
-from pe_bench.report.curves import Chart, Curve, PlotValues, Point, Scale, chart_of, scale_of_levels
-from pe_bench.report.records import Line, Table
+from pe_bench.report.curves import Chart, Curve, Point, Scale, chart_of, scale_of_levels
+from pe_bench.report.records import Line, PlotValues, Table
 
 MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
 BETWEEN = 0.45  # inches between two charts
@@ -24,7 +24,7 @@ PAGE_PANEL = 6.4  # inches, the width of a panel of the page
 ON_PAGE, TALL_ON_PAGE, LOSSES = 2.9, 4.6, 2.2  # inches that a picture of the page is high
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
 MAX_TICKS = 9  # on the y axis
-TICK_GAP, WIDE_TICK_GAP = 26, 45  # points between two numbers; wide: in a narrow window
+TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
 MAX_NAME, MAX_NAME_ON_PAGE = 24, 19  # characters
 BROKEN = "#B3261E"
@@ -85,7 +85,6 @@ def chart_svg(
     within = f"within the margin of {chart.table.margin}: holds"
     parts: dict[str, list[Attributes]] = {
         "margin": [{"class": "margin", "title": within}],
-        "if wide": [{"class": "if-wide"}],
     }
     for curve, said in zip(chart.curves, texts, strict=True):
         line = {"data-line": keys[curve.label]}
@@ -170,7 +169,7 @@ def _part(chart: Chart, styles: Styles) -> Part:
 
 def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Draw all curves of a chart, with names of so many characters where they end; in inches."""
-    _set_lengths(axes, chart, 72 * width)
+    _set_lengths(axes, chart, 72 * width, TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE)
     set_values(axes, chart.y, signed=chart.values == "change")
     if chart.values == "change":
         margin = chart.table.margin
@@ -178,13 +177,9 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     axes.grid(axis="y", color=paper.RULE)
     for anchor in chart.anchors:
         for points in anchor.segments:
-            look: Look = {
-                "color": paper.GREY,
-                "linewidth": 0.7,
-                "zorder": 0.8,
-                "gid": f"anchor {anchor.label}",
-            }
-            axes.plot([point.x for point in points], [point.value for point in points], **look)
+            look: Look = {"color": paper.GREY, "linewidth": 0.7, "zorder": 0.8}
+            x, values = [point.x for point in points], [point.value for point in points]
+            axes.plot(x, values, gid=f"anchor {anchor.label}", **look)
     for curve in chart.curves:
         _draw_curve(axes, curve, styles[curve.label])
     paper.mark_length(axes, chart.train_length, f"training length {chart.train_length}")
@@ -267,47 +262,21 @@ def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray
 # Ticks
 
 
-def _set_lengths(axes: Axes, chart: Chart, width: float) -> None:
-    """Give a panel, so many points wide, the chart's axis of lengths, with numbers where they have room.
+def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
+    """Give a panel, so many points wide, the chart's axis of lengths, with numbers that far apart.
 
-    The training length gets its number first, then the longest. Those that have no room in a narrow window,
-    whose letters are larger, have the gid `if wide`.
+    The training length gets its number first, then the longest.
     """
     axes.set_xscale("log")
     axes.set_xlim(chart.x.low, chart.x.high)
     ticks = sorted(length for length in chart.lengths if chart.x.low <= length <= chart.x.high)
-    places = {
-        tick: width * chart.x.share(tick)
-        for tick in sorted(ticks, key=lambda length: (length != chart.train_length, -length))
-    }
-    numbered, always = _apart(places, TICK_GAP), _apart(places, WIDE_TICK_GAP)
+    numbered: list[int] = []
+    for tick in sorted(ticks, key=lambda length: (length != chart.train_length, -length)):
+        distances = (width * abs(chart.x.share(tick) - chart.x.share(other)) for other in numbered)
+        if all(distance >= gap for distance in distances):
+            numbered.append(tick)
     axes.set_xticks(ticks, [str(tick) if tick in numbered else "" for tick in ticks])
     axes.set_xticks([], minor=True)
-    for tick, label in zip(ticks, axes.get_xticklabels(), strict=True):
-        if tick not in always:
-            label.set_gid("if wide")
-
-
-def _apart(places: Mapping[int, float], gap: float) -> list[int]:
-    """Return those whose places are `gap` or more from the places of all before."""
-    kept: list[int] = []
-    for value, place in places.items():
-        if all(abs(place - places[other]) >= gap for other in kept):
-            kept.append(value)
-    return kept
-
-
-class _PlainNumbers(Formatter):
-    """Numbers of an axis with as many decimals as the finest needs, and a sign if they are `signed`."""
-
-    def __init__(self, signed: bool) -> None:
-        self._signed = signed
-
-    def __call__(self, x: float, pos: int | None = None) -> str:
-        return self.format_ticks([x])[0]
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        return tick_labels(list(values), self._signed)
 
 
 def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS, signed: bool = False) -> None:
@@ -322,7 +291,7 @@ def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS, signed: bool = 
         axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=ticks))
     else:
         axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=STEPS))
-    axes.yaxis.set_major_formatter(_PlainNumbers(signed))
+    axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:+g}" if signed and tick else f"{tick:g}")
     axes.yaxis.set_minor_locator(NullLocator())
 
 
@@ -334,15 +303,3 @@ def _ticks_around_zero(scale: Scale, most: int) -> list[float]:
     dense = [*sparse, *(3 * tick for tick in sparse if scale.low <= 3 * tick <= scale.high)]
     ticks = sorted(dense if len(dense) < most else sparse)
     return [0.0, *ticks[:: math.ceil(len(ticks) / (most - 1))]]
-
-
-def tick_labels(ticks: Sequence[float], signed: bool = False) -> list[str]:
-    """Return the ticks as text with as many decimals as the finest of them needs."""
-    if any(abs(tick) >= 1e6 for tick in ticks):
-        return [f"{tick:.3g}" for tick in ticks]
-    decimals = next(
-        decimals
-        for decimals in range(13)
-        if all(math.isclose(round(tick, decimals), tick, rel_tol=1e-6, abs_tol=1e-12) for tick in ticks)
-    )
-    return [f"{tick:{'+' if signed and tick else ''}.{decimals}f}" for tick in ticks]

@@ -150,8 +150,6 @@ def _below_text(table: Table) -> str:
     below = [length for length in cells.short_lengths(table) if length < table.key.train_length]
     if not below or not cells.has_trained_level(table) or table.baseline:
         return ""
-    if table.is_task:
-        return f"{_list_lengths(below)}: shorter than in training, and not judged"
     return f"{_list_lengths(below)}: less context than in training costs by nature, and is not judged"
 
 
@@ -160,66 +158,35 @@ def _below_text(table: Table) -> str:
 
 def legend(table: Table) -> list[str]:
     """Return what the terms of the detailed form mean, in whole lines."""
-    lines = [*_of_changes(table), *_of_answers(table), *_of_context(table)]
+    lines, margin = [], f"{table.margin:g}"
+    if table.is_task:
+        lines.append(
+            "exact: the share of the examples at a length all of whose answers are right, each given the "
+            "right answers before it; accuracy: of all answers; verdict (from the 95 % intervals): solves "
+            f"(exact above {SOLVED:g}), chance (accuracy less than {NEAR_CHANCE:g} above guessing), partial "
+            f"(exact below {SOLVED:g}, and not chance), unclear"
+        )
+    elif any(record.change is not None for record in table.records):
+        lines.append(
+            f"change: in bits/byte against {table.key.train_length}{_whose(table)}, on the same targets; + "
+            "is worse; ±: half the width of its 95 % interval, from which follows the verdict: improves or "
+            f"degrades (by more than {margin}), fails (by more than {FAILURE:g}), holds (at most {margin} "
+            "worse), unclear"
+        )
+    if cells.has_controls(table):
+        lines.append(
+            "uses context: yes = better than at the training length, and hurt when far context comes from "
+            f"another document; no = hurt by less than {margin}; beats window: better than sliding-window "
+            "attention of the training length in every layer; - = cannot be judged; n/a = windowed itself"
+        )
     if table.baseline:
         sign = "+" if table.measure.higher_is_better else "-"
         lines.append(
             f"vs {table.baseline}: {table.measure.name} minus its own at the same length, seed and targets; "
-            f"{sign} is better; same is within {table.margin:g}; those at one length are corrected together "
-            "(Holm)"
+            f"{sign} is better; same is within {margin}; those at one length are corrected together (Holm)"
         )
     later = later_text(table)
     return [*lines, f"break point and uses context, {later}"] if later else lines
-
-
-def _of_changes(table: Table) -> Iterator[str]:
-    train_length = table.key.train_length
-    if not any(record.change is not None for record in table.records):
-        return
-    yield f"change: in bits/byte against {train_length}{_whose(table)}, on the same targets; + is worse"
-    judged = [record for record in table.records if record.length >= train_length and record.interval]
-    verdicts = {record.verdict for record in judged} - {""}
-    if judged:
-        yield "±: half the width of the 95 % interval"
-    meanings = [
-        f"{word} ({verdict.meaning.format(margin=table.margin, failure=FAILURE)})"
-        for word, verdict in VERDICTS.items()
-        if word in verdicts
-    ]
-    if meanings:
-        yield "verdict (from the 95 % interval): " + ", ".join(meanings)
-
-
-def _of_answers(table: Table) -> Iterator[str]:
-    """Yield what the numbers of a task are."""
-    records = [record for record in table.records if record.answers]
-    if not records:
-        return
-    counts = sorted({record.documents for record in records})
-    chance = max(record.answers.chance for record in records if record.answers)
-    yield (
-        f"exact: the share of the {' or '.join(map(str, counts))} examples at a length all of whose answers "
-        f"are right; accuracy: of all answers ({chance:.3g} by guessing); given the right answers before"
-    )
-    yield (
-        f"verdict (from the 95 % intervals): solves (exact above {SOLVED:g}), chance (accuracy less than "
-        f"{NEAR_CHANCE:g} above guessing), partial (exact below {SOLVED:g}, and not chance), unclear"
-    )
-
-
-def _of_context(table: Table) -> Iterator[str]:
-    uses = [record.use for record in table.records if record.use is not None]
-    if not uses:
-        return
-    yield (
-        "uses context: yes = better than at the training length, and hurt when far context comes from "
-        f"another document; no = hurt by less than {table.margin:g}"
-        + ("; - = cannot be judged" if any(not use.uses_context for use in uses) else "")
-    )
-    yield (
-        "beats window: better than sliding-window attention of the training length in every layer"
-        + ("; n/a = windowed itself" if any(use.beats_window == "n/a" for use in uses) else "")
-    )
 
 
 # What is said of the lines, from the most important on
@@ -388,13 +355,8 @@ def _few_documents(records: Sequence[Record]) -> Iterator[str]:
         return
     fewest, segments = min(record.documents for record in few), max(r.compared.segments for r in few)
     documents = "1 document" if fewest == 1 else f"{fewest} documents"
-    if segments > 1:
-        yield (
-            f"{documents} only: intervals are over {segments} segments of each, which are more alike than "
-            "documents are, so they say little about other texts"
-        )
-    else:
-        yield f"{documents} only: intervals over so few say little about others"
+    parts = f" and {segments} segments of each" if segments > 1 else ""
+    yield f"{documents} only: intervals over so few{parts} say little about others"
 
 
 def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:

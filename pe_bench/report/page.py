@@ -17,12 +17,12 @@ from markupsafe import Markup
 from pe_bench.plot.paper import Style, styles_of
 from pe_bench.report.cells import number_text
 from pe_bench.report.columns import details_of, point_text, short
-from pe_bench.report.curves import Chart, Curve, PlotValues, chart_of, chart_over_position
+from pe_bench.report.curves import POSITION_LABEL, Chart, Curve, chart_of, chart_over_position
 from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
 from pe_bench.report.heat import heat_note, heat_svg
 from pe_bench.report.notes import legend
 from pe_bench.report.probes import ProbeTable, grid_of
-from pe_bench.report.records import Line, Table
+from pe_bench.report.records import Line, PlotValues, Table
 from pe_bench.runs.folder import ENVIRONMENT, RunRecord
 from pe_bench.runs.rows import ALL
 from pe_bench.system.grid import Cell, Column, Grid
@@ -102,7 +102,6 @@ def to_html(
             (table, heat_note(table), Markup(heat_svg(table, f"probe-{number}")), grid_of(table))
             for number, table in enumerate(probes)
         ],
-        summary=_summary(tables, records),
         provenance=_provenance(in_one_line(records)) if records else None,
     )
 
@@ -188,7 +187,7 @@ def _picture(
 
 def _point_texts(curve: Curve, chart: Chart) -> list[str]:
     """Return what is known at each point of a curve, some lines each."""
-    if not chart.is_over_length:
+    if chart.x_label == POSITION_LABEL:
         return [
             f"{curve.label}\n{point.x:,.0f} tokens before it\n{number_text(point.value)} bits/byte"
             for point in curve.points
@@ -202,15 +201,6 @@ def _sortable(value: float) -> str:
     if math.isnan(value):
         return ""
     return repr(value) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _summary(tables: Sequence[Table], records: Sequence[RunRecord]) -> str:
-    """Return how much there is, and when the last of it was trained."""
-    labels = {line.label for table in tables for line in table.lines}
-    counts = {"encoding": len(labels), "run": len(records), "table": len(tables)}
-    parts = [f"{count:,} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count]
-    dates = [record.date[:10] for record in records if record.date]
-    return ", ".join([*parts, *([f"trained until {max(dates)}"] if dates else [])])
 
 
 def _resource(name: str) -> Markup:

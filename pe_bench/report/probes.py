@@ -2,14 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
 from pe_bench.errors import RunError
 from pe_bench.report.columns import NAME, half_width
@@ -311,15 +310,11 @@ def percent(share: float) -> str:
 
 def _legend(table: ProbeTable) -> list[str]:
     """Return what the columns and the verdicts mean, a paragraph each."""
-    all_found = [
-        found for line in table.lines for (_, depth), found in line.found.items() if depth is not None
-    ]
-    counts = sorted({found.windows for found in all_found if isinstance(found, Found)})
-    windows = " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
+    spans = [found for line in table.lines for found in line.found.values() if isinstance(found, Found)]
     depths = ", ".join(f"{100 * depth:.3g} %" for depth in table.depths)
     return [
-        "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? "
-        f"{windows} windows at each depth: {depths}",
+        "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? up to "
+        f"{max((found.windows for found in spans), default=0):,} windows at each depth: {depths}",
         "gain: bits per byte by which the other 16 are cheaper than where another span is in its place; "
         "±: half the width of its 95 % interval",
         "accuracy: they are the likeliest of eight endings of spans in the window; chance: "
@@ -334,14 +329,7 @@ def _legend(table: ProbeTable) -> list[str]:
 
 def show_probes(tables: Sequence[ProbeTable], console: Console | None = None, hint: str = "") -> None:
     """Print tables of probes on the console, standard output by default."""
-
-    def draw_all(width: int) -> Iterator[Text]:
-        for index, table in enumerate(tables):
-            yield from [Text()] if index else []
-            yield from draw(grid_of(table), width)
-        yield from [Text(hint, "dim")] if hint else []
-
-    grids.show(draw_all, console)
+    grids.show_each([partial(draw, grid_of(table)) for table in tables], console, hint)
 
 
 def probes_to_markdown(tables: Sequence[ProbeTable]) -> str:

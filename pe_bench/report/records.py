@@ -9,6 +9,7 @@ from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.runs.find import CHECKPOINT, is_checkpoint
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
+PlotValues = Literal["levels", "change"]  # that pictures draw
 CHECKPOINTS = "checkpoints"  # in place of a model's name, of several
 
 # What is known of a line's weights at their training length: that they are surely worse than the trigram of

@@ -49,7 +49,7 @@ undercoverage:
 Simulated were document effects of standard deviation 1 and these shapes, a normal rest of 0.1, and
 normal seed effects of the size in the first column (none for one seed, which speaks of its own model
 alone): the percentage of 10,000 intervals that held the true mean, and their mean width over that of
-the same interval without the second measure. `python tests/report/test_simulations.py` prints all of this.
+the same interval without the second measure. tests/report/test_simulations.py has the simulations.
 
                          1 x 10     1 x 30     3 x 10     3 x 30     5 x 10     5 x 30
     0.1  normal       96.3 1.21  95.6 1.06  97.4 1.19  97.5 1.04  96.7 1.21  96.4 1.05

@@ -9,7 +9,6 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -30,22 +29,20 @@ class Verdict:
     """How a word that judges is shown.
 
     colour: of a terminal, where it only repeats the word or its mark. mark: after a number. of_models: before
-    the mark of what is unclear, where it is sure of the models that were scored. meaning: on a change, with
-    the margins by which it is judged.
+    the mark of what is unclear, where it is sure of the models that were scored.
     """
 
     colour: str = ""
     mark: str = ""
     of_models: str = ""
-    meaning: str = ""
 
 
 VERDICTS = {
-    "improves": Verdict("cyan", "v", "v", "by more than {margin:g}"),
-    "holds": Verdict("green", "", "=", "at most {margin:g} worse"),
-    "degrades": Verdict("yellow", ">", ">", "by more than {margin:g}"),
-    "fails": Verdict("bold red", "!", "!", "by more than {failure:g}"),
-    "unclear": Verdict("magenta", "?", "", "at the margin of {margin:g}"),
+    "improves": Verdict("cyan", "v", "v"),
+    "holds": Verdict("green", "", "="),
+    "degrades": Verdict("yellow", ">", ">"),
+    "fails": Verdict("bold red", "!", "!"),
+    "unclear": Verdict("magenta", "?"),
     "better": Verdict("cyan", "v", "v"),
     "same": Verdict("green"),
     "worse": Verdict("bold red", ">", ">"),
@@ -160,6 +157,20 @@ def show(draw_all: Callable[[int], Iterable[Text]], console: Console | None = No
     write_out(text, console.file)
 
 
+def show_each(
+    parts: Sequence[Callable[[int], list[Text]]], console: Console | None = None, hint: str = ""
+) -> None:
+    """Print tables with a blank line between them, and below them where more is shown."""
+
+    def draw_all(width: int) -> Iterable[Text]:
+        for index, part in enumerate(parts):
+            yield from [Text()] if index else []
+            yield from part(width)
+        yield from [Text(hint, "dim")] if hint else []
+
+    show(draw_all, console)
+
+
 def wrapped(text: str, width: int, style: str) -> list[Text]:
     """Return a sentence in lines of this width; none where it is empty."""
     return [Text(line, style) for line in wrap(text, width).split("\n") if text]
@@ -167,23 +178,11 @@ def wrapped(text: str, width: int, style: str) -> list[Text]:
 
 def fold(text: str, width: int) -> list[str]:
     """Return the text in lines that fit, broken between its words, and within one that has no room."""
-    if "\n" in text:
-        return [part for line in text.split("\n") for part in fold(line, width)]
-    if cell_len(text) <= width:
-        return [text]
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}" if lines[-1].strip() else lines[-1] + word
-        if cell_len(longer) <= width:
-            lines[-1] = longer
-            continue
-        if lines[-1].strip():
-            lines.append(INDENT)
-        for sign in word:
-            if lines[-1].strip() and cell_len(lines[-1] + sign) > width:
-                lines.append(INDENT)
-            lines[-1] += sign
-    return lines
+    lines = (
+        textwrap.wrap(line, width, subsequent_indent=INDENT, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
+    return [part for line in lines for part in line or [""]]
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:
@@ -239,7 +238,9 @@ def _draw_block(grid: Grid, width: int) -> list[Text]:
         for column, cells, limit in zip(grid.columns, texts, widths, strict=True)
     ]
     if grid.keys:
-        folded[0] = _spread(folded[0], [row[0].text for row in grid.rows])
+        names = [row[0].text for row in grid.rows]
+        repeats = [index > 0 and name == names[index - 1] for index, name in enumerate(names)]
+        folded[0] = [[""] if again else parts for again, parts in zip(repeats, folded[0], strict=True)]
     heads = [column.heading.split("\n") for column in grid.columns]
     height = max(map(len, heads))
     heads = [[*[""] * (height - len(head)), *head] for head in heads]
@@ -248,17 +249,6 @@ def _draw_block(grid: Grid, width: int) -> list[Text]:
         lines += _draw_row(grid, parts, [VERDICTS.get(cell.style, NO_VERDICT).colour for cell in row], widths)
     rule = [Text("-" * max(line.cell_len for line in lines))] if grid.title else []
     return [*lines[:height], *rule, *lines[height:]]
-
-
-def _spread(names: Sequence[list[str]], groups: Sequence[str]) -> list[list[str]]:
-    """Return the lines of each group's name over the rows of the group, what is left of them at its last."""
-    lines: list[list[str]] = []
-    for _, members in groupby(range(len(groups)), key=lambda index: groups[index]):
-        first, *following = members
-        name = names[first]
-        lines += [name[index : index + 1] or [""] for index in range(len(following))]
-        lines.append(name[len(following) :] or [""])
-    return lines
 
 
 def _draw_row(

@@ -1,7 +1,6 @@
 """A table's anchors: two lines that cost no training, and what a model that does not beat them lacks."""
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +10,9 @@ from support.results import add_run
 from test_short import cells_of, printed
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.curves import chart_of
-from pe_bench.report.page import to_html
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
-from pe_bench.runs.find import parse_condition
 from pe_bench.runs.gather import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM
 
 LENGTHS = (32, 128, 256, 512)
@@ -129,14 +125,6 @@ def test_a_trigram_can_be_the_baseline(results: Path) -> None:
     assert cells[COPYING] is not None and cells[COPYING].verdict == ""
 
 
-def test_only_the_seeds_that_are_shown_have_anchors(tmp_path: Path) -> None:
-    for seed in range(3):
-        add_run(tmp_path, "rope", at_lengths(LEVELS["rope"]), seed=seed)
-        add_anchors(tmp_path, seed=seed)
-    assert [line.seeds for line in only(tmp_path).anchors] == [3, 3]
-    assert [line.seeds for line in only(tmp_path, where=(parse_condition("seed<2"),)).anchors] == [2, 2]
-
-
 @pytest.mark.parametrize(
     "other", [{"train_tokens": 9}, {"data_hash": "0" * 14}, {"target_hash": "0e7"}, {"seed": 1}]
 )
@@ -148,21 +136,6 @@ def test_counts_of_other_tokens_and_scores_of_other_targets_belong_to_no_line(
     table = only(tmp_path)
     assert table.anchors == ()
     assert table.lines[0].unlearned == ""
-
-
-def test_every_format_has_the_anchors_and_shows_them_as_none_of_the_encodings(results: Path) -> None:
-    table = only(results)
-    for text in (to_markdown([table]), to_markdown([table], details=True), to_latex([table])):
-        lines = [line for line in text.splitlines() if re.match(rf"(\| )?{re.escape(COPYING)}", line)]
-        assert any("2.400" in line for line in lines)
-        assert "**" not in str(lines) and "mathbf" not in str(lines), "no anchor is the best of a column"
-    assert r"2.900\*" in to_markdown([table])
-    assert "$2.900${}*" in to_latex([table])
-    frame = to_frame([table])
-    assert set(frame[frame.anchor].encoding) == {TRIGRAM, COPYING}
-    assert set(frame[frame.encoding == "slow"].unlearned) == {"trigram"}
-    page = to_html([table], [])
-    assert page.count('class="anchor"') == 6, "two in the table, in the picture and in its list of names"
 
 
 def test_pictures_have_anchors_as_thin_lines_that_change_no_axis(results: Path) -> None:

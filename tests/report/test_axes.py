@@ -5,7 +5,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pe_bench.report.curves import Scale, scale_of_changes, scale_of_levels
-from pe_bench.report.draw import set_values, tick_labels
+from pe_bench.report.draw import set_values
 
 NO_BANDS = np.array([])
 
@@ -55,7 +55,7 @@ def test_a_change_beyond_ten_margins_makes_the_axis_logarithmic_beyond_one() -> 
     scale = scale_of_changes(np.array([0.02, 3.0]), NO_BANDS, 0.01, 0.1)
     assert (scale.shape, scale.linear_width) == ("asinh", 0.01)
     assert scale.share(0.02) - scale.share(0.0) > 0.15
-    assert ticks_of(scale, 7, signed=True) == ["0.00", "+0.01", "+0.03", "+0.10", "+0.30", "+1.00", "+3.00"]
+    assert ticks_of(scale, 7, signed=True) == ["0", "+0.01", "+0.03", "+0.1", "+0.3", "+1", "+3"]
 
 
 def test_bands_widen_an_axis_by_a_quarter_at_most() -> None:
@@ -72,17 +72,3 @@ def test_matplotlib_puts_values_where_the_scale_does() -> None:
         for value in (1.0, 1.7, 2.9):
             place = axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1]
             assert place == pytest.approx(scale.share(value))
-
-
-@pytest.mark.parametrize(
-    ("ticks", "labels"),
-    [
-        ([4.486, 4.488, 4.49], ["4.486", "4.488", "4.490"]),
-        ([1.5, 2.0, 10.0], ["1.5", "2.0", "10.0"]),
-        ([1.0, 10.0], ["1", "10"]),
-        ([0.1 + 0.2, 0.6], ["0.3", "0.6"]),
-        ([1.0, 3e9], ["1", "3e+09"]),
-    ],
-)
-def test_labels_of_an_axis_have_the_same_number_of_decimals(ticks: list[float], labels: list[str]) -> None:
-    assert tick_labels(ticks) == labels

@@ -98,13 +98,6 @@ def press(browser, *keys: str) -> None:
     ActionChains(browser).send_keys(*keys).perform()
 
 
-def hover(browser, element) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-    ActionChains(browser).move_to_element(element).perform()
-
-
 def point(browser, start: str):
     return find(browser, f'#table-1 .marker[aria-label^="{start}"]')
 
@@ -146,18 +139,6 @@ def test_a_line_opens_for_its_details_by_mouse_and_by_keyboard(page):
         page.execute_script("arguments[0].focus()", button)
         press(page, key)
         assert details.is_displayed() is not shown
-
-
-def test_hovering_over_a_point_shows_its_values_and_highlights_its_row(page):
-    hover(page, point(page, "sinusoidal at 1024"))
-    said = tip(page).split("\n")
-    assert said[0] == "sinusoidal at 1024 tokens"
-    assert said[1] == "bits/byte 4.300" and "fails" in tip(page)
-    assert any(text.startswith("change +1.200") for text in said)
-    assert find(page, "#table-1 tbody.on .name").text == "sinusoidal"
-    hover(page, find(page, "h1"))
-    assert not find(page, "#tip").is_displayed()
-    assert page.find_elements("css selector", ".on") == []
 
 
 @pytest.mark.parametrize("width", [320, 375, 768, 1280])

@@ -23,14 +23,6 @@ def test_a_narrow_terminal_gets_every_number_in_blocks_that_fit(tmp_path: Path, 
     assert (text.count("encoding  ") == 2) == (width == 80), "two tables, and more blocks where narrower"
 
 
-def rows_of(text: str, label: str) -> dict[int, list[str]]:
-    """Return the cells of one encoding by their length."""
-    lines = text.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith(f"{label} "))
-    rows = [line.removeprefix(label).split() for line in lines[first : lines.index("", first)]]
-    return {int(length): cells for length, *cells in rows}
-
-
 @pytest.mark.parametrize("text", ["first\n\\input{/etc/passwd}", "first\r\n% second"])
 def test_a_reason_of_several_lines_stays_one(tmp_path: Path, text: str) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: None})

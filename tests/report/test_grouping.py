@@ -1,7 +1,6 @@
 """The rows that share a table, and the title that says what they have in common."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,8 @@ from support.tables import BREAKING, FLAT, line_of, only, printed_details
 
 from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import RunError, UserError
-from pe_bench.report.build import build_tables, run_tables
+from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_frame
-from pe_bench.runs.rows import read_rows
 
 
 @pytest.mark.parametrize(
@@ -56,22 +54,6 @@ def test_the_title_says_which_sizes_are_not_those_of_the_models_name(tmp_path: P
         "tiny model with d_model=96",
     ]
     assert all("they differ in model, model sizes, and" in table.why for table in tables)
-
-
-def test_scores_of_two_precisions_are_two_tables_and_the_coarse_one_says_so(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", BREAKING)
-    assert add_run(tmp_path, "rope", {128: 3.02, 256: 3.04}, score_dtype="bfloat16") == run
-    exact, coarse = build_tables(tmp_path)
-    assert "scores in bfloat16" in coarse.title and "scores in bfloat16" not in exact.title
-    assert exact.lengths == (64, 128, 256, 512)
-    assert line_of(exact, "rope").records[256].change == pytest.approx(0.1, abs=1e-6)
-    assert line_of(coarse, "rope").records[256].change == pytest.approx(0.02, abs=1e-6)
-    assert line_of(coarse, "rope").records[256].interval is not None
-    frame = to_frame([exact, coarse])
-    assert frame["score_dtype"].tolist() == ["float32"] * 4 + ["bfloat16"] * 2
-    rows = [row for row in read_rows(run / "eval.csv") if row.score_dtype == "bfloat16"]
-    [table] = run_tables(rows, run)
-    assert table.lengths == (128, 256), "a row of another precision is no reference"
 
 
 def test_a_damaged_run_is_named_under_the_tables_of_the_others(tmp_path: Path) -> None:
@@ -117,15 +99,3 @@ def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) 
     assert any(note.startswith("rb: several runs have the same seed") for note in table.notes)
     assert not any(note.startswith("rope: several") for note in table.notes)
     assert set(to_frame([table])["run"]) >= {"", "rb-s0-5e77da7a1"}
-
-
-def test_a_copied_run_is_left_out_as_long_as_its_original_is_there(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", BREAKING)
-    copy = shutil.copytree(run, run.with_name(run.name + "-copy"))
-    table = only(tmp_path)
-    assert [line.runs for line in table.lines] == [(run.name,)]
-    assert f"left out: {copy.name} is a copy of {run.name}" in table.notes
-    with pytest.raises(RunError, match=f"{copy.name} is a copy of {run.name}"):
-        build_tables(tmp_path, [copy.name])
-    shutil.rmtree(run)
-    assert [line.runs for line in only(tmp_path).lines] == [(copy.name,)]

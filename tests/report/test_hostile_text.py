@@ -17,15 +17,6 @@ from pe_bench.scored import Run
 
 LABEL = "evil\n[red]x[/red] \u200b|$\\frac{$<script>alert(1)</script>\\input{/etc/passwd}![a](http://b)"
 TEXTS = ("encoding", "scored_with", "model", "data", "tokenizer")
-NUMBERS = (
-    "documents",
-    "targets",
-    "bits_per_byte",
-    "perplexity",
-    "peak_memory_mb",
-    "tokens_per_second",
-    "steps",
-)
 LEVELS = {64: 3.1, 128: 3.0, 256: 3.1, 512: 3.2}
 
 
@@ -128,13 +119,14 @@ def test_what_steers_a_terminal_is_left_out_and_named(hostile: Path, report, sig
     assert f"leftout:{run}" in "".join(text.split())
 
 
-@pytest.mark.parametrize("column", ["model", "data", "data_hash", "tokenizer", "setting", "protocol"])
-@pytest.mark.parametrize("text", ["tinz", "a\nb"])
+@pytest.mark.parametrize(
+    ("column", "text"), [("model", "a\nb"), ("data", "tinz"), ("setting", "a\nb"), ("protocol", "tinz")]
+)
 def test_a_changed_cell_of_a_run_makes_two_tables_and_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, text: str
 ) -> None:
     run = add_run(tmp_path, "rope", LEVELS)
-    set_cells(run, (column,), text.replace("\n", "") if column == "protocol" else text, slice(1, 2))
+    set_cells(run, (column,), text, slice(1, 2))
     print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
     assert (
         f"they differ in {column.replace('_', ' ')}" in " ".join(capsys.readouterr().out.split())
@@ -142,8 +134,13 @@ def test_a_changed_cell_of_a_run_makes_two_tables_and_no_traceback(
     )
 
 
-@pytest.mark.parametrize("column", NUMBERS)
-@pytest.mark.parametrize("number", ["0", "nan", "1e308"])
+@pytest.mark.parametrize(
+    ("column", "number"),
+    [
+        *(("documents", "0"), ("targets", "nan"), ("bits_per_byte", "1e308"), ("perplexity", "nan")),
+        *(("peak_memory_mb", "1e308"), ("tokens_per_second", "0"), ("steps", "0")),
+    ],
+)
 def test_no_number_ends_a_report_in_a_traceback(
     tmp_path: Path, command: Command, column: str, number: str
 ) -> None:

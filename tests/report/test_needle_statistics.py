@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pe_bench.report.probes import judge_finding, share_interval
-from pe_bench.report.statistics import Interval, difference_of_shares
+from pe_bench.report.statistics import Interval
 
 
 def interval(low: float, high: float) -> Interval:
@@ -42,19 +42,3 @@ def test_answers_that_are_all_alike_leave_room_for_what_was_not_seen(
     found = share_interval(np.full((3, 100), share), 100)
     assert (found.low, found.high) == (pytest.approx(low, abs=1e-3), pytest.approx(high, abs=1e-3))
     assert found.mean == share
-
-
-def test_a_share_lies_between_nothing_and_all() -> None:
-    found = share_interval(np.array([[1.0] * 9 + [0.0]]), 10)
-    assert 0 <= found.low < found.mean < found.high <= 1 and found.mean == pytest.approx(0.9)
-
-
-def test_a_difference_of_shares_may_be_negative() -> None:
-    assert difference_of_shares(np.array([[-0.5, -0.4, -0.6, -0.5]]), 4).high < 0
-    assert difference_of_shares(np.zeros((1, 30)), 30).high == pytest.approx(0.116, abs=1e-3)
-
-
-def test_differences_that_are_all_alike_have_wider_intervals_at_more_confidence() -> None:
-    found = difference_of_shares(np.zeros((3, 128)), 128)
-    assert found.at(0.95) == (found.low, found.high)
-    assert found.high == pytest.approx(0.0284, abs=1e-4) and found.at(0.99)[1] > 1.2 * found.high

@@ -7,11 +7,6 @@ from support.results import add_run
 from support.tables import BREAKING, only
 
 
-def test_lines_with_different_numbers_of_seeds_get_a_note(results: Path) -> None:
-    add_run(results, "t5", BREAKING)
-    assert any(note.startswith("lines have 1 to 3 seeds") for note in only(results).notes)
-
-
 def test_a_note_on_a_missing_number_names_the_line_that_lacks_it(tmp_path: Path) -> None:
     for seed in (0, 1):
         add_run(tmp_path, "learned", {128: 3.0, 256: None if seed else 3.1}, seed=seed)
@@ -20,27 +15,12 @@ def test_a_note_on_a_missing_number_names_the_line_that_lacks_it(tmp_path: Path)
     assert not any("learned seed=0 at 256" in note for note in table.notes)
 
 
-def test_two_seeds_get_a_warning_that_they_say_little_about_variation(tmp_path: Path) -> None:
-    for seed in range(2):
-        add_run(tmp_path, "rope", BREAKING, seed=seed)
-    assert any(
-        note.startswith("two seeds: too few to know how seeds differ") for note in only(tmp_path).notes
-    )
-
-
 def test_a_note_lists_a_few_names_and_counts_the_rest(tmp_path: Path) -> None:
     for name in "abcdefg":
         add_run(tmp_path, name, BREAKING)
     for seed in range(3):
         add_run(tmp_path, "z", BREAKING, seed=seed)
     assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)
-
-
-def test_one_seed_and_few_documents_get_a_note(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING, documents=7)
-    notes = " ".join(only(tmp_path).notes)
-    assert "one seed: results describe these models, not the encodings" in notes
-    assert "7 documents only" in notes
 
 
 def test_lengths_on_another_set_of_targets_are_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support.tables import BREAKING, HOLDING, labels, only, where
 from pe_bench.config.schema import Config, ReportConfig
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
-from pe_bench.report.columns import to_frame, to_markdown
+from pe_bench.report.columns import to_markdown
 from pe_bench.report.selection import Selection, parse_by
 from pe_bench.report.statistics import (
     corrected_comparisons,
@@ -44,17 +44,6 @@ def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> Non
     ]
     assert {line.seeds for line in table.lines} == {2}
     assert table.why == ""
-
-
-def test_by_seed_every_seed_is_a_line(results: Path) -> None:
-    table = only(results, by=("seed",))
-    assert sorted(labels(table)) == [f"{name} seed={seed}" for name in ("alibi", "rope") for seed in range(3)]
-    assert set(to_frame([table])["by"]) == {f"seed={seed}" for seed in range(3)}
-
-
-def test_different_data_and_targets_never_share_a_table(results: Path) -> None:
-    add_run(results, "t5", BREAKING, data_hash="0ther")
-    assert len(build_tables(results, selection=Selection(by=("data_hash",)))) == 2
 
 
 @pytest.mark.parametrize("word", ["", "length", "nothing", "setting"])
@@ -149,16 +138,6 @@ def test_without_a_common_seed_there_is_no_comparison_and_the_table_says_so(tmp_
 def test_an_unknown_baseline_is_refused_with_the_nearest_name(results: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'rope'"):
         build_tables(results, selection=Selection(baseline="rop"))
-
-
-def test_a_baseline_counts_in_the_tables_that_have_it(results: Path) -> None:
-    add_run(results, "t5", BREAKING, data_hash="0ther")
-    assert sorted(
-        table.baseline for table in build_tables(results, selection=Selection(baseline="rope"))
-    ) == [
-        "",
-        "rope",
-    ]
 
 
 # margin

@@ -83,23 +83,6 @@ def test_the_longest_twice_four_times_and_just_past_training_are_kept_and_the_sh
     assert by_importance([64, 128, *lengths], 128, [64])[:3] == [64, 128, 2048]
 
 
-@pytest.mark.parametrize("width", [50, 80, None])
-def test_a_long_name_goes_on_in_the_next_line_and_loses_nothing(results: Path, width: int | None) -> None:
-    ends = ("one", "two")
-    for end in ends:
-        name = f"longrope factors=[{'1.0, ' * 12}2.0] {end}"
-        add(results, name, 2.0, CHANGES["rope"][1], code=end)
-    lines = printed(build_tables(results), width).splitlines()
-    begins = [place for place, line in enumerate(lines) if line.startswith("longro")]
-    assert len(begins) == 2
-    for place in begins:
-        rest = next(end for end in range(place + 1, len(lines)) if not lines[end].startswith("  "))
-        name = " ".join([lines[place].split("  ")[0], *map(str.strip, lines[place + 1 : rest])])
-        assert name.startswith("longrope factors=[1.0") and name.count("1.0,") == 12
-        assert name.endswith(("2.0] one", "2.0] two"))
-    assert max(map(len, lines)) <= (width or 100)
-
-
 def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> None:
     [table] = build_tables(results, selection=Selection(where=(parse_condition("length=64,128,192,2048"),)))
     heading = printed([table], 80).splitlines()[3].split()

@@ -74,19 +74,6 @@ def test_the_spread_of_a_mean_by_sizes_is_the_exact_jackknife() -> None:
     assert spread.variance == pytest.approx(11 / 12 * np.sum((without - np.mean(without)) ** 2))
 
 
-def test_the_mean_is_that_of_all_targets_together() -> None:
-    differences, sizes = np.array([[1.0, 2.0, 6.0]]), np.array([1.0, 3.0, 4.0])
-    assert paired_interval(differences, sizes).mean == pytest.approx((1 + 6 + 24) / 8)
-    assert paired_interval(differences[:, :1], sizes[:1]).mean == 1.0
-
-
 def test_a_score_that_broke_down_is_not_weighed_away() -> None:
     differences, sizes = np.array([[1.0, np.inf, 6.0]]), np.array([1.0, 0.001, 4.0])
     assert paired_interval(differences, sizes).mean == math.inf
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("shape", ["normal", "exponential", "lognormal"])
-@pytest.mark.parametrize(("seeds", "documents"), [(1, 70), (3, 30), (3, 70), (5, 30), (5, 70)])
-def test_coverage_in_four_thousand_simulations(seeds: int, documents: int, shape: str) -> None:
-    assert 0.92 <= coverage(4000, seeds, documents, shape) <= 0.99

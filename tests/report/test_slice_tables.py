@@ -14,7 +14,6 @@ from test_short import cells_of, printed
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_frame
-from pe_bench.report.draw import draw
 from pe_bench.report.selection import Selection
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import (
@@ -182,14 +181,3 @@ def test_what_has_not_learned_is_known_from_all_targets(tmp_path: Path) -> None:
     assert line.unlearned == "trigram"
     assert [anchor.label for anchor in table.anchors] == ["(trigram)", "(trigram+copy)"]
     assert {anchor.records[512].targets for anchor in table.anchors} == {SIZES.sum()}
-
-
-def test_recall_is_plotted_where_it_is_chosen(results: Path) -> None:
-    for selection, panels in ((Selection(), 0), (Selection(slice="recall"), 1)):
-        figure = draw(build_tables(results, selection=selection))
-        titles = [
-            text
-            for text in figure.texts
-            if "targets: recall (50 % of all)" in " ".join(text.get_text().split())
-        ]
-        assert (len(figure.axes), len(titles)) == (1, panels)

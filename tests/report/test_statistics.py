@@ -14,12 +14,10 @@ from pe_bench.report.statistics import (
     breaks_at,
     corrected_comparisons,
     holds_up_to,
-    is_sensitive,
     judge_change,
     judge_context_use,
     judge_gain_over_control,
     paired_interval,
-    student_interval,
 )
 
 
@@ -38,13 +36,6 @@ def test_one_seed_gives_the_t_interval_over_documents() -> None:
     found = paired_interval(differences)
     assert (found.mean, found.low, found.high) == pytest.approx((0.3, low, high))
     assert (found.seeds, found.documents) == (1, 12)
-
-
-def test_one_document_gives_the_t_interval_over_seeds() -> None:
-    differences = np.array([[0.1], [0.4], [0.2]])
-    low, high = stats.t.interval(0.95, 2, differences.mean(), stats.sem(differences[:, 0]))
-    found = paired_interval(differences)
-    assert (found.low, found.high) == pytest.approx((low, high))
 
 
 def test_a_two_by_two_table_matches_the_sums_by_hand() -> None:
@@ -98,12 +89,6 @@ def test_skewed_documents_move_the_bound_on_their_long_side_alone(sign: int) -> 
     assert 2 * plain < far < 2.5 * plain
 
 
-def test_skewed_documents_widen_nothing_if_seeds_dominate_the_variance() -> None:
-    differences = np.array([[-1.0], [0.0], [1.0]]) + 1e-6 * np.array([0.0] * 9 + [1.0])
-    found = paired_interval(differences)
-    assert found.high - found.mean == pytest.approx(found.mean - found.low)
-
-
 @pytest.mark.parametrize("shape", [(1, 12), (3, 1), (3, 12)])
 def test_the_bounds_at_another_level_enclose_those_below_it(shape: tuple[int, int]) -> None:
     found = paired_interval(np.random.default_rng(0).lognormal(size=shape))
@@ -112,28 +97,6 @@ def test_the_bounds_at_another_level_enclose_those_below_it(shape: tuple[int, in
     lows, highs = zip(*bounds, strict=True)
     assert sorted(lows, reverse=True) == list(lows) and sorted(highs) == list(highs)
     assert len(set(lows)) == len(set(highs)) == 5
-
-
-def test_another_level_gives_the_t_interval_of_that_level() -> None:
-    values = symmetric_documents(12)
-    expected = stats.t.interval(0.999, 11, 0.0, stats.sem(values))
-    assert paired_interval(values[None, :]).at(0.999) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("first", [math.inf, math.nan, -math.inf])
-def test_infinite_bounds_are_the_same_at_every_level(first: float) -> None:
-    broken = paired_interval(np.array([[first, 0.0]]))
-    assert broken.at(0.5) == broken.at(0.999) == (broken.low, broken.high)
-
-
-def test_one_difference_is_unknown_at_every_level() -> None:
-    assert paired_interval(np.array([[0.5]])).at(0.5) == (-math.inf, math.inf)
-
-
-def test_an_interval_without_its_spread_is_known_at_one_level() -> None:
-    assert interval(0.1, 0.2).at(CONFIDENCE) == (0.1, 0.2)
-    with pytest.raises(ValueError, match="not 0.99"):
-        interval(0.1, 0.2).at(0.99)
 
 
 @pytest.mark.parametrize("broken", [math.inf, math.nan])
@@ -149,12 +112,6 @@ def test_a_broken_reference_is_no_improvement() -> None:
     differences = np.zeros((3, 30))
     differences[1, 7] = -math.inf
     assert judge_change(paired_interval(differences)) == "unclear"
-
-
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,)])
-def test_no_differences_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="seeds, documents"):
-        paired_interval(np.zeros(shape))
 
 
 @pytest.mark.parametrize(
@@ -176,11 +133,6 @@ def test_no_differences_are_refused(shape: tuple[int, ...]) -> None:
 )
 def test_the_verdict_changes_exactly_at_its_boundaries(low: float, high: float, expected: str) -> None:
     assert judge_change(interval(low, high)) == expected
-
-
-def test_a_wider_margin_turns_a_small_loss_into_holding() -> None:
-    assert judge_change(interval(0.02, 0.04)) == "degrades"
-    assert judge_change(interval(0.02, 0.04), margin=0.05) == "holds"
 
 
 def estimate(mean: float, standard_error: float) -> Interval:
@@ -219,16 +171,6 @@ def test_a_settled_comparison_relaxes_the_correction_of_the_others() -> None:
     settled, unclear = estimate(0.0, 0.0001), estimate(0.0, 1.0)
     assert corrected_comparisons([weak, settled]) == ["worse", "same"]
     assert corrected_comparisons([weak, unclear]) == ["unclear", "unclear"]
-
-
-def test_the_last_comparison_is_judged_as_if_it_were_the_only_one() -> None:
-    settled, last = estimate(5.0, 0.01), estimate(0.01 + 0.1 * standard_errors(0.949), 0.1)
-    assert corrected_comparisons([settled, last]) == ["worse", "unclear"]
-
-
-def test_comparisons_use_the_given_margin() -> None:
-    assert corrected_comparisons([estimate(0.03, 0.001)] * 3) == ["worse"] * 3
-    assert corrected_comparisons([estimate(0.03, 0.001)] * 3, margin=0.05) == ["same"] * 3
 
 
 @pytest.mark.parametrize(
@@ -270,16 +212,6 @@ def test_a_control_is_beaten_by_a_positive_gain_that_may_be_of_use(
     assert judge_gain_over_control(interval(low, high)) == expected
 
 
-def test_a_wider_margin_requires_a_larger_gain() -> None:
-    assert judge_gain_over_control(interval(0.01, 0.04), margin=0.05) == "no"
-    assert judge_context_use(interval(0.1, 0.2), interval(0.01, 0.04), margin=0.05) == "no"
-
-
-@pytest.mark.parametrize(("low", "high", "expected"), [(0.001, 0.1, True), (0.0, 0.1, False)])
-def test_a_model_is_sensitive_where_its_gain_is_positive(low: float, high: float, expected: bool) -> None:
-    assert is_sensitive(interval(low, high)) == expected
-
-
 @pytest.mark.parametrize(
     ("verdicts", "held", "broken"),
     [
@@ -301,9 +233,3 @@ def test_a_claim_over_lengths_reaches_as_far_as_its_sequence(
 ) -> None:
     of_length = dict(zip((192, 256, 512), verdicts, strict=False))
     assert (holds_up_to(of_length), breaks_at(of_length)) == (held, broken)
-
-
-def test_the_interval_over_seeds_needs_two_of_them() -> None:
-    low, high = student_interval(np.array([1.0, 2.0, 3.0]))
-    assert (low, high) == pytest.approx(stats.t.interval(0.95, 2, 2.0, 1 / math.sqrt(3)))
-    assert student_interval(np.array([1.0])) == (-math.inf, math.inf)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.results import add_run
-from support.tables import BREAKING, FLAT, line_of, only, printed, printed_details
+from support.tables import BREAKING, FLAT, line_of, only, printed_details
 
 from pe_bench.report.cells import break_text
 from pe_bench.report.statistics import paired_interval
@@ -44,17 +44,6 @@ def test_the_change_is_paired_over_the_documents_of_the_score_files(tmp_path: Pa
     assert cell.change == pytest.approx(0.1, abs=1e-6)
     # Documents differ by 0.2 bits; in pairs that cancels, and the interval is far shorter.
     assert expected.high - expected.low < 0.02
-
-
-def test_verdicts_and_the_break_point_follow_from_the_intervals(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    add_run(tmp_path, "alibi", FLAT, spread=0.001)
-    table = only(tmp_path)
-    rope, alibi = line_of(table, "rope"), line_of(table, "alibi")
-    assert {length: cell.verdict for length, cell in rope.records.items()} == {
-        64: "", 128: "", 256: "degrades", 512: "fails"
-    }  # fmt: skip
-    assert (rope.break_point.length, alibi.break_point.kind) == (256, "none")
 
 
 def test_an_infinite_score_fails(tmp_path: Path) -> None:
@@ -108,18 +97,6 @@ def test_a_change_is_of_a_set_that_all_seeds_have(tmp_path: Path) -> None:
     assert cell.change == pytest.approx(0.1, abs=1e-6)
 
 
-def test_a_difference_from_a_baseline_is_of_the_largest_set_that_both_lines_have(tmp_path: Path) -> None:
-    wide = {"target_hash": "b16", "targets": 480, "documents": 120}
-    for name, level in (("alibi", 3.0), ("rope", 3.2)):
-        add_run(tmp_path, name, {128: level})
-        add_run(tmp_path, name, {128: 2 * level}, **wide)
-    add_run(tmp_path, "nope", {64: 3.5, 128: 3.0, 256: 3.0, 512: 3.0})
-    table = only(tmp_path, baseline="alibi")
-    means = {line.label: line.records[128].baseline for line in table.lines}
-    assert means["rope"] and means["rope"].mean == pytest.approx(0.4, abs=1e-6)
-    assert means["nope"] and means["nope"].mean == pytest.approx(0.0, abs=1e-6)
-
-
 def test_seeds_that_lack_a_length_are_not_counted_there(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=0)
     add_run(tmp_path, "rope", {128: 3.2}, seed=1)
@@ -146,17 +123,6 @@ def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path,
     assert cells[512].verdict == "fails"
     [note] = [note for note in table.notes if note.startswith("a change without an interval: rope at 256")]
     assert str(paths[256]) in note
-
-
-@pytest.mark.parametrize("beyond", ["0", "zzz"])
-def test_the_spelling_of_a_hash_does_not_choose_the_set_of_the_training_length(
-    tmp_path: Path, beyond: str
-) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
-    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0}, target_hash=beyond)
-    table = only(tmp_path)
-    assert table.lines[0].records[128].bits_per_byte == pytest.approx(3.0, abs=1e-6)
-    assert any(note.startswith("4096: scored on another set") for note in table.notes)
 
 
 @pytest.mark.parametrize(
@@ -214,21 +180,3 @@ def test_an_unclear_length_that_breaks_these_models_is_not_reached(
     cells[512] = judged("unclear", of_models, of_seeds)
     found = find_break_point(cells, 128)  # pyright: ignore[reportArgumentType]
     assert (found.works_to, found.holds_to, found.breaks_at) == (works_to, 128, None)
-
-
-def test_seeds_that_all_break_at_a_length_do_not_work_to_it(tmp_path: Path) -> None:
-    for seed, broken in enumerate((0.04, 0.2, 0.5)):
-        levels = {128: 3.0, 160: 3.0 + 0.005 * seed, 256: 3 + broken, 512: 3 + 2 * broken}
-        add_run(tmp_path, "rope", levels, seed=seed, spread=0.001)
-    text = printed([only(tmp_path)], 100)
-    assert "+0.247>?" in text and "+0.493!?" in text
-    assert "160?" in text and "512?" not in text
-
-
-def test_the_cost_of_another_encoding_at_the_training_length_has_a_verdict(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", BREAKING)
-    add_run(tmp_path, "rope", {128: 3.5, 256: 3.5}, scored_with="yarn factor=16.0")
-    table = only(tmp_path)
-    line = line_of(table, "rope -> yarn factor=16.0")
-    assert line.records[128].verdict == "fails"
-    assert line.break_point.breaks_at == 128
