@@ -26,7 +26,7 @@ from pe_bench.cli.program import run
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.scoring import evaluate
 from pe_bench.scoring.scorer import Scorer
-from pe_bench.training import trainer
+from pe_bench.training import checkpoint
 from pe_bench.training.optimizer import Optimizers
 from pe_bench.training.trainer import Trainer
 
@@ -108,7 +108,7 @@ def watch_parts(clock: Clock) -> None:
         (Optimizers, "step", "training: optimizer"),
         (Trainer, "step", "training: rest of a step"),
         (Trainer, "validation_loss", "training: validation, but for its forward passes"),
-        (trainer, "save_checkpoint", "training: checkpoints"),
+        (checkpoint, "save_checkpoint", "training: checkpoints"),
         (experiment, "fit", "training: all else"),
         (experiment, "score_encodings", "scoring: weights, checks and rows"),
         (evaluate, "save_scores", "scoring: files"),

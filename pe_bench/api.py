@@ -40,7 +40,6 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     from pe_bench.config.parse import warn_unused
     from pe_bench.errors import require
     from pe_bench.runs.commands import called_with
-    from pe_bench.system.files import check_folder
     from pe_bench.system.signals import interruptible
     from pe_bench.values import listed
 
@@ -51,7 +50,6 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)
         warn_unused([config], [parse_override(text).key for text in texts])
-        check_folder(config.results_dir, "results_dir", is_written=True)
         from pe_bench import experiment
         from pe_bench.scored import Run
 

@@ -40,7 +40,7 @@ from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
 from pe_bench.scoring.stages import after_training, stage_label
-from pe_bench.system.files import remove_leftovers, write_atomically, write_text
+from pe_bench.system.files import check_folder, remove_leftovers, write_atomically, write_text
 from pe_bench.system.machine import (
     environment,
     explain_out_of_memory,
@@ -54,10 +54,10 @@ from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
 from pe_bench.training.checkpoint import (
     Checkpoint,
-    delete_damaged_checkpoints,
     final_checkpoint,
     latest_checkpoint,
     load_weights,
+    tidy_checkpoints,
 )
 from pe_bench.training.group import Group, LostProcessError, check_processes, joined, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, TrainingProgress, fit
@@ -82,6 +82,7 @@ def train(config: Config) -> tuple[Path, list[Row]]:
 def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
     """Return a run that is ready to begin, and its plans. Raise `UserError` for all that can be wrong."""
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
+    check_folder(config.results_dir, "results_dir", is_written=True)
     job, plans = load(_with_started_processes(config), planner)
     check_processes(job.config, job.device)
     if config.tracker is not None:
@@ -301,8 +302,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
     config, name = job.config, job.folder.name
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     checkpoints = job.folder / "checkpoints"
-    for path in delete_damaged_checkpoints(checkpoints):
-        say(f"warning: {path} is damaged and was deleted")
+    tidy_checkpoints(checkpoints)
     begun = latest_checkpoint(checkpoints)
     if begun is None or begun.step < steps:
         delete_scores(job.folder)

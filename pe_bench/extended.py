@@ -35,8 +35,7 @@ from pe_bench.scoring.stages import (
     stage_overrides,
     with_factor,
 )
-from pe_bench.sweep.run import launch, require_done
-from pe_bench.sweep.show import print_summary
+from pe_bench.sweep.run import launch
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
@@ -107,8 +106,7 @@ def extend_runs(
             f"results_dir={quote(str(results))}",
         ]
         summary = launch([*job, *overrides], config.search, overrides)
-        print_summary(summary)
-        require_done(summary)
+        summary.end()
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
     return Extended(paths, build_tables(results, [path.name for path in paths], config.eval.protocol))
 

@@ -68,27 +68,25 @@ def train(
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
     from pe_bench.cli.tables import print_scored
-    from pe_bench.sweep.run import launch, require_done
-    from pe_bench.sweep.show import print_summary
+    from pe_bench.sweep.run import launch
     from pe_bench.system.signals import world_size
 
     require(world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N")
     summary = launch(overrides, search)
-    failures = [f"{state.label}: {state.reason or state.text}" for state in summary.failed]
+    failures = [f"{state.label}: {state.text}" for state in summary.failed]
     print_scored("train", [], summary.tables, failures, as_json=as_json)
-    print_summary(summary)
-    require_done(summary)
+    summary.end()
 
 
 def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) -> None:
     """Check the jobs that overrides ask for, and write the command of each on a line of its own."""
     from pe_bench.config.compose import complete_overrides
-    from pe_bench.sweep.run import check_job, check_sweep, plan_sweep
+    from pe_bench.sweep.run import check_sweep, plan_sweep
     from pe_bench.system.files import require_writable, write_text
 
     require_writable("--plan", plan)
     overrides = complete_overrides(overrides, search)
-    check_sweep(overrides, search, check_job)
+    check_sweep(overrides, search)
     commands = plan_sweep(overrides, search)
     write_text(plan, "\n".join([*commands, ""]))
     say(f"{plan}: {len(commands)} command{'s' if len(commands) > 1 else ''}; each does what is missing")
@@ -147,10 +145,15 @@ def try_(
         _list_tries(options["results_dir"], as_json=as_json)
         return
     require(bool(arguments), "name what to try, such as my.py:RootBias or 'rope base=500000'")
+    from pe_bench.tries.trying import try_change
+
     change, *overrides = arguments
-    if ".py:" in change:
-        _check(change, options["config_dir"], as_json=as_json)
-    outcome = api.try_change(change, *overrides, **options)
+
+    def check() -> None:
+        if ".py:" in change:
+            _check(change, options["config_dir"], as_json=as_json)
+
+    outcome = try_change(change, *overrides, check=check, **options)
     if as_json:
         print_data("try", outcome=outcome)
     else:

@@ -42,16 +42,14 @@ class StudyRuns:
 
     def _train(self, sweep: Sweep, sources: Sequence[str]) -> Step:
         """Run a sweep. Raises `RunError` or `Stopped` where it is not done."""
-        from pe_bench.sweep.run import launch, require_done
-        from pe_bench.sweep.show import print_summary
+        from pe_bench.sweep.run import launch
 
         count = len(sweep.encodings) * self.study.seeds
         name = f"{self.study.name} {sweep.name}".strip()
         say(f"{name}: {count} {'run' if count == 1 else 'runs'}, {', '.join(sweep.encodings)}")
         results = f"results_dir={quote(str(self.progress.results_dir))}"
         summary = launch((*self.study.of_sweep(sweep, sources), *self.machine, results), self.study.search)
-        print_summary(summary)
-        require_done(summary)
+        summary.end()
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
         keys = dict.fromkeys(tuple(key) for state in summary.states for key in state.keys)
         return Step(sweep.name, tuple(runs), tuple(keys))

@@ -22,18 +22,8 @@ from typing import Any, Self
 
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.system.files import TEMPORARY, check_folder
-from pe_bench.system.signals import (
-    EXIT_CODE,
-    FROM_OTHERS,
-    FROM_TERMINAL,
-    Stopped,
-    ask_to_end,
-    child_context,
-    own_variables,
-    signal_handlers,
-    stop_on_signal,
-)
+from pe_bench.system import signals
+from pe_bench.system.files import TEMPORARY
 
 RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed", "stopped"
 WRITE_SECONDS = 0.25  # between two changes of a job's file
@@ -41,8 +31,6 @@ POLL_SECONDS = 0.2  # between two checks for the files that ask to stop
 ALIVE_SECONDS = 1.0  # between two checks that the process that launched a worker is alive
 PREEMPTED_SECONDS = 600  # that Slurm may wait before it kills a job that it has asked to end
 SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
-# An optimizer's first step imports torch._dynamo, which takes longer than a tiny run.
-PRELOADED = ["pe_bench.experiment", "torch._dynamo"]
 
 
 @dataclass(frozen=True)
@@ -51,14 +39,11 @@ class JobState:
 
     number: int
     label: str  # the overrides that make it another than the rest of its sweep
-    command: str  # that makes this run alone
     state: str = RUNNING
     run: str | None = None  # its directory, once it is known
-    reason: str = ""  # why it failed
-    text: str = ""  # step, loss, tokens per second, time left; or what is being scored, or waited for
+    text: str = ""  # its step, or what is being scored, or waited for; at its end why it failed or stopped
     has_worked: bool = False  # it trained or scored: not all was done before
     share: float = 0.0  # of its training, or of its scoring, that is done
-    started: float = 0.0  # seconds of the system's clock
     seconds: float = 0.0  # that it took
     margin: float = 0.0  # bits per byte, of the table that the sweep ends with
     target_hashes: Sequence[str] = ()  # of the sets that it scored, which that table shows
@@ -71,24 +56,27 @@ class JobState:
 
 
 @dataclass(frozen=True)
-class SweepFolder:
-    """The folder through which the jobs of a sweep and the command that launched them communicate.
+class Sweep:
+    """A sweep, by the folder through which its jobs and the command that launched them communicate.
 
-    work, variables, process: of that command.
+    keys: that it sweeps over. jobs: how many it has. work, variables, process: of that command.
     """
 
     path: Path
+    keys: Sequence[str] = ()
+    jobs: int = 1
     work: Path = field(default_factory=Path.cwd)
-    variables: Mapping[str, str] = field(default_factory=own_variables)
+    variables: Mapping[str, str] = field(default_factory=signals.own_variables)
     process: int = field(default_factory=os.getpid)
 
     def write(self, state: JobState) -> None:
-        """Write a job's state, not flushed to the disk: nothing is lost with it but what a person sees."""
+        """Write a job's state if that is possible: nothing is lost with it but what a person sees."""
         target = self.file(state.number, "json")
         temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(asdict(state)), encoding="utf-8")
-        os.replace(temporary, target)
+        with suppress(OSError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(asdict(state)), encoding="utf-8")
+            os.replace(temporary, target)
 
     def states(self) -> list[JobState]:
         """Return the states of the jobs that began, in their order."""
@@ -117,34 +105,35 @@ class SweepFolder:
         return (self.path / "stop").exists()
 
 
-def run_in_child(state: JobState, folder: SweepFolder, config: Config) -> None:
+def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
     """Run a job in a child process, and write how it ended; do nothing where the sweep was stopped before.
 
     A launcher calls this in a process that has no other work and that the child does not outlive.
     """
-    if folder.is_stopped:
+    if sweep.is_stopped:
         return
-    is_worker, stop = os.getpid() != folder.process, folder.file(state.number, "stop")
-    state = replace(state, started=time.time())
-    folder.write(state)
+    is_worker, parent = os.getpid() != sweep.process, os.getppid()
+    stop = sweep.file(state.number, "stop")
+    sweep.write(state)
     stop.unlink(missing_ok=True)
-    child = child_context(PRELOADED).Process(target=_work, args=(state, folder, config))
+    child = signals.child_context().Process(target=_work, args=(state, sweep, config))
     with _let_child_save(child, stop) if is_worker else nullcontext():
         child.start()
         try:
-            _wait(child, os.getppid() if is_worker else None)
-        except BaseException:
-            child.kill()
-            raise
-    last = folder.latest(state)
+            while child.is_alive():
+                child.join(ALIVE_SECONDS)
+                if is_worker and os.getppid() != parent:
+                    os._exit(signals.EXIT_CODE)  # the launcher is gone; the child saves by itself
+        finally:
+            child.kill()  # one that waits or starts, when the sweep is stopped
+    last = sweep.latest(state)
     if last.state == RUNNING:
-        last = _after_crash(folder, last, child.exitcode)
-        with suppress(OSError):  # only the view misses it
-            folder.write(last)
+        last = _after_crash(sweep, last, child.exitcode)
+        sweep.write(last)
     if is_worker and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
         if last.state == FAILED:
             atexit.register(_exit_failed)
-        if last.state == STOPPED and not folder.is_stopped:
+        if last.state == STOPPED and not sweep.is_stopped:
             time.sleep(PREEMPTED_SECONDS)  # until Slurm ends and requeues it
 
 
@@ -155,14 +144,6 @@ def _exit_failed() -> None:
     os._exit(1)
 
 
-def _wait(child: Any, parent: int | None) -> None:
-    """Wait for the child. A launcher's worker whose `parent` is gone ends too; its child saves by itself."""
-    while child.is_alive():
-        child.join(ALIVE_SECONDS)
-        if parent is not None and os.getppid() != parent:
-            os._exit(EXIT_CODE)
-
-
 @contextmanager
 def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
     """Have the child of a launcher's worker save before a signal does what it would do with the worker.
@@ -170,7 +151,7 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
     Submitit puts a job back into the queue when it gets the scheduler's signal. What a terminal sends came to
     the command too, which stops the sweep. A file asks the child, which may not hear signals yet.
     """
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in FROM_OTHERS}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in signals.FROM_OTHERS}
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if child.is_alive():
@@ -179,26 +160,25 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
         if callable(before[number]):
             before[number](number, frame)
 
-    with signal_handlers(FROM_TERMINAL, signal.SIG_IGN), signal_handlers(FROM_OTHERS, pass_on):
+    with (
+        signals.handled(signals.FROM_TERMINAL, signal.SIG_IGN),
+        signals.handled(signals.FROM_OTHERS, pass_on),
+    ):
         yield
 
 
-def _after_crash(folder: SweepFolder, last: JobState, code: int) -> JobState:
-    """Return the state of a job whose process was killed or crashed, or could not write that it is done."""
+def _after_crash(sweep: Sweep, last: JobState, code: int) -> JobState:
+    """Return the state of a job whose process was killed or crashed, or could not write how it ended."""
     if code == 0:
-        return replace(last, state=DONE, seconds=time.time() - last.started)
-    if folder.is_stopped:
+        return replace(last, state=DONE)
+    if sweep.is_stopped:
         return replace(last, state=STOPPED)
     reason = f"its process ended with exit code {code}"
     if code < 0:
         name = signal.Signals(-code).name
         reason = f"killed by {name}" + (", by someone or for lack of memory" if name == "SIGKILL" else "")
     reason += f", at {last.text}" if last.text else ""
-    if last.run is not None and (folder.work / last.run).is_dir():
-        from pe_bench.runs.folder import write_error
-
-        write_error(folder.work / last.run, reason)
-    return replace(last, state=FAILED, reason=reason, seconds=time.time() - last.started)
+    return replace(last, state=FAILED, text=reason)
 
 
 # In the child
@@ -207,8 +187,8 @@ def _after_crash(folder: SweepFolder, last: JobState, code: int) -> JobState:
 class JobProgress:
     """The progress of a job, written to its file in place of being shown."""
 
-    def __init__(self, folder: SweepFolder, state: JobState):
-        self.folder, self.state, self.total = folder, state, 1
+    def __init__(self, sweep: Sweep, state: JobState):
+        self.sweep, self.state, self.total = sweep, state, 1
         self._written = 0.0
 
     @contextmanager
@@ -228,64 +208,61 @@ class JobProgress:
     def change(self, *, at_once: bool = False, **changes: Any) -> None:
         self.state = replace(self.state, **changes)
         if at_once or time.monotonic() - self._written >= WRITE_SECONDS:
-            with suppress(OSError):  # only the view misses it
-                self.folder.write(self.state)
+            self.sweep.write(self.state)
             self._written = time.monotonic()
 
-    def reload(self) -> None:
-        """Take up what was written by the process that worked, where that was one of several."""
-        self.state = self.folder.latest(self.state)
 
-
-def _work(state: JobState, folder: SweepFolder, config: Config) -> None:
+def _work(state: JobState, sweep: Sweep, config: Config) -> None:
     """Do the job in the child process, and write how it ended."""
-    os.chdir(folder.work)
-    os.environ.update(folder.variables)
-    with folder.file(state.number, "log").open("ab") as log:
+    os.chdir(sweep.work)
+    os.environ.update(sweep.variables)
+    with sweep.file(state.number, "log").open("ab") as log:
         for standard in (1, 2):  # from C++ too: the sweep shows one line a job
             os.dup2(log.fileno(), standard)
-    progress = JobProgress(folder, state)
-    with signal_handlers(FROM_TERMINAL, signal.SIG_IGN), stop_on_signal(FROM_OTHERS):
+    progress, began = JobProgress(sweep, state), time.time()
+    with (
+        signals.handled(signals.FROM_TERMINAL, signal.SIG_IGN),
+        signals.stop_on_signal(signals.FROM_OTHERS),
+    ):
         try:
-            _watch_for_end(folder, folder.file(state.number, "stop"))
+            _watch_for_end(sweep, sweep.file(state.number, "stop"))
             end = _run(progress, config)
-        except Stopped as stopped:
+        except signals.Stopped as stopped:
             end = {"state": STOPPED, "text": str(stopped)}
         except Exception as error:
             traceback.print_exc()
-            end = {"state": FAILED, "reason": reason_of(error)}
-    progress.reload()
-    last = replace(progress.state, **end, seconds=time.time() - state.started)
-    try:
-        folder.write(last)
-    except OSError:  # a full disk: the exit code alone says how it ended
-        sys.exit(last.state not in (DONE, SKIPPED))
+            end = {"state": FAILED, "text": reason_of(error)}
+    last = replace(progress.state, **end, seconds=time.time() - began)
+    sweep.write(last)
+    sys.exit(last.state not in (DONE, SKIPPED))
 
 
 def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     from pe_bench.experiment import describe_failures, finish, prepare
 
-    check_folder(config.results_dir, "results_dir", is_written=True)
     job, plans = prepare(config)
-    hashes = sorted({plan.target_hash for plan in plans})
-    progress.change(at_once=True, run=str(job.folder), margin=config.report.margin, target_hashes=hashes)
+    progress.change(at_once=True, run=str(job.folder))
     rows = finish(job, plans, progress.bar, waits=progress.wait)
-    progress.reload()
-    progress.change(at_once=True, keys=[row.key for row in rows])
-    if failure := describe_failures(rows):
-        return {"state": FAILED, "reason": failure}
-    return {"state": DONE if progress.state.has_worked else SKIPPED}
+    # Where it was one of several processes, another one has worked and written.
+    has_worked, failure = progress.sweep.latest(progress.state).has_worked, describe_failures(rows)
+    return {
+        "state": FAILED if failure else DONE if has_worked else SKIPPED,
+        "text": failure,
+        "margin": config.report.margin,
+        "target_hashes": sorted({plan.target_hash for plan in plans}),
+        "keys": [row.key for row in rows],
+    }
 
 
-def _watch_for_end(folder: SweepFolder, stop: Path) -> None:
+def _watch_for_end(sweep: Sweep, stop: Path) -> None:
     """End this process when the sweep or this job is stopped, or the process that waits for it is gone."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
-        while parent.is_alive() and not folder.is_stopped and not stop.exists():
+        while parent.is_alive() and not sweep.is_stopped and not stop.exists():
             parent.join(POLL_SECONDS)
-        ask_to_end()
+        signals.ask_to_end()
 
     threading.Thread(target=watch, daemon=True).start()
 

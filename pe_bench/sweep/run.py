@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,8 @@ from typing import Any
 from pe_bench.config.compose import complete_overrides, compose, config_flags, multirun, parse_composed
 from pe_bench.config.groups import OPTIONS_OF_GROUP, names_in
 from pe_bench.config.overrides import (
+    PREFIXES,
+    Override,
     explain_hydra_errors,
     name_job_in_error,
     parse_override,
@@ -30,23 +32,11 @@ from pe_bench.config.overrides import (
 )
 from pe_bench.config.parse import parse_config, warn_unused
 from pe_bench.config.schema import Config
-from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.runs.gather import gather_and_warn, results_file
-from pe_bench.sweep.jobs import FAILED, JobState, SweepFolder, reason_of, run_in_child
+from pe_bench.errors import UserError, first_line, require
+from pe_bench.sweep.jobs import FAILED, JobState, Sweep, reason_of, run_in_child
 from pe_bench.sweep.show import Summary, View
-from pe_bench.system.files import check_folder
-from pe_bench.system.signals import (
-    DEBOUNCE_SECONDS,
-    EXIT_CODE,
-    STOP_SIGNALS,
-    Stopped,
-    detach_lost_terminal,
-    end_workers,
-    restore_stopped,
-    signal_handlers,
-    write_line,
-)
-from pe_bench.system.terminal import progress_bar
+from pe_bench.system import signals
+from pe_bench.system.terminal import say
 
 MAX_CHECKED = 20  # jobs, before the first of them runs
 QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job after some minutes
@@ -55,22 +45,20 @@ QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job af
 # Before the first job
 
 
-@dataclass(frozen=True)
-class Swept:
-    """The facts of a sweep before its first job runs."""
+def check_job(config: Config) -> None:
+    """Raise `UserError` for a job that cannot begin."""
+    from pe_bench.experiment import prepare
 
-    keys: tuple[str, ...]  # that are swept over
-    jobs: int
-    results_dir: Path  # of its first job
+    prepare(config)
 
 
 def check_sweep(
     overrides: Sequence[str],
     search: Sequence[Path],
-    check: Callable[[Config], None],
+    check: Callable[[Config], None] = check_job,
     typed: Sequence[str] | None = None,
-) -> Swept:
-    """Compose a sweep's values one by one, so that a mistake in the last is found before the first runs.
+) -> Sweep:
+    """Return the sweep. All its values are composed first, so that a mistake in the last is found now.
 
     `check` is called with the first of the jobs. typed: the overrides that a user typed, who is told which of
     them have no effect; by default all. Raises `UserError`.
@@ -80,55 +68,44 @@ def check_sweep(
     with explain_hydra_errors(overrides, search):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         swept = [override for override in parsed if override.is_sweep_override()]
-        discrete = [override for override in swept if override.is_discrete_sweep()]
-        _refuse_parts_of_lists([override.input_line or "" for override in discrete])
-        values = [_values(override, search) for override in discrete]
-    plain = [text for text, override in zip(overrides, parsed, strict=True) if override not in swept]
-    ranges = [override.is_range_sweep() for override in discrete]
-    combinations = _combinations([v[:MAX_CHECKED] if r else v for v, r in zip(values, ranges, strict=True)])
+        values = [_values(override, search) for override in swept if override.is_discrete_sweep()]
+    keys = [parse_override(override.get_key_element()).key for override in swept]
+    texts = [parse_override(text) for text in overrides]
+    for text in texts:
+        message = f"{text}: a job uses one node: leave it out, or start each run with torchrun --nnodes"
+        require(text.key != "hydra.launcher.nodes" or text.value == "1", message)
+    plain = [str(text) for text in texts if text.key not in keys]
+    combinations = _combinations(values)
     configs = []
-    with progress_bar("sweep", len(combinations)) as bar:
-        for index, chosen in enumerate(combinations):
-            first = "checking every value before the first job starts" if index == 0 else None
-            bar.show(index, f"checking {' '.join(chosen)}", first)
-            with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
-                configs.append(parse_config(compose([*plain, *chosen], search), search))
-                if index < MAX_CHECKED:
-                    check(configs[-1])
-    warn_unused(configs, [parse_override(text).key for text in (overrides if typed is None else typed)])
-    keys = tuple(override.get_key_element() for override in swept)
-    return Swept(keys, math.prod(map(len, values)), Path(configs[0].results_dir))
-
-
-def check_job(config: Config) -> None:
-    """Raise `UserError` for a job that cannot begin."""
-    from pe_bench.experiment import prepare
-
-    check_folder(config.results_dir, "results_dir", is_written=True)
-    prepare(config)
-
-
-def _refuse_parts_of_lists(overrides: Sequence[str]) -> None:
-    """Raise `UserError` for `eval.lengths=64,128`: a sweep would score one run at 64, and one at 128."""
-    for text in overrides:
-        override = parse_override(text)
-        key, value = override.key, override.value
-        is_part = takes_list(key) and not re.search(r"[\[(]", value or "")
-        message = f"{text} with -m makes a run for each value, and {key} takes a list: "
-        require(
-            not is_part, f"{message}say '{key}=[{value}]' for one list, '{key}=[...],[...]' for several", key
-        )
+    say("sweep: checking every value before the first job starts")
+    for index, chosen in enumerate(combinations):
+        with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
+            configs.append(parse_config(compose([*plain, *chosen], search), search))
+            if index < MAX_CHECKED:
+                check(configs[-1])
+    warn_unused(configs, [text.key for text in (texts if typed is None else map(parse_override, typed))])
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
+    folder = Path(configs[0].results_dir).absolute() / "sweeps" / name
+    return Sweep(folder, keys, math.prod(map(len, values)))
 
 
 def _values(override: Any, search: Sequence[Path]) -> list[str]:
-    """Return the values of a sweep as overrides of one value."""
+    """Return the values of a sweep as overrides of one value.
+
+    Raise `UserError` for `eval.lengths=64,128`: a sweep would score one run at 64, and one at 128.
+    """
     from hydra.core.override_parser.types import Glob
 
-    pattern = override.value()
-    is_glob = isinstance(pattern, Glob)
-    names = pattern.filter(names_in(override.key_or_group, search)) if is_glob else []
-    values = names if is_glob else list(override.sweep_string_iterator())
-    require(bool(values), f"{override.input_line} gives no values: name at least one")
+    text, pattern = parse_override(override.input_line), override.value()
+    is_part = takes_list(text.key) and not re.search(r"[\[(]", text.value or "")
+    message = f"{text} with -m makes a run for each value, and {text.key} takes a list: "
+    way_out = f"say '{text.key}=[{text.value}]' for one list, '{text.key}=[...],[...]' for several"
+    require(not is_part, message + way_out, text.key)
+    if isinstance(pattern, Glob):
+        values = pattern.filter(names_in(override.key_or_group, search))
+    else:
+        values = list(override.sweep_string_iterator())
+    require(bool(values), f"{text} gives no values: name at least one")
     return [f"{override.get_key_element()}={value}" for value in values]
 
 
@@ -143,7 +120,7 @@ def _combinations(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys([first, *changed]))
 
 
-def with_swept_options(overrides: Sequence[str]) -> tuple[str, ...]:
+def with_swept_options(overrides: Sequence[str]) -> list[str]:
     """Write options of a group that is swept as sweeps of one value.
 
     Hydra composes a sweep without what it sweeps over before it composes the jobs, and would
@@ -152,14 +129,12 @@ def with_swept_options(overrides: Sequence[str]) -> tuple[str, ...]:
     swept = [text for text in overrides if re.match(r"(encoding|modifier|task)=(?!\[[^]]*\]$).*[,(]", text)]
     options = tuple(OPTIONS_OF_GROUP[parse_override(text).key] for text in swept)
 
-    def adapt(text: str) -> str:
-        override = parse_override(text)
+    def adapt(override: Override) -> str:
         is_one = override.value is not None and not re.search(r"[,(]", override.value)
-        if not (options and is_one and override.key.startswith(options)):
-            return text
-        return str(replace(override, value=f"choice({override.value})"))
+        is_option = is_one and override.key.startswith(options)
+        return str(replace(override, value=f"choice({override.value})") if is_option else override)
 
-    return tuple(map(adapt, overrides))
+    return [adapt(parse_override(text)) for text in overrides]
 
 
 # From the first job to the last
@@ -172,38 +147,20 @@ def launch(overrides: Sequence[str], search: Sequence[Path], typed: Sequence[str
     `UserError` before anything is written.
     """
     overrides = complete_overrides(overrides, search)
-    swept = check_sweep(overrides, search, check_job, typed)
-    if results_file(swept.results_dir).exists():
-        gather_and_warn(swept.results_dir)  # what a job says of it stands in its log alone
-    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
-    folder, problem = SweepFolder((swept.results_dir / "sweeps" / name).absolute()), ""
-    task = _job_runner(folder, swept, config_flags(search))
+    sweep, problem = check_sweep(overrides, search, typed=typed), ""
+    sweep.path.mkdir(parents=True)
     if shutil.which("sacct"):
         _ask_slurm_in_time()
     try:
-        with View(folder, swept.jobs) as view, _stopped_by_signals(folder, view), restore_stopped():
-            multirun(_launched(overrides, folder.path), search, task)
-    except Stopped:
-        folder.ask_to_stop()
+        with View(sweep) as view, _stopped_by_signals(sweep, view), signals.restore_stopped():
+            multirun(_in_folder(overrides, sweep.path), search, _job_runner(sweep))
+    except signals.Stopped:
+        sweep.ask_to_stop()
     except UserError:
         raise
     except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
-        if isinstance(error, OSError) and not folder.path.exists():
-            reason = f"cannot be made ({first_line(error)}): name another results_dir"
-            raise UserError(f"{folder.path} {reason}") from error
         problem = f"{type(error).__name__}: {first_line(error)}"
-    states = folder.states()
-    # A configuration may sweep over more than the command line.
-    return Summary(folder.path, states, max(swept.jobs, len(states)), problem, folder.is_stopped)
-
-
-def require_done(summary: Summary) -> None:
-    """Raise `Stopped` or `RunError` for a sweep with jobs that are not done."""
-    if summary.stopped and not summary.is_done:
-        raise Stopped("stopped; the same command does what is missing")
-    if not summary.is_done:
-        first = "fix what failed, then " if summary.failed else ""
-        raise RunError(f"the sweep is not done; {first}the same command does what is missing")
+    return Summary(sweep, sweep.states(), problem)
 
 
 def _ask_slurm_in_time() -> None:
@@ -227,75 +184,74 @@ def _ask_slurm_in_time() -> None:
     SlurmJob.watcher._delay_s = QUEUE_SECONDS
 
 
+def _in_folder(overrides: Sequence[str], folder: Path) -> list[str]:
+    """Name the folder: an interpolation, resolved anew in each process, would find another."""
+    return [*with_swept_options(overrides), f"hydra.sweep.dir={quote(str(folder))}"]
+
+
 def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
     """Return the command of each job that overrides ask for, which a launcher elsewhere may run."""
+    from hydra.core.hydra_config import HydraConfig
+
     commands: list[str] = []
 
     def note(composed: Any) -> None:
         parse_composed(composed)
-        commands.append(_command(_overrides_of_job(), config_flags(search)))
+        words = [*HydraConfig.get().overrides.task, *config_flags(search)]
+        commands.append(shlex.join(["pe-bench", "train", *words]))
 
     launcher = ("hydra/launcher", "hydra.launcher.")
     plain = [text for text in overrides if not parse_override(text).key.startswith(launcher)]
     with tempfile.TemporaryDirectory() as folder:
-        multirun(_launched(plain, Path(folder)), search, note)
+        multirun(_in_folder(plain, Path(folder)), search, note)
     return commands
 
 
-def _job_runner(folder: SweepFolder, swept: Swept, flags: Sequence[str]) -> Callable[[Any], None]:
+def _job_runner(sweep: Sweep) -> Callable[[Any], None]:
     """Return what a launcher calls for each job, in this process or in another one, maybe elsewhere."""
 
     def run(composed: Any) -> None:
         from hydra.core.hydra_config import HydraConfig
 
-        hydra, overrides = HydraConfig.get(), _overrides_of_job()
-        number, encoding = int(hydra.job.num), f"encoding={hydra.runtime.choices['encoding']}"
-        words = [text for text in overrides if parse_override(text).key in swept.keys]
-        state = JobState(number, " ".join(words) or encoding, _command(overrides, flags))
+        hydra = HydraConfig.get()
+        encoding = hydra.runtime.choices["encoding"]
+        state = JobState(int(hydra.job.num), label_of(hydra.overrides.task, sweep.keys, encoding))
         try:
             config = parse_composed(composed)
         except Exception as error:
-            folder.write(replace(state, state=FAILED, reason=reason_of(error), started=time.time()))
+            sweep.write(replace(state, state=FAILED, text=reason_of(error)))
             return
-        run_in_child(state, folder, config)
+        run_in_child(state, sweep, config)
 
     return run
 
 
-def _overrides_of_job() -> list[str]:
-    from hydra.core.hydra_config import HydraConfig
-
-    return [*HydraConfig.get().overrides.task]
-
-
-def _command(overrides: Sequence[str], flags: Sequence[str]) -> str:
-    return shlex.join(["pe-bench", "train", *overrides, *flags])
-
-
-def _launched(overrides: Sequence[str], folder: Path) -> list[str]:
-    """Name the folder: an interpolation, resolved anew in each process, would find another."""
-    return list(with_swept_options([*overrides, f"hydra.sweep.dir={quote(str(folder))}"]))
+def label_of(overrides: Sequence[str], keys: Sequence[str], encoding: str) -> str:
+    """Return the words that set a job apart: the encoding too, beside a run that it goes on from."""
+    words = [text.lstrip(PREFIXES) for text in overrides if parse_override(text).key in keys]
+    is_stage = all(word.startswith(("train.from=", "train.beside=")) for word in words)
+    return " ".join([*([f"encoding={encoding}"] if is_stage else []), *words])
 
 
 @contextmanager
-def _stopped_by_signals(folder: SweepFolder, view: View) -> Iterator[None]:
+def _stopped_by_signals(sweep: Sweep, view: View) -> Iterator[None]:
     first = 0.0
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal first
-        detach_lost_terminal(number)
-        if first and view.has_seen_all_end:
-            raise Stopped
-        if first and time.monotonic() - first >= DEBOUNCE_SECONDS:
-            # A launcher would wait for its workers. The jobs find that this process is gone, and end.
-            end_workers()
-            view.console.show_cursor(True)
-            write_line("quitting; jobs will finish their step, save and exit")
-            os._exit(EXIT_CODE)
+        signals.detach_lost_terminal(number)
         if not first:
             first = time.monotonic()
-            folder.ask_to_stop()
-            write_line("stopping: each job finishes its step and saves (Ctrl-C again to quit now)")
+            sweep.ask_to_stop()
+            signals.write_line("stopping: each job finishes its step and saves (Ctrl-C again to quit now)")
+        elif view.has_seen_all_end:
+            raise signals.Stopped
+        elif time.monotonic() - first >= signals.DEBOUNCE_SECONDS:
+            # A launcher would wait for its workers. The jobs find that this process is gone, and end.
+            signals.end_workers()
+            view.console.show_cursor(True)
+            signals.write_line("quitting; jobs will finish their step, save and exit")
+            os._exit(signals.EXIT_CODE)
 
-    with signal_handlers(STOP_SIGNALS, stop):
+    with signals.handled(signals.STOP_SIGNALS, stop):
         yield

@@ -1,60 +1,44 @@
 """What a sweep shows: a line for each job while it runs, and at its end counts, failures and tables."""
 
 import _thread
-import shlex
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
-from pe_bench.system.files import write_text
+from pe_bench.errors import RunError
+from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, Sweep
+from pe_bench.system.signals import Stopped
 from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say, wrap
 
 VIEW_SECONDS = 0.2
 STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
-REPEAT = "repeat.sh"
 
 
-class View:
-    """A thread that shows the states of the jobs while this context is entered."""
+class View(Live):
+    """A live display of the states of the jobs while this context is entered."""
 
-    def __init__(self, folder: SweepFolder, jobs: int, console: Console | None = None):
-        self.folder, self.jobs = folder, jobs
-        self.console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+    def __init__(self, sweep: Sweep, console: Console | None = None):
+        self.sweep = sweep
         self.has_seen_all_end = False  # after a signal
         self._printed: dict[int, str] = {}  # how far each job was when its last line was due
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        super().__init__(console=console, transient=True, refresh_per_second=1 / VIEW_SECONDS)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        is_over = False
-        with Live(console=self.console, auto_refresh=False, transient=True) as live:
-            while not is_over:
-                is_over = self._over.wait(VIEW_SECONDS)
-                states = self.folder.states()
-                for state in states:
-                    self._print_change(state)
-                if self.console.is_terminal:
-                    live.update(self._lines(states), refresh=True)
-                is_idle = self.folder.is_stopped and not any(state.is_at_work for state in states)
-                if is_idle and not is_over and not self.has_seen_all_end:
-                    # End what waits or starts, and what a launcher would compose for nothing.
-                    self.has_seen_all_end = True
-                    _thread.interrupt_main()
+    def get_renderable(self) -> Group:
+        """Print what has changed, and return the lines that a terminal shows below; called by a thread."""
+        states = self.sweep.states()
+        for state in states:
+            self._print_change(state)
+        is_idle = self.sweep.is_stopped and not any(state.is_at_work for state in states)
+        if is_idle and self.is_started and not self.has_seen_all_end:
+            # End what waits or starts, and what a launcher would compose for nothing.
+            self.has_seen_all_end = True
+            _thread.interrupt_main()
+        return self._lines(states)
 
     def _print_change(self, state: JobState) -> None:
         """Print a line that stays for a job that ended, and for its progress where nothing can be redrawn.
@@ -64,16 +48,14 @@ class View:
         if state.state == SKIPPED or (state.state == RUNNING and not state.is_at_work):
             return
         before, fifth = self._printed.get(state.number, ""), f"{int(state.share * LINES_PER_RUN)}"
-        self._printed[state.number] = fifth if state.state == RUNNING else state.state
-        if state.state != RUNNING:
-            line = _end(state) if before != state.state else ""
-        elif self.console.is_terminal:
-            line = ""
-        elif not before:
-            line = "begins" if state.has_worked else state.text
+        if state.state == RUNNING:
+            is_due = fifth > before and not self.console.is_terminal
+            line = state.text if before or not state.has_worked else "begins"
         else:
-            line = state.text if fifth > before else ""
-        if line:
+            is_due, done = before != state.state, f"done in {duration(state.seconds)}"
+            line = {DONE: done, FAILED: f"failed: {state.text}"}.get(state.state, state.text or "stopped")
+        self._printed[state.number] = fifth if state.state == RUNNING else state.state
+        if is_due:
             text = f"{state.label}: {line}"
             text = wrap(text, self.console.width, hanging=2) if self.console.is_terminal else text
             self.console.print(text, markup=False)
@@ -81,25 +63,16 @@ class View:
     def _lines(self, states: Sequence[JobState]) -> Group:
         running = [state for state in states if state.state == RUNNING]
         width = max((len(state.label) for state in running), default=0)
+        counts = {kind: _count(states, kind) for kind in (DONE, SKIPPED, FAILED, RUNNING)}
+        parts = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        ended = sum(counts.values()) - counts[RUNNING]
+        total = f"{ended} of {max(self.sweep.jobs, len(states))} jobs" + (f" ({parts})" if parts else "")
         # The total first: a terminal that is not high enough cuts at the bottom.
-        lines = [self._total(states) + (STOPPING if self.folder.is_stopped else "")]
+        lines = [total + (STOPPING if self.sweep.is_stopped else "")]
         lines += [
             f"{each.label:<{width}}  {bar_text(each.share)}  {each.text or 'starts'}" for each in running
         ]
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
-
-    def _total(self, states: Sequence[JobState]) -> str:
-        """Return one line on all jobs."""
-        counts = {kind: _count(states, kind) for kind in (DONE, SKIPPED, FAILED, RUNNING)}
-        parts = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-        ended = sum(counts.values()) - counts[RUNNING]
-        return f"{ended} of {max(self.jobs, len(states))} jobs" + (f" ({parts})" if parts else "")
-
-
-def _end(state: JobState) -> str:
-    if state.state == STOPPED:
-        return state.text or "stopped"
-    return f"done in {duration(state.seconds)}" if state.state == DONE else f"failed: {state.reason}"
 
 
 def _count(states: Sequence[JobState], kind: str) -> int:
@@ -118,13 +91,11 @@ class SweepTable:
 
 @dataclass(frozen=True)
 class Summary:
-    """The jobs that began, in their order, of `jobs` in all, and what ended the launcher, if anything did."""
+    """How a sweep ended: the jobs that began, in their order, and what ended the launcher, if anything."""
 
-    folder: Path
+    sweep: Sweep
     states: Sequence[JobState]
-    jobs: int
-    problem: str
-    stopped: bool
+    problem: str = ""
 
     @property
     def tables(self) -> list[SweepTable]:
@@ -132,70 +103,53 @@ class Summary:
 
         A table has room for one set of targets at a length, and for one margin.
         """
-        ways: dict[str, list[JobState]] = {}
+        groups: dict[tuple[object, ...], list[JobState]] = {}
         for state in self.states:
             if state.keys:
-                words = [word for word in state.label.split() if word.startswith(("eval.", "report."))]
-                ways.setdefault(" ".join(words), []).append(state)
-        tables: dict[tuple[object, ...], SweepTable] = {}
-        for words, states in ways.items():
-            runs = dict.fromkeys(Path(state.run) for state in states if state.run is not None)
-            hashes = sorted({target_hash for state in states for target_hash in state.target_hashes})
-            key = (*hashes, states[0].margin)
-            if key in tables:  # two ways have the same targets
-                runs = dict.fromkeys([*tables[key].runs, *runs])
-                words = f"{tables[key].words}, {words}"
-            tables[key] = SweepTable(tuple(runs), hashes, states[0].margin, words if len(ways) > 1 else "")
-        return list(tables.values())
-
-    @property
-    def is_done(self) -> bool:
-        return self.count(DONE) + self.count(SKIPPED) == self.jobs
+                key = (*state.target_hashes, state.margin) if _words(state) else ()
+                groups.setdefault(key, []).append(state)
+        return [
+            SweepTable(
+                [*dict.fromkeys(Path(state.run) for state in states if state.run is not None)],
+                sorted({target_hash for state in states for target_hash in state.target_hashes}),
+                states[0].margin,
+                ", ".join(dict.fromkeys(map(_words, states))) if len(groups) > 1 else "",
+            )
+            for states in groups.values()
+        ]
 
     @property
     def failed(self) -> list[JobState]:
         """Return the failed jobs, with those whose worker died with them where the sweep was not stopped."""
-        kinds = (FAILED,) if self.stopped else (FAILED, RUNNING, STOPPED)
+        kinds = (FAILED,) if self.sweep.is_stopped else (FAILED, RUNNING, STOPPED)
         return [state for state in self.states if state.state in kinds]
 
-    def count(self, kind: str) -> int:
-        return _count(self.states, kind)
+    def end(self) -> None:
+        """Print counts and a line for each failure. Raise `Stopped` or `RunError` where jobs are not done."""
+        total = max(self.sweep.jobs, len(self.states))  # a configuration may sweep over more than the command
+        done, skipped = _count(self.states, DONE), _count(self.states, SKIPPED)
+        jobs = "1 job" if total == 1 else f"{total} jobs"
+        if skipped == total:
+            say(f"{jobs}, {'all ' if skipped > 1 else ''}done already")
+            return
+        missing, failed = total - done - skipped, len(self.failed)
+        counts = {"done already": skipped, "failed": failed, "stopped or not started": missing - failed}
+        parts = [f"{done} done"] if done or not skipped else []
+        say(f"{jobs}: {', '.join(parts + [f'{count} {what}' for what, count in counts.items() if count])}")
+        if self.problem:
+            say(f"the launcher ended: {self.problem}")
+        for state in self.failed:
+            died = f"its process died, at {state.text or 'its start'}"
+            reason = died if state.state == RUNNING else state.text
+            log = self.sweep.file(state.number, "log")
+            say(f"  failed: {state.label}: {reason} ({log})")
+        if self.sweep.is_stopped and missing:
+            raise Stopped("stopped; the same command does what is missing")
+        if missing:
+            first = "fix what failed, then " if failed else ""
+            raise RunError(f"the sweep is not done; {first}the same command does what is missing")
 
 
-def print_summary(summary: Summary) -> None:
-    """Print counts, a line for each failure, and the way to retry those."""
-    failed = summary.failed
-    say(_counts(summary))
-    if summary.problem:
-        say(f"the launcher ended: {summary.problem}")
-    for state in failed:
-        died = state.text if state.state == STOPPED else f"its process died, at {state.text or 'its start'}"
-        say(f"  failed: {state.label}: {state.reason or died}{_file_that_says_more(summary, state)}")
-    if len(failed) == 1:
-        say(f"to retry it: {failed[0].command}", unbroken=True)
-    elif failed:
-        # It works from any folder; its exit code is that of the last command that failed.
-        commands = [f"{state.command} || code=$?" for state in failed]
-        script = summary.folder / REPEAT
-        lines = [f"cd {shlex.quote(str(Path.cwd()))} || exit", "code=0", *commands, "exit $code", ""]
-        write_text(script, "\n".join(lines))
-        repeat = f"sh {shlex.quote(str(script))}"
-        say(f"to retry them: the same command, or one by one:\n  {repeat}", unbroken=True)
-
-
-def _counts(summary: Summary) -> str:
-    done, skipped, failed = summary.count(DONE), summary.count(SKIPPED), len(summary.failed)
-    jobs = "1 job" if summary.jobs == 1 else f"{summary.jobs} jobs"
-    if skipped == summary.jobs:
-        return f"{jobs}, {'all ' if skipped > 1 else ''}done already"
-    rest = summary.jobs - done - skipped - failed
-    counts = {"done": done, "done already": skipped, "failed": failed, "stopped or not started": rest}
-    parts = [f"{count} {what}" for what, count in counts.items() if count > 0]
-    return f"{jobs}: {', '.join(parts if done or skipped else ['0 done', *parts])}"
-
-
-def _file_that_says_more(summary: Summary, state: JobState) -> str:
-    """Return in brackets the run's error, else the job's log."""
-    files = [Path(state.run) / "error.txt"] if state.run else []
-    files.append(SweepFolder(summary.folder).file(state.number, "log"))
-    return next((f" ({file})" for file in files if file.is_file()), "")
+def _words(state: JobState) -> str:
+    """Return the words of a job's label that are about its scoring."""
+    return " ".join(word for word in state.label.split() if word.startswith(("eval.", "report.")))

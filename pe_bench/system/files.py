@@ -5,15 +5,16 @@ Each has checksums of its files. A process checks them when it opens the folder 
 """
 
 import errno
+import grp
 import hashlib
 import json
 import os
+import pwd
 import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.system.terminal import CONTROL, say
 
 TEMPORARY = ".partial-"
-META, CHECKSUM = "meta.json", "checksum"
+META = "meta.json"
 _compared: set[tuple[Any, ...]] = set()  # files of the cache that this process has checked
 
 
@@ -115,12 +116,11 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
 
 def require_writable(option: str, path: Path) -> None:
     """Raise `UserError` for the file of an option that could not be written."""
-    folder = path.parent
-    message = f"{option} {path}: there is no folder {folder}; make it, or name a file elsewhere"
-    require(folder.is_dir(), message)
+    message = f"{option} {path}: there is no folder {path.parent}; make it, or name a file elsewhere"
+    require(path.parent.is_dir(), message)
     message = f"{option} {path} is not a regular file: name one in a folder"
     require(path.is_file() or not path.exists(), message)
-    allowed = os.access(folder, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+    allowed = os.access(path if path.exists() else path.parent, os.W_OK)
     require(allowed, f"{option} {path} cannot be written (no permission): name a file elsewhere")
 
 
@@ -148,8 +148,6 @@ def writable_by_others(path: Path) -> Path | None:
     folder with the sticky bit, such as /tmp, others cannot touch what is not theirs. A link counts as what it
     points to.
     """
-    if not hasattr(os, "getuid"):  # Windows has other means
-        return None
     resolved = path.resolve()
     return next((entry for entry in (resolved, *resolved.parents) if not _is_private(entry)), None)
 
@@ -163,17 +161,12 @@ def _is_private(entry: Path) -> bool:
     return status.st_uid in (os.getuid(), 0) and (not shared or bool(status.st_mode & stat.S_ISVTX))
 
 
-@cache
 def _is_own_group(group: int) -> bool:
     """Return whether a group holds this user alone, as many systems make one for each user."""
-    import grp
-    import pwd
-
-    try:
+    with suppress(KeyError):
         user, entry = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
-    except KeyError:
-        return False
-    return user.pw_gid == group and entry.gr_name == user.pw_name and not set(entry.gr_mem) - {user.pw_name}
+        return (user.pw_gid, user.pw_name) == (group, entry.gr_name) and not {*entry.gr_mem} - {user.pw_name}
+    return False
 
 
 # The cache
@@ -240,11 +233,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest_of_meta(meta: dict[str, Any]) -> str:
-    rest = {name: value for name, value in meta.items() if name != CHECKSUM}
-    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
-
-
 def _is_whole(entry: Path) -> bool:
     """Return whether all files of an entry are as they were built; a process reads each of them once."""
     try:
@@ -255,7 +243,7 @@ def _is_whole(entry: Path) -> bool:
             if version not in _compared and _digest(entry / name) != digest:
                 return False
             _compared.add(version)
-        return meta[CHECKSUM] == _digest_of_meta(meta)
+        return True
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -269,7 +257,7 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
         temporary.mkdir()
         meta = build(temporary)
         meta["files"] = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
-        write_text(temporary / META, json.dumps({**meta, CHECKSUM: _digest_of_meta(meta)}))
+        write_text(temporary / META, json.dumps(meta))
         for path in temporary.iterdir():
             flush_to_disk(path)
         shutil.rmtree(entry, ignore_errors=True)  # damaged, or it would have been used

@@ -12,7 +12,6 @@ where that was tried.
 """
 
 import ctypes
-import hashlib
 import math
 import os
 import platform
@@ -21,7 +20,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -68,7 +66,7 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 
     Slurm says how many it gave to a job, and does not always enforce it.
     """
-    cores = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    cores = [len(_cores())]
     with suppress(OSError, ValueError, ZeroDivisionError):  # no container, or "max", which is no limit
         allowed, period = quota.read_text(encoding="ascii").split()
         cores.append(math.ceil(int(allowed) / int(period)))
@@ -80,16 +78,7 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 # Threads
 
 
-@dataclass(frozen=True)
-class Look:
-    """Seconds since some beginning: of the clock, of this process, and of all processes on its cores."""
-
-    clock: float
-    process: float
-    all: float
-
-
-_shared: tuple[int, Look] | None = None  # the most threads, and the last look, where cores are shared
+_shared: tuple[int, float, float] | None = None  # the most threads, and the last `look`, if cores are shared
 
 
 def set_threads(threads: str | int) -> int:
@@ -99,34 +88,32 @@ def set_threads(threads: str | int) -> int:
     cores = min(available_cores(), int(limit)) if limit.isdecimal() else available_cores()
     count = threads if isinstance(threads, int) else max(1, cores)
     torch.set_num_threads(count)
-    _shared = (count, look()) if threads == "auto" and count > 1 else None
+    _shared = (count, *look()) if threads == "auto" and count > 1 else None
     return count
 
 
 def share_cores() -> None:
     """Leave cores to others, or take them back; it is called after each piece of work, and costs nothing."""
     global _shared
-    if _shared is not None and time.monotonic() - _shared[1].clock >= INTERVAL:
-        (most, before), now = _shared, look()
-        torch.set_num_threads(free_cores(before, now, most))
-        _shared = most, now
+    if _shared is not None and time.monotonic() - _shared[1] >= INTERVAL:
+        (most, *before), now = _shared, look()
+        # At least one, and as many as others left free since the last look.
+        busy_elsewhere = (now[1] - before[1]) / (now[0] - before[0])
+        torch.set_num_threads(max(1, min(most, round(len(_cores()) - busy_elsewhere))))
+        _shared = most, *now
 
 
-def free_cores(before: Look, after: Look, most: int) -> int:
-    """Return how many cores others left free between two looks: at least one, and at most `most`."""
-    seconds = after.clock - before.clock
-    elsewhere = (after.all - before.all - (after.process - before.process)) / seconds
-    return max(1, min(most, round(len(_cores()) - elsewhere)))
+def look(stat: Path = STAT) -> tuple[float, float]:
+    """Return the clock, and how many seconds other processes have computed on this one's cores: 0 if unknown.
 
-
-def look(stat: Path = STAT) -> Look:
-    """Return the times of now; where the system does not tell those of all processes, they are this one's."""
+    Both count from some beginning.
+    """
     busy = process = time.process_time()
     with suppress(OSError, ValueError, IndexError):
         lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
         counts = [int(line[index]) for line in lines if line[0] in _cores() for index in BUSY]
         busy = sum(counts) / os.sysconf("SC_CLK_TCK")
-    return Look(time.monotonic(), process, busy)
+    return time.monotonic(), busy - process
 
 
 def _cores() -> set[str]:
@@ -206,12 +193,9 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            with suppress(
-                OSError
-            ):  # not every kernel has the file, which nobody may read, or takes the command
-                descriptor = os.open(_CLEAR_HIGHEST, os.O_WRONLY)
-                with os.fdopen(descriptor, "wb", buffering=0) as file:
-                    self._is_counting = bool(file.write(b"5"))
+            # Not every kernel has the file, which nobody may read, or takes the command.
+            with suppress(OSError), open(os.open(_CLEAR_HIGHEST, os.O_WRONLY), "wb", buffering=0) as file:
+                self._is_counting = bool(file.write(b"5"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -267,20 +251,10 @@ def today() -> str:
 
 @cache
 def git_commit() -> str:
-    """Return the commit of a checkout of pe-bench; empty when installed.
-
-    After changes it has `+` and a hash of the code, which tells two states of one commit apart.
-    """
+    """Return the commit of a checkout of pe-bench, with `+` after changes; empty when installed."""
     command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    commit = ""
     if (CHECKOUT / ".git").exists():
         with suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-            commit = done.stdout.strip()
-    if not commit.endswith("+"):
-        return commit
-    digest = hashlib.sha256()
-    for path in sorted((CHECKOUT / "pe_bench").rglob("*.[pch]*")):  # Python and C++
-        if path.suffix != ".pyc" and path.is_file():
-            digest.update(path.name.encode() + path.read_bytes())
-    return commit + digest.hexdigest()[:8]
+            return done.stdout.strip()
+    return ""

@@ -12,27 +12,23 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 from pe_bench.errors import RunError, UserError
 
-
-def _here(*names: str) -> tuple[signal.Signals, ...]:
-    """Return the signals that this system has: Windows has only the first of each group."""
-    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
-
-
 # Sent to all that was started there: by Ctrl-C, and by a terminal that is closed or lost.
-FROM_TERMINAL = _here("SIGINT", "SIGHUP")
+FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 # Slurm sends what `sbatch --signal` names, and submitit asks for SIGUSR2.
-FROM_OTHERS = _here("SIGTERM", "SIGUSR1", "SIGUSR2")
+FROM_OTHERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STOP_SIGNALS = (*FROM_TERMINAL, *FROM_OTHERS)
 EXIT_CODE = 130
 # One request may come several ways at once: from the terminal, a scheduler, and the process that waits.
 DEBOUNCE_SECONDS = 0.5
+# What children find imported; an optimizer's first step needs the last, which takes longer than a tiny run.
+PRELOADED = ("pe_bench.experiment", "torch.distributed", "torch._dynamo")
 
 
 class Stopped(BaseException):
@@ -75,7 +71,7 @@ def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
     """Raise `Stopped` in the main thread at signals that ask for an end."""
     _request.forget()
     try:
-        with signal_handlers(numbers, _request), restore_stopped():
+        with handled(numbers, _request), restore_stopped():
             yield
     finally:
         _request.forget()
@@ -141,7 +137,7 @@ def write_line(message: str) -> None:
 
 def detach_lost_terminal(number: int) -> None:
     """Drop output where the terminal is gone: writing there would be an error before anything is saved."""
-    if number == getattr(signal, "SIGHUP", None):
+    if number == signal.SIGHUP:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             if stat.S_ISCHR(os.fstat(standard).st_mode):  # a file or a pipe is there as before
@@ -156,7 +152,7 @@ def ask_to_end() -> None:
 
 
 @contextmanager
-def signal_handlers(
+def handled(
     numbers: tuple[int, ...], handler: Callable[[int, FrameType | None], Any] | signal.Handlers
 ) -> Iterator[None]:
     """Let `handler` have these signals inside; Python lets only the main thread choose.
@@ -166,9 +162,8 @@ def signal_handlers(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hangup = getattr(signal, "SIGHUP", None)
-    is_ignored = hangup is not None and signal.getsignal(hangup) is signal.SIG_IGN
-    chosen = [number for number in numbers if not (is_ignored and number == hangup)]
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    chosen = [number for number in numbers if not (is_ignored and number == signal.SIGHUP)]
     before = {number: signal.signal(number, handler) for number in chosen}
     try:
         yield
@@ -177,23 +172,18 @@ def signal_handlers(
             signal.signal(number, previous if previous is not None else signal.SIG_DFL)
 
 
-def start_method() -> str:
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+def child_context() -> Any:
+    """Return the `multiprocessing` context of such children."""
+    from multiprocessing import forkserver
 
-
-def child_context(preloaded: Sequence[str]) -> Any:
-    """Return the `multiprocessing` context of such children, which find the modules `preloaded` imported."""
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
         # Joblib's workers have a method of their own by default, which a child would not find.
-        multiprocessing.set_start_method(start_method(), force=True)
-    if start_method() == "forkserver":
-        from multiprocessing import forkserver
-
-        multiprocessing.set_forkserver_preload([*preloaded])
-        # The forkserver ignores a signal that is sent to all processes: its children handle it.
-        with signal_handlers(STOP_SIGNALS, signal.SIG_IGN):
-            forkserver.ensure_running()
-    return multiprocessing.get_context(start_method())
+        multiprocessing.set_start_method("forkserver", force=True)
+    multiprocessing.set_forkserver_preload([*PRELOADED])
+    # The forkserver ignores a signal that is sent to all processes: its children handle it.
+    with handled(STOP_SIGNALS, signal.SIG_IGN):
+        forkserver.ensure_running()
+    return multiprocessing.get_context("forkserver")
 
 
 def own_variables() -> dict[str, str]:
@@ -203,11 +193,11 @@ def own_variables() -> dict[str, str]:
 
 def end_workers() -> None:
     """Kill those that a launcher started, which would outlive this process; children of ours go on."""
-    context: Any = multiprocessing.get_context(start_method())
+    ours: Any = multiprocessing.get_context("forkserver").Process
     for child in multiprocessing.active_children():
-        if not isinstance(child, context.Process) and child.pid is not None:
+        if not isinstance(child, ours) and child.pid is not None:
             with suppress(ProcessLookupError):
-                os.kill(child.pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # joblib's have no `kill`
+                os.kill(child.pid, signal.SIGKILL)  # joblib's have no `kill`
 
 
 def world_size() -> int:

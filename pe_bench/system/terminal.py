@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Protocol
 
 from pe_bench.system.signals import rank
 
@@ -32,8 +32,6 @@ LATEX_SIGNS = {
 _LATEX_SIGN = re.compile("|".join(map(re.escape, LATEX_SIGNS)))
 _MARKDOWN_SIGN = re.compile(r"[\\*\[|~]|(?<!\w)_|_(?!\w)")  # an underscore within a word marks nothing
 
-Value = TypeVar("Value")
-
 
 def printable(text: str) -> str:
     """Return text with escapes for all that does not show: controls, marks of direction, zero-width ones.
@@ -48,11 +46,6 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return text on one line, with escapes for all that does not show."""
     return text if text.isprintable() else printable(" ".join(text.split()))
-
-
-def in_one_line(value: Value) -> Value:
-    """Return a value with each text in it on one line, however deep in dataclasses, lists and dicts."""
-    return _in_one_line(value)
 
 
 def csv_cell(text: str) -> str:
@@ -78,19 +71,20 @@ def latex_comment(text: str) -> str:
     return f"% {one_line(text)}"
 
 
-def _in_one_line(value: Any) -> Any:
+def in_one_line(value: Any) -> Any:
+    """Return a value with each text in it on one line, however deep in dataclasses, lists and dicts."""
     if isinstance(value, str):
         return one_line(value)
     if isinstance(value, (tuple, list)):
-        items = [_in_one_line(inner) for inner in value]
+        items = [in_one_line(inner) for inner in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {_in_one_line(key): _in_one_line(inner) for key, inner in value.items()}
+        return {in_one_line(key): in_one_line(inner) for key, inner in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        changed = {name: new for name, old in fields.items() if (new := _in_one_line(old)) is not old}
+        changed = {name: new for name, old in fields.items() if (new := in_one_line(old)) is not old}
         return dataclasses.replace(value, **changed) if changed else value
     return value
 
@@ -104,14 +98,13 @@ COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")  # in a sentence: up 
 NO_BREAK = "\u00a0"  # a blank that no line is broken at
 
 
-def say(message: str, *, unbroken: bool = False) -> None:
+def say(message: str) -> None:
     """Write a message on standard error: standard output is for results.
 
-    A terminal gets it broken between words, a file in one line, which can be searched. `unbroken` leaves
-    the line as it is: broken by us, a command cannot be copied.
+    A terminal gets it broken between words, a file in one line, which can be searched.
     """
     text = printable(message)
-    if sys.stderr.isatty() and not unbroken:
+    if sys.stderr.isatty():
         text = wrap(text, width_of(sys.stderr), hanging=2)
     write_out(f"{text}\n", sys.stderr)
 

@@ -27,9 +27,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.runs.untrusted import open_regular, read_json, read_regular
 from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_text
+from pe_bench.system.terminal import say
 from pe_bench.training.group import Group
 from pe_bench.training.optimizer import Optimizers
 from pe_bench.training.sharding import distributed, gathered, is_sharded, own_part, own_rows
@@ -93,7 +94,7 @@ def save_checkpoint(
         if group.is_first:
             shutil.rmtree(temporary, ignore_errors=True)
     if group.is_first:
-        delete_old_checkpoints(folder)
+        _delete_old(folder)
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -119,21 +120,22 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def delete_damaged_checkpoints(folder: Path) -> list[Path]:
-    """Delete damaged checkpoints and return their paths."""
-    damaged = [path for path in _newest_first(folder) if read_checkpoint(path) is None]
-    for path in damaged:
-        shutil.rmtree(path)
-    return damaged
+def tidy_checkpoints(folder: Path) -> None:
+    """Delete damaged checkpoints, with a warning, and of the others all but the newest two."""
+    for path in _newest_first(folder):
+        if read_checkpoint(path) is None:
+            say(f"warning: {path} is damaged and was deleted")
+            shutil.rmtree(path)
+    _delete_old(folder)
 
 
-def delete_old_checkpoints(folder: Path) -> None:
+def _delete_old(folder: Path) -> None:
     for old in _newest_first(folder)[KEPT:]:
         shutil.rmtree(old)
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole. Raise `UserError` for one of another format."""
+    """Return the newest checkpoint that is whole. Raise `RunError` for one of another format."""
     return next(filter(None, map(read_checkpoint, _newest_first(folder))), None)
 
 
@@ -146,24 +148,20 @@ def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
 def read_checkpoint(path: Path, files: Sequence[str] = ()) -> Checkpoint | None:
     """Return a checkpoint whose `files` (none: all) are as they were written, else None.
 
-    Raise `RunError` for what its reader may not read, and `UserError` for another format.
+    Raise `RunError` for what its reader may not read, and for another format.
     """
     try:
         content = read_json(path / META)
-        number = content.get("format", FORMAT)
-        way_out = "use the version that wrote it, or delete the run and train again"
-        message = f"{path} has checkpoint format {shown(number)}, and this pe-bench reads {FORMAT}: {way_out}"
-    except (OSError, ValueError):
-        return None
-    require(number == FORMAT, message)
-    try:
+        if content["format"] != FORMAT:
+            reads = f"checkpoint format {shown(content['format'])}, and this pe-bench reads {FORMAT}"
+            raise RunError(f"{path} has {reads}: use the version that wrote it, or delete the run")
         facts: Any = {name: check_type(content[name], kind, name) for name, kind in _KINDS.items()}
         checkpoint = Checkpoint(path, **facts)
         names = files or (WEIGHTS, *checkpoint.checksums)
-        is_whole = all(Path(name).name == name for name in names) and all(
-            _checksum(path / name) == checkpoint.checksums[name] for name in names
+        is_whole = all(
+            Path(name).name == name and _checksum(path / name) == checkpoint.checksums[name] for name in names
         )
-    except (OSError, KeyError, UserError):
+    except (OSError, KeyError, ValueError):
         return None
     return checkpoint if is_whole and checkpoint.step > 0 and checkpoint.train_seconds > 0 else None
 
@@ -292,14 +290,9 @@ def read_log(path: Path, last_step: int) -> list[Step]:
     """Return the rows up to a step; later steps are taken again."""
     if last_step == 0 or not path.exists():
         return []
-    kinds: dict[str, Any] = {"step": int, "tokens": int}
-
-    def parse(name: str, text: str) -> Any:
-        return kinds.get(name, float)(text) if text else None
-
     try:
         records = csv.DictReader(io.StringIO(read_regular(path), newline=""))
-        rows = [Step(**{name: parse(name, text) for name, text in record.items()}) for record in records]
+        rows = [Step(**{name: json.loads(text or "null") for name, text in each.items()}) for each in records]
     except (OSError, ValueError, TypeError, csv.Error) as error:
         way_out = "delete it and repeat the command"
         raise RunError(f"{path} is damaged ({first_line(error)}): {way_out}") from error

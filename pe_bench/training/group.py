@@ -25,28 +25,14 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.multiprocessing.spawn import start_processes as start_with_torch
 
 from pe_bench.config.schema import Config
-from pe_bench.errors import RunError, require
-from pe_bench.system.signals import (
-    DEBOUNCE_SECONDS,
-    EXIT_CODE,
-    STOP_SIGNALS,
-    Stopped,
-    child_context,
-    finish_step_on_signal,
-    local_world_size,
-    own_variables,
-    rank,
-    signal_handlers,
-    start_method,
-    stop_on_signal,
-    world_size,
-)
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.system import signals
+from pe_bench.system.signals import local_world_size, rank, world_size
 
 LOOPBACK = "127.0.0.1"
 END_SECONDS = 5.0  # that processes have to end by themselves after one has failed, and then at a signal
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 3.0  # without a beat, a process is gone
-PRELOADED = ["pe_bench.experiment", "torch.distributed", "torch._dynamo"]  # the last for the first step
 WAY_OUT = "and the others ended: the same command continues from the last checkpoint"
 
 
@@ -101,7 +87,7 @@ class Group:
     @contextmanager
     def finish_step_on_signal(self) -> Iterator[Callable[[], bool]]:
         """Do as `signals.finish_step_on_signal` does; every process stops after the same step."""
-        with finish_step_on_signal() as stop_requested:
+        with signals.finish_step_on_signal() as stop_requested:
             yield lambda: self.any(stop_requested())
 
 
@@ -162,39 +148,36 @@ def _lost_ranks(store: Any) -> list[int]:
         for pause in (SILENT_SECONDS, 0.0):
             looks.append([store.add(f"beat {number}", 0) for number in range(world_size())])
             time.sleep(pause)
-        left = [store.check([f"left {number}"]) for number in range(world_size())]
+        pairs = enumerate(zip(*looks, strict=True))
+        is_silent = [number for number, (before, after) in pairs if before == after]
+        return [number for number in is_silent if not store.check([f"left {number}"])]
     except RuntimeError:
         return [0]  # whose process holds the store
-    return [
-        number
-        for number, (before, after) in enumerate(zip(*looks, strict=True))
-        if before == after and not left[number]
-    ]
 
 
 def start_processes(count: int, work: Callable[..., object], *arguments: Any) -> None:
     """Run `work` in `count` processes of this machine, as torchrun would. If one fails, all end.
 
-    Raise `RunError` that names it, and `Stopped` if this process or the others were asked to end.
+    Raise `RunError` that names it, `UserError` of its own, and `Stopped` if this process or the others were
+    asked to end.
     """
     processes, requests = list[Any](), list[float]()
 
     def stop(number: int, frame: FrameType | None) -> None:
         """Have the processes save and end; kill them at a second signal."""
-        if not requests or time.monotonic() - requests[0] > DEBOUNCE_SECONDS:
+        if not requests or time.monotonic() - requests[0] > signals.DEBOUNCE_SECONDS:
             for process in processes:
                 (process.kill if requests else process.terminate)()
             requests.append(time.monotonic())
 
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(
-        logging.CRITICAL
-    )  # it warns of each that it ends
-    child_context(PRELOADED)
+    # It warns of each that it ends.
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
+    method = signals.child_context().get_start_method()
     store = _store_on_loopback()
-    heard = tuple(number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
-    with signal_handlers(heard, stop):
-        each = (count, store.port, own_variables(), work, arguments)
-        started: Any = start_with_torch(_work, each, count, join=False, start_method=start_method())
+    heard = tuple(each for each in signals.STOP_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN)
+    with signals.handled(heard, stop):
+        each = (count, store.port, signals.own_variables(), work, arguments)
+        started: Any = start_with_torch(_work, each, count, join=False, start_method=method)
         processes += started.processes
         for process in processes if requests else ():
             process.kill()
@@ -202,8 +185,8 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
             while not started.join(grace_period=END_SECONDS):
                 pass
         except (ProcessExitedException, ProcessRaisedException) as error:
-            if requests or getattr(error, "exit_code", None) == EXIT_CODE:
-                raise Stopped from error
+            if requests or getattr(error, "exit_code", None) == signals.EXIT_CODE:
+                raise signals.Stopped from error
             raise _failure(error, count) from error
 
 
@@ -223,14 +206,14 @@ def _work(
     os.environ.update({name: str(number) for name, number in of_torchrun.items()})
     threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
-        with stop_on_signal():
+        with signals.stop_on_signal():
             work(*arguments)
-    except Stopped:
+    except signals.Stopped:
         # A second signal may come anywhere. Destructors of PyTorch's that run after it wait for its threads,
         # and these for Python's lock.
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(EXIT_CODE)
+        os._exit(signals.EXIT_CODE)
 
 
 def _end_with_starter() -> None:
@@ -238,19 +221,20 @@ def _end_with_starter() -> None:
     starter = multiprocessing.parent_process()
     assert starter is not None
     starter.join()
-    os._exit(EXIT_CODE)
+    os._exit(signals.EXIT_CODE)
 
 
-def _failure(error: Any, count: int) -> RunError:
+def _failure(error: Any, count: int) -> RunError | UserError:
     """Return the exception that says which process failed and why, from that of PyTorch's launcher."""
-    rank = error.error_index
-    who, kind = f"rank {rank} of {count} processes", LostProcessError if rank else RunError
+    who = f"rank {error.error_index} of {count} processes"
+    kind = LostProcessError if error.error_index else RunError
     if isinstance(error, ProcessExitedException):
         if error.signal_name:
             return LostProcessError(f"{who} died (killed by {error.signal_name}), {WAY_OUT}")
         return kind(f"{who} ended with exit code {error.exit_code}")
     line = str(error).rstrip().splitlines()[-1]  # of its traceback
     name, _, reason = line.partition(": ")
-    if name.endswith(LostProcessError.__name__):
-        return LostProcessError(reason)
+    for ours in (LostProcessError, UserError):
+        if name == f"{ours.__module__}.{ours.__name__}":
+            return ours(reason)
     return kind(f"{who} failed: {reason if name.startswith('pe_bench.') else line}")

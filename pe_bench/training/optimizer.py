@@ -8,8 +8,7 @@ small model's step. This one computes in the type of the parameters, and all mat
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +100,9 @@ class Optimizers:
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = parts
+        self._part_of = {
+            parameter: part for part in parts for group in part.param_groups for parameter in group["params"]
+        }
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -121,15 +123,12 @@ class Optimizers:
 
     def state(self, parameter: Parameter) -> dict[str, Any]:
         """Return what is kept for a parameter, to read or to fill; empty before its first gradient."""
-        return self._part_of(parameter).state[parameter]
+        return self._part_of[parameter].state[parameter]
 
     def state_keys(self, parameter: Parameter) -> tuple[str, ...]:
         """Return the names of the tensors kept for a parameter after its first step."""
-        is_muon = isinstance(self._part_of(parameter), Muon)
+        is_muon = isinstance(self._part_of[parameter], Muon)
         return ("momentum_buffer",) if is_muon else ("exp_avg", "exp_avg_sq", "step")
-
-    def _part_of(self, parameter: Parameter) -> torch.optim.Optimizer:
-        return next(part for part in self.parts if any(parameter is one for one in _parameters(part)))
 
 
 def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
@@ -140,8 +139,8 @@ def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
     that is 0 they get no gradient, which would count where gradients are clipped. Nor does what is not to be
     trained, with `train.only`.
     """
-    matrices, head = _Group(train.weight_decay), _Group(train.weight_decay)
-    by_multiple: dict[tuple[float, bool], _Group] = {}
+    matrices, head = _group(train.weight_decay), _group(train.weight_decay)
+    by_multiple: dict[tuple[float, bool], dict[str, Any]] = {}
     multiples = model.encoding.lr_multiples(train.encoding_lr)
     for name, parameter in model.named_parameters():
         part, _, own_name = name.partition(".")
@@ -151,24 +150,19 @@ def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
             multiple = multiples[own_name] if part == "encoding" else 1.0
             parameter.requires_grad_(multiple > 0)
             # PyTorch cannot step sharded and other tensors in one optimizer.
-            group = by_multiple.setdefault((multiple, is_sharded(parameter)), _Group(0.0, multiple))
+            group = by_multiple.setdefault((multiple, is_sharded(parameter)), _group(0.0, multiple))
         if train.only and part != train.only:
             parameter.requires_grad = False
-        group.params.append(parameter)
-    rest = [vars(group) for group in (head, *by_multiple.values()) if group.params]
+        group["params"].append(parameter)
+    rest = [group for group in (head, *by_multiple.values()) if group["params"]]
     adamw = {"lr": train.lr, "betas": train.betas, "fused": True}
     if train.optimizer == "adamw":
-        return Optimizers([torch.optim.AdamW([vars(matrices), *rest], **adamw)])
-    return Optimizers([Muon([vars(matrices)], lr=train.lr), torch.optim.AdamW(rest, **adamw)])
+        return Optimizers([torch.optim.AdamW([matrices, *rest], **adamw)])
+    return Optimizers([Muon([matrices], lr=train.lr), torch.optim.AdamW(rest, **adamw)])
 
 
-@dataclass
-class _Group:
-    """A group of parameters, as PyTorch's optimizers want it, with its multiple of the learning rate."""
-
-    weight_decay: float
-    lr_multiple: float = 1.0
-    params: list[Parameter] = field(default_factory=list)
+def _group(weight_decay: float, lr_multiple: float = 1.0) -> dict[str, Any]:
+    return {"params": [], "weight_decay": weight_decay, "lr_multiple": lr_multiple}
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:
@@ -178,7 +172,3 @@ def learning_rate(step: int, train: TrainConfig) -> float:
     past = (step - train.warmup_steps) / max(1, train.total_steps - 1 - train.warmup_steps)
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, past)))
     return train.lr * (train.final_lr + (1 - train.final_lr) * cosine)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Parameter]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])

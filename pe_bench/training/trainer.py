@@ -24,18 +24,8 @@ from pe_bench.runs.job import Job
 from pe_bench.system.machine import retain_freed_memory, set_threads, share_cores
 from pe_bench.system.signals import Stopped, local_world_size
 from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
-from pe_bench.training.checkpoint import (
-    Checkpoint,
-    Step,
-    delete_old_checkpoints,
-    latest_checkpoint,
-    load_optimizer,
-    load_weights,
-    read_checkpoint,
-    read_log,
-    save_checkpoint,
-    write_log,
-)
+from pe_bench.training import checkpoint
+from pe_bench.training.checkpoint import Checkpoint, Step
 from pe_bench.training.group import Group
 from pe_bench.training.optimizer import learning_rate, make_optimizer
 from pe_bench.training.sharding import average_replicated, is_sharded, own_part, shard
@@ -53,26 +43,24 @@ def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
     """
     group, folder, model = group or Group(), job.folder / "checkpoints", job.model
     assert isinstance(model, Decoder), "checkpoints of others are not trained"
-    if group.is_first:
-        delete_old_checkpoints(folder)  # a killed process may have written one and not dropped another
-    newest = latest_checkpoint(folder) if group.is_first else None
+    newest = checkpoint.latest_checkpoint(folder) if group.is_first else None
     name = group.broadcast(newest.path.name if newest else "")
     if name == NOTHING_TO_DO:
         return
     if name and newest is None:  # all go on from the one that the first process has found
-        newest = read_checkpoint(folder / name)
+        newest = checkpoint.read_checkpoint(folder / name)
         if newest is None:
             raise RunError(f"{folder / name} cannot be read: repeat the command")
     model.to(job.device)
-    if group.count > 1:
-        set_threads(max(1, job.threads // local_world_size()))
     if newest is not None:
-        load_weights(newest.path, model)
+        checkpoint.load_weights(newest.path, model)
     if job.config.train.sharding:
         model = copy.deepcopy(model)  # the run's own is scored as a whole
     trainer = Trainer(job.config, model, job.data, job.device, job.dtype, group)
     if newest is not None:
-        load_optimizer(newest, model, trainer.optimizer)
+        checkpoint.load_optimizer(newest, model, trainer.optimizer)
+    if group.count > 1:
+        set_threads(max(1, job.threads // local_world_size()))
     with retain_freed_memory():
         _take_steps(trainer, newest, job.folder, watch)
     if group.count > 1:
@@ -86,33 +74,29 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
     """
     train, group = trainer.config.train, trainer.group
     first, seconds = (begun.step, begun.train_seconds) if begun else (0, 0.0)
-    log = read_log(run / "train.csv", first if group.is_first else 0)
+    log = checkpoint.read_log(run / "train.csv", first)
 
     def is_due(step: int, every: int) -> bool:
         return step % every == 0 or step == train.total_steps
 
-    has_missed = bool(log) and log[-1].step == first and log[-1].validation_loss is None
-    if group.any(has_missed and is_due(first, train.validate_every)):
-        # It was stopped before its validation loss: make up for it.
-        loss = trainer.validation_loss()
-        log[-1:] = [replace(last, validation_loss=loss) for last in log[-1:]]
     with group.finish_step_on_signal() as stop_requested:
         for number in range(first, train.total_steps):
             state = trainer.step(number, seconds)
             step, seconds = state.step, state.seconds
             share_cores()
             if is_validated := is_due(step, train.validate_every):
-                state = replace(state, validation_loss=trainer.validation_loss(stop_requested))
+                state = replace(state, validation_loss=trainer.validation_loss())
             watch(state)
             if is_validated or is_due(step, train.log_every):
                 log.append(state)
             is_stopping = stop_requested()
             if is_stopping or is_due(step, train.checkpoint_every):
                 if group.is_first:
-                    write_log(run / "train.csv", log)
+                    checkpoint.write_log(run / "train.csv", log)
                 if group.is_first or train.sharding:
-                    about, writers = (step, seconds, state.loss), group if train.sharding else None
-                    save_checkpoint(run / "checkpoints", trainer.model, trainer.optimizer, *about, writers)
+                    what = run / "checkpoints", trainer.model, trainer.optimizer
+                    writers = group if train.sharding else None
+                    checkpoint.save_checkpoint(*what, step, seconds, state.loss, writers)
             if is_stopping:
                 group.wait()  # the launcher ends all as soon as one has ended: the first has saved by now
                 way_on = "the same command continues from there"
@@ -175,13 +159,14 @@ class Trainer:
         # What an encoding may draw inside the model is a function of the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
         batch, count = self.windows.batch(train.batch, self.config.seed, number), train.micro_batches
-        # Drawn for the whole batch: the parts must give what the whole would.
-        share, ids = self._share(batch, derive_seed(self.config.seed, "ids", number), train=True)
-        ids_of_parts = ids.chunk(count) if ids.dim() == 2 else [ids] * count
-        losses = [
-            self._backward(part, ids_of_parts[index], batch.losses, is_last=index == count - 1)
-            for index, part in enumerate(share.split(len(share) // count))
-        ]
+        with user_code_errors(self.model.encoding, kind=RunError):
+            # Drawn for the whole batch: the parts must give what the whole would.
+            share, ids = self._share(batch, derive_seed(self.config.seed, "ids", number), train=True)
+            ids_of_parts = ids.chunk(count) if ids.dim() == 2 else [ids] * count
+            losses = [
+                self._backward(part, ids_of_parts[index], batch.losses, is_last=index == count - 1)
+                for index, part in enumerate(share.split(len(share) // count))
+            ]
         (loss,) = self.group.sum(sum(losses))
         norm = self._clip()
         self._refuse_non_finite(loss, norm, number)
@@ -193,25 +178,17 @@ class Trainer:
 
     def _clip(self) -> float:
         """Scale the gradients down where their norm exceeds `train.clip`; return the norm before."""
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        parameters, clip = self.model.parameters(), self.config.train.clip
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        clip = self.config.train.clip
+        norm = nn.utils.get_total_norm([gradient for gradient in gradients if not is_sharded(gradient)])
         if self.config.train.sharding:
-            return self._clip_sharded(gradients, clip)
-        norm = nn.utils.get_total_norm(gradients)
+            parts = [own_part(gradient) for gradient in gradients if is_sharded(gradient)]
+            (squares,) = self.group.sum(float(nn.utils.get_total_norm(parts)) ** 2)
+            norm = (norm**2 + squares).sqrt()
         if norm > clip:  # a factor of 1 would take as long
-            nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+            for gradient in gradients:
+                own_part(gradient).mul_(clip / (norm + 1e-6))
         return float(norm)
-
-    def _clip_sharded(self, gradients: list[Tensor], clip: float) -> float:
-        parts = [own_part(gradient) for gradient in gradients if is_sharded(gradient)]
-        everywhere = [gradient for gradient in gradients if not is_sharded(gradient)]
-        (squares,) = self.group.sum(float(nn.utils.get_total_norm(parts)) ** 2)
-        norm = math.sqrt(squares + float(nn.utils.get_total_norm(everywhere)) ** 2)
-        if norm > clip:
-            for gradient in [*parts, *everywhere]:
-                gradient.mul_(clip / (norm + 1e-6))
-        return norm
 
     def _backward(self, part: Batch, ids: Tensor, losses: int, *, is_last: bool) -> float:
         """Add the gradient of one part of a batch with so many losses; its share of the batch's mean loss.
@@ -220,8 +197,7 @@ class Trainer:
         """
         with self._gradients_shared(now=is_last):
             loss = self._nll(part, ids, self.together).sum() / losses
-            with self._encoding_errors():
-                (loss * self.group.count if self.group.count > 1 else loss).backward()
+            (loss * self.group.count if self.group.count > 1 else loss).backward()
         if is_last and self.config.train.sharding:
             average_replicated(self.model)
         return loss.item()
@@ -235,20 +211,16 @@ class Trainer:
         return nullcontext()
 
     @torch.no_grad()
-    def validation_loss(self, stop_requested: Callable[[], bool] = lambda: False) -> float | None:
-        """Return the mean nats per token over windows of the validation documents, the same at every call.
-
-        None where the process `stop_requested` to end meanwhile.
-        """
+    def validation_loss(self) -> float:
+        """Return the mean nats per token over windows of validation documents, the same at every call."""
         length = self.config.train.length
         batch = self.validation.batch(max(1, self.config.train.validation_tokens // length), 0, 0)
         nll = []
-        for part in batch.split(self.config.train.batch):
-            if stop_requested():
-                return None
-            share, ids = self._share(part, derive_seed(0, "ids"), train=False)
-            of_share = self._nll(share, ids)
-            nll.append(of_share if self.group.rank < len(part) else of_share[:0])
+        with user_code_errors(self.model.encoding, kind=RunError):
+            for part in batch.split(self.config.train.batch):
+                share, ids = self._share(part, derive_seed(0, "ids"), train=False)
+                of_share = self._nll(share, ids, self.losses)
+                nll.append(of_share if self.group.rank < len(part) else of_share[:0])
         values = torch.cat(nll)
         total, count = self.group.sum(float(values.double().sum()), len(values))
         return total / count
@@ -256,20 +228,14 @@ class Trainer:
     def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
         """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""
         generator, tokens_BT = torch.Generator().manual_seed(seed), batch.inputs.to(self.device)
-        with self._encoding_errors():
-            ids = self.model.encoding.ids(tokens_BT, train=train, generator=generator)
+        ids = self.model.encoding.ids(tokens_BT, train=train, generator=generator)
         return batch.map(self.group.share), self.group.share(ids) if ids.dim() == 2 else ids
 
-    def _nll(self, batch: Batch, ids: Tensor, losses: nn.Module | None = None) -> Tensor:
+    def _nll(self, batch: Batch, ids: Tensor, losses: nn.Module) -> Tensor:
         tokens_BT, targets_BT = batch.inputs.to(self.device), batch.targets.to(self.device)
         has_loss = None if batch.has_loss is None else batch.has_loss.to(self.device).flatten()
-        autocast = torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
-        with self._encoding_errors(), autocast:
-            return (losses or self.losses)(tokens_BT, targets_BT, ids, has_loss)
-
-    def _encoding_errors(self) -> AbstractContextManager[None]:
-        """Turn errors of a user's own encoding into a `RunError` of one line."""
-        return user_code_errors(self.model.encoding, kind=RunError)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return losses(tokens_BT, targets_BT, ids, has_loss)
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
         for name, value in {"the loss": loss, "the gradient's norm": norm}.items():

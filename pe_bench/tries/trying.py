@@ -4,7 +4,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import prepare, train
 from pe_bench.report.build import tables_of_rows
 from pe_bench.runs.commands import called_with
-from pe_bench.runs.rows import ALL, Row
+from pe_bench.runs.rows import ALL
 from pe_bench.scored import Run
 from pe_bench.system.files import write_text
 from pe_bench.system.machine import today
@@ -91,7 +91,29 @@ class Outcome:
         return self.look.answer
 
     def __str__(self) -> str:
-        return "\n".join(describe(self))
+        tried, seen = self.tried, self.look
+        seeds = f"{seen.seeds} {'seed' if seen.seeds == 1 else 'seeds'}"
+        works_to, of_baseline = map(_in_words, self.works_to)
+        more = f"{abs(self.parameters):,} parameters {'fewer' if self.parameters < 0 else 'more'}"
+        lines = [
+            f"{tried.change} against {tried.baseline}: {seen.answer}, "
+            f"after {seeds} ({tried.kind} {tried.number} against it)",
+            f"  at {tried.train_length:,}, trained: {_of_length(seen, seen.at_training)}",
+            f"  at {max(tried.lengths):,}, longest: {_of_length(seen, seen.at_longest)}",
+            f"  works to {works_to} ({tried.baseline}: {of_baseline})",
+            f"  a step takes {self.time_ratio:.2f} times as long, with {more}",
+        ]
+        if seen.answer == "unclear":
+            needed = seeds_to_settle(seen)
+            settled = "no number of seeds would settle it"
+            if needed is not None:
+                minutes = max(1, math.ceil((needed - seen.seeds) * self.seconds / 60))
+                settled = f"about {needed - seen.seeds} more seeds would settle it: give --minutes {minutes}"
+            lines.append(f"  at these differences {settled}")
+        if self.earlier is not None and self.earlier.at_training is not None:
+            means = f"{self.earlier.at_training:+.4f} and {self.earlier.at_longest:+.4f}"
+            lines.append(f"  when it was tried: {means}, {self.earlier.answer}")
+        return "\n".join(lines)
 
 
 def read_tries(results_dir: Path) -> list[Try]:
@@ -114,14 +136,13 @@ def _keep(results_dir: Path, tried: Try) -> Try:
     """
     results_dir.mkdir(parents=True, exist_ok=True)
     with FileLock(results_dir / f"{FILE}.lock"):  # else one of two commands loses what the other counted
-        tries = read_tries(results_dir)
-        index = next((index for index, entry in enumerate(tries) if entry.key == tried.key), len(tries))
-        if index == len(tries):
-            tried = replace(tried, number=1 + sum(entry.question == tried.question for entry in tries))
-        elif not tried.number:
-            tried = tries[index]
-        tries[index : index + 1] = [tried]
-        write_text(results_dir / FILE, json.dumps([asdict(entry) for entry in tries], indent=1) + "\n")
+        tries = {entry.key: entry for entry in read_tries(results_dir)}
+        if not tried.number:
+            number = 1 + sum(entry.question == tried.question for entry in tries.values())
+            tried = tries.get(tried.key) or replace(tried, number=number)
+        tries[tried.key] = tried
+        entries = [asdict(entry) for entry in tries.values()]
+        write_text(results_dir / FILE, json.dumps(entries, indent=1) + "\n")
     return tried
 
 
@@ -147,11 +168,16 @@ def try_change(
     confirm: bool,
     config_dir: str | Path | None,
     results_dir: str | Path,
+    check: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Do what `pe_bench.try_change` says."""
+    """Do what `pe_bench.try_change` says. check: what else is checked before anything is written."""
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
-    _refuse_keys_of_its_own(overrides)
+    for override in overrides:
+        key = override.split("=")[0].lstrip("+~")
+        message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
+        require(key not in ("seed", "eval.half"), message)
+        require(key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
     kind: Kind = "confirm" if confirm else "try"
     results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
     numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
@@ -165,6 +191,7 @@ def try_change(
         return [*overrides_in(text), *shared, f"seed={FIRST_SEED[kind] + seed}"]
 
     tried = _prepared(kind, [of_seed(text, 0) for text in (change, against)], search)
+    check()
     tried = _keep(results, tried)
     earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
     pairs: list[tuple[Run, Run]] = []
@@ -172,9 +199,6 @@ def try_change(
     while True:
         began = time.monotonic()
         of_baseline, of_change = (_run(of_seed(text, len(pairs)), search) for text in (against, change))
-        for run in (of_baseline, of_change):
-            if run.failure:
-                raise RunError(run.failure)
         pairs.append((of_change, of_baseline))
         took.append(time.monotonic() - began)
         at_training, at_longest = (
@@ -184,29 +208,23 @@ def try_change(
         seen = look(at_training, at_longest, tried.number, of_change.margin)
         means = {"at_training": float(seen.at_training.mean), "at_longest": float(seen.at_longest.mean)}
         tried = replace(tried, seeds=len(pairs), answer=seen.answer, **means)
-        is_sure = seen.answer != "unclear"
-        if is_sure or len(pairs) >= earlier:
+        is_sure, has_all = seen.answer != "unclear", len(pairs) >= earlier
+        if is_sure or has_all:
             _keep(results, tried)
-        if is_sure or (len(pairs) >= earlier and time.monotonic() + max(took[-2:]) > end):
+        if is_sure or (has_all and time.monotonic() + max(took[-2:]) > end):
             break
+    confirmed = ("try", tried.change, tried.baseline, tried.lengths) if confirm else None
+    kept = read_tries(results)
+    confirms = (each for each in kept if confirmed == (each.kind, each.change, each.baseline, each.lengths))
     return Outcome(
         tried,
         seen,
         (_works_to([run for run, _ in pairs], results), _works_to([run for _, run in pairs], results)),
-        median(_speed(baseline) / _speed(run) for run, baseline in pairs),
+        median(other.scored[0].tokens_per_second / run.scored[0].tokens_per_second for run, other in pairs),
         pairs[0][0].scored[0].parameters - pairs[0][1].scored[0].parameters,
         median(took[1:]),
-        next((entry for entry in read_tries(results) if _is_confirmed(entry, tried)), None),
+        next(confirms, None),
     )
-
-
-def _refuse_keys_of_its_own(overrides: Sequence[str]) -> None:
-    """Raise `UserError` for keys that a try sets itself."""
-    for override in overrides:
-        key = override.split("=")[0].lstrip("+~")
-        message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
-        require(key not in ("seed", "eval.half"), message)
-        require(key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
 
 
 def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[Path]) -> Try:
@@ -224,12 +242,18 @@ def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[P
 def _run(overrides: Sequence[str], search: Sequence[Path]) -> Run:
     config = compose_config(overrides, search)
     with called_with(overrides):
-        return Run(*train(config), config.report.margin)
+        run = Run(*train(config), config.report.margin)
+    if run.failure:
+        raise RunError(run.failure)
+    return run
 
 
 def _difference(change: Run, baseline: Run, length: int) -> float:
     """Return the difference in bits per byte of two runs on the same targets; negative is better."""
-    one, other = (_row(run, length) for run in (change, baseline))
+    one, other = (
+        next(row for row in run.scored if row.length == length and row.slice == ALL)
+        for run in (change, baseline)
+    )
     if one.target_hash != other.target_hash:
         raise RunError(f"{change.name} and {baseline.name} were not scored on the same targets at {length}")
     if other.bits_per_byte is None:
@@ -243,49 +267,12 @@ def _difference(change: Run, baseline: Run, length: int) -> float:
     return one.bits_per_byte - other.bits_per_byte
 
 
-def _row(run: Run, length: int) -> Row:
-    return next(row for row in run.scored if row.length == length and row.slice == ALL)
-
-
-def _speed(run: Run) -> float:
-    return run.scored[0].tokens_per_second
-
-
 def _works_to(runs: Sequence[Run], results_dir: Path) -> int | None:
     """Return the longest length that an encoding works to, over all its seeds."""
     rows = [row for run in runs for row in run.scored]
     [table] = tables_of_rows(rows, results_dir, runs[0].margin)
     [line] = (line for line in table.lines if line.label == rows[0].encoding)
     return line.break_point.works_to
-
-
-def _is_confirmed(entry: Try, confirmation: Try) -> bool:
-    fields = ("change", "baseline", "lengths")
-    is_same = all(getattr(entry, name) == getattr(confirmation, name) for name in fields)
-    return (entry.kind, confirmation.kind) == ("try", "confirm") and is_same
-
-
-def describe(outcome: Outcome) -> list[str]:
-    """Return the lines that say what a try found."""
-    tried, seen = outcome.tried, outcome.look
-    seeds = f"{seen.seeds} {'seed' if seen.seeds == 1 else 'seeds'}"
-    what = f"{tried.kind} {tried.number} against it"
-    works_to, of_baseline = map(_in_words, outcome.works_to)
-    more = f"{abs(outcome.parameters):,} parameters {'fewer' if outcome.parameters < 0 else 'more'}"
-    lines = [
-        f"{tried.change} against {tried.baseline}: {seen.answer}, after {seeds} ({what})",
-        f"  at {tried.train_length:,}, trained: {_of_length(seen, seen.at_training)}",
-        f"  at {max(tried.lengths):,}, longest: {_of_length(seen, seen.at_longest)}",
-        f"  works to {works_to} ({tried.baseline}: {of_baseline})",
-        f"  a step takes {outcome.time_ratio:.2f} times as long, with {more}",
-    ]
-    if seen.answer == "unclear":
-        lines.append(f"  {_what_settles(outcome)}")
-    earlier = outcome.earlier
-    if earlier is not None and earlier.at_training is not None:
-        means = f"{earlier.at_training:+.4f} and {earlier.at_longest:+.4f}"
-        lines.append(f"  when it was tried: {means}, {earlier.answer}")
-    return lines
 
 
 def _in_words(works_to: int | None) -> str:
@@ -299,12 +286,3 @@ def _of_length(seen: Look, difference: Difference) -> str:
         return f"{difference.mean:+.4f} bits/byte; an interval needs {FIRST_LOOK} seeds"
     low, high = difference.bound(seen.alpha)
     return f"{difference.mean:+.4f} bits/byte, from {low:+.4f} to {high:+.4f}"
-
-
-def _what_settles(outcome: Outcome) -> str:
-    seeds = seeds_to_settle(outcome.look)
-    if seeds is None:
-        return "at these differences no number of seeds would settle it"
-    more = seeds - outcome.look.seeds
-    minutes = max(1, math.ceil(more * outcome.seconds / 60))
-    return f"at these differences about {more} more seeds would settle it: give --minutes {minutes}"

@@ -3,26 +3,35 @@
 import io
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.sweeps import states, summary_of
 
-from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, SweepFolder
-from pe_bench.sweep.show import Summary, View, print_summary
+from pe_bench.errors import RunError
+from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobProgress, JobState, Sweep
+from pe_bench.sweep.show import Summary, View
+from pe_bench.system.signals import Stopped
+
+
+def states(*kinds: str) -> list[JobState]:
+    """Jobs of a sweep that nobody ran."""
+    return [
+        JobState(n, f"seed={n}", kind, text=f"step {n} of 9", share=n / 9, seconds=10.0)
+        for n, kind in enumerate(kinds)
+    ]
 
 
 def shown(folder: Path, jobs: int, *written: list[JobState], is_terminal: bool = False) -> str:
     """Return what a view of so many jobs shows, whose states are written one list after another."""
     text = io.StringIO()
-    with View(
-        SweepFolder(folder), jobs, Console(file=text, force_terminal=is_terminal, width=100, highlight=False)
-    ):
+    console = Console(file=text, force_terminal=is_terminal, width=100, highlight=False)
+    with View(Sweep(folder, jobs=jobs), console):
         for jobs_at_once in written:
             for state in jobs_at_once:
-                SweepFolder(folder).write(state)
+                Sweep(folder).write(state)
             time.sleep(0.4)
     return text.getvalue()
 
@@ -36,58 +45,61 @@ def test_a_terminal_has_a_line_for_each_running_job_and_the_total(tmp_path):
 
 
 def test_without_a_terminal_a_job_that_works_or_ends_has_a_line_and_one_that_checks_has_none(tmp_path):
-    checks = JobState(0, "seed=0", "", started=time.time() - 60)  # it may turn out to be done already
+    checks = JobState(0, "seed=0")  # it may turn out to be done already
     begun = replace(states(RUNNING)[0], share=0.1, has_worked=True)
-    ended = JobState(0, "seed=0", "", DONE, seconds=3700.0)
-    text = shown(tmp_path, 3, [checks], [begun], [ended, *states(DONE, SKIPPED)[1:]])
-    assert text.splitlines() == ["seed=0: begins", "seed=0: done in 1 h 01 min"]
+    halfway = replace(begun, share=0.5)
+    ended = JobState(0, "seed=0", DONE, seconds=3700.0)
+    text = shown(tmp_path, 3, [checks], [begun], [halfway], [ended, *states(DONE, SKIPPED)[1:]])
+    assert text.splitlines() == ["seed=0: begins", "seed=0: step 0 of 9", "seed=0: done in 1 h 01 min"]
 
 
-def test_the_summary_counts_a_job_without_a_final_state_as_failed(tmp_path, capsys):
-    print_summary(summary_of(tmp_path, [DONE, RUNNING], 3, problem="TerminatedWorkerError: a worker"))
-    told = capsys.readouterr().err
-    assert "3 jobs: 1 done, 1 failed, 1 stopped or not started" in told
-    assert "the launcher ended: TerminatedWorkerError: a worker" in told
-    assert "to retry it: pe-bench train seed=1" in told
+def test_a_damaged_file_of_a_job_hides_no_other_and_progress_that_cannot_be_written_ends_none(tmp_path):
+    sweep = Sweep(tmp_path / "new")
+    sweep.ask_to_stop()
+    sweep.write(states(DONE)[0])
+    for number, text in enumerate(["", "[]", '{"number": 3}'], 1):
+        sweep.file(number, "json").write_text(text)
+    assert sweep.is_stopped and [state.number for state in sweep.states()] == [0]
+    (tmp_path / "jobs").touch()  # no folder
+    report = JobProgress(Sweep(tmp_path), states(RUNNING)[0])
+    report.change(share=0.5)
+    assert report.state.share == 0.5
 
 
 @pytest.mark.parametrize(
-    ("kinds", "jobs", "line"),
+    ("kinds", "jobs", "is_stopped", "line", "raised"),
     [
-        ([SKIPPED, SKIPPED], 2, "2 jobs, all done already\n"),
-        ([DONE, SKIPPED, SKIPPED], 3, "3 jobs: 1 done, 2 done already\n"),
-        ([SKIPPED, STOPPED], 2, "2 jobs: 1 done already, 1 stopped or not started\n"),
-        ([STOPPED], 1, "1 job: 0 done, 1 stopped or not started\n"),
-        ([DONE, STOPPED, RUNNING], 5, "5 jobs: 1 done, 4 stopped or not started\n"),
+        ([SKIPPED, SKIPPED], 2, True, "2 jobs, all done already", None),
+        ([DONE, SKIPPED, SKIPPED], 3, True, "3 jobs: 1 done, 2 done already", None),
+        ([SKIPPED, STOPPED], 2, True, "2 jobs: 1 done already, 1 stopped or not started", Stopped),
+        ([STOPPED], 1, True, "1 job: 0 done, 1 stopped or not started", Stopped),
+        ([DONE, STOPPED, RUNNING], 5, True, "5 jobs: 1 done, 4 stopped or not started", Stopped),
+        ([DONE, RUNNING], 3, False, "3 jobs: 1 done, 1 failed, 1 stopped or not started", RunError),
     ],
 )
-def test_the_summary_of_a_stopped_sweep_counts_its_jobs_and_blames_none(tmp_path, capsys, kinds, jobs, line):
-    summary = summary_of(tmp_path, kinds, jobs, stopped=True)
-    print_summary(summary)
-    assert capsys.readouterr().err == line and not summary.failed
-    assert summary.is_done == (kinds.count(STOPPED) == 0)
+def test_a_sweep_counts_its_jobs_and_blames_one_without_a_final_state_unless_it_was_stopped(
+    tmp_path, capsys, kinds, jobs, is_stopped, line, raised
+):
+    summary = Summary(Sweep(tmp_path, jobs=jobs), states(*kinds), "" if is_stopped else "WorkerError: gone")
+    if is_stopped:
+        summary.sweep.ask_to_stop()
+    with nullcontext() if raised is None else pytest.raises(raised):
+        summary.end()
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == line
+    blamed = ["the launcher ended: WorkerError: gone", "  failed: seed=1: its process died, at step 1 of 9"]
+    assert [each.partition(" (")[0] for each in rest] == ([] if is_stopped else blamed)
 
 
 def tables_of(*jobs: tuple[str, str, str], margins: tuple[float, ...] = ()) -> list[tuple[str, str, str]]:
     """Return runs, targets and words of the tables of jobs: label, run, a letter for each set."""
     finished = [
-        JobState(
-            number,
-            label,
-            "",
-            DONE,
-            run=f"results/runs/{run}",
-            keys=[["a row"]],
-            target_hashes=list(targets),
-            margin=margins[number] if margins else 0.01,
-        )
-        for number, (label, run, targets) in enumerate(jobs)
+        JobState(n, label, DONE, run=f"results/runs/{run}", keys=[["a row"]], target_hashes=list(targets))
+        for n, (label, run, targets) in enumerate(jobs)
     ]
-    tables = Summary(Path(), finished, len(finished), "", False).tables
-    return [
-        (" ".join(run.name for run in table.runs), "".join(table.target_hashes), table.words)
-        for table in tables
-    ]
+    judged = [replace(each, margin=margin) for each, margin in zip(finished, margins, strict=False)]
+    tables = Summary(Sweep(Path()), judged or finished).tables
+    return [(" ".join(run.name for run in t.runs), "".join(t.target_hashes), t.words) for t in tables]
 
 
 def test_jobs_that_score_one_run_on_other_targets_have_separate_named_tables():

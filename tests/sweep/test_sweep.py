@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from support.commands import living, tiny_overrides, write_corpus
-from support.sweeps import states
 
 from pe_bench.runs.rows import read_rows
-from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, JobProgress, SweepFolder
+from pe_bench.sweep.jobs import DONE, FAILED, Sweep
+from pe_bench.sweep.run import label_of
 from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import latest_checkpoint
 
@@ -55,37 +55,31 @@ LAUNCHERS = {
     "submitit_local": ["hydra/launcher=submitit_local"],
     "ray": ["hydra/launcher=ray", "+hydra.launcher.ray.init.include_dashboard=false"],
 }
-SLOW = ("basic", "submitit_local", "ray")
 each_launcher = pytest.mark.parametrize(
-    "launcher", [pytest.param(name, marks=full) if name in SLOW else name for name in LAUNCHERS]
+    "launcher", [name if name == "joblib" else pytest.param(name, marks=full) for name in LAUNCHERS]
 )
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
-
-
-def command(folder: Path, *arguments: str) -> list[str]:
+def started(folder: Path, *arguments: str, **streams) -> subprocess.Popen[str]:
     write_corpus(folder / "corpus")
-    return [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *arguments]
-
-
-def pe_bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(folder, *arguments), capture_output=True, text=True, cwd=folder, env=environment()
+    command = [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *arguments]
+    options = {"text": True, "cwd": folder, "env": ENVIRONMENT, "start_new_session": True}
+    return subprocess.Popen(
+        command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}, **options
     )
 
 
-def start(folder: Path, *arguments: str, **streams) -> subprocess.Popen[str]:
+def pe_bench(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Run a sweep. Return its exit code and what it printed."""
+    process = started(folder, *arguments)
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+def at_work(folder: Path, *arguments: str, **streams) -> subprocess.Popen[str]:
     """Start a sweep and wait for a checkpoint of a job."""
-    process = subprocess.Popen(
-        command(folder, *arguments),
-        text=True,
-        cwd=folder,
-        env=environment(),
-        start_new_session=True,
-        **streams,
-    )
+    process = started(folder, *arguments, **streams)
     while not list((folder / "results").glob("runs/*/checkpoints/step-*")):
         time.sleep(0.05)
         assert process.poll() is None
@@ -93,49 +87,33 @@ def start(folder: Path, *arguments: str, **streams) -> subprocess.Popen[str]:
 
 
 def ending(folder: Path, launcher: str, ends: str) -> list[str]:
-    (folder / "own" / "encoding").mkdir(parents=True, exist_ok=True)
-    (folder / "own" / "ending.py").write_text(ENDING)
-    yaml = f"name: ending\nclass: {folder}/own/ending.py:Ending\nend: well\n"
-    (folder / "own" / "encoding" / "ending.yaml").write_text(yaml)
-    own = ["--config-dir", str(folder / "own")]
-    return ["-m", "encoding=ending", f"encoding.end={ends}", *own, *LAUNCHERS[launcher]]
+    (folder / "ending.py").write_text(ENDING)
+    return ["-m", f"encoding={folder}/ending.py:Ending", f"encoding.end={ends}", *LAUNCHERS[launcher]]
 
 
-def finished(folder: Path) -> list[Path]:
-    return [path.parent for path in (folder / "results" / "runs").glob("*/result.json")]
-
-
-def tensors(folder: Path) -> dict[Path, int]:
-    derived = "means.safetensors"  # of the scores, and made anew with them
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors") if path.name != derived}
+def finished(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in (folder / "results" / "runs").glob("*/result.json"))
 
 
 @each_launcher
 def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(tmp_path, launcher):
-    done = pe_bench(tmp_path, *ending(tmp_path, launcher, "raise,well,kill"))
-    assert done.returncode == 1 and len(finished(tmp_path)) == 1
-    assert "3 jobs: 1 done, 2 failed" in done.stderr, done.stderr
+    code, out, err = pe_bench(tmp_path, *ending(tmp_path, launcher, "raise,well,kill"))
+    assert code == 1 and len(finished(tmp_path)) == 1, err
+    assert "3 jobs: 1 done, 2 failed" in err and "the same command does what is missing" in err
     assert len({row.run for row in read_rows(tmp_path / "results" / "results.csv")}) == 1
-    assert done.stdout.count("works to") == 1, "one table of all that is done"
-    # Why, in the summary and in the directory.
-    assert "  failed: encoding.end=raise: " in done.stderr and "it ended badly" in done.stderr
-    assert "  failed: encoding.end=kill: killed by SIGKILL, by someone or for lack of memory" in done.stderr
+    assert out.count("works to") == 1, "one table of all that is done"
+    assert "  failed: encoding.end=raise: " in err and "it ended badly" in err
+    assert "  failed: encoding.end=kill: killed by SIGKILL, by someone or for lack of memory" in err
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
-    jobs = SweepFolder(folder).states()
-    assert [(job.state, job.label) for job in jobs] == [
+    assert [(job.state, job.label) for job in Sweep(folder).states()] == [
         (state, f"encoding.end={end}") for state, end in ((FAILED, "raise"), (DONE, "well"), (FAILED, "kill"))
     ]
-    assert "Traceback" in SweepFolder(folder).file(0, "log").read_text()
-    # What repeats only the failures.
-    script = re.search(r"to retry them: the same command, or one by one:\s+sh (\S+)", done.stderr)
-    assert script is not None
-    lines = (tmp_path / script.group(1)).read_text().splitlines()
-    repeated = [line for line in lines if line.startswith("pe-bench")]
-    assert [re.findall("encoding.end=([a-z]+)", line) for line in repeated] == [["raise"], ["kill"]]
-    assert all("--config-dir" in line and "hydra" not in line for line in repeated)
-    before, again = tensors(tmp_path), pe_bench(tmp_path, *ending(tmp_path, launcher, "well"))
-    assert again.returncode == 0 and "1 job, done already" in again.stderr, again.stderr
-    assert before == tensors(tmp_path), "nothing is trained or scored twice"
+    assert "Traceback" in Sweep(folder).file(0, "log").read_text()
+    files = list((tmp_path / "results").glob("runs/*/checkpoints/*/*.safetensors"))
+    before = {path: path.stat().st_mtime_ns for path in files}
+    code, _, err = pe_bench(tmp_path, *ending(tmp_path, launcher, "well"))
+    assert code == 0 and "1 job, done already" in err, err
+    assert before == {path: path.stat().st_mtime_ns for path in files}, "nothing is trained twice"
 
 
 def test_a_job_that_fails_at_some_lengths_has_failed_and_the_others_are_shown(train, folder):
@@ -147,7 +125,7 @@ def test_a_job_that_fails_at_some_lengths_has_failed_and_the_others_are_shown(tr
 @each_launcher
 def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
     long = ["train.steps=20000", "train.validate_every=20000", "-m", "encoding=nope,alibi"]
-    process = start(tmp_path, *long, *LAUNCHERS[launcher], stderr=subprocess.PIPE)
+    process = at_work(tmp_path, *long, *LAUNCHERS[launcher])
     if launcher == "submitit_local":  # whose own processes do not live through Ctrl-C
         process.send_signal(signal.SIGTERM)
     else:
@@ -165,7 +143,7 @@ def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
 @pytest.mark.parametrize("end", ["second", "kill"])
 def test_jobs_save_their_step_after_their_command_quits_and_no_process_survives(tmp_path, launcher, end):
     with (tmp_path / "told").open("w") as told:
-        process = start(tmp_path, *ending(tmp_path, launcher, "slow"), "seed=1,2", stderr=told)
+        process = at_work(tmp_path, *ending(tmp_path, launcher, "slow"), "seed=1,2", stderr=told)
     if end == "second":
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         time.sleep(0.8)
@@ -187,13 +165,13 @@ def test_jobs_save_their_step_after_their_command_quits_and_no_process_survives(
 
 @full
 def test_jobs_that_score_one_run_wait_for_each_other_and_say_for_which(tmp_path):
-    arguments = ["-m", "encoding=nope", "eval.protocol=paired,sliding", *LAUNCHERS["joblib"]]
-    assert pe_bench(tmp_path, *arguments).returncode == 0
+    both = ["-m", "encoding=nope", "eval.protocol=paired,sliding", *LAUNCHERS["joblib"]]
+    assert pe_bench(tmp_path, *both)[0] == 0
     (run,) = (tmp_path / "results" / "runs").iterdir()
     assert {row.protocol for row in read_rows(run / "eval.csv")} == {"paired", "sliding"}
     waits = f"waits for another process that is working on {run}\n"
     with FileLock(run / "lock"), (tmp_path / "told").open("w") as told:
-        process = start(tmp_path, "-m", "encoding=nope", "eval.lengths=[16,24]", "seed=0,1", stderr=told)
+        process = at_work(tmp_path, "-m", "encoding=nope", "eval.lengths=[16,24]", "seed=0,1", stderr=told)
         while waits not in (tmp_path / "told").read_text():
             time.sleep(0.1)
             assert process.poll() is None
@@ -224,35 +202,41 @@ def test_a_signal_that_hydra_turns_into_an_error_stops_the_sweep_and_blames_no_l
     assert "launcher" not in outcome.err and "UnboundLocalError" not in outcome.err
 
 
-def test_a_damaged_file_of_a_job_hides_no_other_and_progress_that_cannot_be_written_ends_none(tmp_path):
-    folder = SweepFolder(tmp_path / "new")
-    folder.ask_to_stop()
-    folder.write(states(DONE)[0])
-    for number, text in enumerate(["", "[]", '{"number": 3}'], 1):
-        folder.file(number, "json").write_text(text)
-    assert folder.is_stopped and [state.number for state in folder.states()] == [0]
-    (tmp_path / "jobs").touch()  # no folder
-    report = JobProgress(SweepFolder(tmp_path), states(RUNNING)[0])
-    report.change(share=0.5)
-    assert report.state.share == 0.5
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        (
+            "eval.lengths=64,128",
+            "'eval.lengths=[64,128]' for one list, 'eval.lengths=[...],[...]' for several",
+        ),
+        ("hydra.launcher.nodes=2", "hydra.launcher.nodes=2: a job uses one node: leave it out"),
+    ],
+)
+def test_what_no_job_can_have_is_refused_before_anything_starts(train, folder, argument, told):
+    outcome = train("-m", "encoding=nope", argument)
+    assert outcome.code == 2 and told in outcome.line
+    assert not (folder / "results").exists()
 
 
-def test_parts_of_a_list_are_refused_before_anything_starts(train, folder):
-    outcome = train("-m", "encoding=nope", "eval.lengths=64,128")
-    assert outcome.code == 2 and not (folder / "results").exists()
-    assert "'eval.lengths=[64,128]' for one list, 'eval.lengths=[...],[...]' for several" in outcome.line
+def test_a_job_is_named_by_what_differs_from_the_others():
+    overrides = ["encoding=yarn", "train.lr=0.1", "++train.from=rope-s0-1"]
+    for keys, label in [
+        (["train.lr"], "train.lr=0.1"),
+        ([], "encoding=yarn"),
+        (["train.from"], "encoding=yarn train.from=rope-s0-1"),
+    ]:
+        assert label_of(overrides, keys, "yarn") == label
 
 
 def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_path):
     arguments = ["-m", "encoding=nope,alibi", "--plan", "plan"]
-    refused = pe_bench(tmp_path, *arguments, "train.lr=0.1,x")
-    assert refused.returncode == 2 and not (tmp_path / "plan").exists()
-    told = pe_bench(tmp_path, *arguments, *LAUNCHERS["joblib"])
-    assert told.returncode == 0 and "plan: 2 commands; each does what is missing" in told.stderr, told.stderr
+    assert pe_bench(tmp_path, *arguments, "train.lr=0.1,x")[0] == 2 and not (tmp_path / "plan").exists()
+    code, _, err = pe_bench(tmp_path, *arguments, *LAUNCHERS["joblib"])
+    assert code == 0 and "plan: 2 commands; each does what is missing" in err, err
     assert not (tmp_path / "results").exists(), "nothing is trained"
     lines = (tmp_path / "plan").read_text().splitlines()
     assert [line.split()[:2] for line in lines] == [["pe-bench", "train"]] * 2 and "hydra" not in lines[0]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     xargs = ["xargs", "-P", "2", "-I{}", "-a", "plan", "sh", "-c", "{}"]
-    subprocess.run(xargs, cwd=tmp_path, env={**environment(), "PATH": path}, check=True, capture_output=True)
-    assert [run.name.split("-")[0] for run in sorted(finished(tmp_path))] == ["alibi", "nope"]
+    subprocess.run(xargs, cwd=tmp_path, env={**ENVIRONMENT, "PATH": path}, check=True, capture_output=True)
+    assert [name.split("-")[0] for name in finished(tmp_path)] == ["alibi", "nope"]

@@ -13,11 +13,9 @@ import torch
 from pe_bench.errors import UserError
 from pe_bench.system import machine
 from pe_bench.system.machine import (
-    Look,
     PeakMemory,
     available_cores,
     environment,
-    free_cores,
     git_commit,
     look,
     resolve_device,
@@ -29,13 +27,17 @@ from pe_bench.system.machine import (
 CPU = torch.device("cpu")
 
 
-def simulate_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch):
+    def simulate(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return simulate
 
 
-def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(monkeypatch) -> None:
-    simulate_gpus(monkeypatch, 2)
+def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(gpus) -> None:
+    gpus(2)
     assert resolve_device("auto").type == "cuda"
     for name in ("cpu", "cuda", "cuda:1"):
         assert resolve_device(name) == torch.device(name)
@@ -47,20 +49,20 @@ def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(monkeypat
         ("bfloat16", "cpu", torch.bfloat16),
     ]:
         assert resolve_precision(precision, device) == expected
-    simulate_gpus(monkeypatch, 0)
+    gpus(0)
     assert resolve_device("auto") == CPU
 
 
 @pytest.mark.parametrize(
-    ("gpus", "names", "told"),
+    ("count", "names", "told"),
     [
-        (0, ["cuda", "cuda:0", "cuda:3"], r"device={} was not found \(GPUs here: 0\): say device=cpu"),
-        (2, ["cuda:2", "cuda:99999"], r"device={} was not found \(GPUs here: 2\)"),
+        (0, ["cuda", "cuda:3"], r"device={} was not found \(GPUs here: 0\): say device=cpu"),
+        (2, ["cuda:2"], r"device={} was not found \(GPUs here: 2\)"),
         (2, ["cuda:x", "cuda:-1", "cuda:", "cuda:1:0", "tpu"], "must be auto, cpu, cuda or cuda:N, not"),
     ],
 )
-def test_an_unknown_device_is_refused_with_the_way_out(monkeypatch, gpus, names, told) -> None:
-    simulate_gpus(monkeypatch, gpus)
+def test_an_unknown_device_is_refused_with_the_way_out(gpus, count, names, told) -> None:
+    gpus(count)
     for name in names:
         with pytest.raises(UserError, match=told.format(name)):
             resolve_device(name)
@@ -76,6 +78,91 @@ def test_cores_are_those_of_affinity_of_a_containers_quota_and_of_slurm(tmp_path
         assert available_cores(quota) == cores
         monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
         assert available_cores(quota) == min(cores, 4)
+
+
+def test_the_environment_records_what_a_score_depends_on() -> None:
+    facts = environment(CPU, 2)
+    assert (facts["torch"], facts["device"], facts["threads"]) == (torch.__version__, "cpu", 2)
+    assert facts["cores"] == available_cores()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", str(facts["date"])), "in UTC"
+    assert {"pe_bench", "git", "python", "platform", "processor"} <= facts.keys()
+
+
+def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "CHECKOUT", tmp_path)
+    commit = git_commit.__wrapped__
+    assert commit() == ""
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    (tmp_path / "file.py").touch()
+    for arguments in (
+        ["init", "-q"],
+        ["add", "."],
+        ["commit", "-q", "-m", "first"],
+        ["tag", "-a", "v1", "-m", "1"],
+    ):
+        git(*arguments)
+    head = git("rev-parse", "HEAD").strip()[:12]
+    assert commit() == head
+    (tmp_path / "file.py").write_text("changed")
+    assert commit() == f"{head}+"
+
+
+# Threads
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    yield
+    set_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monkeypatch) -> None:
+    assert set_threads(3) == torch.get_num_threads() == 3
+    assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
+    for limit in ("1", "1,4"):
+        monkeypatch.setenv("OMP_NUM_THREADS", limit)
+        assert set_threads("auto") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "cores", "elsewhere", "threads_used"),
+    [
+        ("auto", 4, 2.0, 2),  # two runs, each in the other's way
+        ("auto", 4, 3.5, 1),  # never less than one
+        ("auto", 4, 0.2, 4),  # a little of other work takes no core
+        ("auto", 2, 1.0, 2),  # of four cores a container may use two, and one is taken
+        ("auto", 4, -2.0, 4),  # a system that counts nothing
+        (4, 4, 2.0, 4),
+    ],
+)
+@pytest.mark.usefixtures("threads")
+def test_with_auto_a_run_takes_the_cores_that_others_leave_free(
+    monkeypatch, setting, cores, elsewhere, threads_used
+) -> None:
+    looks = iter([(0.0, 50.0), (1.0, 50.0 + elsewhere)])
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
+    monkeypatch.setattr(machine, "available_cores", lambda: cores)
+    monkeypatch.setattr(machine, "look", lambda: next(looks))
+    set_threads(setting)
+    share_cores()
+    assert torch.get_num_threads() == threads_used
+
+
+def test_no_other_process_counts_as_busy_where_the_system_does_not_tell(tmp_path: Path) -> None:
+    assert look(tmp_path / "none")[1] == 0
+    (tmp_path / "stat").write_text("cpu 1 2\n")
+    assert look(tmp_path / "stat")[1] <= 0
+
+
+# Memory
 
 
 def megabytes(count: int) -> torch.Tensor:
@@ -101,97 +188,6 @@ def test_without_the_kernel_s_count_the_peak_is_blank(tmp_path, monkeypatch) -> 
         with PeakMemory(CPU) as peak:
             megabytes(16)
         assert peak.mb is None and list(tmp_path.iterdir()) == []
-
-
-def test_the_environment_records_what_a_score_depends_on() -> None:
-    facts = environment(CPU, 2)
-    assert (facts["torch"], facts["device"], facts["threads"]) == (torch.__version__, "cpu", 2)
-    assert facts["cores"] == available_cores()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", str(facts["date"])), "in UTC"
-    assert {"pe_bench", "git", "python", "platform", "processor"} <= facts.keys()
-
-
-def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(machine, "CHECKOUT", tmp_path)
-    commit = git_commit.__wrapped__
-    assert commit() == ""
-
-    def git(*arguments: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        command = ["git", "-C", str(tmp_path), *who, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    (tmp_path / "pe_bench").mkdir()
-    file = tmp_path / "pe_bench" / "versions.py"
-    file.write_text("")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-q", "-m", "first")
-    git("tag", "-a", "v1", "-m", "a release")
-    head = git("rev-parse", "HEAD").strip()
-    assert commit() == head[:12]
-    states = []
-    for text in ("changed", "changed again"):
-        file.write_text(text)
-        states.append(commit())
-    assert all(re.fullmatch(rf"{head[:12]}\+[0-9a-f]{{8}}", state) for state in states)
-    assert states[0] != states[1] and states[1] == commit()
-
-
-# Threads
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    set_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
-def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monkeypatch) -> None:
-    assert set_threads(3) == torch.get_num_threads() == 3
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
-    for limit in ("1", "1,4"):
-        monkeypatch.setenv("OMP_NUM_THREADS", limit)
-        assert set_threads("auto") == 1
-
-
-@pytest.mark.usefixtures("threads")
-def test_threads_follow_the_other_processes_with_auto_alone(monkeypatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(machine, "available_cores", lambda: 4)
-    monkeypatch.setattr(machine, "INTERVAL", 0.0)
-    monkeypatch.setattr(machine, "free_cores", lambda before, after, most: most - 1)
-    for threads, shared in (("auto", 3), (4, 4)):
-        set_threads(threads)
-        share_cores()
-        assert torch.get_num_threads() == shared
-
-
-@pytest.mark.parametrize(
-    ("own", "every", "most", "threads"),
-    [
-        (2.0, 4.0, 4, 2),  # two runs, each in the other's way
-        (0.5, 4.0, 4, 1),  # never less than one
-        (2.0, 2.2, 4, 4),  # a little of other work takes no core
-        (2.0, 3.0, 2, 2),  # of four cores a container may use two, and one is taken
-        (2.0, 0.0, 4, 4),  # a system that counts nothing
-    ],
-)
-def test_a_run_takes_the_cores_that_others_leave_free(monkeypatch, own, every, most, threads) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
-    assert free_cores(Look(10.0, 1.0, 50.0), Look(11.0, 1.0 + own, 50.0 + every), most) == threads
-
-
-def test_only_this_process_counts_as_busy_where_the_system_does_not_tell(tmp_path: Path) -> None:
-    (tmp_path / "stat").write_text("cpu 1 2\n")
-    assert look(tmp_path / "none").all == pytest.approx(look().process, abs=0.1)
-    assert look(tmp_path / "stat").all == 0
-
-
-# Memory
 
 
 FAULTS = """

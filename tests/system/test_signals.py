@@ -7,12 +7,11 @@ import subprocess
 import sys
 import termios
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 from support.commands import only_run, tiny_overrides, write_corpus
 
+import pe_bench.scoring.evaluate
 from pe_bench.errors import RunError, UserError
 from pe_bench.system.signals import (
     FROM_OTHERS,
@@ -22,10 +21,8 @@ from pe_bench.system.signals import (
     finish_step_on_signal,
     stop_on_signal,
 )
-from pe_bench.training.checkpoint import final_checkpoint, latest_checkpoint
+from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.trainer import Trainer
-
-ASKED_AT = 3  # steps that were done before the signal came
 
 
 def test_a_signal_outside_of_a_step_ends_at_once_and_is_over_with_what_it_ended():
@@ -70,123 +67,10 @@ os._exit(7)
 
 
 @pytest.mark.parametrize("program", [UNREAD, IGNORED])
-def test_a_signal_is_obeyed_after_the_steps_if_nobody_reads_of_it_and_a_lost_terminal_is_not_under_nohup(
-    program,
-):
+def test_a_signal_is_obeyed_if_nobody_reads_of_it_and_a_lost_terminal_is_not_under_nohup(program):
     imports = "from pe_bench.system.signals import Stopped, stop_on_signal, finish_step_on_signal"
     done = subprocess.run([sys.executable, "-c", f"import os, signal\n{imports}\n{program}"])
     assert done.returncode == 7
-
-
-def ask_in_step(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
-    """Send the signal during a step or its validation."""
-    original, calls = getattr(Trainer, method), []
-
-    def asked(self, *arguments):
-        calls.append(1)
-        if len(calls) == ASKED_AT + 1 or method == "validation_loss":
-            os.kill(os.getpid(), number)
-        return original(self, *arguments)
-
-    monkeypatch.setattr(Trainer, method, asked)
-
-
-def weights(run: Path) -> dict[str, bytes]:
-    checkpoint = final_checkpoint(run, 8)
-    assert checkpoint is not None
-    tensors = load_file(checkpoint.path / "weights.safetensors")
-    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-
-
-def without_seconds(log: Path) -> list[list[str]]:
-    return [line.split(",")[:-1] for line in log.read_text().splitlines()]
-
-
-@pytest.mark.parametrize(
-    ("method", "number"),
-    [*(("step", number) for number in STOP_SIGNALS), ("validation_loss", signal.SIGINT)],
-)
-def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(
-    train, folder, monkeypatch, method, number
-):
-    with monkeypatch.context() as patched:
-        ask_in_step(patched, method, number)
-        outcome = train("encoding=randomized")
-    assert outcome.code == 130
-    assert "stopped at step 4 of 8, which is saved; the same command continues from there" in outcome.line
-    run = only_run(folder)
-    checkpoint = latest_checkpoint(run / "checkpoints")
-    assert checkpoint is not None and checkpoint.step == ASKED_AT + 1
-    assert not (run / "result.json").exists() and not (run / "error.txt").exists()
-    assert train("encoding=randomized").code == 0
-    assert train("encoding=randomized", f"results_dir={folder / 'other'}").code == 0
-    never_stopped = folder / "other" / "runs" / run.name
-    assert weights(run) == weights(never_stopped)
-    assert without_seconds(run / "train.csv") == without_seconds(never_stopped / "train.csv")
-
-
-def test_scoring_interrupted_by_a_signal_keeps_the_scored_lengths(train, folder, monkeypatch):
-    import pe_bench.scoring.evaluate
-
-    original, scored = pe_bench.scoring.evaluate.save_scores, []
-
-    def save(*arguments, **named):
-        original(*arguments, **named)
-        scored.append(1)
-        if len(scored) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pe_bench.scoring.evaluate, "save_scores", save)
-        outcome = train("encoding=alibi", "eval.lengths=[16,32,64]")
-    assert outcome.code == 130 and "the same command continues from there" in outcome.line
-    run = only_run(folder)
-    kept = {path: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
-    assert len(kept) == 2
-    assert train("encoding=alibi", "eval.lengths=[16,32,64]").code == 0
-    assert len(list((run / "scores").iterdir())) == 3
-    (first,) = [path for path in kept if path.name.startswith("paired-16-")]
-    assert first.stat().st_mtime_ns == kept[first]
-
-
-def test_an_end_at_once_says_what_is_kept(train, folder, monkeypatch):
-    step = Trainer.step
-
-    def interrupted(at: int):
-        def take(self, number, seconds):
-            if number == at:
-                raise Stopped
-            return step(self, number, seconds)
-
-        return take
-
-    def stops(*_: object):
-        raise Stopped
-
-    for name, replaced, kept in [
-        (
-            "pe_bench.training.trainer.Trainer.step",
-            interrupted(0),
-            "nothing was saved yet, so the same command starts",
-        ),
-        (
-            "pe_bench.training.trainer.Trainer.step",
-            interrupted(5),
-            "step 4 of 8 is saved, and the same command",
-        ),
-        (
-            "pe_bench.scoring.evaluate.evaluate",
-            stops,
-            "step 8 of 8 is saved, and the same command",
-        ),
-    ]:
-        with monkeypatch.context() as patched:
-            patched.setattr(name, replaced)
-            outcome = train("encoding=alibi")
-        assert outcome.code == 130 and f"interrupted; {kept}" in outcome.line
-
-
-# An error in place of a signal
 
 
 @pytest.mark.parametrize("error", [RunError("the disk is full"), UserError("no"), OSError("no space")])
@@ -204,6 +88,84 @@ def test_an_error_for_people_after_a_signal_is_not_lost_and_another_is_the_signa
         fails(UnboundLocalError("cannot access local variable 'f'"))
     with pytest.raises(ZeroDivisionError), stop_on_signal():
         raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "number"),
+    [*(("step", 4, number) for number in STOP_SIGNALS), ("validation_loss", 1, signal.SIGINT)],
+)
+def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(
+    train, folder, monkeypatch, method, call, number
+):
+    original, calls = getattr(Trainer, method), []
+
+    def asked(self, *arguments):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), number)
+        return original(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, method, asked)
+        outcome = train("encoding=randomized")
+    assert outcome.code == 130
+    assert "stopped at step 4 of 8, which is saved; the same command continues from there" in outcome.line
+    run = only_run(folder)
+    checkpoint = latest_checkpoint(run / "checkpoints")
+    assert checkpoint is not None and checkpoint.step == 4
+    assert not (run / "result.json").exists() and not (run / "error.txt").exists()
+    assert train("encoding=randomized").code == 0
+    assert train("encoding=randomized", f"results_dir={folder / 'other'}").code == 0
+    logs, weights = [], []
+    for each in (run, folder / "other" / "runs" / run.name):
+        logs.append([line.split(",")[:-1] for line in (each / "train.csv").read_text().splitlines()])
+        weights.append((each / "checkpoints" / "step-00000008" / "weights.safetensors").read_bytes())
+    assert logs[0] == logs[1] and weights[0] == weights[1]
+
+
+def test_scoring_interrupted_by_a_signal_keeps_the_scored_lengths(train, folder, monkeypatch):
+    original, scored = pe_bench.scoring.evaluate.save_scores, []
+
+    def save(*arguments, **named):
+        original(*arguments, **named)
+        scored.append(1)
+        if len(scored) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pe_bench.scoring.evaluate, "save_scores", save)
+        outcome = train("encoding=alibi", "eval.lengths=[16,32,64]")
+    assert outcome.code == 130 and "the same command continues from there" in outcome.line
+    kept = {path: path.stat().st_mtime_ns for path in (only_run(folder) / "scores").iterdir()}
+    assert len(kept) == 2
+    assert train("encoding=alibi", "eval.lengths=[16,32,64]").code == 0
+    assert len(list((only_run(folder) / "scores").iterdir())) == 3
+    (first,) = [path for path in kept if path.name.startswith("paired-16-")]
+    assert first.stat().st_mtime_ns == kept[first]
+
+
+def test_an_end_at_once_says_what_is_kept(train, monkeypatch):
+    step, stop_at = Trainer.step, 0
+
+    def take(self, number, seconds):
+        if number == stop_at:
+            raise Stopped
+        return step(self, number, seconds)
+
+    def stops(*_: object):
+        raise Stopped
+
+    monkeypatch.setattr(Trainer, "step", take)
+    for at, kept in [
+        (0, "nothing was saved yet, so the same command starts"),
+        (5, "step 4 of 8 is saved, and the same command"),
+        (None, "step 8 of 8 is saved, and the same command"),
+    ]:
+        stop_at = at
+        if at is None:
+            monkeypatch.setattr("pe_bench.scoring.evaluate.evaluate", stops)
+        outcome = train("encoding=alibi")
+        assert outcome.code == 130 and f"interrupted; {kept}" in outcome.line
 
 
 def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):

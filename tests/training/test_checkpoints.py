@@ -1,5 +1,6 @@
 """Checkpoints: which are kept, which are skipped, and which cannot be loaded."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,12 @@ from torch import nn
 from pe_bench.errors import RunError, UserError
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import (
-    delete_damaged_checkpoints,
     final_checkpoint,
     latest_checkpoint,
     load_optimizer,
     load_weights,
     save_checkpoint,
+    tidy_checkpoints,
 )
 from pe_bench.training.optimizer import Muon, Optimizers
 
@@ -25,9 +26,8 @@ def trained(optimizer: str = "adamw", steps: int = 2, width: int = 3) -> tuple[n
     if optimizer == "shared":  # one parameter in two modules
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         model[1].weight = model[0].weight
-    parameters = list(model.parameters())
-    matrices = [parameter for parameter in parameters if parameter.dim() == 2 and optimizer == "muon"]
-    rest = [parameter for parameter in parameters if parameter.dim() == 1 or optimizer != "muon"]
+    is_muon = {parameter: optimizer == "muon" and parameter.dim() == 2 for parameter in model.parameters()}
+    matrices, rest = ([p for p, by_muon in is_muon.items() if by_muon is kind] for kind in (True, False))
     muon = [Muon([{"params": matrices}], lr=0.01)] if matrices else []
     optimizers = Optimizers([*muon, torch.optim.AdamW(rest, fused=True)])
     take_steps(model, optimizers, steps)
@@ -47,18 +47,9 @@ def save(folder: Path, *steps: int) -> None:
 
 
 def newest(folder: Path) -> checkpoint.Checkpoint:
-    found = latest_checkpoint(folder)
-    assert found is not None
-    return found
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def damage(folder: Path, step: int) -> None:
-    path = folder / f"step-{step:08d}" / "weights.safetensors"
-    path.write_bytes(path.read_bytes() + b"x")
+    latest = latest_checkpoint(folder)
+    assert latest is not None
+    return latest
 
 
 def test_others_may_read_tensors_as_they_may_read_any_new_file(tmp_path) -> None:
@@ -88,45 +79,49 @@ def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(
     assert not all(torch.equal(a, b) for a, b in zip(expected, forgot, strict=True))
 
 
-def test_the_state_of_another_optimizer_is_refused(tmp_path):
+def test_weights_and_moments_of_another_model_are_refused_in_one_line_that_names_the_difference(tmp_path):
     save_checkpoint(tmp_path, *trained("muon"), 1, 1.0, 2.0)
-    with pytest.raises(
-        UserError, match="the moments in .* fit this model: 0.weight/exp_avg is missing there"
-    ):
-        load_optimizer(newest(tmp_path), *trained())
-
-
-def test_a_damaged_checkpoint_is_skipped_and_replaces_no_whole_one(tmp_path):
-    folder = tmp_path / "checkpoints"
-    save(folder, 1, 2)
-    trained_to = final_checkpoint(tmp_path, 2)
-    assert trained_to is not None and trained_to.step == 2 and final_checkpoint(tmp_path, 3) is None
-    damage(folder, 2)
-    assert newest(folder).step == 1 and final_checkpoint(tmp_path, 2) is None
-    damage(folder, 1)
-    delete_damaged_checkpoints(folder)
-    save(folder, 1)
-    assert names(folder) == ["step-00000001"]
-
-
-def test_weights_of_another_shape_are_refused_in_one_line_that_names_the_difference(tmp_path):
-    save(tmp_path, 1)
     saved = newest(tmp_path)
-    with pytest.raises(UserError, match=r"0.bias is \[3\] there and \[5\] here") as caught:
-        load_weights(saved.path, trained(width=5)[0])
-    assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"1.bias is missing here"):
-        load_weights(saved.path, nn.Sequential(nn.Linear(4, 3)))
+    for load, told in [
+        (lambda: load_weights(saved.path, trained(width=5)[0]), r"0.bias is \[3\] there and \[5\] here$"),
+        (lambda: load_weights(saved.path, nn.Sequential(nn.Linear(4, 3))), "1.bias is missing here$"),
+        (
+            lambda: load_optimizer(saved, *trained()),
+            "moments in .* fit this model: 0.weight/exp_avg is missing",
+        ),
+    ]:
+        with pytest.raises(UserError, match=told):
+            load()
 
 
-def test_a_checkpoint_that_may_not_be_read_is_neither_missing_nor_damaged(tmp_path, monkeypatch) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_deleted_and_the_newest_two_whole_ones_are_kept(tmp_path, capsys):
+    folder = tmp_path / "checkpoints"
+    save(folder, 1, 2, 3)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000002", "step-00000003"]
+    trained_to = final_checkpoint(tmp_path, 3)
+    assert trained_to is not None and trained_to.step == 3 and final_checkpoint(tmp_path, 4) is None
+    path = folder / "step-00000003" / "weights.safetensors"
+    path.write_bytes(path.read_bytes() + b"x")
+    assert newest(folder).step == 2 and final_checkpoint(tmp_path, 3) is None
+    tidy_checkpoints(folder)
+    assert capsys.readouterr().err == f"warning: {path.parent} is damaged and was deleted\n"
+    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+
+
+def test_a_checkpoint_that_may_not_be_read_or_of_another_format_is_neither_missing_nor_damaged(
+    tmp_path, monkeypatch
+) -> None:
     def refuse(path: Path, flags: int):
         raise PermissionError(13, "Permission denied", str(path))
 
-    save(tmp_path / "checkpoints", 2)
-    monkeypatch.setattr("os.open", refuse)  # root could read it all the same
-    with pytest.raises(RunError, match=r"cannot be read \(no permission\): `chmod"):
-        final_checkpoint(tmp_path, 2)
-    with pytest.raises(RunError, match="no permission"):
-        delete_damaged_checkpoints(tmp_path / "checkpoints")
-    assert names(tmp_path / "checkpoints") == ["step-00000002"]
+    folder = tmp_path / "checkpoints"
+    save(folder, 2)
+    meta = folder / "step-00000002" / "meta.json"
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "format": 99}))
+    for told in (r"checkpoint format 99, and this pe-bench reads 1", r"cannot be read \(no permission\)"):
+        with pytest.raises(RunError, match=told):
+            final_checkpoint(tmp_path, 2)
+        with pytest.raises(RunError, match=told):
+            tidy_checkpoints(folder)
+        monkeypatch.setattr("os.open", refuse)  # root could read it all the same
+    assert meta.exists()
