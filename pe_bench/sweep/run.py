@@ -69,7 +69,7 @@ def check_sweep(
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         swept = [override for override in parsed if override.is_sweep_override()]
         values = [_values(override, search) for override in swept if override.is_discrete_sweep()]
-    keys = [parse_override(override.get_key_element()).key for override in swept]
+    keys = tuple(parse_override(override.get_key_element()).key for override in swept)
     texts = [parse_override(text) for text in overrides]
     for text in texts:
         message = f"{text}: a job uses one node: leave it out, or start each run with torchrun --nnodes"

@@ -57,7 +57,6 @@ train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not over
 train -m encoding=rope,alibi data=files data.path=/nowhere -> data.path=/nowhere does not exist
 train -m seed=0,1 results_dir=/dev/null/x -> /dev/null is not a folder
 train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
-train -m seed=0,1 results_dir=/proc/nobody -> /proc/nobody/sweeps
 report --results-dir /dev/null/x -> --results-dir=/dev/null/x: /dev/null is not a folder
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
 train --config-dir -> '--config-dir' requires an argument

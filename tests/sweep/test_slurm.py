@@ -177,18 +177,14 @@ def test_a_drained_node_ends_its_job_as_usual_and_takes_the_next_after_it_resume
     assert "2 jobs: 2 done" in end(process, 0)
 
 
-def test_a_cancelled_job_is_told_and_the_same_command_goes_on(folder):
+def test_a_cancelled_job_and_one_that_takes_too_much_memory_are_told(folder):
     process = start(folder, "encoding=nope", *long_run(100_000))
     wait_for(process, lambda: has_saved(folder))
     slurm("scancel", "--user=root")
     told = end(process, 1)
     assert "1 job: 0 done, 1 failed" in told and "the same command does what is missing" in told
-
-
-def test_a_job_that_takes_too_much_memory_is_told(folder):
     (folder / "greedy.py").write_text(GREEDY)
-    told = end(start(folder, f"encoding={folder}/greedy.py:Greedy", "seed=0"), 1)
-    assert "1 job: 0 done, 1 failed" in told
+    assert "1 job: 0 done, 1 failed" in end(start(folder, f"encoding={folder}/greedy.py:Greedy", "seed=0"), 1)
 
 
 def test_an_array_runs_a_plan_and_a_job_that_fails_is_not_called_completed(folder):

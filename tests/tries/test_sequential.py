@@ -104,19 +104,20 @@ def test_looks_spend_no_more_than_a_try_has_and_tries_no_more_than_there_is() ->
     assert 0.045 < sum(map(share_of_try, range(1, 100_000))) < 0.05
 
 
-def test_an_answer_needs_three_seeds_and_numbers() -> None:
-    assert look([-1.0, -1.0], [-1.0, -1.0], 1, MARGIN).answer == "unclear"
-    assert look([-1.0, -1.1, -0.9], [0.0, 0.01, 0.0], 1, MARGIN).answer == "better"
-    assert look([-1.0, -1.1, np.nan], [-1.0, -1.1, -0.9], 1, MARGIN).answer == "not better"
-
-
-def test_better_at_one_length_and_worse_at_the_other_is_not_better() -> None:
-    gains, losses = [-0.30, -0.31, -0.29, -0.30, -0.30], [0.20, 0.22, 0.19, 0.21, 0.20]
-    assert look(gains, losses, 1, MARGIN).answer == look(losses, gains, 1, MARGIN).answer == "not better"
-
-
-def test_what_is_within_the_margin_is_not_better_however_many_seeds_there_are() -> None:
-    assert look([0.0, 0.001, -0.001, 0.0, 0.0] * 4, [0.0] * 20, 1, MARGIN).answer == "not better"
+@pytest.mark.parametrize(
+    ("at_training", "at_longest", "answer"),
+    [
+        ([-1.0, -1.0], [-1.0, -1.0], "unclear"),  # it needs three seeds
+        ([-1.0, -1.1, -0.9], [0.0, 0.01, 0.0], "better"),
+        ([-1.0, -1.1, np.nan], [-1.0, -1.1, -0.9], "not better"),
+        # better at one length and worse at the other
+        ([-0.30, -0.31, -0.29, -0.30, -0.30], [0.20, 0.22, 0.19, 0.21, 0.20], "not better"),
+        ([0.20, 0.22, 0.19, 0.21, 0.20], [-0.30, -0.31, -0.29, -0.30, -0.30], "not better"),
+        ([0.0, 0.001, -0.001, 0.0, 0.0] * 4, [0.0] * 20, "not better"),  # within the margin
+    ],
+)
+def test_answers(at_training: list[float], at_longest: list[float], answer: str) -> None:
+    assert look(at_training, at_longest, 1, MARGIN).answer == answer
 
 
 def test_the_spread_of_few_seeds_is_shrunk_to_the_prior() -> None:
