@@ -1,9 +1,7 @@
 """The facts about its machine that a run uses, its threads beside other processes, and its memory."""
 
-import platform
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,29 +186,3 @@ def test_without_the_kernel_s_count_the_peak_is_blank(tmp_path, monkeypatch) -> 
         with PeakMemory(CPU) as peak:
             megabytes(16)
         assert peak.mb is None and list(tmp_path.iterdir()) == []
-
-
-FAULTS = """
-import ctypes, resource, torch
-from pe_bench.system.machine import MMAP_THRESHOLD, retain_freed_memory
-# Where glibc begins, before it adjusts itself: each of these tensors has a mapping of its own.
-ctypes.CDLL("libc.so.6").mallopt(MMAP_THRESHOLD, 128 * 2**10)
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        torch.zeros(2**22).add_(1)  # 16 MB, freed at once
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-outside = faults()
-with retain_freed_memory():
-    faults()
-    kept = faults()
-print(outside, kept)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
-def test_pages_are_handed_out_once_while_allocations_are_kept() -> None:
-    command = [sys.executable, "-c", FAULTS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    outside, kept = map(int, done.stdout.split())
-    assert kept < outside / 2 or outside == 0, "some systems count no page faults"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -139,16 +139,12 @@ def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), **named
 @full
 @pytest.mark.parametrize("machines", [1, 2])
 def test_torchrun_starts_a_run_on_one_machine_or_on_several(run_of, folder, machines):
-    one, results = run_of("one", "encoding=nope"), f"results_dir={folder / 'results'}"
+    one, arguments = run_of("one", "encoding=nope"), ["encoding=nope", "train.log_every=1"]
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    several = ["--nnodes", "2", "--master-port", str(port)]  # two of them, both here
-    starts = [["--standalone"]] if machines == 1 else [[*several, "--node-rank", str(n)] for n in range(2)]
+        several = ["--nnodes", "2", "--master-port", str(free.getsockname()[1])]  # two of them, both here
     each = [*TORCHRUN[:-1], str(2 // machines)]
-    commands = [
-        start(folder, "encoding=nope", "train.log_every=1", results, launcher=(*each, *words))
-        for words in starts
-    ]
+    nodes = [["--standalone"]] if machines == 1 else [[*several, "--node-rank", str(n)] for n in range(2)]
+    commands = [start(folder, *arguments, launcher=(*each, *words)) for words in nodes]
     outputs = [command.communicate(timeout=120) for command in commands]
     assert [command.returncode for command in commands] == [0] * machines, outputs
     assert sum(out.count("works to") for out, _ in outputs) == 1, "the first process alone prints"
@@ -245,8 +241,7 @@ def average_where_the_first_has_no_gradient(file: Path):
         encoding = torch.nn.Linear(2, 2)
         if not group.is_first:
             encoding.weight.grad = torch.ones(2, 2)
-        model: Any = SimpleNamespace(encoding=encoding)
-        average_replicated(model)
+        average_replicated(cast(Any, SimpleNamespace(encoding=encoding)))
         if group.is_first:
             torch.save([encoding.weight.grad, encoding.bias.grad], file)
 
@@ -278,20 +273,17 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
     return [pid for child in children_of(process.pid) for pid in children_of(child)]
 
 
-def listening_addresses(pids: list[int]) -> list[str]:
+def listening_addresses(pids: list[int]) -> set[str]:
     """Return the addresses, as /proc/net writes them, on which these processes listen."""
     sockets = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                sockets.add(str(link.readlink()))
-    addresses = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            cells = line.split()
-            if cells[3] == "0A" and f"socket:[{cells[9]}]" in sockets:  # that of LISTEN
-                addresses.append(cells[1].split(":")[0])
-    return addresses
+    for link in (link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):
+            sockets.add(str(link.readlink()))
+    lines = [
+        line for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()
+    ]
+    rows = [line.split() for line in lines if " 0A " in line]  # that of LISTEN
+    return {cells[1].split(":")[0] for cells in rows if f"socket:[{cells[9]}]" in sockets}
 
 
 def saved_step(folder: Path) -> int:
@@ -318,7 +310,7 @@ def test_processes_listen_on_loopback_alone_and_a_signal_ends_all_after_a_step_t
     working, folder, send, number
 ):
     addresses = listening_addresses([working.pid, *children_of(working.pid), *workers_of(working)])
-    assert addresses and set(addresses) <= {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1 and ::1
+    assert addresses and addresses <= {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1 and ::1
     send(working.pid, number)
     told = working.communicate(timeout=60)[1]
     assert working.returncode == 130, told
