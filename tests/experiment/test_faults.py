@@ -70,14 +70,15 @@ def test_a_disk_that_is_full_at_the_last_write_calls_nothing_failed_that_is_fini
     outcome = train(*ARGUMENTS)
     assert outcome.code == 0 and "warning: results.csv: no space left on device" in outcome.err
     # A job of a sweep writes last how it ended.
-    for owner, name in ((jobs.SweepFolder, "write"), (jobs, "_watch_for_end"), (jobs, "_run"), (os, "dup2")):
-        monkeypatch.setattr(owner, name, Mock(side_effect=full if name == "write" else None))
+    for owner, name in ((os, "replace"), (jobs, "_watch_for_end"), (os, "dup2")):
+        monkeypatch.setattr(owner, name, Mock(side_effect=full if name == "replace" else None))
     monkeypatch.setattr(jobs, "_run", lambda *_: {"state": end})
-    folder, state = jobs.SweepFolder(tmp_path / "sweep"), jobs.JobState(0, "encoding=shaw", "train")
-    (folder.path / "jobs").mkdir(parents=True)
+    sweep, state = jobs.Sweep(tmp_path / "sweep"), jobs.JobState(0, "encoding=shaw")
+    (sweep.path / "jobs").mkdir(parents=True)
     with pytest.raises(SystemExit) as ended:
-        jobs._work(state, folder, Mock())
-    last = jobs._after_crash(folder, state, int(ended.value.code or 0))
+        jobs._work(state, sweep, Mock())
+    assert sweep.states() == []
+    last = jobs._after_crash(sweep, state, int(ended.value.code or 0))
     assert last.state == (jobs.FAILED if end == jobs.FAILED else jobs.DONE)
 
 

@@ -16,15 +16,16 @@ from pe_bench.tries.trying import Try, _keep, overrides_in
 SMALL = (
     *("train.length=16", "train.tokens=256", "train.batch_tokens=64", "train.warmup_steps=1"),
     *("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=24", "threads=1"),
-    *("train.validation_tokens=64", "eval.targets=6", "data=files", "data.path=../corpus"),
+    *("train.validation_tokens=64", "eval.targets=6", "data=files"),
 )
 SHORT = ("--minutes", "0.001")  # one seed
 
 
 @pytest.fixture
-def tried(command: Command) -> Callable[..., Outcome]:
+def tried(command: Command, folder: Path) -> Callable[..., Outcome]:
     """Try on the tiny corpus."""
-    return lambda *arguments: command("try", *arguments, *SMALL, "--lengths", "16,32")
+    text = f"data.path={folder / 'corpus'}"
+    return lambda *arguments: command("try", *arguments, *SMALL, text, "--lengths", "16,32")
 
 
 @pytest.mark.parametrize(
