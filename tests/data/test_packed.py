@@ -84,6 +84,7 @@ def flip(path: Path) -> None:
     [
         ("train-tokens.npy", "missing"),
         ("validation-byte_ends.npy", "cut"),
+        ("tokenizer.json", "flipped"),
     ],
 )
 def test_a_damaged_entry_is_built_again_and_a_line_says_so(
