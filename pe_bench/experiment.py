@@ -224,9 +224,7 @@ def finish(
             return []
         with _at_work(job, waits, scores_only=False):
             with closing(Tracking(job.folder, job.config)) as tracked:
-                rows = _rows_if_finished(job, plans, bars, group)
-                if rows is None:
-                    rows = _rows_of_new(job, plans, bars, tracked, group)
+                rows = _train_and_score(job, plans, bars, tracked, group)
                 tracked.results(read_rows(job.folder / "eval.csv"))
             score_missing_anchors(job, plans, rows)
     gather_and_warn(Path(job.config.results_dir))
@@ -252,15 +250,6 @@ def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] 
     finish(job, plans, bars, waits=waits)
 
 
-def _rows_of_new(job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group) -> list[Row]:
-    """Train a run, whose steps `group` takes together, and score it."""
-    trained = _train(job, bars, tracked, group)
-    job = _with_weights(job, trained)
-    rows = score_encodings(job, plans, bars=bars)
-    _write_result(job, trained)
-    return rows
-
-
 def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:
     """Return whether a run needs no more training steps: it is finished, with the weights or all scores."""
     if read_result(job.folder) is None:
@@ -269,19 +258,24 @@ def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:
     return is_scored or final_checkpoint(job.folder, job.config.train.total_steps) is not None
 
 
-def _rows_if_finished(job: Job, plans: Sequence[Plan], bars: Bars, group: Group) -> list[Row] | None:
-    """Return the rows of a finished run, and score those that were missing; None for a run to train."""
-    run = job.folder
-    if read_result(run) is None:
-        return None
-    rows = scored_rows(job, plans)
+def _train_and_score(
+    job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
+) -> list[Row]:
+    """Train a run that is not trained, in steps that `group` takes together, and score what is not scored."""
+    run, is_finished = job.folder, read_result(job.folder) is not None
+    rows = scored_rows(job, plans) if is_finished else []
     is_scored = len(rows) == len(plans)
     trained = None if is_scored else final_checkpoint(run, job.config.train.total_steps)
-    if not is_scored and trained is None:  # it lacks the weights for what is to be scored
+    if is_finished and not is_scored and trained is None:
         lost = "its final weights are missing or damaged, and its scores are discarded"
         say(f"warning: retraining {run.name}: {lost}")
         (run / "result.json").unlink()
-        return None
+        is_finished = False
+    if not is_finished:
+        trained = _train(job, bars, tracked, group)
+        rows = score_encodings(_with_weights(job, trained), plans, bars=bars)
+        _write_result(job, trained)
+        return rows
     group.broadcast(NOTHING_TO_DO)
     say(f"{run} is already trained")
     try:

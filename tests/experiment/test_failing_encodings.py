@@ -104,8 +104,8 @@ def test_an_encoding_that_is_random_in_scoring_fails(train_mine: Command, write:
 
 
 def test_a_length_at_which_the_code_fails_is_a_row_with_its_line_and_the_others_go_on(
-    train_mine: Command, write: Write, folder: Path, command: Command
-) -> None:
+    train_mine, write, folder, command
+):
     file = write(TABLE)
     outcome = train_mine("eval.lengths=[16,24,32]", "eval.controls=all")
     where = line_of(file, "distance.long()")
@@ -125,9 +125,7 @@ def test_a_length_at_which_the_code_fails_is_a_row_with_its_line_and_the_others_
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError('much')"])
-def test_an_interruption_and_lack_of_memory_are_no_failure_of_the_code(
-    train_mine: Command, write: Write, folder: Path, error: str
-) -> None:
+def test_an_interruption_and_lack_of_memory_are_no_failure_of_the_code(train_mine, write, folder, error):
     write(ADDED.format(error=error))
     outcome = train_mine("eval.lengths=[16,64]")
     found = statuses(only_run(folder))
@@ -139,8 +137,8 @@ def test_an_interruption_and_lack_of_memory_are_no_failure_of_the_code(
 
 
 def test_the_same_weights_are_scored_with_the_mended_file_when_that_is_asked_for(
-    train_mine: Command, write: Write, folder: Path, evaluate: Command
-) -> None:
+    train_mine, write, folder, evaluate
+):
     file = write(TABLE)
     assert train_mine().code == 1
     run = only_run(folder)
@@ -169,9 +167,7 @@ def test_the_same_weights_are_scored_with_the_mended_file_when_that_is_asked_for
 
 
 @pytest.mark.parametrize(("hooks", "processes"), [(IN_BACKWARD, 1), (IN_VALIDATION, 1), (IN_STEP, 2)])
-def test_an_error_in_training_is_one_line_with_its_place(
-    train_mine: Command, write: Write, folder: Path, hooks: str, processes: int
-) -> None:
+def test_an_error_in_training_is_one_line_with_its_place(train_mine, write, folder, hooks, processes):
     file = write(hooks)
     outcome = train_mine(f"train.processes={processes}")
     assert outcome.code == 1 and "Traceback" not in outcome.err
@@ -179,9 +175,7 @@ def test_an_error_in_training_is_one_line_with_its_place(
     assert "Traceback" in (only_run(folder) / "error.txt").read_text(), "who wants all of it finds it there"
 
 
-def test_an_error_at_import_is_one_line_with_its_place(
-    train_mine: Command, write: Write, folder: Path
-) -> None:
+def test_an_error_at_import_is_one_line_with_its_place(train_mine, write, folder):
     for code, line, message in [
         ("import torch\nfoo = 1 / 0\n", 2, "ZeroDivisionError: division by zero"),
         ("import nothing_of_the_kind\n", 1, "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),

@@ -4,18 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from support.commands import Command
+from safetensors.torch import load_file
 
 from pe_bench.report.build import build_tables
 from pe_bench.runs.rows import Row, read_rows
 
 FROM = "train.from='encoding=rope'"
 LATER = ("encoding=yarn", "train.length=32", "train.steps=3")
-EXACT = (
-    "eval.lengths=null",
-    "eval.max_length=256",
-    "eval.controls=auto",
-)  # of the first stage, whose lengths the others take
+# Of the first stage, whose lengths the others take.
+EXACT = ("eval.lengths=null", "eval.max_length=256", "eval.controls=auto")
 
 
 def runs_of(folder: Path, name: str = "") -> list[Path]:
@@ -27,9 +24,7 @@ def own_rows(run: Path, scored_with: str) -> dict[tuple[int, str, str], Row]:
     return {(row.length, row.control, row.target_hash): row for row in rows}
 
 
-def test_a_later_stage_is_a_line_of_the_first_one_s_table_whatever_its_seed(
-    train: Command, folder: Path
-) -> None:
+def test_a_later_stage_is_a_line_of_the_first_one_s_table_whatever_its_seed(train, folder):
     for seed in (0, 1):
         assert train("encoding=rope", f"seed={seed}", *EXACT).code == 0
         outcome = train(*LATER, FROM, f"seed={seed}", *EXACT)
@@ -51,16 +46,13 @@ def test_a_later_stage_is_a_line_of_the_first_one_s_table_whatever_its_seed(
         assert {row.length for row in read_rows(run / "eval.csv") if row.control == "swap"} == controlled
 
 
-def test_no_tuning_is_the_scaling_as_it_is_bit_for_bit(
-    train: Command, command: Command, folder: Path
-) -> None:
+def test_no_tuning_is_the_scaling_as_it_is_bit_for_bit(train, command, folder):
     assert train("encoding=rope", "encoding.base=500", *EXACT).code == 0
     [source] = runs_of(folder)
-    lengths = "16,24,32,64,256"
     # A rate that moves no float32 weight.
     assert train(*LATER[:2], f"train.from={source.name}", "train.steps=1", "train.lr=1e-30", *EXACT).code == 0
     [tuned] = runs_of(folder, "yarn")
-    options = ("--lengths", lengths, "--results-dir", str(folder / "results"))
+    options = ("--lengths", "16,24,32,64,256", "--results-dir", str(folder / "results"))
     assert command("eval", source.name, "--with", "yarn factor=2", *options).code == 0
     assert command("eval", tuned.name, *options).code == 0
     label = json.loads((tuned / "result.json").read_text())["encoding"]
@@ -72,27 +64,27 @@ def test_no_tuning_is_the_scaling_as_it_is_bit_for_bit(
     assert all(scored[key].nll == again[key].nll for key in shared)
 
 
-def test_stages_make_a_chain_and_a_run_may_stand_beside_them(train: Command, folder: Path) -> None:
+def test_stages_make_a_chain_and_a_run_may_stand_beside_them(train, folder):
     assert train("encoding=rope").code == 0
     assert train(*LATER, FROM).code == 0
     [second] = runs_of(folder, "yarn")
     outcome = train("encoding=nope", f"train.from={second.name}", "train.steps=2", "train.length=64")
     assert outcome.code == 0, outcome.err
-    assert (
-        train("encoding=rope", "train.beside='encoding=rope'", "train.length=32", "train.steps=9").code == 0
-    )
+    beside = ("train.beside='encoding=rope'", "train.length=32", "train.steps=9")
+    assert train("encoding=rope", *beside).code == 0
+    # Without positions queries and keys are normed.
+    assert train("experiment=drope", FROM, "train.steps=2").code == 0
     [table] = build_tables(folder / "results")
     assert {line.label: line.longest for line in table.lines} == {
         "rope": 0,
         "rope, then yarn x2 at 32 (192)": 32,
         "rope, then yarn x2 at 32 (192), then nope at 64 (128)": 64,
         "rope, trained at 32 (576)": 32,
+        "rope, then nope with qk_norm (128)": 16,
     }
 
 
-def test_only_the_encoding_s_parameters_are_trained(train: Command, folder: Path) -> None:
-    from safetensors.torch import load_file
-
+def test_only_the_encoding_s_parameters_are_trained(train, folder):
     assert train("encoding=t5").code == 0
     [source] = runs_of(folder)
     only = (f"train.from={source.name}", "train.only=encoding", "train.steps=2")
@@ -100,7 +92,7 @@ def test_only_the_encoding_s_parameters_are_trained(train: Command, folder: Path
     assert outcome.code == 0, outcome.err
     [tuned] = [run for run in runs_of(folder) if run != source]
     before, after = (
-        load_file(next((run / "checkpoints").glob(f"step-{step:08}")) / "weights.safetensors")
+        load_file(run / "checkpoints" / f"step-{step:08}" / "weights.safetensors")
         for run, step in ((source, 8), (tuned, 2))
     )
     changed = {name for name in before if not before[name].equal(after[name])}
@@ -109,34 +101,19 @@ def test_only_the_encoding_s_parameters_are_trained(train: Command, folder: Path
     assert outcome.code == 2 and "nope has no parameters to train" in outcome.line
 
 
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        (["train.from=hf:gpt2"], "hf:gpt2"),
-        ([FROM, "seed=1"], "no finished run with seed=1 on this data with this model meets it"),
-        (["train.from='train.steps>0'"], "add a condition"),
-        (["train.from='encoding=alibi'"], "alibi"),
-        ([FROM, "train.beside=x"], "exclude each other"),
-        (["train.only=encoding"], "give train.from=RUN"),
-    ],
-)
-def test_a_source_that_is_not_there_or_is_not_the_only_one_is_refused(
-    begin: Command, train: Command, folder: Path, overrides: list[str], told: str
-) -> None:
-    assert begin("encoding=rope").code == 0
-    assert begin("encoding=t5").code == 0
-    outcome = train("encoding=yarn", *overrides)
-    assert outcome.code == 2 and told in outcome.line, outcome.err
+REFUSED = {
+    ("train.from=hf:gpt2",): "hf:gpt2",
+    (FROM, "seed=1"): "no finished run with seed=1 on this data with this model meets it",
+    ("train.from='train.steps>0'",): "add a condition",
+    ("train.from='encoding=alibi'",): "alibi",
+    (FROM, "train.beside=x"): "exclude each other",
+    ("train.only=encoding",): "give train.from=RUN",
+}
+
+
+def test_a_source_that_is_not_there_or_is_not_the_only_one_is_refused(begin, train, folder):
+    assert begin("encoding=rope").code == begin("encoding=t5").code == 0
+    for overrides, message in REFUSED.items():
+        outcome = train("encoding=yarn", *overrides)
+        assert outcome.code == 2 and message in outcome.line, outcome.err
     assert len(runs_of(folder)) == 2
-
-
-def test_without_positions_queries_and_keys_are_normed_and_the_run_of_each_seed_goes_on(
-    train: Command, folder: Path
-) -> None:
-    for seed in ("seed=0", "seed=1"):
-        assert train("encoding=rope", seed).code == 0
-        outcome = train("experiment=drope", FROM, seed, "train.steps=2")
-        assert outcome.code == 0, outcome.err
-    [table] = build_tables(folder / "results")
-    lines = {line.label: line.seeds for line in table.lines}
-    assert lines == {"rope": 2, "rope, then nope with qk_norm (128)": 2}

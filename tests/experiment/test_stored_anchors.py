@@ -42,8 +42,8 @@ def test_anchors_are_scored_on_exactly_the_targets_of_the_run(begin: Command, fo
 
 
 def test_other_protocols_have_anchors_too_and_lost_or_damaged_ones_are_made_again(
-    begin: Command, train: Command, command: Command, folder: Path
-) -> None:
+    begin, train, command, folder
+):
     begin("encoding=rope")
     lost, damaged, *_ = made_once(folder)
     contents = [path.read_bytes() for path in (lost, damaged)]
@@ -67,9 +67,7 @@ def test_other_protocols_have_anchors_too_and_lost_or_damaged_ones_are_made_agai
     assert outcome.code == 0 and "warning: nothing counted to compare with" in outcome.err
 
 
-def test_an_anchor_is_no_run_and_runs_of_a_seed_share_theirs(
-    begin: Command, train: Command, command: Command, folder: Path
-) -> None:
+def test_an_anchor_is_no_run_and_runs_of_a_seed_share_theirs(begin, train, command, folder):
     begin("encoding=rope")
     first = {path: path.stat().st_mtime_ns for path in made_once(folder)}
     assert train("encoding=t5", "train.lr=0.01").code == 0

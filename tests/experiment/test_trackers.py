@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support.commands import only_run
@@ -194,63 +195,27 @@ def test_records_of_wandb_have_one_id_and_group_and_an_offline_one_has_all_steps
     assert summaries[-1].keys() == {f"bits_per_byte/paired/{length}" for length in LENGTHS}
 
 
-class FakeClient:
-    """A client of MLflow with all that is kept of one run."""
-
-    runs: dict = {}
-
-    def __init__(self, address):
-        self.address = address
-
-    def get_experiment_by_name(self, name):
-        return SimpleNamespace(experiment_id="1") if self.runs else None
-
-    def create_experiment(self, name, artifacts):
-        return "1"
-
-    def search_runs(self, numbers, text):
-        return [
-            SimpleNamespace(info=SimpleNamespace(run_id=name)) for name in self.runs if f"'{name}'" in text
-        ]
-
-    def create_run(self, number, tags, run_name):
-        self.runs[run_name] = {"tags": tags, "params": [], "metrics": [], "files": {}, "status": "RUNNING"}
-        return SimpleNamespace(info=SimpleNamespace(run_id=run_name))
-
-    def update_run(self, run, status):
-        self.runs[run]["status"] = status
-
-    def log_batch(self, run, metrics=(), params=()):
-        self.runs[run]["metrics"] += metrics
-        self.runs[run]["params"] += params
-
-    def get_metric_history(self, run, name):
-        return [SimpleNamespace(step=metric[3]) for metric in self.runs[run]["metrics"] if metric[0] == name]
-
-    def log_text(self, run, text, name):
-        self.runs[run]["files"][name] = text
-
-    def log_artifact(self, run, path):
-        self.runs[run]["files"][Path(path).name] = Path(path).read_bytes()
-
-    def set_terminated(self, run):
-        self.update_run(run, "FINISHED")
-
-
 def test_mlflow_keeps_each_step_once_in_one_run(train, folder, monkeypatch):
-    monkeypatch.setattr(FakeClient, "runs", {})
+    client, kept, pictures = Mock(), [], []
+    run = SimpleNamespace(info=SimpleNamespace(run_id="1a2b"))
+    client.get_experiment_by_name.return_value = SimpleNamespace(experiment_id="1")
+    client.create_run.return_value = run
+    client.search_runs.side_effect = lambda *_: [run] if client.create_run.called else []
+    client.log_batch.side_effect = lambda run, metrics=(), params=(): kept.extend(metrics)
+    client.get_metric_history.side_effect = lambda run, name: [
+        SimpleNamespace(step=metric[3]) for metric in kept if metric[0] == name
+    ]
+    client.log_artifact.side_effect = lambda run, path: pictures.append(Path(path).read_bytes()[:4])
     entities = SimpleNamespace(Param=lambda *values: values, Metric=lambda *values: values)
-    for name, module in {"entities": entities, "tracking": SimpleNamespace(MlflowClient=FakeClient)}.items():
+    for name, module in (("entities", entities), ("tracking", Mock(MlflowClient=lambda address: client))):
         monkeypatch.setitem(sys.modules, f"mlflow.{name}", module)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     stopped_and_finished(train, monkeypatch, "mlflow")
-    [(name, record)] = FakeClient.runs.items()
-    assert (name, record["status"]) == (only_run(folder).name, "FINISHED")
-    assert record["tags"]["group"].startswith("train-")
-    steps = {
-        name: [metric[3] for metric in record["metrics"] if metric[0] == name] for name in ("loss", "lr")
-    }
+    ((_, about),) = client.create_run.call_args_list
+    assert about["run_name"] == only_run(folder).name and about["tags"]["group"].startswith("train-")
+    assert client.set_terminated.call_count == 3
+    steps = {name: [metric[3] for metric in kept if metric[0] == name] for name in ("loss", "lr")}
     assert steps == {key: list(range(1, 9)) for key in steps}
-    scores = [metric[3] for metric in record["metrics"] if metric[0] == "bits_per_byte/paired"]
-    assert sorted(scores) == LENGTHS
-    assert "64" in record["files"]["results.csv"] and record["files"]["curves.png"].startswith(b"\x89PNG")
+    scores = [metric[3] for metric in kept if metric[0] == "bits_per_byte/paired"]
+    assert sorted(scores) == LENGTHS and pictures == [b"\x89PNG"] * 2
+    assert "64" in client.log_text.call_args.args[1]

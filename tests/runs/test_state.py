@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.commands import Command
 from support.results import add_run
 
 from pe_bench.config.compose import compose
@@ -50,8 +49,8 @@ HARMLESS = {("result.json", "flipped")}  # it has no checksum, and may still be 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_file_of_a_run_is_named_by_every_command_and_hides_no_other_run(
-    command: Command, results: Path, name: str, damage: str
-) -> None:
+    command, results, name, damage
+):
     bad, where = run_of(results, "rope"), ["--results-dir", str(results)]
     DAMAGE[damage](bad / name)
     listed = command("list", "runs", *where)
@@ -77,8 +76,8 @@ def test_a_damaged_file_of_a_run_is_named_by_every_command_and_hides_no_other_ru
 
 
 def test_runs_that_are_begun_unreadable_or_of_another_version_are_listed_and_reported_as_that(
-    command: Command, results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command, results, monkeypatch
+):
     (results / "runs" / "begun").mkdir()
     (results / "runs" / "notes.txt").write_text("not a run")
     [begun] = [state for state in states_of_runs(results) if state.state != "finished"]
