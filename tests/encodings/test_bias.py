@@ -6,12 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 from support.cases import find_case
-from support.reference_inputs import (
-    H,
-    fill,
-    near,
-    output,
-)
+from support.reference_inputs import H, fill, near, output
 from torch import Tensor
 
 from pe_bench.encodings.bias.alibi import ALiBi

@@ -19,15 +19,7 @@ from pe_bench.encodings.load import find_class
 from pe_bench.encodings.signatures import defaults_of, options_of
 from pe_bench.errors import UserError
 from pe_bench.inspection.check import PROPERTIES, Property, check
-from pe_bench.inspection.check.case import (
-    MODEL,
-    TRAIN_LENGTH,
-    VOCABULARY,
-    Case,
-    hidden,
-    tokens,
-    worst,
-)
+from pe_bench.inspection.check.case import MODEL, TRAIN_LENGTH, VOCABULARY, Case, hidden, tokens, worst
 from pe_bench.model.decoder import Decoder
 
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))

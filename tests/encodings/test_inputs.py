@@ -6,12 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.embeddings import CELLS, VOCABULARY, embedded
-from support.reference_encodings import ids
-from support.reference_inputs import (
-    fill,
-    near,
-    series,
-)
+from support.reference_inputs import fill, near, series
+from torch import Tensor
 
 from pe_bench.encodings.base import LengthError, PositionalEncoding
 from pe_bench.encodings.ids.bipe import BiPE
@@ -21,6 +17,11 @@ from pe_bench.encodings.inputs.conv import Convolution
 from pe_bench.encodings.inputs.learned import Learned, Overflow
 from pe_bench.encodings.inputs.multiplicative import Multiplicative
 from pe_bench.encodings.inputs.recursive import Cell, FlowCell, Recursive
+
+
+def ids(encoding: PositionalEncoding, tokens: int, seed: int = 0, train: bool = True) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return encoding.ids(torch.zeros(3, tokens, dtype=torch.long), train=train, generator=generator)
 
 
 def test_learned_interpolate_stretches_first_to_first_and_last_to_last() -> None:

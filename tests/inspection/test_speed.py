@@ -1,12 +1,13 @@
 """What `speed` measures, writes and shows, and mistakes. No test says how fast anything is."""
 
+import csv
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.timed import LENGTHS, TINY, TRAINED, row, written
 
 import pe_bench.model.attention
 from pe_bench.data.tokenizer import ByteTokenizer
@@ -14,6 +15,28 @@ from pe_bench.inspection import speed
 from pe_bench.inspection.resolve import resolve, resolve_timed
 from pe_bench.inspection.speed import COLUMNS, Bench, ScoringPass, TrainingPass, grid_of, peak_of, time_pass
 from pe_bench.system import grid
+
+TINY = (
+    "threads=1",
+    *("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=24"),
+    *("train.length=16", "train.batch_tokens=64"),
+)
+LENGTHS = ("--lengths", "16,32", "--repeats", "1")
+TRAINED = [argument for argument in TINY if not argument.startswith("train.length")]
+
+
+def written(path: Path = Path("results") / "speed.csv") -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def row(encoding: str, length: int, relative: float | None, **values: Any) -> dict[str, Any]:
+    """Return a row of `speed.csv`, without numbers where there is no ratio."""
+    numbers = {"milliseconds": 10.0, "tokens_per_second": 1e5, "gflops_per_second": 2.0, "repeats": 5}
+    facts = {"encoding": encoding, "setting": "", "model": "tiny", "length": length, "pass": "score"}
+    measured = {} if relative is None else {"relative": relative, **numbers}
+    return dict.fromkeys(COLUMNS) | facts | {"path": "fused", "status": "ok"} | measured | values
+
 
 CPU = torch.device("cpu")
 OWN = """
