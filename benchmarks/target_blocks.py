@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pe_bench.config.schema import Config
-from pe_bench.experiment import load, score_run, trusted
+from pe_bench.experiment import load, load_finished, score_finished, trusted
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.targets import TargetBlocks
@@ -57,7 +57,7 @@ def measured(run: Path, config: Config) -> tuple[TargetBlocks, dict[int, np.ndar
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / run.name
         shutil.copytree(run, copy)
-        rows = score_run(copy, config, Path(folder))
+        rows = score_finished(*load_finished(copy, config), Path(folder))
         nll = {row.length: load_scores(score_file(copy, row)).nll for row in rows if row.status == "ok"}
     bits = {length: nats.reshape(len(blocks), -1) / math.log(2) for length, nats in nll.items()}
     trained = bits.pop(config.train.length)

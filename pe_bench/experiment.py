@@ -371,33 +371,18 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 # Scoring
 
 
-def score_run(
-    run: Path,
-    config: Config,
-    results_dir: Path,
-    replacements: Sequence[OtherEncoding] = (),
-    judge: Path | None = None,
-    planner: Planner = make_plans,
-    *,
-    waits: Callable[[str], None] | None = None,
-) -> list[Row]:
-    """Score a finished run at the lengths of its `config`, then its weights under `replacements`.
+def load_finished(
+    run: Path, config: Config, planner: Planner = make_plans
+) -> tuple[Job, list[Plan], Checkpoint | None]:
+    """Load a finished run to score at the lengths of its `config`, whose classes are `trusted`.
 
-    The classes of `config` are `trusted`. The rows are gathered when the run is one of `results_dir`.
-    judge: a run whose scores decide which targets are key. It gets no key targets itself: they
-    flatter it. planner: what the run is scored on. waits: called with the reason where another process works
-    on the run, which is then waited for; without `waits`, that is an error.
+    Return with it what it is scored on, and its weights: None for a checkpoint, whose model has its own.
     """
-    if judge is not None and judge.resolve() == run.resolve():
-        say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
-        judge = None
-    message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
-    require(judge is None or config.checkpoint is None, message)
     result = read_result(run) or {}
     job, plans = load(config, planner, run)
     job = replace(job, folder=run)
     if config.checkpoint is not None:
-        return score_trained(job, plans, results_dir, replacements, waits=waits)
+        return job, plans, None
     # The setting is that of the training, wherever it is scored.
     dtype = DTYPES.get(str(result.get("train_dtype")), job.dtype)
     job = replace(job, setting=str(result.get("setting", job.setting)), dtype=dtype)
@@ -411,24 +396,31 @@ def score_run(
         # The weights were trained with one version of its code, and the scores come from another.
         scored_with = EncodingSpec(job.config.encoding).label
         job = replace(job, label=str(result.get("encoding", job.label)), scored_with=scored_with)
-    return score_trained(job, plans, results_dir, replacements, judge, trained, waits=waits)
+    return job, plans, trained
 
 
-def score_trained(
+def score_finished(
     job: Job,
     plans: Sequence[Plan],
+    trained: Checkpoint | None,
     results_dir: Path,
     replacements: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
-    trained: Checkpoint | None = None,
-    *,
     waits: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Score a model that is trained, then its weights under `replacements`, and gather; return the rows.
+    """Score what `load_finished` loaded, then its weights under `replacements`; return the rows.
 
-    trained: the weights of a run; None for a checkpoint, which has its own, and becomes a finished run here.
+    They are gathered where the run is one of `results_dir`. A checkpoint becomes a finished run here.
+    judge: a run whose scores decide which targets are key. It gets no key targets itself: they flatter it.
+    waits: called with the reason where another process works on the run, which is then waited for; without
+    it, that is an error.
     """
     run = job.folder
+    if judge is not None and judge.resolve() == run.resolve():
+        say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
+        judge = None
+    message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
+    require(judge is None or trained is not None, message)
     judged = {} if judge is None else key_slices(judge, plans, job.config.train.length, job.data)
     if trained is None:
         _models_under(job, replacements)  # so that an error in the last comes before anything is written
@@ -451,8 +443,7 @@ def score_trained(
 
 def load_trained(run: Path, config: Config) -> Job:
     """Return a finished run with its weights on the device. The classes of `config` are `trusted`."""
-    job, _ = load(config, run=run)
-    job = _with_weights(job, require_trained(run, config.train.total_steps))
+    job = _with_weights(load(config, run=run)[0], require_trained(run, config.train.total_steps))
     return replace(job, model=job.model.to(job.device).eval())
 
 

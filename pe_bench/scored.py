@@ -16,9 +16,9 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import (
     describe_failures,
     load,
+    load_finished,
     require_replaceable,
-    score_run,
-    score_trained,
+    score_finished,
     trusted,
 )
 from pe_bench.runs.find import find_run, is_checkpoint
@@ -27,7 +27,7 @@ from pe_bench.runs.job import encoding_in
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
 from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe
 from pe_bench.scoring.other_encodings import find_others, read_with
-from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.system.files import check_folder
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type, listed, plain_value, without_none
@@ -157,21 +157,26 @@ def prepare(
         require(path.is_file(), f"--code {path} is not a file")
     requested = read_with(listed(options["with_"]), search, force=force, has_code=bool(code))
     planner = make_plans if probe is None else probe.plans
+    judge = options["key_tokens_of"]
     if isinstance(run, str):
         check_folder(results_dir, "--results-dir", is_written=True)
         job, plans = load(_config_of_checkpoint(run, options, changes, probe), planner)
         if requested:
             require_replaceable(job)
         folder, config = job.folder, job.config
-        score_under = partial(score_trained, job, plans, results_dir)
+        score_under = partial(score_finished, job, plans, None)
     else:
-        judge = options["key_tokens_of"]
         judge = judge.path if isinstance(judge, Run) else judge and find_run(str(judge), results_dir)
         config = _config_of_run(run, options, changes, evaluation, is_probe=probe is not None)
         folder, config = run, trusted(config, code, may_differ=force)
-        score_under = partial(score_run, run, config, results_dir, judge=judge, planner=planner, waits=waits)
+        score_under = partial(_score_finished, run, config, planner)
     under = find_others(requested, folder.name, config, search, force=force)
-    return lambda: Run(folder, score_under(replacements=under), config.report.margin, lengths or ())
+    scoring = (results_dir, under, judge, waits)
+    return lambda: Run(folder, score_under(*scoring), config.report.margin, lengths or ())
+
+
+def _score_finished(run: Path, config: Config, planner: Planner, *options: Any) -> list[Row]:
+    return score_finished(*load_finished(run, config, planner), *options)
 
 
 def read_probe(options: Options) -> Probe | None:
