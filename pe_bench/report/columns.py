@@ -11,19 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from pe_bench.report import notes
-from pe_bench.report.cells import (
-    break_text,
-    by_importance,
-    context_answer,
-    has_controls,
-    has_trained_level,
-    level_at_training,
-    number_text,
-    short_lengths,
-    value_at,
-    works_to,
-)
+from pe_bench.report import cells, notes
 from pe_bench.report.records import Line, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system import grid as grids
@@ -57,28 +45,28 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
 
     A small one has no break points.
     """
-    lengths = short_lengths(table) if lengths is None else lengths
+    lengths = cells.short_lengths(table) if lengths is None else lengths
     lines = table.all_lines
-    columns, cells = [NAME], [[Cell(line.label) for line in lines]]
-    if has_trained_level(table):
+    columns, parts = [NAME], [[Cell(line.label) for line in lines]]
+    if cells.has_trained_level(table):
         # A baseline is compared with at the training length too: of its two columns the first is the level.
         what = "level\nat" if table.baseline else "at"
         columns.append(Column(f"{what} {table.key.train_length}"))
-        cells.append(_numbers([level_at_training(line, table) for line in lines], table))
+        parts.append(_numbers([cells.level_at_training(line, table) for line in lines], table))
     for length in lengths:
         columns.append(Column(f"{length}"))
-        cells.append(_numbers([value_at(line, length, table) for line in lines], table))
+        parts.append(_numbers([cells.value_at(line, length, table) for line in lines], table))
     if not is_small:
         columns.append(Column("works to"))
-        cells.append([works_to(line, table) for line in lines])
-    if has_controls(table):
+        parts.append([cells.works_to(line, table) for line in lines])
+    if cells.has_controls(table):
         columns.append(Column("uses context"))
-        cells.append([context_answer(line) for line in lines])
+        parts.append([cells.context_answer(line) for line in lines])
     rows = [
         [replace(cell, style="anchor") for cell in row] if line.is_anchor else row
-        for line, *row in zip(lines, *cells, strict=True)
+        for line, *row in zip(lines, *parts, strict=True)
     ]
-    dropped = [length for length in short_lengths(table) if length not in lengths]
+    dropped = [length for length in cells.short_lengths(table) if length not in lengths]
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped), name=_name(table))
 
 
@@ -87,19 +75,19 @@ def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
 
     With a baseline it is the lowest difference that is better for sure; the baseline's own level is none.
     """
-    cells = [Cell(MISSING) if value is None else value for value in values]
+    parts = [Cell(MISSING) if value is None else value for value in values]
     is_compared = [
         line.is_ranked and line.label != table.baseline and cell.value is not None and isfinite(cell.value)
-        for line, cell in zip(table.all_lines, cells, strict=True)
+        for line, cell in zip(table.all_lines, parts, strict=True)
     ]
-    compared = list(compress(cells, is_compared))
+    compared = list(compress(parts, is_compared))
     sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
     if len(compared) < 2 or not sure:
-        return cells
-    best = number_text(max(sure) if table.measure.higher_is_better else min(sure))
+        return parts
+    best = cells.number_text(max(sure) if table.measure.higher_is_better else min(sure))
     return [
-        replace(cell, is_best=counts and number_text(cell.value or 0.0) == best)
-        for cell, counts in zip(cells, is_compared, strict=True)
+        replace(cell, is_best=counts and cells.number_text(cell.value or 0.0) == best)
+        for cell, counts in zip(parts, is_compared, strict=True)
     ]
 
 
@@ -119,10 +107,10 @@ def details_of(table: Table) -> list[Grid]:
 
 def point_text(line: Line, record: Record, table: Table) -> str:
     """Return all that is known at a point of a curve, a line each; the first names it."""
-    columns, cells = _score_columns(table), _score_row(line, record, table)
+    columns, parts = _score_columns(table), _score_row(line, record, table)
     facts = [
         f"{column.heading} {cell.text}".replace("\n", " ")
-        for column, cell in list(zip(columns, cells, strict=True))[2:]
+        for column, cell in list(zip(columns, parts, strict=True))[2:]
         if cell.text
     ]
     return "\n".join([f"{line.label} at {record.length} tokens", *facts]).replace("\n±", " ±")
@@ -139,16 +127,16 @@ def _score_columns(table: Table) -> list[Column]:
 
 
 def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
-    """Return the cells of a line at a length, in the order of the columns of the details."""
+    """Return the parts of a line at a length, in the order of the columns of the details."""
     interval, accuracy = Cell(), Cell()
     if record.answers is not None:
         exact = record.answers.exact
-        interval = Cell(f"{number_text(exact.low)} to {number_text(exact.high)}")
-        accuracy = Cell(number_text(record.answers.accuracy.mean))
+        interval = Cell(f"{cells.number_text(exact.low)} to {cells.number_text(exact.high)}")
+        accuracy = Cell(cells.number_text(record.answers.accuracy.mean))
     difference, use = record.baseline, record.use
     pairs = difference.interval if difference is not None else None
     compared = f" (n={pairs.seeds})" if pairs is not None and pairs.seeds != line.seeds else ""
-    cells = [
+    parts = [
         *(Cell(line.label), Cell(f"{record.length}"), _level(line, record), interval, accuracy),
         *(Cell(_perplexity_text(record)), _signed(record.change), half_width(record.interval)),
         _verdict(record.verdict if record.levels else ""),
@@ -158,7 +146,7 @@ def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
         *(_verdict("" if use is None else use.beats_window or MISSING),),
         Cell("" if record.peak_memory_mb is None else f"{record.peak_memory_mb:,.0f}"),
     ]
-    return [replace(cell, style="anchor") for cell in cells] if line.is_anchor else cells
+    return [replace(cell, style="anchor") for cell in parts] if line.is_anchor else parts
 
 
 def _level(line: Line, record: Record) -> Cell:
@@ -166,7 +154,7 @@ def _level(line: Line, record: Record) -> Cell:
     if record.level is None:
         return Cell(record.status.replace("_", " "), style="fails")
     seeds = len(record.levels)
-    return Cell(number_text(record.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
+    return Cell(cells.number_text(record.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
 
 
 def _perplexity_text(record: Record) -> str:
@@ -177,14 +165,14 @@ def _perplexity_text(record: Record) -> str:
 
 
 def _signed(value: float | None, after: str = "") -> Cell:
-    return Cell() if value is None else Cell(number_text(value, "+") + after, value=value)
+    return Cell() if value is None else Cell(cells.number_text(value, "+") + after, value=value)
 
 
 def half_width(interval: Interval | None) -> Cell:
     if interval is None:
         return Cell()
     half = (interval.high - interval.low) / 2
-    return Cell(number_text(half), value=half) if half < inf else Cell("∞", value=inf)
+    return Cell(cells.number_text(half), value=half) if half < inf else Cell("∞", value=inf)
 
 
 def _verdict(word: str) -> Cell:
@@ -198,7 +186,7 @@ def _whole_lines(table: Table) -> Grid:
         [Cell(line.label, style="anchor"), Cell(), Cell(f"{line.seeds}", style="anchor"), Cell(), Cell()]
         if line.is_anchor
         else [
-            *(Cell(line.label), Cell(break_text(line.break_point)), Cell(f"{line.seeds}")),
+            *(Cell(line.label), Cell(cells.break_text(line.break_point)), Cell(f"{line.seeds}")),
             *(Cell(f"{line.parameters:,}"), Cell(f"{line.tokens_per_second:,.0f}")),
         ]
         for line in table.all_lines
@@ -256,8 +244,8 @@ def _draw_short(table: Table, width: int) -> list[Text]:
 
     Names are folded only where three lengths have no room beside them.
     """
-    lengths = short_lengths(table)
-    kept = by_importance(lengths, table.key.train_length, table.asked)
+    lengths = cells.short_lengths(table)
+    kept = cells.by_importance(lengths, table.key.train_length, table.asked)
     grid = short(table)
     for count in range(len(lengths), -1, -1):
         grid = short(table, sorted(kept[:count]))
@@ -280,7 +268,7 @@ def _gains(table: Table) -> bool:
 def _recall(table: Table) -> Grid:
     """Return the small table of a slice below that of all targets, with the lengths that tell most."""
     controlled = {length for line in table.lines for length, cell in line.records.items() if cell.use}
-    lengths = short_lengths(table)
+    lengths = cells.short_lengths(table)
     lengths = [length for length in lengths if length in controlled or length == lengths[-1]]
     below = [f"{notes.slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
     grid = short(table, lengths, is_small=True)
@@ -326,9 +314,10 @@ def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
 
 def _derived(line: Line, record: Record) -> dict[str, Any]:
     use, difference, answers = record.use, record.baseline, record.answers
-    of_models, break_point = record.compared.of_models, line.break_point
+    break_point = line.break_point
     intervals = {
         "change": record.interval,
+        "change_of_models": record.compared.of_models,
         "exact": answers and answers.exact,
         "swap_gain": use and use.swap_gain,
         "window_gain": use and use.window_gain,
@@ -336,7 +325,7 @@ def _derived(line: Line, record: Record) -> dict[str, Any]:
     }
     return {
         "anchor": line.is_anchor,
-        "break_point": break_text(break_point),
+        "break_point": cells.break_text(break_point),
         "holds_to": break_point.holds_to,
         "breaks_at": break_point.breaks_at,
         "bits_per_byte": record.bits_per_byte,
@@ -350,8 +339,6 @@ def _derived(line: Line, record: Record) -> dict[str, Any]:
         "seeds": len(record.levels),
         "accuracy": answers and answers.accuracy.mean,
         "chance": answers and answers.chance,
-        "change_of_models_low": of_models and of_models.low,
-        "change_of_models_high": of_models and of_models.high,
         "seed_low": min(record.changes, default=None),
         "seed_high": max(record.changes, default=None),
         "uses_context": use.uses_context if use else "",

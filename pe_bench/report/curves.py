@@ -255,10 +255,8 @@ class Chart:
         """Return what a name adds where a curve ends early or has no point."""
         if not curve.points:
             return f"(none past {self.train_length})" if self.values == "change" else "(no number)"
-        return f"(to {curve.points[-1].x:.0f})" if self.ends_early(curve) else ""
-
-    def ends_early(self, curve: Curve) -> bool:
-        return bool(curve.points) and curve.points[-1].x < self.lengths[-1]
+        last = curve.points[-1].x
+        return f"(to {last:.0f})" if last < self.lengths[-1] else ""
 
 
 def chart_of(table: Table, values: PlotValues = "levels") -> Chart:

@@ -26,6 +26,7 @@ ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and fo
 MAX_TICKS = 9  # on the y axis
 TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
+NEAR_END = 0.9  # of the width: curves that end before it have no stroke to their names
 MAX_NAME, MAX_NAME_ON_PAGE = 24, 19  # characters
 BROKEN = "#B3261E"
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
@@ -215,33 +216,27 @@ def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
 
 
 def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
-    """Write the names of curves beside where they end, as near as can be, with thin strokes between them.
+    """Write the names of curves beside the panel, as near their ends as can be, with thin strokes to these.
 
-    Names are beside the panel, but for those of curves that end early; width and height are in points.
+    width and height are in points.
     """
     curves = [*chart.curves, *chart.anchors]
     names, ends = paper.fitting([curve.label for curve in curves], max_name), [*map(chart.end_of, curves)]
-    beside = [end[0] if chart.ends_early(curve) else 1.0 for curve, end in zip(curves, ends, strict=True)]
-    heights = height * np.array([end[1] for end in ends])
-    # Names in the left half do not reach those beside the panel: the two do not push each other away.
-    is_left = np.array([share < 0.5 for share in beside], dtype=bool)
-    for column in (is_left, ~is_left):
-        if column.any():
-            heights[column] = spread_apart(heights[column], NAME_GAP, height)
-    for curve, end, share, place in zip(curves, ends, beside, heights, strict=True):
+    places = spread_apart(height * np.array([end[1] for end in ends]), NAME_GAP, height)
+    for curve, end, place in zip(curves, ends, places, strict=True):
         colour = styles[curve.label].colour if curve in chart.curves else paper.GREY
         stroke: Look = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
+        is_near = end[0] > NEAR_END  # a long stroke would look like a curve
         axes.annotate(
             f"{names[curve.label]} {chart.remark(curve)}".rstrip(),
             end,
             xycoords="axes fraction",
-            xytext=(share + paper.FONT / width, place / height),
+            xytext=(1 + paper.FONT / width, place / height),
             textcoords="axes fraction",
             va="center",
             color=colour,
             annotation_clip=False,
-            arrowprops={**stroke, "relpos": (0, 0.5)},
-            bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1},
+            arrowprops={**stroke, "relpos": (0, 0.5)} if is_near else None,
             gid=f"name of {curve.label}",
         )
 

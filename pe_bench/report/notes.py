@@ -403,19 +403,18 @@ def _target_sets(table: Table) -> Iterator[str]:
             f"{_list_lengths(alike)}: not all rows were scored on the same targets "
             f"({few_names(labels)} on others), which also affects their levels"
         )
-    others: dict[str, list[str]] = {}
-    for line in table.lines if not table.is_task else ():
-        sets = {length: record.target_hash for length, record in line.records.items() if record.levels}
-        most = Counter(sets.values()).most_common(1)
-        main = sets.get(table.key.train_length) or (most[0][0] if most else "")
-        lengths = [length for length, target_hash in sets.items() if target_hash != main]
-        if lengths:
-            others.setdefault(_list_lengths(lengths), []).append(line.label)
-    for where, labels in others.items():
-        who = "" if len(labels) == len(table.lines) else f" ({', '.join(labels)})"
+    if table.is_task:
+        return
+    apart: set[int] = set()
+    for line in table.lines:
+        set_of = {length: record.target_hash for length, record in line.records.items() if record.levels}
+        most = Counter(set_of.values()).most_common(1)
+        main = set_of.get(table.key.train_length) or (most[0][0] if most else "")
+        apart |= {length for length, target_hash in set_of.items() if target_hash != main}
+    if apart:
         yield (
-            f"{where}{who}: scored on another set of targets than the other lengths, so levels are not "
-            "comparable along the row; a change is always within one set"
+            f"{_list_lengths(apart)}: scored on another set of targets than the other lengths, so levels are "
+            "not comparable along the row; a change is always within one set"
         )
 
 

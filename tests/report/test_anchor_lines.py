@@ -116,15 +116,6 @@ def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) ->
     )
 
 
-def test_a_trigram_can_be_the_baseline(results: Path) -> None:
-    table = only(results, baseline=TRIGRAM)
-    assert table.baseline == TRIGRAM
-    cells = {line.label: line.records[512].baseline for line in table.all_lines}
-    assert cells[TRIGRAM] is None
-    assert cells["alibi"] is not None and cells["alibi"].verdict == "better"
-    assert cells[COPYING] is not None and cells[COPYING].verdict == ""
-
-
 @pytest.mark.parametrize(
     "other", [{"train_tokens": 9}, {"data_hash": "0" * 14}, {"target_hash": "0e7"}, {"seed": 1}]
 )

@@ -16,9 +16,8 @@ from matplotlib.transforms import Bbox
 from support.results import add_run
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.curves import chart_of, chart_over_position
 from pe_bench.report.draw import draw, plot_tables, spread_apart
-from pe_bench.report.records import Line, Position, Table
+from pe_bench.report.records import Line, Table
 from pe_bench.report.verdicts import find_break_point
 
 LENGTHS = (64, 128, 192, 256, 512)
@@ -31,18 +30,6 @@ def tables_of(folder: Path, encodings: int = 3, seeds: int = 1) -> list[Table]:
             levels: dict[int, float | None] = dict.fromkeys(LENGTHS, 2.5 + 0.001 * index + 0.1 * seed)
             add_run(folder, f"encoding{index}", levels, seed=seed)
     return build_tables(folder)
-
-
-def with_positions(tables: Sequence[Table], seeds: int = 1) -> list[Table]:
-    """Return the same tables, with levels at positions from 1.5 to 768."""
-
-    def add(line: Line) -> Line:
-        positions = [
-            Position(1.5 * 2**k, tuple(5 - 0.3 * k + 0.1 * n for n in range(seeds))) for k in range(10)
-        ]
-        return replace(line, positions=tuple(positions))
-
-    return [replace(table, lines=tuple(add(line) for line in table.lines)) for table in tables]
 
 
 def with_verdicts(tables: Sequence[Table], verdicts: Mapping[str, Mapping[int, str]]) -> list[Table]:
@@ -148,18 +135,6 @@ def test_every_curve_is_named_and_no_two_names_overlap_or_leave_the_picture(
     assert all(picture.y0 <= box.y0 and box.y1 <= picture.y1 for box in boxes)
 
 
-def test_an_encoding_has_its_line_style_in_every_panel(tmp_path: Path) -> None:
-    tables_of(tmp_path, 8)
-    add_run(tmp_path, "encoding7", {128: 3.0, 256: 3.0}, setting="0f0f0f0f")
-    styles = [
-        {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in curve_lines(axes)}
-        for axes in draw(build_tables(tmp_path)).axes
-    ]
-    small, large = sorted(styles, key=len)
-    assert (len(small), len(large)) == (1, 8)
-    assert small < large
-
-
 # Bands and marks
 
 
@@ -222,15 +197,6 @@ def test_the_view_of_changes_begins_at_the_training_length_with_zero(tmp_path: P
     assert axes.get_ylabel() == "change against 128, bits per byte (+ is worse)"
     assert sorted(names_beside(axes)) == ["learned (none past 128)", "rope"]
     assert [patch.get_gid() for patch in axes.patches] == ["margin"]
-
-
-def test_positions_have_a_chart_of_their_own_that_gives_no_verdict(tmp_path: Path) -> None:
-    [table] = with_positions(tables_of(tmp_path))
-    chart = chart_over_position(table)
-    assert chart.caption.endswith("Different text at each position: not a comparison of lengths, no verdict.")
-    assert chart.lengths == tuple(2**power for power in range(10))
-    assert [curve.label for curve in chart.curves] == [curve.label for curve in chart_of(table).curves]
-    assert [len(draw(build_tables(tmp_path)).axes), len(draw([table]).axes)] == [1, 1]
 
 
 # Places

@@ -83,13 +83,6 @@ def test_a_model_that_gains_nothing_within_training_cannot_be_judged(tmp_path: P
     assert " improves - " in text
 
 
-def test_without_a_score_at_a_quarter_the_way_to_judge_is_named(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 512: 2.8})
-    add_run(tmp_path, "rope", {512: 2.95}, control="swap")
-    assert use_at(tmp_path).uses_context == ""
-    assert "no score at 32, a quarter of the training length: add it with --lengths 32" in printed(tmp_path)
-
-
 def test_controls_of_another_encoding_do_not_count_for_the_trained_one(tmp_path: Path) -> None:
     """Other encodings that a run was scored with have separate lines and controls."""
     add_run(tmp_path, "rope", {**SENSITIVE, 512: 3.2}, spread=0.002)
@@ -153,13 +146,3 @@ def test_controls_on_other_targets_leave_the_answer_empty_with_the_reason(tmp_pa
     use = use_at(tmp_path)
     assert (use.uses_context, use.swap_gain) == ("", None)
     assert "cannot judge context use: the controls at 512 were scored on other targets" in printed(tmp_path)
-
-
-def test_a_scaling_that_hurts_short_texts_does_not_count_as_use_of_context(tmp_path: Path) -> None:
-    """A fixed factor hurts short texts: losing less of them with length is not reading more."""
-    add_run(tmp_path, "rope", {32: 3.0, 128: 3.0, 512: 3.0}, spread=0.002)
-    fixed = {"scored_with": "yarn factor=16.0", "spread": 0.002}
-    add_run(tmp_path, "rope", {32: 3.3, 128: 3.0, 512: 2.8}, **fixed)
-    add_run(tmp_path, "rope", {512: 2.95}, control="swap", **fixed)
-    line = next(line for line in only(tmp_path).lines if line.scored_with != line.encoding)
-    assert line.records[512].use is not None and line.records[512].use.uses_context == ""

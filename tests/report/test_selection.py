@@ -7,7 +7,6 @@ import pytest
 from support.results import add_run
 from support.tables import BREAKING, HOLDING, labels, only, where
 
-from pe_bench.config.schema import Config, ReportConfig
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_markdown
@@ -16,7 +15,6 @@ from pe_bench.report.statistics import (
     corrected_comparisons,
     paired_interval,
 )
-from pe_bench.runs.folder import write_config
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file
 
@@ -74,11 +72,6 @@ def test_lines_are_in_the_requested_order(
     assert table.ranked_at == ranked_at
     said = f"ranked by bits/byte at {ranked_at}" if ranked_at else f"in order of {sort}"
     assert any(note.startswith(said) for note in table.notes)
-
-
-def test_an_unscored_length_is_refused_with_the_scored_ones(results: Path) -> None:
-    with pytest.raises(UserError, match="--sort 300: .*64, 128, 256, 512"):
-        build_tables(results, selection=Selection(sort="300"))
 
 
 # baseline
@@ -150,19 +143,6 @@ def test_the_margin_decides_what_holds(tmp_path: Path) -> None:
     table = only(tmp_path, margin=0.1)
     assert table.lines[0].records[256].verdict == "holds"
     assert "holds (at most 0.1 worse)" in to_markdown([table], details=True)
-
-
-def test_the_margin_is_that_of_the_runs_where_they_agree(tmp_path: Path) -> None:
-    for seed, margin in ((0, 0.1), (1, 0.1)):
-        run = add_run(tmp_path, "rope", BREAKING, seed=seed)
-        rope = {"name": "rope", "class": ROPE}
-        write_config(run, Config(rope, report=ReportConfig(margin), seed=seed))
-    assert only(tmp_path).margin == 0.1
-    assert only(tmp_path, margin=0.02).margin == 0.02
-    write_config(run, Config(rope, report=ReportConfig(0.2), seed=1))
-    table = only(tmp_path)
-    assert table.margin == 0.01
-    assert any("the runs differ in report.margin" in note for note in table.notes)
 
 
 def test_by_model_checkpoints_of_one_text_and_one_tokenizer_are_lines_of_one_table(tmp_path: Path) -> None:

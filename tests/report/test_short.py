@@ -74,15 +74,6 @@ def test_a_narrow_terminal_keeps_the_lengths_that_people_ask_for_and_the_answers
     assert shown == sorted(by_importance(LENGTHS[2:], 128, ())[: len(shown)])
 
 
-def test_the_longest_twice_four_times_and_just_past_training_are_kept_and_the_shortest_dropped_first() -> (
-    None
-):
-    lengths = [132, 144, 160, 192, 256, 512, 1024, 2048]
-    assert by_importance(lengths, 128, ()) == [2048, 256, 512, 160, 1024, 192, 144, 132]
-    assert by_importance(lengths, 128, [144])[:2] == [144, 2048]
-    assert by_importance([64, 128, *lengths], 128, [64])[:3] == [64, 128, 2048]
-
-
 def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> None:
     [table] = build_tables(results, selection=Selection(where=(parse_condition("length=64,128,192,2048"),)))
     heading = printed([table], 80).splitlines()[3].split()
@@ -143,16 +134,6 @@ def test_the_newest_runs_table_is_shown_and_the_others_are_counted(results: Path
     assert [table.key.data for table in report.tables] == ["books"]
     assert (report.others, report.tables[0].why) == (2, "")
     assert build_report(results).others == 0 and len(build_tables(results)) == 3
-
-
-def test_a_quick_run_is_the_newest_only_where_all_are_quick(results: Path) -> None:
-    quick = {"steps": 10, "train_tokens": 20_480, "setting": "0000quick"}
-    add_run(results, "nope", {128: 3.0, 256: 3.0}, **quick)
-    report = build_report(results, newest_only=True)
-    assert ([table.key.steps for table in report.tables], report.others) == ([250], 1)
-    assert [table.key.steps for table in build_tables(results)] == [250, 10]
-    add_run(results / "alone", "nope", {128: 3.0, 256: 3.0}, **quick)
-    assert len(build_report(results / "alone", newest_only=True).tables) == 1
 
 
 def test_named_lengths_are_shown_beside_the_training_length_and_change_no_verdict(

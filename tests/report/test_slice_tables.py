@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 from support.results import ROW, add_run
 from support.tables import line_of, only
@@ -13,7 +12,6 @@ from test_short import cells_of, printed
 
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
-from pe_bench.report.columns import to_frame
 from pe_bench.report.selection import Selection
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import (
@@ -75,10 +73,6 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def frame_of_recall(results: Path) -> pandas.DataFrame:
-    return to_frame(build_tables(results, selection=Selection(slice=RECALL)))
-
-
 def test_a_slice_has_levels_changes_and_intervals_of_its_targets_alone(results: Path) -> None:
     table = only(results, slice=RECALL)
     cell = line_of(table, "alibi").records[512]
@@ -93,17 +87,6 @@ def test_a_slice_has_levels_changes_and_intervals_of_its_targets_alone(results: 
     assert cell.change == pytest.approx(-1.0, abs=0.01) and cell.verdict == "improves"
     assert cell.interval is not None and cell.interval.low < -1.0 < cell.interval.high
     assert line_of(only(results, slice=NOVEL), "alibi").records[512].change == pytest.approx(0, abs=0.01)
-
-
-def test_use_of_context_is_far_larger_on_the_slice_that_needs_it(results: Path) -> None:
-    gains = {}
-    for name in ("all", RECALL, NOVEL):
-        use = line_of(only(results, slice=name), "alibi").records[512].use
-        assert use is not None and use.swap_gain is not None
-        gains[name] = use.swap_gain.mean
-        assert use.uses_context == ("no" if name == NOVEL else "yes")
-    assert gains[RECALL] == pytest.approx(1.0, abs=0.01)
-    assert gains["all"] == pytest.approx(IS_RECALL.mean(), abs=0.02)
 
 
 def test_the_short_form_has_a_small_table_of_recall_below(results: Path) -> None:

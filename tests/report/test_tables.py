@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.results import add_run
-from support.tables import BREAKING, FLAT, line_of, only, printed_details
+from support.tables import BREAKING, line_of, only, printed_details
 
 from pe_bench.report.cells import break_text
 from pe_bench.report.statistics import paired_interval
@@ -60,14 +60,6 @@ def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) 
     cell = line_of(table, "rope").records[4096]
     assert (cell.change, cell.verdict, cell.bits_per_byte) == (None, "", pytest.approx(5.0, abs=1e-6))
     assert "no change: rope at 4096: scored on other targets than the training length" in table.notes
-
-
-def test_a_note_names_the_lines_whose_levels_are_on_different_targets(tmp_path: Path) -> None:
-    for name in ("alibi", "nope"):
-        add_run(tmp_path, name, FLAT)
-    add_run(tmp_path, "rope", BREAKING, target_hash="0ther")
-    said = "64, 128, 256, 512: not all rows were scored on the same targets (rope on others)"
-    assert any(note.startswith(said) for note in only(tmp_path).notes)
 
 
 def test_a_run_that_joins_a_table_changes_no_verdict_of_another_line(tmp_path: Path) -> None:

@@ -142,18 +142,6 @@ def test_a_task_that_one_seed_of_three_has_not_learned_is_not_learned(tmp_path: 
     assert line.unlearned == "task" and line.records[TRAINED].verdict == "unclear"
 
 
-def test_a_length_that_no_seed_solves_is_not_worked_to_though_others_may(tmp_path: Path) -> None:
-    for seed, share in enumerate((0.1, 0.5, 0.75)):
-        add_task_run(tmp_path, "rope", {TRAINED: 1.0, 64: share}, seed=seed)
-    [line] = table(tmp_path).lines
-    cell = line.records[64]
-    assert (cell.verdict, cell.verdict_of_models, line.break_point.works_to) == (
-        "unclear",
-        "partial",
-        TRAINED,
-    )
-
-
 def test_all_outputs_have_the_share_of_examples_its_interval_the_accuracy_and_the_chance(
     tmp_path: Path,
 ) -> None:
