@@ -23,7 +23,7 @@ from pe_bench.experiment import load_trained, trusted
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.records import Table
-from pe_bench.runs.find import find_runs, is_checkpoint
+from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.untrusted import read_json
 from pe_bench.scored import OF_MACHINE, prepare, score_each
@@ -42,6 +42,7 @@ from pe_bench.values import check_type
 
 DEFAULT = ("yarn", "rope_ntk", "rope_pi")
 SEARCHED = "searched.json"
+OF_RUN = ("encoding.", "model.", "data.", "tokenizer.", "train.")  # keys that the seeds of one training share
 SHARE_OF_RATE = 0.2  # of the first stage's learning rate
 
 
@@ -84,7 +85,7 @@ def extend_runs(
         return _extend_checkpoint(runs, texts, overrides, results)
     paths = find_runs(runs, results)
     # A later stage has the name of its encoding, too.
-    paths = [path for path in paths if RunFolder(path).first_stage is None] or paths
+    paths = without_tries([path for path in paths if RunFolder(path).first_stage is None] or paths)
     config, is_trained = read_config(paths[0]), tokens is not None
     _check(paths, config, overrides, is_trained=is_trained)
     first = config.train.length
@@ -116,12 +117,11 @@ def _check(runs: Sequence[Path], config: Config, overrides: Sequence[str], *, is
     names = ", ".join(run.name for run in runs)
     message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
     require(config.checkpoint is None and config.task is None, message)
-    settings = {
-        (each.flat_config.get("encoding.name"), tuple({(row.setting, row.encoding) for row in each.rows}))
-        for each in map(RunFolder, runs)
-    }
-    message = f"{names} are not seeds of one encoding and training: name those alone"
-    require(len(settings) == 1, message)
+    folders = [*map(RunFolder, runs)]
+    keys = [key for key in folders[0].flat_config if key.startswith(OF_RUN)]
+    keys = [key for key in keys if len({str(each.flat_config.get(key)) for each in folders}) > 1]
+    message = f"{names} differ in {', '.join(keys[:3]) or 'their code'}: name the seeds of one training"
+    require(len({(row.setting, row.encoding) for each in folders for row in each.rows}) == 1, message)
     typed = [each for each in map(parse_override, overrides) if "hydra" not in each.key]
     single = [each for each in typed if len(values_of(each)) < 2]
     compose_config([*own_overrides(config), *map(str, single)], config.search)

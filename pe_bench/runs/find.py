@@ -60,10 +60,15 @@ def finished_runs(results_dir: Path) -> list[Path]:
 
 def find_run(name: str, results_dir: Path) -> Path:
     """Return the one finished run that a path or a name stands for. Raise `UserError` for several."""
-    runs = find_runs([name], results_dir, anywhere=True)
+    runs = without_tries(find_runs([name], results_dir, anywhere=True))
     names = ", ".join(run.name for run in runs)
     require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}", name)
     return runs[0]
+
+
+def without_tries(runs: list[Path]) -> list[Path]:
+    """Return the runs that are scored on all documents, unlike those of `try`; all, where there is none."""
+    return [run for run in runs if RunFolder(run).flat_config.get("eval.half") is None] or runs
 
 
 def find_runs(
