@@ -123,9 +123,13 @@ def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
         for column in ("target_hash", "length", "scored_with")
     )
     names, sweeps = sorted({row.run for row in rows}), runs.study.sweeps
-    has_rates = any(text.startswith("train.lr=") for sweep in sweeps for text in sweep.overrides)
-    selection = Selection(where=where, by=("train.lr",) if has_rates else ())
-    plot_tables(build_tables(results_dir, names, selection=selection), path)
+    # What sweeps differ in sets lines of one panel apart, in place of a panel for each.
+    values = {
+        "train.tokens": {sweep.tokens for sweep in sweeps if not sweep.source},
+        "train.lr": {"".join(text for text in each.overrides if "train.lr=" in text) for each in sweeps},
+    }
+    by = tuple(key for key, of_key in values.items() if len(of_key) > 1)
+    plot_tables(build_tables(results_dir, names, selection=Selection(where=where, by=by)), path)
     encodings = " ".join(dict.fromkeys(name for sweep in sweeps for name in sweep.encodings))
     say(f"the picture: {path}")
     say(f"tables of the runs: pe-bench report {encodings}{results_option(results_dir)}")

@@ -11,7 +11,7 @@ from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
 from support.commands import Command
 from torch import Tensor
 
-from pe_bench.checkpoints.attention import NAME, PassMask
+from pe_bench.checkpoints.attention import NAME
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
 from pe_bench.checkpoints.opened import Opened
 from pe_bench.encodings.base import LayerEncoding, LengthError
@@ -117,17 +117,6 @@ def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Pa
     assert refused.code == 2 and "bloom does not let its attention be replaced" in refused.line
 
 
-def test_a_window_from_outside_limits_every_layer(checkpoints: dict[str, Opened]) -> None:
-    found = checkpoints["llama"]
-    read, width = tokens(), 8
-    reach = found.model.n_layers * (width - 1) + 1
-    changed = read.clone()
-    changed[:, : LENGTH - reach] = (read[:, : LENGTH - reach] + 1) % 256
-    before, after = (ours(found, one, window=width)[:, -1] for one in (read, changed))
-    assert distance(after, before) < 1e-5
-    assert distance(ours(found, changed)[:, -1], ours(found, read)[:, -1]) > 1e-4
-
-
 def test_the_window_control_is_for_models_whose_attention_alone_reads_the_whole_text(
     checkpoints: dict[str, Opened], tmp_path: Path
 ) -> None:
@@ -142,30 +131,12 @@ def test_the_window_control_is_for_models_whose_attention_alone_reads_the_whole_
     assert beside.control_refusal("swap", 64) == ""
 
 
-@pytest.mark.parametrize(("name", "moves"), [("llama", False), ("gpt_oss", False), ("gpt2", True)])
-def test_only_a_table_makes_positions_count_where_they_are(
-    checkpoints: dict[str, Opened], name: str, moves: bool
-) -> None:
-    read = tokens(20)
-    moved = distance(ours(checkpoints[name], read, later=9), ours(checkpoints[name], read))
-    assert moved > 1e-3 if moves else moved < 1e-4
-
-
 @pytest.mark.parametrize("name", ["gpt2", "opt", "gptj", "mpt"])
 def test_a_position_past_the_table_is_undefined(tmp_path: Path, name: str) -> None:
     found = opened(write_checkpoint(tmp_path / name, name))
     ours(found, tokens(60))
     with pytest.raises(LengthError, match="position 6[49]"):
         ours(found, tokens(60 if name == "opt" else 70), later=5 if name == "opt" else 0)
-
-
-def test_the_token_that_texts_begin_with_stands_first(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "llama", "llama")
-    plain, begun = opened(folder), opened(folder, begin=200)
-    read = tokens()
-    with_begin = read.clone()
-    with_begin[:, 0] = 200
-    assert torch.equal(ours(begun, read), ours(plain, with_begin))
 
 
 def test_nll_is_that_of_the_logits_in_parts(
@@ -272,20 +243,3 @@ def test_a_model_that_reads_later_tokens_is_refused(tmp_path: Path, plain: bool)
     with pytest.raises(UserError, match="reads later tokens") as caught:
         opened(folder, plain=plain)
     assert "--plain" not in str(caught.value)
-
-
-def test_no_mask_of_length_by_length_is_made(tmp_path: Path) -> None:
-    found = opened(write_checkpoint(tmp_path / "mistral", "mistral", num_hidden_layers=1))
-    length = 16_384
-    asked: list[int] = []
-    visible = PassMask.visible
-
-    def counted(self: PassMask, query_Q: Tensor, key_N: Tensor) -> Tensor:
-        seen = visible(self, query_Q, key_N)
-        asked.append(seen.numel())
-        return seen
-
-    with pytest.MonkeyPatch.context() as patched, torch.no_grad():
-        patched.setattr(PassMask, "visible", counted)
-        found.model.hidden(tokens(length), torch.arange(length))
-    assert max(asked) <= 256 * length  # a chunk of queries

@@ -127,47 +127,29 @@ def test_the_export_scores_every_target_as_the_run_does(
     assert labels == {"rope base=500.0"}, "an export is read by its configuration alone"
 
 
-@pytest.mark.parametrize("overrides", [[], ["tokenizer=bpe", "tokenizer.vocab_size=300"]])
-def test_the_tokenizer_goes_along(
-    train: Command, command: Command, folder: Path, overrides: list[str]
-) -> None:
-    assert train("encoding=rope", *overrides).code == 0
+def test_the_tokenizer_and_a_card_go_along(begin: Command, command: Command, folder: Path) -> None:
+    assert begin("encoding=rope", "tokenizer=bpe", "tokenizer.vocab_size=300").code == 0
     out = exported(command, folder)
     with quiet() as transformers:
         tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-        model = transformers.AutoModelForCausalLM.from_pretrained(out)
     text = "the cat  sat\non naïve mats"
     ids = tokenizer(text).input_ids
-    assert tokenizer.decode(ids) == text
-    assert max(ids) < model.config.vocab_size
-    if not overrides:
-        assert ids == list(text.encode())
-    with torch.no_grad():
-        assert model(torch.tensor([ids])).logits.isfinite().all()
-
-
-def test_the_card_of_an_export_has_what_was_trained_and_scored(
-    command: Command, begin: Command, folder: Path
-) -> None:
-    begin("encoding=rope")
-    card = (exported(command, folder) / "README.md").read_text(encoding="utf-8")
-    _, front, text = card.split("---\n", 2)
+    assert tokenizer.decode(ids) == text and max(ids) < len(tokenizer)
+    _, front, text = (out / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     about = yaml.safe_load(front)
     [result] = about["model-index"][0]["results"]
     rows = {row.length: row for row in read_rows(only_run(folder) / "eval.csv") if row.control == "none"}
     told = {int(metric["name"].split()[-2]): metric["value"] for metric in result["metrics"]}
     assert told == {length: pytest.approx(row.bits_per_byte) for length, row in rows.items()}
-    assert {"rope", "pe-bench"} <= {*about["tags"]} and about["library_name"] == "transformers"
-    run = only_run(folder)
-    for fact in (f"# {run.name}", "`rope`", "pe-bench train", f"| 32 | {rows[32].bits_per_byte:.3f} |"):
+    for fact in ("`rope`", "pe-bench train", f"| 32 | {rows[32].bits_per_byte:.3f} |"):
         assert fact in text
-    assert json.loads((folder / "out" / "pe-bench.json").read_text())["weights_sha256"] in text
+    assert json.loads((out / "pe-bench.json").read_text())["weights_sha256"] in text
 
 
 def test_a_finished_export_is_recognised_and_nothing_else_is_touched(
-    train: Command, command: Command, folder: Path
+    begin: Command, command: Command, folder: Path
 ) -> None:
-    assert train("encoding=rope").code == 0
+    assert begin("encoding=rope").code == 0
     mine = folder / ".partial-out" / "mine"
     mine.parent.mkdir()
     mine.write_text("mine")
@@ -181,9 +163,9 @@ def test_a_finished_export_is_recognised_and_nothing_else_is_touched(
 
 
 def test_an_export_that_is_not_equal_or_has_no_empty_folder_is_not_written(
-    train: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train("encoding=rope").code == 0
+    assert begin("encoding=rope").code == 0
     monkeypatch.setitem(export.NAMES, "attention.query", "self_attn.k_proj")
     monkeypatch.setitem(export.NAMES, "attention.key", "self_attn.q_proj")
     done = export_to(command, folder)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints import edit_json, opened, write_checkpoint
 
-from pe_bench.checkpoints.opened import begin_of_text, rotations_of, train_length_of
+from pe_bench.checkpoints.opened import begin_of_text, train_length_of
 from pe_bench.checkpoints.source import Source, read_source
 from pe_bench.errors import UserError
 
@@ -104,6 +105,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: edit_json(folder / "config.json", hidden_size=10**9),
         "llama cannot be loaded",
     ),
+    "weights that make no logits": (
+        lambda folder: change_weights(folder, lambda weights: [each.fill_(0) for each in weights.values()]),
+        "the largest logit of llama is .*: its weights are damaged",
+    ),
+    "infinite weights": (
+        lambda folder: change_weights(folder, lambda weights: weights["model.norm.weight"].fill_(math.inf)),
+        "the largest logit of llama is .*: its weights are damaged",
+    ),
     "missing weights": (
         lambda folder: change_weights(
             folder, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight")
@@ -120,13 +129,6 @@ def test_what_cannot_be_scored_is_refused_by_its_name(folder: Path, name: str) -
     with pytest.raises(UserError, match=message) as caught:
         opened(folder, is_checked=True)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("value", "plain"), [(0.0, True), (math.inf, False), (math.nan, True)])
-def test_weights_that_make_no_logits_are_refused(folder: Path, value: float, plain: bool) -> None:
-    change_weights(folder, lambda weights: [weight.fill_(value) for weight in weights.values()])
-    with pytest.raises(UserError, match="the largest logit of llama is .*: its weights are damaged"):
-        opened(folder, plain=plain)
 
 
 def test_what_names_no_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,32 +168,16 @@ def test_the_identity_follows_from_all_that_is_read_and_digests_are_made_once(
     assert len(set(seen)) == len(seen)
 
 
-# What is read of the configuration and of the tokenizer
-
-
-class Text:
-    """A configuration with some values."""
-
-    def __init__(self, **values: object) -> None:
-        vars(self).update(values)
-
-    def get_text_config(self, decoder: bool) -> "Text":
-        return self
-
-
-SCALED = {"original_max_position_embeddings": 8_192}
-
-
 def test_the_training_length_is_that_before_any_scaling() -> None:
-    scaled = (8_192, "original_max_position_embeddings")
-    for values, expected in [
+    scaled = {"full_attention": {"original_max_position_embeddings": 8_192}}
+    for values, expected in (
         ({"max_position_embeddings": 4_096}, (4_096, "max_position_embeddings")),
-        ({"max_position_embeddings": 131_072, "rope_parameters": {"rope_theta": 1.0, **SCALED}}, scaled),
-        ({"max_position_embeddings": 131_072, "rope_parameters": {"full_attention": SCALED}}, scaled),
+        ({"n_positions": 9, "rope_parameters": scaled}, (8_192, "original_max_position_embeddings")),
         ({}, None),
-    ]:
-        assert train_length_of(Text(**values)) == expected
-        assert rotations_of(Text(**values))
+    ):
+        config = SimpleNamespace(**values)
+        config.get_text_config = lambda decoder, config=config: config
+        assert train_length_of(config) == expected
 
 
 def test_the_bos_token_is_what_the_tokenizer_or_its_configuration_puts_first(folder: Path) -> None:

@@ -143,10 +143,16 @@ def test_curves_of_other_studies_of_the_same_runs_are_not_drawn(
     run = add_run(tmp_path, "rope", {128: 1.8, 256: 2.5, 512: 3.5})
     keys = tuple(row.key for row in read_rows(run / "eval.csv") if row.length != 256)
     add_run(tmp_path, "rope", {128: 2.0, 256: 2.0, 512: 2.0}, scored_with="yarn factor=auto")
+    longer = add_run(tmp_path, "rope", {128: 1.5, 512: 4.0}, setting="2m", steps=500)
+    of_longer = tuple(row.key for row in read_rows(longer / "eval.csv"))
+    for path, tokens in ((run, 1), (longer, 2)):
+        (path / "config.yaml").write_text(f"train: {{tokens: {tokens}}}\n")
     drawn: list[Any] = []
     monkeypatch.setattr(draw, "plot_tables", lambda tables, path: drawn.extend(tables))
-    runs: Any = SimpleNamespace(progress=Progress(tmp_path, STUDY), study=STUDY)
-    command._draw(runs, Measurements(tmp_path, [Step("", (run.name,), keys)]))
-    labels = {line.label for table in drawn for line in table.lines if not line.is_anchor}
-    lengths = {length for table in drawn for length in table.lengths}
-    assert (labels, lengths) == ({"rope"}, {128, 512})
+    study = replace(STUDY, sweeps=(Sweep(["rope"], tokens=1), Sweep(["rope"], "2M", tokens=2)))
+    runs: Any = SimpleNamespace(progress=Progress(tmp_path, STUDY), study=study)
+    steps = [Step("", (run.name,), keys), Step("2M", (longer.name,), of_longer)]
+    command._draw(runs, Measurements(tmp_path, steps))
+    [table] = drawn  # what sweeps differ in sets lines apart
+    assert {line.label for line in table.lines} == {"rope train.tokens=1", "rope train.tokens=2"}
+    assert table.lengths == (128, 512)
