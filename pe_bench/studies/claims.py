@@ -100,10 +100,18 @@ class Measurements:
     def unlearned(self, series: Series) -> Unlearned:
         """Return why a series counts as not learned at its training length; empty if it has learned.
 
-        A model that knows nothing holds, and breaks after all others.
+        A model that knows nothing holds, and breaks after all others. A later stage is held against what was
+        counted on the tokens of its first one.
         """
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
-        return unlearned(rows, self._runs)
+        row_of = {row.run: row for of_sweep in self.rows.values() for row in of_sweep}
+        first_of = {
+            row.run: first.run for row in rows if (first := self._runs.folder_of(row.run).first_stage)
+        }
+        return unlearned(rows, self._runs, {run: row_of[first] for run, first in first_of.items()})
+
+    def is_later_stage(self, series: Series) -> bool:
+        return any(self._runs.folder_of(row.run).first_stage for row in self.as_trained(series))
 
     def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
         """Return rows with those of the study's training length, of runs scored as they were trained."""
@@ -187,9 +195,12 @@ class Judged:
 def judge_claim(claim: Claim, scores: Measurements) -> Judged:
     """Return what our runs say of a claim; unclear where they do not have its scores."""
     length = round(claim.at * scores.length)
+    of_levels = claim.kind in ("order", "alike") and claim.measure == "level"
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
-            if reason := scores.unlearned(series):
+            # A later stage had learned before: its level says what the stage left of that.
+            is_judged = of_levels and scores.is_later_stage(series)
+            if not is_judged and (reason := scores.unlearned(series)):
                 missing = Paired(missing=f"{series} has {UNLEARNED[reason]}")
                 return Judged(claim, length, "unclear", missing, length)
     judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}

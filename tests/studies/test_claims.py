@@ -160,6 +160,10 @@ def test_no_claim_is_judged_by_a_model_that_has_not_learned(
         assert (claim.outcome, claim.measured.interval) == ("unclear", None)
         assert claim.evidence.startswith("flat has not learned") and said in claim.evidence
     assert judged(scores, "order", "late", than="failing").outcome == "holds"
+    # The level of a later stage is what it left of a model that had learned.
+    monkeypatch.setattr(scores, "is_later_stage", lambda series: True)
+    assert judged(scores, "order", "flat", than="late").outcome == "holds"
+    assert judged(scores, "holds", "flat").outcome == "unclear"
 
 
 def test_a_task_is_solved_or_missed_by_the_share_of_right_examples(tmp_path: Path) -> None:
