@@ -162,7 +162,7 @@ def test_no_claim_is_judged_by_a_model_that_has_not_learned(
     assert judged(scores, "order", "late", than="failing").outcome == "holds"
     # The level of a later stage is what it left of a model that had learned.
     monkeypatch.setattr(scores, "is_later_stage", lambda series: True)
-    assert judged(scores, "order", "flat", than="late").outcome == "holds"
+    assert judged(scores, "order", "flat", than="late").outcome == "contradicted"
     assert judged(scores, "holds", "flat").outcome == "unclear"
 
 
