@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.attending import (
-    ALL,
-    D,
-    H,
-    K,
-    OfContent,
-    largest_error,
-    made,
-    output_and_gradients,
-)
+from support.attending import ALL, D, H, K, OfContent, largest_error, made, output_and_gradients
 from support.native import here
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -13,12 +13,7 @@ from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.bam import BAM
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import fused, reference_attention
-from pe_bench.model.attention.fused import (
-    BLOCK,
-    FUSED_QUERIES,
-    NegligibleKeys,
-    fused_distance_attention,
-)
+from pe_bench.model.attention.fused import BLOCK, FUSED_QUERIES, NegligibleKeys, fused_distance_attention
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 

@@ -25,12 +25,7 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.model.attention import reference_attention
-from pe_bench.model.attention.flex import (
-    BLOCK,
-    block_mask,
-    can_flex,
-    fused_flex_attention,
-)
+from pe_bench.model.attention.flex import BLOCK, block_mask, can_flex, fused_flex_attention
 from pe_bench.model.attention.reference import project
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side

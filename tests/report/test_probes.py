@@ -18,14 +18,7 @@ from pe_bench.model.decoder import LanguageModel
 from pe_bench.report.build import build_report, probes_of_rows
 from pe_bench.report.heat import draw_probes
 from pe_bench.report.page import to_html
-from pe_bench.report.probes import (
-    COLUMNS,
-    Found,
-    ProbeTable,
-    probes_to_csv,
-    probes_to_markdown,
-    show_probes,
-)
+from pe_bench.report.probes import COLUMNS, Found, ProbeTable, probes_to_csv, probes_to_markdown, show_probes
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file

@@ -6,15 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.numbered_text import (
-    CUTS,
-    DATA,
-    SPLIT,
-    TEXT,
-    blocks_of,
-    bytes_of,
-    contexts,
-)
+from support.numbered_text import CUTS, DATA, SPLIT, TEXT, blocks_of, bytes_of, contexts
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -30,12 +22,7 @@ from pe_bench.scoring.protocols import (
     sliding_plan,
 )
 from pe_bench.scoring.stages import BLOCKS, blocks_to_search_on
-from pe_bench.scoring.targets import (
-    TargetBlocks,
-    scored_documents,
-    target_blocks,
-    tokens_needed,
-)
+from pe_bench.scoring.targets import TargetBlocks, scored_documents, target_blocks, tokens_needed
 
 
 def every_target_but_the_first() -> list[int]:
