@@ -112,20 +112,14 @@ def on_the_same_documents(
     return [study.interval_on(by_document, generator, truth, spread) for truth, spread in cells]
 
 
-def share_of_wrong_lines(
-    study: Study,
-    name: str,
-    count: int,
-) -> float:
+def share_of_wrong_lines(study: Study, name: str, count: int) -> float:
     """Return the share of lines that hold too far, or break too early."""
     generator = np.random.default_rng(1)
     cells = LINES[name]
     wrong = 0
     for _ in range(count):
-        said = {
-            length: judge_change(interval)
-            for length, interval in enumerate(on_the_same_documents(study, generator, cells))
-        }
+        intervals = (study.interval(generator, truth, spread) for truth, spread in cells)
+        said = dict(enumerate(map(judge_change, intervals)))
         held, broken = holds_up_to(said), breaks_at(said)
         too_far = held is not None and any(truth > MARGIN for truth, _ in cells[: held + 1])
         too_early = broken is not None and any(truth < MARGIN for truth, _ in cells[broken : broken + 1])
