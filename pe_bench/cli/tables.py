@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from pe_bench.report.selection import Selection
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
 from pe_bench.runs.gather import results_file, runs_folder
-from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
+from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show_each
 from pe_bench.system.terminal import one_line, say
 
 if TYPE_CHECKING:
@@ -104,9 +105,8 @@ def _tables_of(part: "SweepTable", results_dir: Path, **choice: Any) -> list[Tab
 
 
 def print_grids(grids: Iterable[Grid]) -> None:
-    """Print grids one below the other."""
-    drawn = list(grids)
-    show(lambda width: [line for grid in drawn for line in draw(grid, width)])
+    """Print grids one below the other, with a blank line between them."""
+    show_each([partial(draw, grid) for grid in grids])
 
 
 def plain_grid(

@@ -13,7 +13,6 @@ import numpy as np
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir, head_comment
-from pe_bench.config.overrides import for_hydra
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tasks import build_task
 from pe_bench.encodings.signatures import complete, read_part
@@ -36,10 +35,12 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH) -> str:
     parts = sorted(subject.spec.parts, key=lambda part: part.key != f"encoding.modifiers.{subject.name}")
     blocks = [block for part in parts for block in _describe_part(subject, part, width)]
     folders = "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in subject.config.search)
-    steps = [("check it", f"pe-bench check {shlex.quote(subject.name)}{folders}")]
     options = " KEY=VALUE ..." if subject.typed else ""
     named = shlex.quote(f"encoding={subject.name}")
-    steps.append(("train it", f"pe-bench train {named}{options}{folders}"))
+    steps = [
+        ("check it", f"pe-bench check {shlex.quote(subject.name)}{folders}"),
+        ("train it", f"pe-bench train {named}{options}{folders}"),
+    ]
     return _page_of(subject.label, [*blocks, _facts(subject, width), align(steps, width)])
 
 
@@ -53,10 +54,7 @@ def _facts(subject: ResolvedEncoding, width: int) -> str:
         encoding = subject.encoding
     except UserError as error:  # some have options that no default could stand for
         return wrap(f"cannot be built as it is: {error}", width)
-    model = subject.config.model
-    keys = [key.removeprefix("model.") for key in sorted(subject.typed) if key.startswith("model.")]
-    sizes = "".join(f" model.{key}={getattr(model, key)}" for key in keys)
-    where = f"(model={model.name}{sizes}, train.length={subject.config.train.length})"
+    where = f"(model={subject.config.model.name}, train.length={subject.config.train.length})"
     facts = [
         ("parameters", f"{parameter_count(encoding):,}  {where}"),
         ("past training", encoding.past_training),
@@ -69,17 +67,15 @@ def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> lis
     """Return the docstring, the options and the declarations of the encoding or one of its modifiers."""
     encoding_class, path = part.encoding_class, part.code.path
     docstring = sys.modules[encoding_class.__module__].__doc__ or encoding_class.__doc__ or "(no docstring)"
-    here = path.is_relative_to(Path.cwd())
     facts = [
         ("family", encoding_class.family),
-        ("file", str(path.relative_to(Path.cwd()) if here else path)),
+        ("file", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)),
         ("compatible with", ", ".join(sorted(encoding_class.compatible_with))),
         ("changeable", ", ".join(sorted(encoding_class.changeable_after_training))),
     ]
-    stated = [fact for fact in facts if fact[1]]
-    preset = reflow(_preset(subject, part), width)
     options = align(list(options_of(subject, part)), width)
-    return [preset, reflow(docstring, width), options, align(stated, width)]
+    stated = align([fact for fact in facts if fact[1]], width)
+    return [reflow(_preset(subject, part), width), reflow(docstring, width), options, stated]
 
 
 def reflow(docstring: str, width: int) -> str:
@@ -88,9 +84,8 @@ def reflow(docstring: str, width: int) -> str:
     for text in inspect.cleandoc(docstring).split("\n\n"):
         lines = text.splitlines()
         is_prose = not any(line.startswith(" ") or ITEM.match(line) for line in lines)
-        paragraphs.append(
-            "\n".join(wrap(line, width, 2) for line in ([" ".join(lines)] if is_prose else lines))
-        )
+        filled = [" ".join(lines)] if is_prose else lines
+        paragraphs.append("\n".join(wrap(line, width, 2) for line in filled))
     return "\n\n".join(paragraphs)
 
 
@@ -145,7 +140,6 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     width = min(width, PIPED_WIDTH)
     encodings = [text for text in arguments if "=" not in text or text.startswith("encoding=")]
     require(not encodings, f"show {' '.join(encodings)} and the task in two commands")
-    for_hydra(arguments, search)
     config = parse_config(compose(arguments, search), search)
     if config.task is None:
         raise UserError("name the task: pe-bench show task=NAME")
@@ -158,15 +152,13 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
         ("tokens", f"{len(task.symbols_and_signs)} different ones"),
         ("guessing", f"{100 * task.chance:.3g} % of answers are right"),
         ("sizes", f"{task.least} to {task.size_at(length)} at {length} tokens (train.length={length})"),
-        ("file", f"pe_bench/data/tasks/{task.name}.py"),
     ]
     size = max(task.least, min(EXAMPLE_SIZE, task.size_at(length)))
     tokens, is_answer, _ = task.example(np.random.default_rng(config.seed), size)
     texts = [task.vocabulary[token] for token in tokens]
     shown = " ".join(f"[{text}]" if right else text for text, right in zip(texts, is_answer, strict=True))
     blocks = [
-        reflow(sys.modules[type(task).__module__].__doc__ or "", width),
-        align(options, width),
+        *(reflow(sys.modules[type(task).__module__].__doc__ or "", width), align(options, width)),
         align(facts, width),
         f"an example of size {size}, with its answers in brackets:\n\n{wrap(f'    {shown}', width, 4)}",
         align([("train it", f"pe-bench train task={task.name} encoding=rope")], width),

@@ -59,7 +59,7 @@ def test_a_right_encoding_exits_with_0_and_what_was_counted_is_one_line(command)
     assert outcome.code == 0 and not outcome.err
     header, row, *notes, end = [line for line in outcome.out.splitlines() if line]
     assert re.fullmatch(r"encoding +holds +fails +unclaimed", header)
-    assert re.match(rf"sliding_window  \d\d of {len(PROPERTIES)}  0 ", row)
+    assert re.match(rf"sliding_window +\d\d of {len(PROPERTIES)} +0 ", row)
     note = " ".join(" ".join(notes).split())
     assert note == "sliding_window: sees 32 keys"
     assert re.fullmatch(r"\d+ checks hold, none fails; the number of each: --verbose", end)

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from pe_bench.inspection.check import decoder, hooks, layers
+from pe_bench.inspection.check import decoder, layers
 from pe_bench.inspection.check.case import (
     Case,
     FailureError,
@@ -38,7 +38,7 @@ def _property(check: Callable[[Case], str | Finding]) -> Property:
 
 PROPERTIES = tuple(
     _property(function)
-    for module in (hooks, decoder, layers)
+    for module in (decoder, layers)
     for function in vars(module).values()
     if inspect.isfunction(function) and function.__module__ == module.__name__
     if "Look at: " in (function.__doc__ or "")
@@ -55,8 +55,8 @@ def check(case: Case, prop: Property) -> Finding:
     except UnclaimedError as reason:
         return Finding("not claimed", str(reason))
     except FailureError as failure:
-        changed = [] if prop in BASICS else changed_hooks(case.encoding, hooks.SHAPES)
-        lines = dict.fromkeys(f"{hooks.line_of(part, hook)} {hook}" for part, hook in changed)
+        changed = [] if prop in BASICS else changed_hooks(case.encoding, decoder.SHAPES)
+        lines = dict.fromkeys(f"{decoder.line_of(part, hook)} {hook}" for part, hook in changed)
         return Finding("fails", str(failure), lines=tuple(lines))
     except BaseException as error:
         return Finding("fails", describe(error))

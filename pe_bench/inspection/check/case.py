@@ -4,7 +4,6 @@ Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
 
 import math
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,7 +22,7 @@ from pe_bench.errors import first_line
 from pe_bench.inspection.curves import kinds
 from pe_bench.inspection.resolve import resolve
 from pe_bench.model.attention.reference import project
-from pe_bench.model.checks import user_code_line
+from pe_bench.model.checks import describe_user_code_error
 from pe_bench.model.decoder import Decoder
 
 # Small, and no two sizes are equal, so that none can be mistaken for another; but two heads share keys.
@@ -249,8 +248,5 @@ def worst(a: Tensor, b: Tensor) -> float:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error with its type, and the file that raised it, or the user's that it passed through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((frame for frame in reversed(frames) if "/torch/" not in frame.filename), frames[-1])
-    line = user_code_line(error) or f"{frame.filename}:{frame.lineno}"
-    return f"{Path(line).name}: {type(error).__name__}: {first_line(error)}"
+    """Return an error with its type, and the line of a person's own code that raised it."""
+    return describe_user_code_error(error) or f"{type(error).__name__}: {first_line(error)}"
