@@ -346,20 +346,12 @@ def try_change(
 
     Raises `UserError` before anything is written where something cannot work, `RunError` where a run fails.
     """
+    options = {name: value for name, value in locals().items() if name not in ("change", "overrides")}
     from pe_bench.system.signals import interruptible
     from pe_bench.tries.trying import try_change
 
     with interruptible():
-        return try_change(
-            change,
-            *overrides,
-            against=against,
-            minutes=minutes,
-            lengths=lengths,
-            confirm=confirm,
-            config_dir=config_dir,
-            results_dir=results_dir,
-        )
+        return try_change(change, *overrides, **options)
 
 
 def import_runs(

@@ -14,18 +14,6 @@ LISTS = (
 NAME = re.compile(r"[\w.+-]+")
 
 
-def complete_encoding(incomplete: str) -> list[str]:
-    return _names("encoding", incomplete)
-
-
-def complete_study(incomplete: str) -> list[str]:
-    return _names("study", incomplete)
-
-
-def complete_list(incomplete: str) -> list[str]:
-    return [name for name in LISTS if name.startswith(incomplete)]
-
-
 def _names(group: str, begun: str) -> list[str]:
     from pe_bench.config.groups import names_in
 
@@ -57,7 +45,7 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_inspected(ctx: typer.Context, incomplete: str) -> list[str]:
     overrides = complete_override(ctx, incomplete) if "=" in incomplete or "." in incomplete else []
-    return [*complete_encoding(incomplete), *overrides]
+    return [*_names("encoding", incomplete), *overrides]
 
 
 # By the metavar of an option or argument.
@@ -65,9 +53,9 @@ COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "RUN": complete_run,
     "KEY=VALUE": complete_override,
     "NAME|FILE.py:CLASS|KEY=VALUE": complete_inspected,
-    "NAME|KEY=VALUE": complete_study,
-    "NAME,NAME": complete_encoding,
-    "LIST": complete_list,
+    "NAME|KEY=VALUE": lambda incomplete: _names("study", incomplete),
+    "NAME,NAME": lambda incomplete: _names("encoding", incomplete),
+    "LIST": lambda incomplete: [name for name in LISTS if name.startswith(incomplete)],
 }
 
 

@@ -45,7 +45,6 @@ def evaluate(
       pe-bench eval hf:A hf:B data.path=texts --lengths 4096 --baseline hf:A
     """
     from pe_bench.cli.tables import print_scored
-    from pe_bench.config.schema import MARGIN
     from pe_bench.sweep.show import SweepTable
 
     options["per_position"] = options["per_position"] or None
@@ -54,10 +53,8 @@ def evaluate(
     is_one = len(scored) == 1 and baseline is None
     alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
     compared = [run.path for run in scored if run not in alone]
-    margins = {run.margin for run in scored}
-    margin = margins.pop() if len(margins) == 1 else MARGIN
     hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
-    together = [SweepTable(compared, list(hashes), margin, "")] if compared else []
+    together = [SweepTable(compared, list(hashes), None, "")] if compared else []
     by = ("model",) if sum(map(_is_checkpoint, runs)) > 1 else ()
     print_scored("eval", alone, together, failures, as_json=as_json, by=by, baseline=baseline)
     _raise_failures(failures)

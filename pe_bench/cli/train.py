@@ -12,6 +12,7 @@ from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
 from pe_bench.system.terminal import say, write_out
+from pe_bench.values import listed as listed_values
 
 PRINTED = ("job", "hydra", "all")
 EXIT_CODES = {"better": 0, "not better": 3, "unclear": 4}
@@ -151,7 +152,7 @@ def try_(
 
     def check() -> None:
         if ".py:" in change:
-            _check(change, options["config_dir"], as_json=as_json)
+            _check(change, [*map(Path, listed_values(options["config_dir"]))], as_json=as_json)
 
     outcome = try_change(change, *overrides, check=check, **options)
     if as_json:
@@ -161,13 +162,13 @@ def try_(
     raise typer.Exit(EXIT_CODES[outcome.answer])
 
 
-def _check(change: str, config_dir: Path | None, *, as_json: bool) -> None:
+def _check(change: str, search: Sequence[Path], *, as_json: bool) -> None:
     """Say that all properties of an encoding hold, or print which fail and raise `RunError`."""
     from pe_bench.cli.inspect import check_each, print_checks
     from pe_bench.tries.trying import overrides_in
 
     names = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides_in(change)]
-    results = check_each(names, [] if config_dir is None else [config_dir])
+    results = check_each(names, search)
     states = [finding.state for result in results.values() for finding in result.values()]
     if {"fails", "not checked"} & {*states}:
         print_checks(results, as_json=as_json)

@@ -209,18 +209,18 @@ def _completed(value: Any, search: Sequence[Path], prefix: str) -> Any:
     if not isinstance(value, dict) or "name" not in value:
         return value
     if "class" not in value:
-        part = read_choice("encoding", find_name("encoding", str(value["name"]), search), search)
-        changes = {key: inner for key, inner in value.items() if key != "name"}
-        modifiers = changes.pop("modifiers", None) or {}
-        require(isinstance(modifiers, dict), f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
-        for typed, options in modifiers.items():
-            name = find_name("modifier", typed, search)
-            modifier = read_choice("modifier", name, search)
-            part.setdefault("modifiers", {})[name] = _changed(
-                modifier, options or {}, f"{prefix}.modifiers.{name}"
-            )
+        part = _chosen_part("encoding", str(value["name"]), search)
+        changes = {key: inner for key, inner in value.items() if key not in ("name", "modifiers")}
+        for typed, options in (value.get("modifiers") or {}).items():
+            modifier = _chosen_part("modifier", typed, search)
+            changed = _changed(modifier, options or {}, f"{prefix}.modifiers.{typed}")
+            part.setdefault("modifiers", {})[find_name("modifier", typed, search)] = changed
         value = _changed(part, changes, prefix)
     return _with_nested(value, search, prefix)
+
+
+def _chosen_part(group: str, typed: str, search: Sequence[Path]) -> dict[str, Any]:
+    return read_choice(group, find_name(group, typed, search), search)
 
 
 def _changed(part: Mapping[str, Any], options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -244,27 +244,20 @@ def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[s
 
     It also names those that differ from the preset, because their new value may be the default of the class.
     """
-
-    def marked(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
-        """Mark the encodings or the modifiers among these values."""
-        return {
-            name: _mark_derived(raw[name], value, preset.get(name) or {})
-            if isinstance(value, dict) and "class" in value
-            else value
-            for name, value in values.items()
-        }
-
-    modifiers, of_modifiers = values.get("modifiers"), preset.get("modifiers") or {}
+    of_modifiers = preset.get("modifiers") or {}
     if preset.get("class") != values.get("class"):
         preset = {}
-    values = marked(raw, values, preset)
-    if isinstance(modifiers, dict) and modifiers:
-        values["modifiers"] = marked(raw["modifiers"], modifiers, of_modifiers)
+    marked = dict(values)
+    for name, value in values.items():
+        if name == "modifiers":
+            marked[name] = {
+                each: _mark_derived(raw[name][each], part, of_modifiers.get(each) or {})
+                for each, part in (value or {}).items()
+            }
+        elif isinstance(value, dict) and "class" in value:
+            marked[name] = _mark_derived(raw[name], value, preset.get(name) or {})
     options = [name for name in raw if name not in NOT_OPTIONS]
-    derived = [
-        name
-        for name in options
-        if str(raw[name]).startswith("${") or (name in preset and raw[name] == preset[name])
-    ]
+    same = {name for name in options if name in preset and raw[name] == preset[name]}
+    derived = [name for name in options if name in same or str(raw[name]).startswith("${")]
     chosen = [name for name in preset if name not in NOT_OPTIONS and raw.get(name) != preset[name]]
-    return {**values, "derived": derived, **({"chosen": chosen} if chosen else {})}
+    return {**marked, "derived": derived, **({"chosen": chosen} if chosen else {})}

@@ -7,32 +7,33 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.schema import FIELD_OF_KEY, KEY_OF_FIELD, Config, Precision, ScorePrecision
+from pe_bench.config.schema import FIELD_OF_KEY, KEY_OF_FIELD, Config
 from pe_bench.errors import UserError, require
 from pe_bench.system.files import check_name, expand_path
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type, shown, unknown
 
 SHORT_PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
-TEXT, OF_WINDOWS = ("stdlib", "files", "hub"), ("nonoverlapping", "sliding")
 # Keys that only some values of another key read.
-READ_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
-    "data.text_column": ("data.source", ("files", "hub")),
-    **dict.fromkeys(("data.validation_path", "data.encoding"), ("data.source", ("files",))),
-    **dict.fromkeys(("data.subset", "data.revision"), ("data.source", ("hub",))),
-    **dict.fromkeys(
-        ("data.newlines", "data.max_tokens", "data.validation_fraction", "tokenizer"), ("data.source", TEXT)
-    ),
-    "tokenizer.name": ("tokenizer.kind", ("hub", "file")),
-    "tokenizer.revision": ("tokenizer.kind", ("hub",)),
-    "tokenizer.vocab_size": ("tokenizer.kind", ("bpe",)),
-    "eval.targets": ("eval.protocol", ("paired", "task")),
-    "eval.max_length": ("eval.protocol", ("paired", *OF_WINDOWS)),
-    "eval.per_position": ("eval.protocol", ("paired", *OF_WINDOWS)),
-    "eval.target_tokens": ("eval.protocol", ("paired",)),
-    "eval.controls": ("eval.protocol", ("paired",)),
-    "eval.stride": ("eval.protocol", ("sliding",)),
-    "eval.tokens": ("eval.protocol", OF_WINDOWS),
+READ_WITH = {
+    "data.source": {
+        "files hub": "data.text_column",
+        "files": "data.validation_path data.encoding",
+        "hub": "data.subset data.revision",
+        "stdlib files hub": "data.newlines data.max_tokens data.validation_fraction tokenizer",
+    },
+    "tokenizer.kind": {
+        "hub file": "tokenizer.name",
+        "hub": "tokenizer.revision",
+        "bpe": "tokenizer.vocab_size",
+    },
+    "eval.protocol": {
+        "paired task": "eval.targets",
+        "paired nonoverlapping sliding": "eval.max_length eval.per_position",
+        "paired": "eval.target_tokens eval.controls",
+        "sliding": "eval.stride",
+        "nonoverlapping sliding": "eval.tokens",
+    },
 }
 
 
@@ -57,20 +58,18 @@ def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
         KEY_OF_FIELD.get(name, f"{prefix}{name}"): name for name in kind.__match_args__ if name != "search"
     }
     if not isinstance(values, dict):
-        first, name = next(iter(names)), prefix.rstrip(".")
-        raise UserError(f"{name} is a group of keys and cannot be {shown(values)}: say {first}=VALUE")
+        what = f"{prefix.rstrip('.')} is a group of keys and cannot be {shown(values)}"
+        raise UserError(f"{what}: say {next(iter(names))}=VALUE")
     parsed = {}
     for key, value in ((f"{prefix}{key}", value) for key, value in values.items()):
         require(key in names, unknown(key, "key", names))
         require(value != "", f"{key} is empty: give it a value, or remove it")
-        hint = hints[names[key]]
+        name = names[key]
+        hint = hints[name]
         section = next(filter(is_dataclass, (hint, *typing.get_args(hint))), None)
-        if isinstance(section, type):
-            parsed[names[key]] = _parse(section, value, f"{key}.")
-            continue
-        if hint in (Precision, ScorePrecision) and isinstance(value, str):
+        if name.endswith("precision") and isinstance(value, str):
             value = SHORT_PRECISIONS.get(value, value)
-        parsed[names[key]] = check_type(value, hint, key)
+        parsed[name] = check_type(value, hint, key) if section is None else _parse(section, value, f"{key}.")
     return kind(**parsed)
 
 
@@ -95,9 +94,9 @@ def _with_home(config: Config) -> Config:
     data = config.data
     if data.source == "files":
         paths = {name: expanded(getattr(data, name), f"data.{name}") for name in ("path", "validation_path")}
-        data = replace(data, **paths)
         for name, path in paths.items():  # which a run's configuration has in full
             check_name(os.path.realpath(path or ""), f"data.{name}=")
+        data = replace(data, **paths)
     folders = {name: expanded(getattr(config, name), name) for name in ("results_dir", "cache_dir")}
     return replace(config, data=data, **folders)
 
@@ -127,11 +126,13 @@ def warn_unused(configs: Sequence[Config], keys: Sequence[str]) -> None:
 def unused_keys(config: Config) -> dict[str, str]:
     """Return the keys that a run does not read, each with what makes it so."""
     unused = {}
-    for key, (decided_by, kinds) in READ_WITH.items():
+    for decided_by, readers in READ_WITH.items():
         section, _, name = decided_by.partition(".")
-        kind = getattr(getattr(config, section), name)
-        if kind not in kinds:
-            unused[key] = f"{decided_by}={kind}: it is for {' or '.join(kinds)}"
+        value = getattr(getattr(config, section), name)
+        for values, keys in readers.items():
+            if value not in values.split():
+                why = f"{decided_by}={value}: it is for {' or '.join(values.split())}"
+                unused |= dict.fromkeys(keys.split(), why)
     if config.eval.per_position:
         unused.pop("eval.tokens", None)
     if config.train.steps is not None:

@@ -26,15 +26,10 @@ from pe_bench.values import (
 )
 
 Precision = Literal["auto", "float32", "bfloat16"]
-ScorePrecision = Literal["float32", "bfloat16"]
 Protocol = Literal["paired", "nonoverlapping", "sliding", "task"]
 Slice = Literal["all", "recall", "novel", "key"]  # of the targets
 Half = Literal["both", "first", "second"]
 Controls = Literal["auto", "all", "none", "offset"]
-Sharding = Literal["fsdp"]
-OptimizerName = Literal["adamw", "muon"]
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
-Source = Literal["stdlib", "files", "hub", "task"]
 Threads = Literal["auto"] | Annotated[int, Range(1, 1_024)]
 MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
@@ -68,7 +63,7 @@ class ModelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     name: str = "stdlib"
-    source: Source = "stdlib"
+    source: Literal["stdlib", "files", "hub", "task"] = "stdlib"
     path: str | None = None
     validation_path: str | None = None
     subset: str | None = None
@@ -116,9 +111,9 @@ class TrainConfig:
     batch_tokens: AtLeast1 = 1_024
     micro_batches: AtLeast1 = 1
     processes: AtLeast1 = 1
-    sharding: Sharding | None = None
+    sharding: Literal["fsdp"] | None = None
     timeout: AtLeast1 = 600
-    optimizer: OptimizerName = "muon"
+    optimizer: Literal["adamw", "muon"] = "muon"
     lr: Positive = 5e-3
     encoding_lr: Positive | None = None
     final_lr: Share = 0.1
@@ -172,7 +167,7 @@ class EvalConfig:
     per_position: bool = False
     tokens: AtLeast1 = 65_536
     batch_tokens: AtLeast1 = 4_096
-    precision: ScorePrecision = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"
     half: Half = "both"
     seed: Natural = 0
     first_length: AtLeast1 | None = None
@@ -194,10 +189,8 @@ class EvalConfig:
 
     def resolved_target_tokens(self, train_length: int) -> int:
         """The tokens in a target block: by default a power of two, which has parts for every length."""
-        return (
-            self.target_tokens
-            or 1 << min(MAX_DEFAULT_BLOCK, self.first_length or train_length).bit_length() - 1
-        )
+        room = min(MAX_DEFAULT_BLOCK, self.first_length or train_length)
+        return self.target_tokens or 1 << room.bit_length() - 1
 
     def check(self) -> None:
         require(self.lengths != [], "eval.lengths is empty: name lengths, or null for the default ones")
@@ -248,7 +241,7 @@ class Config:
     device: str = "auto"
     results_dir: str = "results"
     cache_dir: str | None = None
-    tracker: Tracker | None = None
+    tracker: Literal["tensorboard", "wandb", "mlflow"] | None = None
     checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a checkpoint
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, in which an encoding's file may lie
 
@@ -305,8 +298,7 @@ def check_margin(margin: float, key: str) -> None:
 def _check_part(part: Any, key: str) -> None:
     """Raise `UserError` for a part of an encoding, or an encoding in an option, without a class."""
     name = part.get("class") if isinstance(part, dict) else None
-    way = f"name it in the YAML file of the {key.split('.')[0]}"
-    message = f"{key}.class must be text such as file.py:Class, not {shown(name)}: {way}"
+    message = f"{key}.class must be text such as file.py:Class, not {shown(name)}"
     require(isinstance(name, str) and name != "", message)
     modifiers = check_type(part.get("modifiers") or {}, dict, f"{key}.modifiers")
     for name, modifier in modifiers.items():

@@ -85,7 +85,7 @@ class SweepTable:
 
     runs: Sequence[Path]
     target_hashes: Sequence[str]  # of sets; empty: all that the runs were scored on
-    margin: float
+    margin: float | None  # that of the runs, if None
     words: str  # of the command, which set these jobs apart; empty where there are no others
 
 
