@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from support.commands import files_in, only_run
+from support.commands import Command, files_in, only_run
 
 # What is typed, and what is told. BIDI is a sign that hides what follows.
 MISTAKES = r"""
@@ -13,9 +13,7 @@ train modifier=[lgn] -> unknown modifier 'lgn': did you mean 'logn'?
 train train.leng=3 -> unknown key 'train.leng': did you mean 'train.length'?
 train +foo=3 -> unknown key 'foo'
 train ++encoding.foo=3 -> unknown option 'encoding.foo'
-train train.lr=abc -> train.lr must be a number above 0, not 'abc'
 train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
-train model.d_model=130 -> model.d_model=130 is not divisible by model.n_heads=4
 train model.d_model=20 model.n_heads=4 -> model.d_head=5 is odd
 train eval.lengths=[0,512] -> each a whole number of at least 1 or null, not [0, 512]
 train eval.lengths=512,2048 -> 'eval.lengths=[512,2048]' is a list
@@ -39,10 +37,8 @@ train experiment=quick -m seed=0,1 "results_dir='~nobody-here/x'" -> of ~nobody-
 eval hf:~nobody-here/x -> hf:~nobody-here/x: the folder of ~nobody-here/x is not known
 report --results-dir ~nobody-here/x -> of ~nobody-here/x is not known
 train 'results_dir="aBIDIb"' -> 'a\u202eb' has '\u202e' in it, which no run may hold
-train data=files data.path=x data.validation_path= -> data.validation_path is empty
 train threads=100000000000 -> at most 1024, not 100000000000
 train encoding -> 'encoding' cannot be read: say encoding=NAME
-train encoding= -> 'encoding=' cannot be read: say encoding=NAME
 train rope -> 'rope' cannot be read: say encoding=rope
 train encoding=alibi encoding.base=500 -> unknown key 'encoding.base': there are: encoding.slope_scale
 train encoding=nope encoding.base=500 -> unknown key 'encoding.base': encoding has no options
@@ -61,7 +57,6 @@ report --results-dir /dev/null/x -> --results-dir=/dev/null/x: /dev/null is not 
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
 train --config-dir -> '--config-dir' requires an argument
 train --config-dir /nowhere -> --config-dir /nowhere is not a folder
-train -m encoding=rope,alibi train.lr=abc -> train.lr must be a number
 train train.from=elsewhere -> no finished run 'elsewhere'
 train data=files data.path=/nowhere -> data.path=/nowhere does not exist
 train data=pg19 -> data=stdlib
@@ -77,21 +72,101 @@ list encoding -> unknown list 'encoding': did you mean 'encodings'?
 speed --length 512 -> No such option: --length (Possible options: --lengths)
 train lenght=64 -> unknown key 'lenght': did you mean 'train.length'?
 train encoding=my.py -> the encoding's file my.py was not found in: .
-report --margin abc -> Invalid value for '--margin'
 show rope threads=1 factor=2 -> unknown key 'encoding.factor': did you mean
 eval elsewhere threads=2 -> no finished run 'elsewhere'
 elsewhere --seed 3 -> No such command 'elsewhere'
+train model.n_kv_heads=3 -> n_heads=4 is not divisible by model.n_kv_heads=3
+train model.d_model=130 -> model.d_model=130 is not divisible by model.n_heads=4
+train model.n_layers=0 -> model.n_layers must be a whole number of at least 1, not 0
+train data.path=x -> data.path=x is not read with data=stdlib: say data=files
+train data=files -> say data.path=DIR
+train data.encoding=latin-x -> data.encoding=latin-x is no encoding of text
+train data.validation_fraction=1.5 -> must be a number above 0 and at most 1, not 1.5
+train tokenizer=hub -> say tokenizer.name=gpt2
+train train.batch_tokens=4000 -> train.batch_tokens=4000 is not a multiple of train.length=128
+train train.micro_batches=5 -> train.micro_batches=5 does not divide the 8 windows
+train train.final_lr=2 -> train.final_lr must be a number of at least 0 and at most 1, not 2
+train train.betas=[0.9,1] -> train.betas must be below 1
+train train.lr=0 -> train.lr must be a number above 0, not 0
+train -m encoding=rope,alibi train.lr=abc -> train.lr must be a number above 0, not 'abc'
+train train.steps=0 -> train.steps must be a whole number of at least 1, not 0
+train experiment=drope -> give train.from=RUN
+train eval.lengths=[] -> eval.lengths is empty
+train eval.lengths=256 -> each a whole number of at least 1 or null, not 256: write eval.lengths=[256]
+train eval.lengths=[1] -> length 1 is too short for eval.protocol=paired: choose 2 tokens or more
+train seed=-1 -> seed must be a whole number of at least 0, not -1
+train threads=zero -> threads must be one of auto or a whole number of at least 1
+train precision=fp8 -> precision must be one of auto, float32, bfloat16, not 'fp8'
+train eval.precision=[bf16] -> eval.precision must be one of float32, bfloat16, not ['bf16']
+train data.name= -> data.name is empty
+list -> name what to list: encodings, modifiers, models, data, tasks, tokenizers,
+list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'?
+list models --family bias -> --family is for the list of encodings, and this is the list of models
+list data --papers -> --papers is for the list of encodings, and this is the list of data
+list runs -> make one with `pe-bench train encoding=rope`
+report --csv - --markdown - -> choose one
+report --csv - --json -> choose one
+report --html - -> name a file
+report --plot - -> name a file
+report --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
+report --markdown /tmp -> --markdown /tmp is not a regular file
+report --plot a.jpg -> .png, .svg or .pdf
+report --plot-of change -> --plot-of change draws nothing: name a file with --plot or --html
+report --plot-of changes --plot a.png -> --plot-of must be one of levels, change, not 'changes'
+report --probe --latex a.tex -> --latex has no table of probes
+report --probe --details -> --details adds nothing to --probe
+report --sort colour --json -> colour
+extend -> no run is named: say pe-bench extend rope
+try -> name what to try
+probe --plot map.gif -> cannot draw map.gif: the name must end with .png, .svg or .pdf
+probe --windows 0 -> Invalid value for '--windows'
+check rope --all -> --all checks every encoding: leave out rope, or --all
+check -> name an encoding, a file.py:Class, or say --all
+check rope train.length=64 -> check uses its own model: leave out train.length=64
+speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is shorter
+speed rope --output a.txt -> --output a.txt: the name must end with .csv
+"""
+# The same where a run of rope is finished.
+OF_A_RUN = r"""
+eval --where length=48 -> --where length chooses scores, and here runs are chosen: say --lengths
+eval --where scored_with=yarn -> say --with
+eval --where seed=7 -> no run meets --where seed=7
+eval --where encoding=rop -> did you mean 'rope'?
+eval --where train.lrr=1 -> did you mean 'train.lr'?
+eval --where 'seed<<3' -> needs a number
+eval seed=0 -> 'seed=0' is no run: say --where seed=0
+eval yarn -> no finished run 'yarn'
+report seed=0 -> 'seed=0' is no run: say --where seed=0
+report 'seed<3' -> 'seed<3' is no run: say --where 'seed<3'
+report 'train.lr>=0.001' -> say --where 'train.lr>=0.001'
+report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
+probe --lengths 64 -> --lengths 64 is too short for a probe: give 128 tokens or more
+probe --depths 1 -> --depths 1 is too few: give 2 (start and end) or more
+probe --plain -> plain is for a checkpoint (hf:FOLDER): leave it out
+probe rope --task vt -> --task is for a checkpoint (hf:FOLDER): leave it out
 """
 
 
 @pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
 def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder, case):
+    refused(command, case)
+    assert files_in(folder / "work") == []
+
+
+@pytest.mark.parametrize("case", OF_A_RUN.strip().splitlines())
+def test_a_mistake_about_a_run_leaves_it_as_it_was(begin, command, folder, case):
+    begin("encoding=rope")
+    before = {path: path.read_bytes() for path in folder.rglob("*.csv")}
+    refused(command, case, "--results-dir", str(folder / "results"))
+    assert {path: path.read_bytes() for path in folder.rglob("*.csv")} == before
+
+
+def refused(command: Command, case: str, *options: str) -> None:
     typed, message = case.replace("BIDI", "\u202e").split(" -> ")
-    outcome = command(*shlex.split(typed))
-    assert outcome.code == 2, outcome.err
+    outcome = command(*shlex.split(typed), *options)
+    assert (outcome.code, outcome.out) == (2, ""), outcome.err
     assert message in outcome.line
     assert "Traceback" not in outcome.err
-    assert files_in(folder / "work") == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])
