@@ -35,7 +35,6 @@ def runs_with(folder: Path, length: int) -> list[str]:
     [
         ([], ["alibi-s0"]),
         (["--all"], ["alibi-s0", "rope-s0", "rope-s1"]),
-        (["rope"], ["rope-s0", "rope-s1"]),
         (["rope", "rope-s1", "rope"], ["rope-s0", "rope-s1"]),
         (["*-s0-*"], ["alibi-s0", "rope-s0"]),
         (["rope", "--where", "seed<1"], ["rope-s0"]),
@@ -53,27 +52,6 @@ def test_runs_are_chosen_by_names_and_conditions(
     assert all(name.partition("-")[0] in outcome.out for name in scored)
     if len(scored) > 1:
         assert f"run {len(scored)} of {len(scored)}: " in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        (["--where", "length=48"], "--where length chooses scores, and here runs are chosen: say --lengths"),
-        (["--where", "scored_with=yarn"], "say --with"),
-        (["--where", "seed=7"], "no run meets --where seed=7"),
-        (["--where", "encoding=rop"], "did you mean 'rope'?"),
-        (["--where", "train.lrr=1"], "did you mean 'train.lr'?"),
-        (["--where", "seed<<3"], "needs a number"),
-        (["seed=0"], "'seed=0' is no run: say --where seed=0"),
-        (["yarn"], "no finished run 'yarn'"),
-    ],
-)
-def test_a_choice_of_nothing_is_refused_with_the_way_out(
-    evaluate: Command, folder: Path, chosen: list[str], message: str
-) -> None:
-    outcome = evaluate(*chosen, "--lengths", "48")
-    assert outcome.code == 2 and message in outcome.line
-    assert runs_with(folder, 48) == []
 
 
 def test_a_run_that_cannot_be_scored_holds_up_no_other(evaluate: Command, folder: Path) -> None:

@@ -111,26 +111,6 @@ def test_a_probe_that_is_interrupted_keeps_what_is_scored_and_ends_with_the_same
     assert numbers() == expected and len(expected) == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--lengths", "64"), "--lengths 64 is too short for a probe: give 128 tokens or more"),
-        (("--depths", "1"), "--depths 1 is too few: give 2 (start and end) or more"),
-        (("--windows", "0"), "Invalid value for '--windows'"),
-        (("--plot", "map.gif"), "cannot draw map.gif: the name must end with .png, .svg or .pdf"),
-        (("--plain",), "plain is for a checkpoint (hf:FOLDER): leave it out"),
-    ],
-)
-def test_what_cannot_work_is_one_line_before_anything_is_scored(
-    begin: Command, command: Command, folder: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    begin("encoding=nope")
-    scored = (only_run(folder) / "eval.csv").read_bytes()
-    outcome = command("probe", *arguments, *IN)
-    assert outcome.code == 2 and message in outcome.line
-    assert (only_run(folder) / "eval.csv").read_bytes() == scored
-
-
 def test_a_run_of_a_task_has_no_text_to_probe(begin: Command, command: Command, folder: Path) -> None:
     begin("encoding=nope")
     small = ("model.d_model=16", "model.d_ff=24", "train.batch_tokens=64", "train.steps=2", "eval.targets=4")
@@ -142,7 +122,3 @@ def test_a_run_of_a_task_has_no_text_to_probe(begin: Command, command: Command, 
     assert {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")} == before
     newest = command("probe", *SMALL)
     assert newest.code == 2 and newest.line.endswith("answers task=copy: score it with pe-bench eval")
-    outcome = command("report", *IN, "--probe")
-    assert "nothing was probed here: make probes with `pe-bench probe RUN`" in outcome.line
-    assert "--latex has no table of probes" in command("report", *IN, "--probe", "--latex", "table.tex").line
-    assert "--details adds nothing to --probe" in command("report", *IN, "--probe", "--details").line
