@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import typer
@@ -16,17 +17,20 @@ from pe_bench.config.groups import keys
 NAMES = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"], ["help"]])
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["help"]])
 def test_the_list_of_commands_cuts_no_summary(command: Command, arguments: list[str]) -> None:
     outcome = command(*arguments)
     assert outcome.code == 0 and outcome.err == ""
     listed = outcome.out.partition("\nCommands:\n")[2].splitlines()
     assert sorted(line.split()[0] for line in listed) == NAMES
     assert all(line.endswith(".") and not line.endswith("...") and len(line) < 80 for line in listed)
+    assert command("--version").out.strip() == f"pe-bench {version('pe-bench')}"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_help_fits_80_columns_and_its_examples_have_options_that_are_there(command, name: str) -> None:
+def test_help_fits_80_columns_and_its_examples_have_options_that_are_there(
+    command: Command, name: str
+) -> None:
     text = command(name, "--help").out
     assert max(map(len, text.splitlines())) <= 80
     assert not re.search(r"<(str|int|float|path|file|list)", text) and "[[" not in text.splitlines()[0]
@@ -55,9 +59,3 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, *NAMES], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == f"{[0] * (len(NAMES) + 1)} []", done.stderr
-
-
-def test_the_version_is_the_packages(command: Command) -> None:
-    from importlib.metadata import version
-
-    assert command("--version").out.strip() == f"pe-bench {version('pe-bench')}"

@@ -1,5 +1,7 @@
 """Other names of encodings: the field has several for some of them."""
 
+from pathlib import Path
+
 import pytest
 
 from pe_bench.config.compose import compose
@@ -15,15 +17,10 @@ def test_no_alias_hides_an_encoding_or_another_alias() -> None:
     assert len(told) == len(set(told)) == len(aliases())
 
 
-def test_a_persons_own_file_comes_before_an_alias(tmp_path) -> None:
+def test_a_persons_own_file_comes_before_an_alias(tmp_path: Path) -> None:
     (tmp_path / "encoding").mkdir()
     (tmp_path / "encoding" / "rotary.yaml").write_text("name: rotary\nclass: pe_bench.encodings.nope:NoPE\n")
     assert compose(["encoding=rotary"], [tmp_path])["encoding"]["name"] == "rotary"
-
-
-def test_a_run_under_an_alias_is_the_run_under_the_name(train) -> None:
-    assert train("encoding=rotary").code == 0
-    assert "trained in" not in train("encoding=rope").err
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -34,25 +31,22 @@ def test_no_two_names_of_a_group_are_one_in_other_letters(group: str) -> None:
     ]
 
 
-def test_a_name_is_found_by_an_alias_and_in_other_letters() -> None:
-    for typed, name in [
-        ("rotary", "rope"),
-        ("ape", "learned"),
-        ("RoPE", "rope"),
-        ("ALiBi", "alibi"),
-        ("sliding-window", "sliding_window"),
-        ("SWA", "sliding_window"),
-    ]:
-        assert find_name("encoding", typed) == name
-        assert for_hydra([f"encoding={typed}"]) == [f"encoding={name}"]
-    assert compose(["encoding=Rotary"]) == compose(["encoding=rope"])
-    for typed, names in [
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
         ("encoding=rotary,alibi,ape", "encoding=rope,alibi,learned"),
+        ("encoding=ALiBi", "encoding=alibi"),
+        ("encoding=SWA", "encoding=sliding_window"),
         ("modifier=[LogN,sliding-window]", "modifier=[logn,sliding_window]"),
-    ]:
-        assert for_hydra([typed, "data.name=rotary"]) == [names, "data.name=rotary"]
-
-
-def test_patterns_and_quoted_texts_are_left_to_hydra() -> None:
-    for pattern in ("encoding=glob(r*)", "encoding='rope'", "encoding=sub/mine", "experiment=null"):
-        assert for_hydra([pattern]) == [pattern]
+        ("data.name=rotary", "data.name=rotary"),
+        *(
+            (text, text)
+            for text in ("encoding=glob(r*)", "encoding='rope'", "encoding=sub/mine", "experiment=null")
+        ),
+    ],
+)
+def test_a_name_is_found_by_an_alias_and_in_other_letters_and_the_rest_is_hydras(
+    typed: str, names: str
+) -> None:
+    assert for_hydra([typed]) == [names]
+    assert compose(["encoding=Rotary"]) == compose(["encoding=rope"])
