@@ -46,13 +46,6 @@ def test_a_tutorial_runs_as_it_stands(name, tmp_path, monkeypatch, capsys):
         assert "yarn" in capsys.readouterr().out
 
 
-@pytest.mark.full
-def test_the_page_on_performance_runs_as_it_stands(tmp_path, monkeypatch, capsys):
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert "x nope" in run_all(page, tmp_path, monkeypatch, capsys)
-    assert (tmp_path / "results" / "speed.csv").is_file()
-
-
 def test_the_tree_of_folders_names_what_there_is():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = re.search(r"```text\npe_bench/\n(.*?)```", page, flags=re.DOTALL)
@@ -63,9 +56,13 @@ def test_the_tree_of_folders_names_what_there_is():
     assert shown == there
 
 
-def test_the_page_of_families_runs_as_it_stands(tmp_path, monkeypatch, capsys):
-    page = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8")
-    assert "yarn factor=4" in run_all(page, tmp_path, monkeypatch, capsys)
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [("encodings", "yarn factor=4"), pytest.param("performance", "x nope", marks=pytest.mark.full)],
+)
+def test_a_page_runs_as_it_stands(name, printed, tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert printed in run_all(page, tmp_path, monkeypatch, capsys)
 
 
 def test_the_page_of_families_lists_every_encoding():

@@ -254,9 +254,16 @@ def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
     }
     if new:
         slices, judges = slices | new, judges | dict.fromkeys(new, judge)
-        kept = {words: judge for words, judge in sorted(judges.items()) if judge}
-        write_tensors(run / SLICES, slices, {"version": SLICES_VERSION, "judges": kept})
-    _write_means(run, slices, judges)
+        chosen = {words: judge for words, judge in sorted(judges.items()) if judge}
+        write_tensors(run / SLICES, slices, {"version": SLICES_VERSION, "judges": chosen})
+    kept = read_means(run)
+    rows = [
+        row
+        for row in read_rows(run / "eval.csv")
+        if row.status == "ok" and row.protocol not in (*APART, TASK)
+    ]
+    if new or any(kept.of(row) is None for row in rows):
+        _write_means(run, rows, slices, judges)
 
 
 @dataclass(frozen=True)
@@ -354,12 +361,10 @@ def read_means(run: Path) -> KeptMeans:
     return KeptMeans()
 
 
-def _write_means(run: Path, slices: Masks, judges: Mapping[str, str]) -> None:
+def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[str, str]) -> None:
     hashes = {words: hashlib.sha256(mask.tobytes()).hexdigest()[:16] for words, mask in slices.items()}
     tensors, levels = {}, {}
-    for row in read_rows(run / "eval.csv"):
-        if row.status != "ok" or row.protocol in (*APART, TASK):
-            continue
+    for row in rows:
         of_set = [words for words in slices if words.split()[0] == row.target_hash]
         with suppress(RunError):  # a report names damaged scores, and scoring makes them again
             scores = load_scores(score_file(run, row))

@@ -5,11 +5,8 @@ import io
 from pathlib import Path
 
 import pytest
-import torch
 from support.commands import Command, only_run
-from torch import Tensor
 
-from pe_bench.model.decoder import Decoder
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring import scorer
@@ -40,46 +37,13 @@ def test_a_run_is_probed_shown_again_and_drawn(begin: Command, command: Command,
     assert after[0].out == before[0].out + hint and after[1].out == before[1].out
 
 
-NO_MEMORY = {
-    "gpu": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nMore lines"),
-    "python": MemoryError("20 GiB"),
-}
-
-
-@pytest.mark.parametrize("error", NO_MEMORY.values(), ids=NO_MEMORY.keys())
-def test_a_length_that_runs_out_of_memory_says_so_and_is_tried_again(
-    begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    begin("encoding=nope")
-    ends = Decoder.ends
-
-    def hungry(self: Decoder, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        if tokens_BCT.shape[-1] > 150:
-            raise error
-        return ends(self, tokens_BCT, ids, first)
-
-    both = ("--lengths", "128,160", *SMALL[2:])
-    monkeypatch.setattr(Decoder, "ends", hungry)
-    outcome = command("probe", *both)
-    assert outcome.code == 0, outcome.err
-    said = str(error).splitlines()[0]
-    assert f"no number for nope at 160: out of memory: {said}" in " ".join(outcome.out.split())
-    assert {row.status for row in probed(folder, 160)} == {"out_of_memory"}
-    assert {row.status for row in probed(folder, 128)} == {"ok"}
-    monkeypatch.setattr(Decoder, "ends", ends)
-    again = command("probe", *both)
-    assert "nope: probe, length 160 scored" in again.err and "length 128" not in again.err
-    assert {row.status for row in probed(folder, 160)} == {"ok"} and "no number" not in again.out
-
-
 def probed(folder: Path, length: int) -> list[Row]:
     rows = read_rows(only_run(folder) / "eval.csv")
     return [row for row in rows if row.protocol == "probe" and row.length == length]
 
 
-@pytest.mark.parametrize("calls", [1, 3])
 def test_a_probe_that_is_interrupted_keeps_what_is_scored_and_ends_with_the_same_numbers(
-    begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+    begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def numbers() -> dict[tuple[str, ...], tuple[float | None, list[float]]]:
         run = only_run(folder)
@@ -97,17 +61,17 @@ def test_a_probe_that_is_interrupted_keeps_what_is_scored_and_ends_with_the_same
     score = scorer.score_needles
 
     def stopped(*arguments):
-        if len(scored) == calls:
+        if len(scored) == 3:
             raise KeyboardInterrupt
         scored.append("")
         return score(*arguments)
 
     monkeypatch.setattr(scorer, "score_needles", stopped)
     outcome = command("probe", *SMALL)
-    assert outcome.code == 130 and len(numbers()) == calls
+    assert outcome.code == 130 and len(numbers()) == 3
     scored.clear()
     monkeypatch.setattr(scorer, "score_needles", lambda *arguments: scored.append("") or score(*arguments))
-    assert command("probe", *SMALL).code == 0 and len(scored) == 4 - calls
+    assert command("probe", *SMALL).code == 0 and len(scored) == 1
     assert numbers() == expected and len(expected) == 4
 
 
