@@ -132,16 +132,10 @@ def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
         sweep.write(last)
     if is_worker and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
         if last.state == FAILED:
-            atexit.register(_exit_failed)
+            # After submitit has written its result: with code 0 Slurm would call the job completed.
+            atexit.register(os._exit, 1)
         if last.state == STOPPED and not sweep.is_stopped:
             time.sleep(PREEMPTED_SECONDS)  # until Slurm ends and requeues it
-
-
-def _exit_failed() -> None:
-    """Exit with code 1 after submitit has written its result: with 0 Slurm would call the job completed."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
 
 
 @contextmanager

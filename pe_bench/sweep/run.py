@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,23 +44,16 @@ QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job af
 # Before the first job
 
 
-def check_job(config: Config) -> None:
-    """Raise `UserError` for a job that cannot begin."""
-    from pe_bench.experiment import prepare
-
-    prepare(config)
-
-
 def check_sweep(
     overrides: Sequence[str],
     search: Sequence[Path],
-    check: Callable[[Config], None] = check_job,
+    check: Callable[[Config], object] | None = None,
     typed: Sequence[str] | None = None,
 ) -> Sweep:
     """Return the sweep. All its values are composed first, so that a mistake in the last is found now.
 
-    `check` is called with the first of the jobs. typed: the overrides that a user typed, who is told which of
-    them have no effect; by default all. Raises `UserError`.
+    check: called with the first of the jobs, by default `prepare`. typed: the overrides that a user typed, by
+    default all; those without effect are named. Raises `UserError`.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -82,7 +74,9 @@ def check_sweep(
         with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
             configs.append(parse_config(compose([*plain, *chosen], search), search))
             if index < MAX_CHECKED:
-                check(configs[-1])
+                from pe_bench.experiment import prepare
+
+                (check or prepare)(configs[-1])
     warn_unused(configs, [text.key for text in (texts if typed is None else map(parse_override, typed))])
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
     folder = Path(configs[0].results_dir).absolute() / "sweeps" / name
@@ -149,7 +143,7 @@ def launch(overrides: Sequence[str], search: Sequence[Path], typed: Sequence[str
     overrides = complete_overrides(overrides, search)
     sweep, problem = check_sweep(overrides, search, typed=typed), ""
     sweep.path.mkdir(parents=True)
-    if shutil.which("sacct"):
+    if "hydra/launcher=submitit_slurm" in overrides:
         _ask_slurm_in_time()
     try:
         with View(sweep) as view, _stopped_by_signals(sweep, view), signals.restore_stopped():
@@ -165,10 +159,8 @@ def launch(overrides: Sequence[str], search: Sequence[Path], typed: Sequence[str
 
 def _ask_slurm_in_time() -> None:
     """Have submitit ask Slurm for a minute at most how jobs ended: its queue where it keeps no accounts."""
-    try:
-        from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
-    except ImportError:
-        return
+    from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
+
     ask_accounts = SlurmInfoWatcher._make_command
 
     def ask(self: Any) -> list[str] | None:

@@ -81,7 +81,12 @@ def save_checkpoint(
             if group.is_first:
                 _save_tensors(weights, temporary / WEIGHTS)
             part = f"optimizer-{group.rank + 1:05}-of-{group.count:05}.safetensors"
-            moments = _optimizer_tensors(model, optimizer, group)
+            moments = {
+                f"{name}/{key}": _copy(own_part(value))
+                for name, parameter in model.named_parameters()
+                for key, value in optimizer.state(parameter).items()
+                if is_sharded(value) or group.is_first
+            }
             _save_tensors(moments, temporary / (OPTIMIZER if group.count == 1 else part))
             group.wait()
             if group.is_first:
@@ -103,16 +108,6 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     save_file(tensors, path)
     path.chmod(mode)  # of any new file: safetensors hides it from others
     flush_to_disk(path)
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: Optimizers, group: Group) -> dict[str, Tensor]:
-    """Return what this process has to save of the optimizer's state: what is not sharded, only the first."""
-    return {
-        f"{name}/{key}": _copy(own_part(value))
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state(parameter).items()
-        if is_sharded(value) or group.is_first
-    }
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -200,22 +195,20 @@ def _may_begin(name: str) -> bool:
     return name.startswith("encoding.") or name.endswith(("query_norm.weight", "key_norm.weight"))
 
 
-def _shapes(path: Path) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors in a file, from its header alone."""
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read as safetensors ({error}): delete {path.parent}") from error
-
-
-def _shapes_of_parts(paths: Iterable[Path]) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors in files each of which may have some rows of them."""
+def _shapes(*paths: Path) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors in files, each of which may have some rows of them, from headers."""
     shapes: dict[str, torch.Size] = {}
     for path in paths:
-        for name, shape in _shapes(path).items():
+        try:
+            with safe_open(path, "pt") as file:
+                read = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                f"{path} cannot be read as safetensors ({error}): delete {path.parent}"
+            ) from error
+        for name, shape in read.items():
             rows = shapes[name][0] if name in shapes and shape else 0
-            shapes[name] = torch.Size((rows + shape[0], *shape[1:])) if shape else shape
+            shapes[name] = torch.Size([rows + shape[0], *shape[1:]] if shape else [])
     return shapes
 
 
@@ -236,7 +229,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimize
     Raise `UserError` for other shapes than theirs: the fused kernel would write past them.
     """
     paths = [checkpoint.path / name for name in sorted(checkpoint.checksums) if name != WEIGHTS]
-    saved = _shapes_of_parts(paths)
+    saved = _shapes(*paths)
     begun = {key.rpartition("/")[0] for key in saved}  # others had no gradient yet
     kept = [(name, parameter) for name, parameter in model.named_parameters() if name in begun]
     expected = {

@@ -20,7 +20,7 @@ would is what `try --confirm` asks.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -162,13 +162,11 @@ def seeds_to_settle(last: Look, most: int = 1_000) -> int | None:
     The spread of the differences so far is taken for the true one, and as many looks as five seeds have.
     """
     for seeds in range(max(last.seeds, FIRST_LOOK - 1) + 1, most + 1):
+        shrink, more = math.sqrt(last.seeds / seeds), seeds - last.seeds
         at_training, at_longest = (
-            replace(
-                one, error=one.error * math.sqrt(last.seeds / seeds), freedom=one.freedom + seeds - last.seeds
-            )
+            Difference(one.mean, one.error * shrink, one.freedom + more)
             for one in (last.at_training, last.at_longest)
         )
-        guess = replace(last, seeds=max(LOOKS), at_training=at_training, at_longest=at_longest)
-        if guess.answer != "unclear":
+        if Look(max(LOOKS), last.number, at_training, at_longest, last.margin).answer != "unclear":
             return seeds
     return None

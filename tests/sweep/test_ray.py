@@ -18,8 +18,7 @@ ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP
 
 def start(folder: Path, *command: str) -> subprocess.Popen[str]:
     streams = {"stderr": subprocess.STDOUT, "stdout": subprocess.PIPE}
-    environment = {**os.environ, **ENVIRONMENT}
-    return subprocess.Popen(command, **streams, text=True, cwd=folder, env=environment)
+    return subprocess.Popen(command, **streams, text=True, cwd=folder, env={**os.environ, **ENVIRONMENT})
 
 
 def node(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -31,14 +30,6 @@ def node(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return process
 
 
-def sweep(folder: Path, port: int) -> subprocess.Popen[str]:
-    jobs = ["-m", "encoding=nope,alibi", "seed=0,1", "train.steps=600"]
-    init = "hydra.launcher.ray.init"
-    cluster = [f"{init}.address=127.0.0.1:{port}", f"+{init}.object_store_memory=null"]
-    launcher = ["hydra/launcher=ray", *cluster]
-    return start(folder, sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *jobs, *launcher)
-
-
 def test_a_node_that_stops_loses_nothing_that_the_same_command_does_not_make(tmp_path):
     write_corpus(tmp_path / "corpus")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -46,14 +37,18 @@ def test_a_node_that_stops_loses_nothing_that_the_same_command_does_not_make(tmp
     short = Path("/tmp") / f"pe-bench-ray-{os.getpid()}"  # a socket's path may have 107 characters
     first = node(tmp_path, "--head", f"--port={port}", f"--temp-dir={short}", "--include-dashboard=false")
     second = node(tmp_path, f"--address=127.0.0.1:{port}")
+    init = "hydra.launcher.ray.init"
+    cluster = [f"{init}.address=127.0.0.1:{port}", f"+{init}.object_store_memory=null", "hydra/launcher=ray"]
+    jobs = ["-m", "encoding=nope,alibi", "seed=0,1", "train.steps=600", *tiny_overrides(tmp_path), *cluster]
+    sweep = [sys.executable, "-m", "pe_bench", "train", *jobs]
     try:
-        process, runs = sweep(tmp_path, port), tmp_path / "results" / "runs"
+        process, runs = start(tmp_path, *sweep), tmp_path / "results" / "runs"
         while len({path.parts[-4] for path in runs.glob("*/checkpoints/step-*/meta.json")}) < 2:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.1)
         second.terminate()
         process.communicate(timeout=300)
-        again = sweep(tmp_path, port)
+        again = start(tmp_path, *sweep)
         told = again.communicate(timeout=300)[0]
         assert again.returncode == 0, told
         assert len(list(runs.glob("*/result.json"))) == 4

@@ -90,22 +90,13 @@ def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(tmp_path,
     monkeypatch.setattr(machine, "CHECKOUT", tmp_path)
     commit = git_commit.__wrapped__
     assert commit() == ""
-
-    def git(*arguments: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        command = ["git", "-C", str(tmp_path), *who, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
     (tmp_path / "file.py").touch()
-    for arguments in (
-        ["init", "-q"],
-        ["add", "."],
-        ["commit", "-q", "-m", "first"],
-        ["tag", "-a", "v1", "-m", "1"],
-    ):
-        git(*arguments)
-    head = git("rev-parse", "HEAD").strip()[:12]
-    assert commit() == head
+    git = "git -c user.name=a -c user.email=a@b -c commit.gpgsign=false"
+    script = (
+        f"git init -q && git add . && {git} commit -q -m first && {git} tag -a v1 -m 1 && git rev-parse HEAD"
+    )
+    head = subprocess.run(script, shell=True, cwd=tmp_path, capture_output=True, text=True).stdout[:12]
+    assert len(commit()) == 12 and commit() == head
     (tmp_path / "file.py").write_text("changed")
     assert commit() == f"{head}+"
 
@@ -163,26 +154,18 @@ def test_no_other_process_counts_as_busy_where_the_system_does_not_tell(tmp_path
 # Memory
 
 
-def megabytes(count: int) -> torch.Tensor:
-    return torch.ones(count * 2**18)
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count")
-def test_the_peak_includes_memory_freed_inside_and_none_from_before() -> None:
-    with PeakMemory(CPU) as quiet:
-        megabytes(1)
-    before = megabytes(256)
-    del before
-    with PeakMemory(CPU) as peak:
-        megabytes(128)
-    assert quiet.mb is not None and peak.mb is not None
-    assert 100 < peak.mb - quiet.mb < 156
+def test_the_peak_includes_memory_freed_inside_and_none_from_before_and_is_blank_without_the_kernels_count(
+    tmp_path, monkeypatch
+) -> None:
+    def peak_of(megabytes: int) -> float | None:
+        with PeakMemory(CPU) as peak:
+            torch.ones(megabytes * 2**18)
+        return peak.mb
 
-
-def test_without_the_kernel_s_count_the_peak_is_blank(tmp_path, monkeypatch) -> None:
-    """A count since the process began would be that of what training took before."""
+    peak_of(256)
+    quiet, peak = peak_of(1), peak_of(128)
+    assert quiet is not None and peak is not None and 100 < peak - quiet < 156
     for file, lacking in [("_STATUS", "missing"), ("_CLEAR_HIGHEST", "missing"), ("_CLEAR_HIGHEST", ".")]:
         monkeypatch.setattr(machine, file, tmp_path / lacking)  # a folder cannot be written as a file
-        with PeakMemory(CPU) as peak:
-            megabytes(16)
-        assert peak.mb is None and list(tmp_path.iterdir()) == []
+        assert peak_of(16) is None and list(tmp_path.iterdir()) == []
