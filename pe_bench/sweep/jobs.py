@@ -24,6 +24,7 @@ from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system import signals
 from pe_bench.system.files import TEMPORARY
+from pe_bench.system.signals import FROM_OTHERS, FROM_TERMINAL, handled
 
 RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed", "stopped"
 WRITE_SECONDS = 0.25  # between two changes of a job's file
@@ -145,7 +146,7 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
     Submitit puts a job back into the queue when it gets the scheduler's signal. What a terminal sends came to
     the command too, which stops the sweep. A file asks the child, which may not hear signals yet.
     """
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in signals.FROM_OTHERS}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in FROM_OTHERS}
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         if child.is_alive():
@@ -154,10 +155,7 @@ def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
         if callable(before[number]):
             before[number](number, frame)
 
-    with (
-        signals.handled(signals.FROM_TERMINAL, signal.SIG_IGN),
-        signals.handled(signals.FROM_OTHERS, pass_on),
-    ):
+    with handled(FROM_TERMINAL, signal.SIG_IGN), handled(FROM_OTHERS, pass_on):
         yield
 
 
@@ -214,10 +212,7 @@ def _work(state: JobState, sweep: Sweep, config: Config) -> None:
         for standard in (1, 2):  # from C++ too: the sweep shows one line a job
             os.dup2(log.fileno(), standard)
     progress, began = JobProgress(sweep, state), time.time()
-    with (
-        signals.handled(signals.FROM_TERMINAL, signal.SIG_IGN),
-        signals.stop_on_signal(signals.FROM_OTHERS),
-    ):
+    with handled(FROM_TERMINAL, signal.SIG_IGN), signals.stop_on_signal(FROM_OTHERS):
         try:
             _watch_for_end(sweep, sweep.file(state.number, "stop"))
             end = _run(progress, config)

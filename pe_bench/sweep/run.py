@@ -106,11 +106,7 @@ def _values(override: Any, search: Sequence[Path]) -> list[str]:
 def _combinations(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return combinations with every value once, with the first of the others."""
     first = tuple(values[0] for values in options)
-    changed = [
-        (*first[:index], value, *first[index + 1 :])
-        for index, values in enumerate(options)
-        for value in values
-    ]
+    changed = [(*first[:i], value, *first[i + 1 :]) for i, values in enumerate(options) for value in values]
     return list(dict.fromkeys([first, *changed]))
 
 

@@ -14,7 +14,6 @@ from pe_bench.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobStat
 from pe_bench.system.signals import Stopped
 from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say, wrap
 
-VIEW_SECONDS = 0.2
 STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
 
 
@@ -26,7 +25,7 @@ class View(Live):
         self.has_seen_all_end = False  # after a signal
         self._printed: dict[int, str] = {}  # how far each job was when its last line was due
         console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-        super().__init__(console=console, transient=True, refresh_per_second=1 / VIEW_SECONDS)
+        super().__init__(console=console, transient=True, refresh_per_second=5)
 
     def get_renderable(self) -> Group:
         """Print what has changed, and return the lines that a terminal shows below; called by a thread."""
