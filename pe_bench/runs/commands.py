@@ -23,9 +23,9 @@ def results_option(results_dir: Path) -> str:
     return "" if results_dir == DEFAULT_FOLDER else f" --results-dir {shlex.quote(str(results_dir))}"
 
 
-def eval_command(run: Path, options: str = "") -> str:
+def eval_command(run: Path) -> str:
     """Return the command to type that scores a run."""
-    return f"`pe-bench eval {shlex.quote(run.name)}{options}{results_option(run.parent.parent)}`"
+    return f"`pe-bench eval {shlex.quote(run.name)}{results_option(run.parent.parent)}`"
 
 
 def remember_command(arguments: Sequence[str]) -> None:
