@@ -7,6 +7,7 @@ from support.commands import Command
 
 import pe_bench
 from pe_bench.errors import UserError
+from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 
@@ -31,14 +32,9 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
     assert len(runs) == 10
     [table] = pe_bench.extend("rope", "2x", results_dir=folder / "results").tables
     assert all(line.seeds == 2 for line in table.lines)
+    more = {"tokens": 256, "long": True, "overrides": "threads=1"}
     family = pe_bench.extend(
-        "rope",
-        "2x",
-        ["yarn,nope", "rope base=500"],
-        tokens=256,
-        long=True,
-        overrides="threads=1",
-        results_dir=folder / "results",
+        "rope", "2x", ["yarn,nope", "rope base=500"], results_dir=folder / "results", **more
     )
     assert sorted(runs) == sorted((folder / "results" / "runs").iterdir()), "nothing was trained again"
     [table] = family.tables
@@ -64,28 +60,34 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
     assert (folder / "family.png").stat().st_size > 1_000 and (folder / "results" / "extend.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
+def test_what_cannot_be_extended_is_refused(begin: Command, command: Command, folder: Path) -> None:
+    assert begin("encoding=rope").code == 0
+    for arguments, told in (
         (("--to", "far"), "--to far is no length"),
         (("--to", "1x"), "--to 1x is not longer"),
         (("--to", "16"), "--to 16 is not longer than train.length=16"),
         (("--long",), "give --tokens"),
-        (("--with", "yarn nothing=1"), "nothing"),
         (("--with", "t5"), "do not fit t5"),
-        (("train.lenght=3",), "unknown key 'train.lenght': did you mean 'train.length'?"),
         (("train.lenght=3", "--tokens", "256"), "unknown key 'train.lenght'"),
         (("train.lr=0.1",), "train.lr=0.1 is for further training, and without --tokens there is none"),
-    ],
-)
-def test_what_cannot_be_extended_is_refused(
-    begin: Command, command: Command, folder: Path, arguments: tuple[str, ...], told: str
-) -> None:
-    assert begin("encoding=rope").code == 0
-    outcome = extended(command, folder, *arguments)
-    assert outcome.code == 2 and told in outcome.line, outcome.err
+    ):
+        outcome = extended(command, folder, *arguments)
+        assert outcome.code == 2 and told in outcome.line, outcome.err
     with pytest.raises(UserError, match="a checkpoint of Hugging Face is scored alone"):
         pe_bench.extend("hf:x", tokens=5)
+
+
+def test_of_one_name_the_runs_are_meant_that_try_did_not_make(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    for more in ((), ("seed=1", "eval.half=first"), ("seed=2", "train.steps=4", "eval.half=first")):
+        assert begin("encoding=rope", *more).code == 0
+    assert find_run("rope", folder / "results").name.startswith("rope-s0")
+    assert [
+        run.name[:7] for run in pe_bench.extend("rope", "2x", "yarn", results_dir=folder / "results").runs
+    ] == ["rope-s0"]
+    outcome = command("extend", "rope-s[12]*", "--results-dir", str(folder / "results"))
+    assert outcome.code == 2 and "differ in train.steps: name the seeds of one training" in outcome.line
 
 
 @pytest.mark.parametrize("encoding", ["longrope", "temperature"])

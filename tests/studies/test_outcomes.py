@@ -93,12 +93,6 @@ def test_a_level_differs_beyond_the_tolerance(ours: list[Level], table: list[Lev
     assert len(compared) == 1 and not incomparable
 
 
-def test_a_level_is_the_mean_of_its_seeds() -> None:
-    seeds = [replace(ROW, seed=seed, bits_per_byte=2.0 + 0.1 * seed) for seed in range(3)]
-    [level] = levels_of({"": seeds}, "full")
-    assert (level["seeds"], level["seed_sd"], level["level"]) == ("3", "0.1", "2.1")
-
-
 @pytest.mark.parametrize(
     ("ours", "table", "reason"),
     [

@@ -3,11 +3,13 @@
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from support.commands import Command, Outcome
+from support.results import add_run
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir
@@ -36,29 +38,13 @@ overrides: {MODEL}
 sweeps:
   - {{name: first, encodings: [rope]}}
   - {{name: tuned, after: first, times: 2, tokens: 128, encodings: [rope_pi]}}
+  - {{name: own, encodings: [mine]}}
 scorings:
   - {{protocol: nonoverlapping, times: [2]}}
   - {{times: [2], scored_with: [rope_pi factor=2], of: [first]}}
 claims:
   - {{kind: holds, of: rope, sweep: first, at: 4, source: nobody}}
   - {{kind: order, sweep: tuned, than: rope -> rope_pi factor=2.0, than_sweep: first, at: 2, source: table 1}}
-"""
-SECOND = f"""\
-title: The second
-question: does it share?
-source: nobody
-minutes: 1
-seeds: 1
-length: 16
-tokens: 512
-times: [1, 1.5]
-overrides: {MODEL}
-sweeps:
-  - encodings: [mine, rope]
-scorings:
-  - {{protocol: nonoverlapping, times: [1]}}
-claims:
-  - {{kind: order, of: rope, than: mine, at: 1, source: nobody}}
 """
 CODE = """\
 from pe_bench.encodings import LayerEncoding
@@ -72,12 +58,11 @@ class Mine(LayerEncoding):
 
 @pytest.fixture
 def configs(folder: Path) -> Path:
-    """Write two studies and an encoding, and return their folder."""
+    """Write a study and an encoding, and return their folder."""
     (folder / "own" / "study").mkdir(parents=True)
     (folder / "own" / "encoding").mkdir()
     for name, text in {
         "study/toy.yaml": TOY,
-        "study/second.yaml": SECOND,
         "encoding/mine.py": CODE,
         "encoding/mine.yaml": "name: mine\nclass: mine.py:Mine\n",
     }.items():
@@ -85,17 +70,17 @@ def configs(folder: Path) -> Path:
     return folder / "own"
 
 
-def arguments(configs: Path, name: str, results: str) -> list[str]:
+def arguments(configs: Path) -> list[str]:
     text = str(configs.parent / "corpus")
-    folders = ["--config-dir", str(configs), "--text", text, "--results-dir", results]
-    return ["reproduce", name, *folders, "threads=1"]
+    folders = ["--config-dir", str(configs), "--text", text, "--results-dir", "results"]
+    return ["reproduce", "toy", *folders, "threads=1"]
 
 
 def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_again(
     command: Command, configs: Path
 ) -> None:
     def reproduce(*options: str) -> Outcome:
-        return command(*arguments(configs, "toy", "results"), *options)
+        return command(*arguments(configs), *options)
 
     first = reproduce()
     assert first.code == 0, first.err
@@ -108,7 +93,7 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     ):
         assert said in first.out
     assert max(map(len, first.out.splitlines())) <= 100
-    rope, tuned = sorted(Path("results/runs").iterdir())
+    _, rope, tuned = sorted(Path("results/runs").iterdir())
     assert read_config(tuned).train.from_run == rope.name and read_config(tuned).train.length == 32
     rows = [row for run in (rope, tuned) for row in read_rows(run / "eval.csv")]
     for protocol, scored_with in (("paired", {"rope", "rope_pi factor=2.0"}), ("nonoverlapping", {"rope"})):
@@ -137,39 +122,10 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
 
     # The toy size has fewer seeds and tokens, the same lengths over training, and scores few tokens.
     before = set(Path("results/runs").iterdir())
-    assert command(*arguments(configs, "second", "results"), "--quick").code == 0
+    assert command(*arguments(configs), "--quick").code == 0
     for run in set(Path("results/runs").iterdir()) - before:
         rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "nonoverlapping"]
         assert rows and all(0 < row.targets <= 4096 for row in rows)
-
-
-def test_studies_take_the_runs_that_are_there_and_say_the_same_in_any_order(
-    command: Command, configs: Path
-) -> None:
-    def reproduce(name: str, results: str) -> str:
-        outcome = command(*arguments(configs, name, results))
-        assert outcome.code == 0, outcome.err
-        return outcome.out
-
-    plain = [text.strip() for text in MODEL.strip("[]").split(",") if "eval." not in text]
-    plain += ["train.length=16", "train.tokens=512", "eval.lengths=[16,24]", "eval.max_length=24"]
-    plain += ["eval.targets=4", "data=files", f"data.path={configs.parent / 'corpus'}", "threads=1"]
-    trained = command("train", *plain, "encoding=rope", "results_dir=mixed")
-    assert trained.code == 0, trained.err
-    [rope] = [path.name for path in Path("mixed/runs").iterdir()]
-
-    first, second = reproduce("toy", "mixed"), reproduce("second", "mixed")
-    assert "not scored" not in first + second
-    assert (reproduce("second", "fresh"), reproduce("toy", "fresh")) == (second, first)
-    names = [path.name for path in sorted(Path("fresh/runs").iterdir())]
-    assert [name.split("-")[0] for name in names] == ["mine", "rope", "rope_pi"] and rope == names[1]
-    assert (trainings("fresh"), trainings("mixed")) == (names, [names[0], names[2]])
-
-
-def trainings(results: str) -> list[str]:
-    """Return the names of the runs that jobs trained, by their logs."""
-    logs = [path.read_text() for path in Path(results, "sweeps").glob("*/jobs/*.log")]
-    return sorted(line.split(":")[0] for log in logs for line in log.splitlines() if ": trained in" in line)
 
 
 def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
@@ -218,26 +174,20 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
 
 
-def test_a_step_is_done_while_its_text_its_encodings_and_its_rows_are_as_they_were(
-    command: Command, folder: Path, configs: Path
-) -> None:
-    assert command(*arguments(configs, "second", "results")).code == 0
-    [path] = Path("results/studies").glob("*.json")
-    study = read_study("second", [configs])
-    study = type(study)(**{**vars(study), "text": str(folder / "corpus")})
-    progress = Progress(Path("results"), study)
-    assert progress.path == path
-    keys = [study.key(study.sweeps[0])]
-    step = progress.find(keys[0])
-    assert step is not None and len(step.runs) == 2
-    for changed in (folder / "corpus" / "new.txt", configs / "encoding" / "other.py"):
+def test_a_step_is_done_while_its_text_its_encodings_and_its_rows_are_as_they_were(configs: Path) -> None:
+    study = replace(read_study("toy", [configs]), text=str(configs.parent / "corpus"))
+    progress, keys = Progress(Path("results"), study), [study.key(study.sweeps[0])]
+    run = add_run(Path("results"), "rope", {16: 2.0, 32: 2.0})
+    row_keys = tuple(row.key for row in read_rows(run / "eval.csv"))
+    progress.add(keys[0], Step("first", (run.name,), row_keys))
+    assert progress.find(keys[0]) == Step("first", (run.name,), row_keys)
+    for changed in (configs.parent / "corpus" / "new.txt", configs / "encoding" / "other.py"):
         changed.write_text("x = 1\n")
         keys.append(study.key(study.sweeps[0]))
     assert len(set(keys)) == 3
     (configs / "study" / "other.yaml").write_text(TOY)
     assert study.key(study.sweeps[0]) == keys[-1]
-    rows = Path("results/runs") / step.runs[0] / "eval.csv"
-    write_rows(rows, read_rows(rows)[:1])
+    write_rows(run / "eval.csv", read_rows(run / "eval.csv")[:1])
     assert progress.find(keys[0]) is None
 
 
