@@ -85,7 +85,16 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Re
 def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json: bool = False) -> None:
     """Print counts and what failed. Raises `RunError` where a property fails."""
     if as_json:
-        print_data("check", encodings=[_data(name, result) for name, result in results.items()])
+        findings = {
+            name: [
+                {"property": prop.name, "means": prop.means, "look": prop.look, **finding._asdict()}
+                for prop, finding in result.items()
+            ]
+            for name, result in results.items()
+        }
+        print_data(
+            "check", encodings=[{"encoding": name, "findings": each} for name, each in findings.items()]
+        )
     else:
         from pe_bench.cli.tables import print_grids
 
@@ -98,15 +107,6 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
     if not as_json:
         hint = "" if verbose else "; the number of each: --verbose"
         write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
-
-
-def _data(name: str, result: Results) -> dict[str, Any]:
-    """Return what a program reads of an encoding: each property with what was found of it."""
-    findings = [
-        {"property": prop.name, "means": prop.means, "look": prop.look, **finding._asdict()}
-        for prop, finding in result.items()
-    ]
-    return {"encoding": name, "findings": findings}
 
 
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
@@ -143,7 +143,7 @@ def _explain(prop: "Property", finding: "Finding", verbose: bool) -> str:
     sign = f"{SIGNS[finding.state]}  " if verbose else ""
     if finding.state != "fails":
         return f"{sign}{prop.means}: {finding.measured}"
-    look = ", ".join(finding.lines) + "; " + prop.look if finding.lines else prop.look
+    look = "; ".join(filter(None, (", ".join(finding.lines), prop.look)))
     return f"{sign}{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
 
 

@@ -57,9 +57,8 @@ def list_(
 
     if name not in LISTS:
         raise UserError(unknown(name, "list", LISTS) if name else f"name what to list: {', '.join(LISTS)}")
-    for option, value in (("--family", family), ("--papers", papers)):
-        message = f"{option} is for the list of encodings, and this is the list of {name}"
-        require(not value or name == "encodings", message)
+    message = f"--family and --papers are for the list of encodings, and this is the list of {name}"
+    require(name == "encodings" or not (family or papers), message)
     listing = _encodings(family, papers=papers) if name == "encodings" else _listing(name, results_dir)
     if as_json:
         print_data("list", list=name, rows=listing.records)

@@ -60,7 +60,8 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
     def declare(function: Callable[..., None]) -> Callable[..., None]:
         meanings = dict(SHARED)
         for source in (*reversed(like), function):
-            meanings |= {key: (word, " ".join(text.split())) for key, word, text in _lines(source)}
+            lines = OPTION.findall(inspect.getdoc(source) or "")
+            meanings |= {key: (word, " ".join(text.split())) for key, word, text in lines}
         parameters = _parameters(function)
         for key, parameter in _parameters(*like[:1]).items():
             if key not in ARGUMENTS:
@@ -86,10 +87,6 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
 def _parameters(*functions: Callable[..., Any]) -> dict[str, Parameter]:
     each = (parameter for one in functions for parameter in inspect.signature(one).parameters.values())
     return {parameter.name: parameter for parameter in each if parameter.kind is not Parameter.VAR_KEYWORD}
-
-
-def _lines(function: Callable[..., Any]) -> list[tuple[str, str, str]]:
-    return OPTION.findall(inspect.getdoc(function) or "")
 
 
 def _is_option(parameter: Parameter) -> bool:

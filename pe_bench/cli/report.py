@@ -32,6 +32,7 @@ class Outputs:
         self.files = {option: path for option, path in paths.items() if str(path) != "-"}
         self.printed = [f"{option} -" for option in paths.keys() - self.files.keys()]
         printing = [*(["--json"] if as_json else []), *self.printed]
+        self.shows_table = not printing
         require(
             len(printing) < 2, f"{' and '.join(printing)} all print instead of the table: choose one of them"
         )
@@ -113,27 +114,20 @@ def report(
         numbers_only=outputs.printed == ["--csv -"] and not outputs.files and not probe,
         **options,
     )
-    shows_table = not (as_json or outputs.printed)
-    contents = (
-        _probes(tables, outputs, shows_table=shows_table)
-        if probe
-        else _levels(tables, outputs, view, shows_table=shows_table, details=details)
-    )
+    contents = _probes(tables, outputs) if probe else _levels(tables, outputs, view, details)
     if as_json:
         names = ("tables", "probes", "problems", "others")
         print_data("report", **{name: getattr(tables, name) for name in names})
     outputs.write(contents)
 
 
-def _levels(
-    report: "Report", outputs: Outputs, view: "PlotValues", *, shows_table: bool, details: bool
-) -> Contents:
+def _levels(report: "Report", outputs: Outputs, view: "PlotValues", details: bool) -> Contents:
     """Print the table, and return what files may have. Raises `UserError` where there is nothing to print."""
     from pe_bench.report.columns import show, to_csv, to_latex, to_markdown
 
     api.require_levels(report)
     tables = report.tables
-    if shows_table:
+    if outputs.shows_table:
         show(tables, hint="    ".join(HINTS[: 2 if "--plot" in outputs.files else 3]), details=details)
         if report.probes:
             write_out("what pe-bench probe found: --probe\n")
@@ -156,14 +150,14 @@ def _levels(
     }
 
 
-def _probes(report: "Report", outputs: Outputs, *, shows_table: bool) -> Contents:
+def _probes(report: "Report", outputs: Outputs) -> Contents:
     """Do the same for probes. Raises `UserError` where nothing was probed."""
     from pe_bench.report.heat import plot_probes
     from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probes
 
     probes = report.probes
     require(bool(probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
-    if shows_table:
+    if outputs.shows_table:
         show_probes(probes, hint="" if "--plot" in outputs.files else "by depth: --plot FILE.png")
         write_out("".join(f"{problem}\n" for problem in report.problems))
     return {

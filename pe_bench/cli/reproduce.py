@@ -64,8 +64,6 @@ def reproduce(
     text = text if text == STDLIB else str(Path(text).absolute())
     study = replace(read_study(names[0], config_dir), text=text)
     study = study.quick() if quick else study
-    reads_text = study.reads_text or text == STDLIB
-    require(reads_text, f"--text {text}: {study.name} has tasks, and no text: leave it out")
     if study.needs_gpu:
         import torch
 
@@ -78,15 +76,11 @@ def _check_machine(text: str) -> None:
     from pe_bench.config.overrides import parse_override
     from pe_bench.studies.runs import MACHINE_KEYS
 
-    override = parse_override(text)
-    is_hydras = re.split("[./]", override.key)[0] == "hydra"
-    require(
-        is_hydras or override.key in MACHINE_KEYS,
-        f"{text} would change the study, and reproduce takes {', '.join(MACHINE_KEYS)} and Hydra's "
-        "keys alone: put a changed copy of its file into FOLDER/study, and say --config-dir FOLDER",
-    )
-    is_one = is_hydras or not re.search("[,(]", override.value or "")
-    require(is_one, f"{text} would make each run of the study several times: give one value")
+    key = parse_override(text).key
+    keys = f"reproduce takes {', '.join(MACHINE_KEYS)} and Hydra's keys alone"
+    way = "put a changed copy of its file into FOLDER/study, and say --config-dir FOLDER"
+    is_of_machine = re.split("[./]", key)[0] == "hydra" or key in MACHINE_KEYS
+    require(is_of_machine, f"{text} would change the study, and {keys}: {way}")
 
 
 def _report(runs: "StudyRuns", write_table: bool) -> None:

@@ -66,7 +66,7 @@ def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
         require(value != "", f"{key} is empty: give it a value, or remove it")
         name = names[key]
         hint = hints[name]
-        section = next(filter(is_dataclass, (hint, *typing.get_args(hint))), None)
+        section: Any = next(filter(is_dataclass, (hint, *typing.get_args(hint))), None)
         if name.endswith("precision") and isinstance(value, str):
             value = SHORT_PRECISIONS.get(value, value)
         parsed[name] = check_type(value, hint, key) if section is None else _parse(section, value, f"{key}.")
