@@ -237,8 +237,8 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
         if selection.slice == ALL:
             recalls = _tables_of_slice(groups, RECALL, (), runs, selection)
             for key, recall in recalls.items():
-                whole = replace(key, slice=ALL)
-                tables[whole] = _with_recall(tables[whole], recall)
+                unsliced = replace(key, slice=ALL)
+                tables[unsliced] = _with_recall(tables[unsliced], recall)
         swept = differing_keys(groups.values(), runs) if len(groups) > 1 else []
         for number, (key, table) in enumerate(tables.items()):
             names = {run for line in table.lines for run in line.runs}
@@ -312,11 +312,11 @@ def _baseline_in(lines: Sequence[Line], name: str | None, runs: ScoredRuns) -> s
     """
     if name is None or any(line.label == name for line in lines):
         return name or ""
-    own = [line for line in lines if line.encoding == line.scored_with]
+    trained = [line for line in lines if line.encoding == line.scored_with]
     if is_checkpoint(name):
-        labels = [line.label for line in own if scores_checkpoint(runs.folder_of(line.runs[0]), name)]
+        labels = [line.label for line in trained if scores_checkpoint(runs.folder_of(line.runs[0]), name)]
     else:
-        labels = [line.label for line in own if line.encoding == name]
+        labels = [line.label for line in trained if line.encoding == name]
     message = f"--baseline {name} may be several lines: {', '.join(labels)}; name one of them in full"
     require(len(labels) < 2, message)
     return labels[0] if labels else ""

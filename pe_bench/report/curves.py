@@ -43,8 +43,8 @@ class Scale:
 
     def share(self, value: float) -> float:
         """Return where a value lies on the axis: 0 at its lower end, 1 at its upper end."""
-        low, high, place = self.stretch(np.array([self.low, self.high, value]))
-        return float((place - low) / (high - low))
+        low, high, position = self.stretch(np.array([self.low, self.high, value]))
+        return float((position - low) / (high - low))
 
     def stretch(self, values: np.ndarray) -> np.ndarray:
         if self.shape == "linear":

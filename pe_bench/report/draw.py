@@ -223,7 +223,7 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
     curves = [*chart.curves, *chart.anchors]
     names, ends = paper.fitting([curve.label for curve in curves], max_name), [*map(chart.end_of, curves)]
     places = spread_apart(height * np.array([end[1] for end in ends]), NAME_GAP, height)
-    for curve, end, place in zip(curves, ends, places, strict=True):
+    for curve, end, height_of_name in zip(curves, ends, places, strict=True):
         colour = styles[curve.label].colour if curve in chart.curves else paper.GREY
         stroke: Look = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         is_near = end[0] > NEAR_END  # a long stroke would look like a curve
@@ -231,7 +231,7 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
             f"{names[curve.label]} {chart.remark(curve)}".rstrip(),
             end,
             xycoords="axes fraction",
-            xytext=(1 + paper.FONT / width, place / height),
+            xytext=(1 + paper.FONT / width, height_of_name / height),
             textcoords="axes fraction",
             va="center",
             color=colour,

@@ -259,8 +259,8 @@ def explain_separation(
     together = ""
     if len({tuple(getattr(key, name) for name in names) for key in tables}) < len(tables):
         unnamed = f"training settings (here {tables[number].setting[:8]}; see the runs' config.yaml)"
-        here = {key: ", ".join(dict.fromkeys(map(str, own))) for key, own in (swept or {}).items()}
-        differing += [f"{key} (here {own})" for key, own in here.items()] or [unnamed]
+        here = {key: ", ".join(dict.fromkeys(map(str, used))) for key, used in (swept or {}).items()}
+        differing += [f"{key} (here {used})" for key, used in here.items()] or [unnamed]
         together = f"; lines of one table: pe-bench report --by {','.join(here)}" if here else ""
         if len(here) == 1 and next(iter(here)).startswith("train."):
             together += f"; the best of each encoding: pe-bench report --best {next(iter(here))}"

@@ -31,9 +31,9 @@ def heat_svg(table: ProbeTable, key: str) -> str:
     """Return the maps of a table as an element of a page; each cell says what it means."""
     parts = {}
     for line in table.lines:
-        for (length, depth), found in line.found.items():
+        for (length, depth), finding in line.found.items():
             if depth is not None:
-                meaning = f"{line.label} at {length:,} tokens, depth {_depth(depth)}\n{_meaning(found)}"
+                meaning = f"{line.label} at {length:,} tokens, depth {_depth(depth)}\n{_meaning(finding)}"
                 parts[_gid(line, length, depth)] = [{"role": "img", "aria-label": meaning, "title": meaning}]
 
     def page_figure() -> Figure:
@@ -55,12 +55,12 @@ def _gid(line: ProbeLine, length: int, depth: float) -> str:
     return f"cell {line.label} {length} {depth}"
 
 
-def _meaning(found: Found | str) -> str:
-    if isinstance(found, str):
-        return found
+def _meaning(finding: Found | str) -> str:
+    if isinstance(finding, str):
+        return finding
     return (
-        f"accuracy {percent(found.accuracy.mean)}, without the span {percent(found.without)}\n"
-        f"gain {found.gain.mean:+.3f} bits per byte\n{found.verdict}"
+        f"accuracy {percent(finding.accuracy.mean)}, without the span {percent(finding.without)}\n"
+        f"gain {finding.gain.mean:+.3f} bits per byte\n{finding.verdict}"
     )
 
 
@@ -104,10 +104,10 @@ def _draw_maps(figure: Figure, table: ProbeTable, top: float) -> None:
         axes.set_title(names[line.label], fontsize=paper.FONT, loc="left", pad=4, y=1.0)
         axes.set_xlim(0, len(lengths))
         axes.set_ylim(len(depths), 0)
-        for (length, depth), found in line.found.items():
+        for (length, depth), finding in line.found.items():
             if depth is not None:
                 corner = table.lengths.index(length), table.depths.index(depth)
-                _draw_cell(axes, corner, found, _gid(line, length, depth))
+                _draw_cell(axes, corner, finding, _gid(line, length, depth))
         axes.set_xticks([index + 0.5 for index in range(len(lengths))], lengths)
         axes.set_yticks([index + 0.5 for index in range(len(depths))], depths if column == 0 else [])
         axes.tick_params(
@@ -116,11 +116,11 @@ def _draw_maps(figure: Figure, table: ProbeTable, top: float) -> None:
         axes.spines[:].set(color="0.8", visible=True)
 
 
-def _draw_cell(axes: Axes, corner: tuple[int, int], found: Found | str, gid: str) -> None:
+def _draw_cell(axes: Axes, corner: tuple[int, int], finding: Found | str, gid: str) -> None:
     """Draw a number on its colour: from the accuracy without the span to all answers being right."""
     share, text = 0.0, "-"
-    if not isinstance(found, str):
-        share, text = found.by_span, f"{100 * found.accuracy.mean:.0f}"
+    if not isinstance(finding, str):
+        share, text = finding.by_span, f"{100 * finding.accuracy.mean:.0f}"
     box: Look = {"facecolor": COLOUR, "alpha": share, "linewidth": 0, "gid": gid}
     axes.add_patch(Rectangle(corner, 1, 1, **box))
     style: Look = {"ha": "center", "va": "center", "fontsize": paper.NOTE_FONT}

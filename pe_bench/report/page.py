@@ -220,7 +220,7 @@ def _policy(style: str, script: str) -> str:
 
 def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the origin of a report; typed: the commands that made it, with counts of runs."""
-    machines = dict.fromkeys(place for record in records for place in record.environments)
+    machines = dict.fromkeys(machine for record in records for machine in record.environments)
     datasets = Counter(dataset for record in records for dataset in record.data)
     return {
         "notes": list(dict.fromkeys(record.note for record in records if record.note)),
@@ -231,7 +231,7 @@ def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
         ),
         "environments": _grid(
             (name.replace("_", "-") for name in ENVIRONMENT),
-            (place for place in machines if any(place)),
+            (machine for machine in machines if any(machine)),
         ),
         "runs": _grid(
             ("run", "date", "data"),

@@ -151,12 +151,12 @@ def _length_and_depth(row: Row) -> tuple[int, float]:
 def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]], read: Read) -> ProbeLine:
     ordered = sorted(rows, key=lambda row: (*_length_and_depth(row), row.run, row.control))
     runs_at = {at: grouped(rows_at, BY_RUN) for at, rows_at in grouped(ordered, _length_and_depth).items()}
-    found: dict[tuple[int, float | None], Found | str] = {}
+    findings: dict[tuple[int, float | None], Found | str] = {}
     for length in dict.fromkeys(length for length, _ in runs_at):
         depths = [runs_at.get(at, {}) for at in sorted(common) if at[0] == length]
-        found[length, None] = _find(depths, read)
-    found |= {at: _find([of_runs], read) for at, of_runs in runs_at.items()}
-    return ProbeLine(label, rows[0].scored_with, tuple(sorted({row.run for row in rows})), found)
+        findings[length, None] = _find(depths, read)
+    findings |= {at: _find([of_runs], read) for at, of_runs in runs_at.items()}
+    return ProbeLine(label, rows[0].scored_with, tuple(sorted({row.run for row in rows})), findings)
 
 
 def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
@@ -264,9 +264,9 @@ def _notes(lines: Sequence[ProbeLine]) -> list[str]:
     """Return a line for each reason why numbers are missing."""
     lacking: dict[str, list[str]] = {}
     for line in lines:
-        for (length, depth), found in line.found.items():
-            if depth is None and isinstance(found, str):
-                lacking.setdefault(found, []).append(f"{line.label} at {length}")
+        for (length, depth), finding in line.found.items():
+            if depth is None and isinstance(finding, str):
+                lacking.setdefault(finding, []).append(f"{line.label} at {length}")
     return [f"no number for {', '.join(where)}: {reason}" for reason, where in lacking.items()]
 
 
@@ -286,17 +286,17 @@ def grid_of(table: ProbeTable) -> Grid:
     return Grid(columns, rows, table.title, table.why, _legend(table), keys=2)
 
 
-def _cells(found: Found | str) -> list[Cell]:
-    if isinstance(found, str):
+def _cells(finding: Found | str) -> list[Cell]:
+    if isinstance(finding, str):
         return [Cell(MISSING)] * 6
-    gain, accuracy = found.gain, found.accuracy
+    gain, accuracy = finding.gain, finding.accuracy
     return [
         Cell(f"{gain.mean:+.3f}", value=gain.mean),
         half_width(gain),
         Cell(percent(accuracy.mean)),
         Cell(f"{_bound(accuracy.low)} to {_bound(accuracy.high)} %"),
-        Cell(percent(found.without)),
-        Cell(found.verdict, style=found.verdict),
+        Cell(percent(finding.without)),
+        Cell(finding.verdict, style=finding.verdict),
     ]
 
 
@@ -310,11 +310,11 @@ def percent(share: float) -> str:
 
 def _legend(table: ProbeTable) -> list[str]:
     """Return what the columns and the verdicts mean, a paragraph each."""
-    spans = [found for line in table.lines for found in line.found.values() if isinstance(found, Found)]
+    spans = [finding for line in table.lines for finding in line.found.values() if isinstance(finding, Found)]
     depths = ", ".join(f"{100 * depth:.3g} %" for depth in table.depths)
     return [
         "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? up to "
-        f"{max((found.windows for found in spans), default=0):,} windows at each depth: {depths}",
+        f"{max((finding.windows for finding in spans), default=0):,} windows at each depth: {depths}",
         "gain: bits per byte by which the other 16 are cheaper than where another span is in its place; "
         "±: half the width of its 95 % interval",
         "accuracy: they are the likeliest of eight endings of spans in the window; chance: "
@@ -345,20 +345,20 @@ def probes_to_csv(tables: Sequence[ProbeTable]) -> str:
             "length": length,
             "depth": depth,
             "chance": table.chance,
-            **_numbers(found),
+            **_numbers(finding),
         }
         for table in tables
         for line in table.lines
-        for (length, depth), found in line.found.items()
+        for (length, depth), finding in line.found.items()
     ]
     return grids.to_csv(COLUMNS, ([record.get(name) for name in COLUMNS] for record in records))
 
 
-def _numbers(found: Found | str) -> dict[str, object]:
-    if isinstance(found, str):
-        return {"reason": found}
-    numbers: dict[str, object] = {"seeds": found.gain.seeds}
+def _numbers(finding: Found | str) -> dict[str, object]:
+    if isinstance(finding, str):
+        return {"reason": finding}
+    numbers: dict[str, object] = {"seeds": finding.gain.seeds}
     for name in ("gain", "accuracy"):
-        interval: Interval = getattr(found, name)
+        interval: Interval = getattr(finding, name)
         numbers |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    return numbers | {name: getattr(found, name) for name in ("documents", "windows", "without", "verdict")}
+    return numbers | {name: getattr(finding, name) for name in ("documents", "windows", "without", "verdict")}

@@ -225,14 +225,14 @@ def corrected_comparisons(intervals: Sequence[Interval], margin: float = MARGIN)
     a family is proved for independent cells (Shaffer, 1980); for cells that share their documents there are
     simulations alone.
     """
-    open_places = len(intervals)
+    unsettled = len(intervals)
     while True:
-        confidence = 1 - (1 - CONFIDENCE) / max(open_places, 1)
-        found: list[Comparison] = [_comparison(*interval.at(confidence), margin) for interval in intervals]
-        left = found.count("unclear")
-        if left == open_places or open_places <= 1:
-            return found
-        open_places = left
+        confidence = 1 - (1 - CONFIDENCE) / max(unsettled, 1)
+        verdicts: list[Comparison] = [_comparison(*interval.at(confidence), margin) for interval in intervals]
+        left = verdicts.count("unclear")
+        if left == unsettled or unsettled <= 1:
+            return verdicts
+        unsettled = left
 
 
 def judge_context_use(gain: Interval, swap_gain: Interval, margin: float = MARGIN) -> Answer:
@@ -284,10 +284,10 @@ def breaks_at(verdicts: Mapping[int, str]) -> int | None:
     of those that hold, if it degrades or fails itself.
     """
     broken = {length for length, verdict in verdicts.items() if verdict in ("degrades", "fails")}
-    found = list(takewhile(lambda length: length in broken, sorted(verdicts, reverse=True)))
+    longest = list(takewhile(lambda length: length in broken, sorted(verdicts, reverse=True)))
     held = holds_up_to(verdicts)
     following = min((length for length in verdicts if held is None or length > held), default=None)
-    return min([*found, *broken & {following}], default=None)
+    return min([*longest, *broken & {following}], default=None)
 
 
 def student_interval(values: np.ndarray) -> Bounds:
