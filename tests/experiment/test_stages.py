@@ -39,8 +39,9 @@ def test_a_later_stage_is_a_line_of_the_first_one_s_table_whatever_its_seed(trai
     unchanged, tuned = lines["rope"], lines["rope, then yarn x2 at 32 (192)"]
     assert (unchanged.seeds, tuned.seeds, unchanged.longest, tuned.longest) == (2, 2, 0, 32)
     for length in (16, 32, 64):
-        change = tuned.records[length].level - unchanged.records[16].level
-        assert tuned.records[length].change == pytest.approx(change, abs=1e-9)
+        level, before = tuned.records[length].level, unchanged.records[16].level
+        assert level is not None and before is not None
+        assert tuned.records[length].change == pytest.approx(level - before, abs=1e-9)
         assert tuned.records[length].target_hash == unchanged.records[length].target_hash
     for run, controlled in ((later[0], {64}), (runs_of(folder, "rope-s0")[0], {32, 256})):
         assert {row.length for row in read_rows(run / "eval.csv") if row.control == "swap"} == controlled
