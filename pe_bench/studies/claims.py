@@ -142,7 +142,9 @@ class Measurements:
             return Paired(missing=NOT_SCORED)
         return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._runs)
 
-    def gain(self, rows: list[Row], others: list[Row]) -> Paired:
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
+        """Return the level of one protocol and control minus that of another."""
+        rows, others = (self.at(series, length, *kind) for kind in kinds)
         return self.paired(pairs_of(rows, others))
 
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
@@ -218,15 +220,14 @@ def series_of(claim: Claim) -> tuple[Series, Series]:
 def _judge_difference(claim: Claim, scores: Measurements, length: int) -> Judgement:
     """Judge a claim by one difference; of a claim in `OPPOSED`, the one that says otherwise."""
     of, protocol = series_of(claim)[0], claim.protocol
-    match claim.kind:
-        case "order" | "alike":
-            measured = scores.difference(claim, length, of_changes=claim.measure == "change")
-        case "early_tokens":  # late ones would score better in nonoverlapping windows
-            measured = scores.gain(*(scores.at(of, length, windows) for windows in WINDOWS))
-        case "reads_past_window" | "stays_in_window":
-            measured = scores.gain(*(scores.at(of, length, "paired", each) for each in ("window", "none")))
-        case _:  # falls, rises, breaks
-            measured = scores.change(of, length, protocol)
+    if claim.kind in ("order", "alike"):
+        measured = scores.difference(claim, length, of_changes=claim.measure == "change")
+    elif claim.kind == "early_tokens":  # late ones would score better in nonoverlapping windows
+        measured = scores.gain(of, length, *((windows, "none") for windows in WINDOWS))
+    elif claim.kind in ("reads_past_window", "stays_in_window"):
+        measured = scores.gain(of, length, ("paired", "window"), ("paired", "none"))
+    else:  # falls, rises, breaks
+        measured = scores.change(of, length, protocol)
     return _outcome(claim, measured.interval), measured, length
 
 
