@@ -68,7 +68,7 @@ def find_run(name: str, results_dir: Path) -> Path:
 
 def without_tries(runs: list[Path]) -> list[Path]:
     """Return the runs that are scored on all documents, unlike those of `try`; all, where there is none."""
-    return [run for run in runs if RunFolder(run).flat_config.get("eval.half") is None] or runs
+    return [run for run in runs if RunFolder(run).flat_config.get("eval.half") in (None, "both")] or runs
 
 
 def find_runs(
