@@ -94,9 +94,8 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
     """
     folder = _packed_folder(data, tokenizer, cache_dir)
     meta = read_meta(folder)
-    sides = [_open_side(folder, side, meta) for side in ("train", "validation")]
     about = data.name, meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
-    return Data(*about, *sides)
+    return Data(*about, _open_side(folder, "train", meta), _open_side(folder, "validation", meta))
 
 
 def cached_tokenizer(config: Config) -> Path:

@@ -62,10 +62,10 @@ def _option_to_give(requested: Requested, trained: Config | None, kind: str) -> 
 def stage_overrides(requested: Requested, trained: Config) -> list[str]:
     """Return the overrides of a run that goes on from a trained one with a requested encoding."""
     name = requested.base or trained.encoding["name"]
-    modifiers = dict.fromkeys([*(trained.encoding.get("modifiers") or {}), *requested.modifiers])
+    modifiers: list[str] = [*(trained.encoding.get("modifiers") or {}), *requested.modifiers]
     of_stage = tuple(f"++train.{key}=" for key in OF_STAGE)
     kept = [text for text in overrides_of(trained) if not text.startswith((*of_stage, "seed="))]
-    overrides = [*kept, f"encoding={name}", f"modifier=[{','.join(modifiers)}]"]
+    overrides = [*kept, f"encoding={name}", f"modifier=[{','.join(dict.fromkeys(modifiers))}]"]
     typed = full_options(requested, compose(overrides, trained.search)["encoding"])
     return [*overrides, *(f"{key}={value}" for key, value in typed.items())]
 

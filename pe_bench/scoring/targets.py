@@ -108,8 +108,9 @@ def target_blocks(
     }
     in_text = np.lexsort((ends, dealt))
     arrays = {name: values[in_text].astype(np.int64) for name, values in unsorted.items()}
-    sizes = {"max_length": max_length, "target_tokens": target_tokens}
-    largest = TargetBlocks(**arrays, **sizes, data_hash=data_hash, half=half)
+    largest = TargetBlocks(
+        **arrays, max_length=max_length, target_tokens=target_tokens, data_hash=data_hash, half=half
+    )
     return largest.chosen(largest.turn < count)
 
 
