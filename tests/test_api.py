@@ -41,7 +41,7 @@ def made(folder: Path) -> Any:
 
 
 def test_training_is_the_commands_and_the_run_knows_its_folder_and_its_scores(
-    made: Any, train: Command, folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str], made: Any, train: Command, folder: Path
 ) -> None:
     printed = capsys.readouterr()
     assert printed.out == "" and "step" in printed.err, "progress is written on standard error"

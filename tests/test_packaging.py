@@ -13,14 +13,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_citation_names_the_version_and_the_licence_of_the_package():
-    """Checked against the schema of CFF 1.2.0 by hand; these are its required keys and those that change."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {"cff-version", "message", "title", "authors"} <= cited.keys() and cited["cff-version"] == "1.2.0"
     assert (cited["version"], cited["license"]) == (project["version"], project["license"])
-    assert cited["title"].startswith(project["name"])
-    licence = (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert all(f" {author['name']}\n" in licence for author in cited["authors"])
 
 
 @pytest.mark.full

@@ -23,13 +23,8 @@ ROOT = Path(__file__).parent.parent
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "NO_MKDOCS_2_WARNING": "1",
-        "SITE_PICTURES": "alibi",
-    }
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, env=environment)
+    variables = {"PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1", "SITE_PICTURES": "alibi"}
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **variables})
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 

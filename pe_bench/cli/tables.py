@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pe_bench.sweep.show import SweepTable
 
 Fact = str | int | float | None
-MAX_UNBROKEN = 33  # characters of a word, such as a link, that a narrow terminal does not break
+MAX_LINK = 33  # characters of a link that a narrow terminal does not break
 
 
 def print_scored(
@@ -112,14 +112,16 @@ def print_grids(grids: Iterable[Grid]) -> None:
 def plain_grid(
     headings: Sequence[str], rows: Iterable[Sequence[Cell | Fact]], notes: Sequence[str] = ()
 ) -> Grid:
-    """Return a table whose first column holds names, which are not broken; numbers stand to the right."""
+    """Return a table in which no name of the first column, and no link of usual length, is broken."""
     cells = [list(map(_cell, row)) for row in rows]
     columns = [Column(headings[0], is_left=True)]
     for index, heading in enumerate(headings[1:], 1):
         texts = [row[index].text for row in cells]
-        longest = max((len(word) for text in texts for word in text.split()), default=0)
+        links = [
+            len(word) for text in texts for word in text.split() if "://" in word and len(word) <= MAX_LINK
+        ]
         is_left = not any(text.replace(",", "").isdecimal() for text in texts)
-        columns.append(Column(heading, is_left, least=max(MIN_FOLDED, min(longest, MAX_UNBROKEN))))
+        columns.append(Column(heading, is_left, least=max([MIN_FOLDED, *links])))
     return Grid(columns, cells, notes=notes)
 
 
