@@ -104,8 +104,8 @@ def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anc
         references = {name: name for name in names}
     row_of = {row.run: row for row in source.unsliced}
     counted_on = {name: row_of[first] for name, first in references.items() if first in row_of}
-    own = [row for row in source.unsliced if row.run in names]
-    lacks = "" if is_anchor else unlearned(own, source.runs, counted_on)
+    scores = [row for row in source.unsliced if row.run in names]
+    lacks = "" if is_anchor else unlearned(scores, source.runs, counted_on)
     records, gains_nothing = _records(rows, references, source.train_length, source, lacks, is_anchor)
     judged, judged_from = records, source.train_length
     if stage is not None:
@@ -151,11 +151,11 @@ def _records(
     anchor, or a model that is no better than token frequencies: it would hold by knowing nothing. What models
     show of a task past their training length that have not learned it there is how little they have learned.
     """
-    own, unsliced = (
+    sliced, unsliced = (
         [row for row in part if row.run in references.values() and _is_as_trained(row)]
         for part in (source.rows, source.unsliced)
     )
-    trained = [row for row in own if row.length == train_length]
+    trained = [row for row in sliced if row.length == train_length]
     gain = gain_within_training(unsliced, source.runs, train_length)
     why_open = why_open_within(train_length, gain, source.margin)
     is_judged = not is_anchor and lacks != "frequencies"
@@ -311,12 +311,12 @@ def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[
 
 
 def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Paired:
-    rows, others = (
+    rows, of_base = (
         [row for row in one.rows if _is_level(row) and row.length == length] for one in (line, base)
     )
-    if {row.target_hash for row in rows} & {row.target_hash for row in others}:
-        return paired(pairs_of(rows, others, BY_SEED), runs, f"no seed in common with {base.label}")
-    why = "was scored on other targets" if others else "has no score at this length"
+    if {row.target_hash for row in rows} & {row.target_hash for row in of_base}:
+        return paired(pairs_of(rows, of_base, BY_SEED), runs, f"no seed in common with {base.label}")
+    why = "was scored on other targets" if of_base else "has no score at this length"
     return Paired(missing=f"{base.label} {why}")
 
 
