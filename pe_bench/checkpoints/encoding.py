@@ -108,9 +108,9 @@ def ask(model: Any, trunk: Any, state: PassState) -> Answer | None:
     later = _caught(model, trunk, state, is_neutral=True, later=LATER)
     layers = range(len(actual))
     explained = [_explain(model, actual[n].queries, plain[n].queries) for n in layers]
-    rotations, are_explained = zip(*explained, strict=True)
     moves = any(not _same(plain[n].queries, later[n].queries) for n in layers)
-    return Answer([*rotations], [*are_explained], [actual[n] for n in layers], moves)
+    rotations, are_explained = [each for each, _ in explained], [each for _, each in explained]
+    return Answer(rotations, are_explained, [actual[n] for n in layers], moves)
 
 
 def _caught(

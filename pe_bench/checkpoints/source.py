@@ -103,18 +103,13 @@ def read_source(text: str) -> Source:
         REPOSITORY.fullmatch(repository) is not None,
         f"{text} is neither a folder nor the name of a repository: say hf:FOLDER or hf:OWNER/NAME[@REVISION]",
     )
-    folder = download(repository, revision or None)
-    return checked(Source(repository, folder, revision or None, is_local=False))
-
-
-def download(repository: str, revision: str | None) -> Path:
-    """Return the folder of a repository of the Hub, from its cache where it is there."""
     from huggingface_hub import snapshot_download
 
     from pe_bench.data import hub
 
-    with hub.hub_errors(f"hf:{repository}", WITHOUT):
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=FETCHED))
+    with hub.hub_errors(f"hf:{repository}", WITHOUT):  # from the Hub's cache where it is there
+        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=FETCHED))
+    return checked(Source(repository, folder, revision or None, is_local=False))
 
 
 def checked(source: Source) -> Source:
