@@ -48,29 +48,24 @@ def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd, monkeypatc
             os.kill(os.getpid(), signal.SIGINT)
 
 
-UNREAD = """
+PROGRAM = """
+import os, signal
+from pe_bench.system.signals import Stopped, finish_step_on_signal, stop_on_signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
 read, write = os.pipe()
 os.dup2(write, 2); os.close(read)
 with stop_on_signal():
+    os.kill(os.getpid(), signal.SIGHUP)
     try:
         with finish_step_on_signal():
             os.kill(os.getpid(), signal.SIGINT)
     except Stopped:
         os._exit(7)
 """
-IGNORED = """
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with stop_on_signal():
-    os.kill(os.getpid(), signal.SIGHUP)
-os._exit(7)
-"""
 
 
-@pytest.mark.parametrize("program", [UNREAD, IGNORED])
-def test_a_signal_is_obeyed_if_nobody_reads_of_it_and_a_lost_terminal_is_not_under_nohup(program):
-    imports = "from pe_bench.system.signals import Stopped, stop_on_signal, finish_step_on_signal"
-    done = subprocess.run([sys.executable, "-c", f"import os, signal\n{imports}\n{program}"])
-    assert done.returncode == 7
+def test_a_lost_terminal_is_ignored_under_nohup_and_a_signal_is_obeyed_if_nobody_reads_of_it():
+    assert subprocess.run([sys.executable, "-c", PROGRAM]).returncode == 7
 
 
 @pytest.mark.parametrize("error", [RunError("the disk is full"), UserError("no"), OSError("no space")])

@@ -53,23 +53,20 @@ def test_the_learning_rate_warms_up_and_ends_at_its_share():
 
 
 @pytest.mark.parametrize(
-    ("encoding", "name", "overrides", "multiple"),
-    [
-        ("t5", "encoding.base.layers.0.table", [], 10.0),
-        ("t5", "encoding.base.layers.0.table", ["train.encoding_lr=3"], 3.0),
-        ("transformer_xl", "encoding.base.content_bias", [], 1.0),
-        ("transformer_xl", "encoding.base.content_bias", ["train.encoding_lr=0.5"], 0.5),
-    ],
+    ("encoding", "name", "by_class", "by_key"),
+    [("t5", "layers.0.table", 10.0, 3.0), ("transformer_xl", "content_bias", 1.0, 0.5)],
 )
 def test_an_encodings_parameters_learn_at_the_multiple_that_is_set_or_that_the_class_declares(
-    folder, encoding, name, overrides, multiple
+    folder, encoding, name, by_class, by_key
 ):
-    trainer = trainer_of(folder, f"encoding={encoding}", "train.lr=0.001", "train.warmup_steps=0", *overrides)
-    trainer.step(0, 0.0)
-    names = names_of(trainer)
-    rates = {names[id(p)]: group["lr"] for group in trainer.optimizer.param_groups for p in group["params"]}
-    assert rates[name] == pytest.approx(0.001 * multiple)
-    assert {rate for name, rate in rates.items() if not name.startswith("encoding.")} == {0.001}
+    common = (f"encoding={encoding}", "train.lr=0.001", "train.warmup_steps=0")
+    for multiple, overrides in ((by_class, []), (by_key, [f"train.encoding_lr={by_key}"])):
+        trainer = trainer_of(folder, *common, *overrides)
+        trainer.step(0, 0.0)
+        names, groups = names_of(trainer), trainer.optimizer.param_groups
+        rates = {names[id(parameter)]: group["lr"] for group in groups for parameter in group["params"]}
+        assert rates[f"encoding.base.{name}"] == pytest.approx(0.001 * multiple)
+        assert {rate for each, rate in rates.items() if not each.startswith("encoding.")} == {0.001}
 
 
 @pytest.mark.parametrize("encoding", ["learned", "t5", "shaw", "fox"])
