@@ -229,7 +229,7 @@ def speed(
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.  [default: all encodings]
     lengths N,N: Window lengths in tokens.
     train: Time training steps instead of scoring.
-    repeats NUMBER: Timed passes per encoding.  [default: 5 to 25, fewer if slow]
+    repeats NUMBER: Timed passes per encoding.  [default: 5 to 25]
     output FILE: CSV file to add rows to.  [default: RESULTS_DIR/speed.csv]
 
     Examples:

@@ -6,9 +6,10 @@ from fractions import Fraction
 import pytest
 import torch
 from support.cases import find_case
-from support.reference_inputs import H, fill, near, output
+from support.reference_inputs import H, K, fill, near, output
 from torch import Tensor
 
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.bam import BAM
 from pe_bench.encodings.bias.fire import FIRE
@@ -21,6 +22,7 @@ from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.model.attention.reference import project
 
 FALLING = torch.tensor([4, 3, 2, 1, 0])
 
@@ -122,3 +124,18 @@ def test_initial_values_are_the_documented_ones() -> None:
     assert abs(kerple.p.mean().item() - 1) < 0.05 and 1.99 < kerple.p.max().item() <= 2
     assert abs(kerple.a.mean().item() - 0.5) < 0.03 and 0.99 < kerple.a.max().item() <= 1
     assert not CoPE(d_head=64).table.any() and not FoX(8, 2).intercept.any()
+
+
+@pytest.mark.parametrize("encoding", [FIRE(H, threshold=512), DAPE(H, train_length=4096)])
+def test_networks_are_not_evaluated_in_half_precision(encoding: LayerEncoding) -> None:
+    q, k = torch.randn(2, 1, H, 300, K, generator=torch.Generator().manual_seed(0))
+    queries, keys = project(encoding, q[:, 0], q, k, torch.arange(300) + 4_096)
+    scores, visible = encoding.scores(queries, keys, 0.5), encoding.visible(queries, keys)
+
+    def biased() -> Tensor:
+        bias = encoding.bias(queries, keys)
+        return encoding.adjust(scores if bias is None else scores + bias, visible, queries, keys)
+
+    exact = biased()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(biased(), exact)

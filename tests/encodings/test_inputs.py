@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -74,6 +75,21 @@ def test_overflow_decides_what_a_table_says_of_itself(
     encoding = make(8, 6, overflow=overflow)
     assert encoding.past_training == past_training
     assert ("prefix_consistent" in encoding.claims) == consistent
+
+
+@pytest.mark.parametrize("make", [*(partial(Recursive, 8, cell) for cell in CELLS), partial(Complex, 8)])
+def test_autocast_and_a_narrow_type_lose_no_positions_at_the_input(
+    make: Callable[[], PositionalEncoding],
+) -> None:
+    """In bfloat16 the integer 257 is none."""
+    torch.manual_seed(0)
+    encoding = make()
+    encoding.read_vocabulary(VOCABULARY)
+    x, ids = series(torch.sin, 0.3, 1, 9, 8).float(), torch.arange(9) + 513
+    exact = embedded(encoding, x, ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(embedded(encoding, x, ids), exact)
+    assert near(embedded(encoding, x.bfloat16(), ids), exact.double(), 0.02)
 
 
 def test_initial_values_are_the_documented_ones() -> None:
