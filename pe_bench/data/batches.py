@@ -85,13 +85,12 @@ class TrainingWindows:
         drawn = generator.integers(0, self.crops_through[-1], size=count)
         document = np.searchsorted(self.crops_through, drawn, side="right")
         crops_before = np.append(0, self.crops_through)[document]
-        begin = self.starts[document] + drawn - crops_before
-        windows = np.empty((count, self.size), np.int64)
-        last = len(self.starts) - 1
-        for row in range(count):
-            source = self.joint if document[row] == last else self.tokens
-            windows[row] = source[begin[row] : begin[row] + self.size]
-        return Batch(torch.from_numpy(windows))
+        begins, last = self.starts[document] + drawn - crops_before, len(self.starts) - 1
+        windows = [
+            (self.joint if one == last else self.tokens)[begin : begin + self.size]
+            for one, begin in zip(document, begins, strict=True)
+        ]
+        return Batch(torch.from_numpy(np.array(windows, np.int64)))
 
 
 class TaskWindows:

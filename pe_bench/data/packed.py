@@ -178,13 +178,11 @@ def _pack_side(
     folder: Path, side: str, documents: list[Document], tokenizer: Tokenizer, with_ends: bool
 ) -> dict[str, Any]:
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
-    ids, ends = [], []
-    for encoded in tokenizer.encode_documents((document.text for document in documents), with_ends):
-        ids.append(encoded.ids.astype(dtype))
-        ends.append(encoded.byte_ends)
-    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    texts = (document.text for document in documents)
+    encoded = [(ids.astype(dtype), ends) for ids, ends in tokenizer.encode_documents(texts, with_ends)]
+    ids, ends = [ids for ids, _ in encoded], [ends for _, ends in encoded if ends is not None]
     np.save(folder / f"{side}-tokens.npy", np.concatenate([np.empty(0, dtype), *ids]))
-    np.save(folder / f"{side}-starts.npy", starts)
+    np.save(folder / f"{side}-starts.npy", np.cumsum([0, *map(len, ids)], dtype=np.int64))
     if with_ends:
         np.save(folder / f"{side}-byte_ends.npy", np.concatenate(ends).astype(np.uint32))
     return {"byte_count": sum(len(document.text) for document in documents)}

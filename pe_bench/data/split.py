@@ -5,6 +5,7 @@ A validation document of which the training text holds too much already, by wind
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,18 +34,14 @@ def split_corpus(
         return [], train
     if validation is not None:
         held_out = _without_copies(validation)
-    elif len(train) < FEWEST_DOCUMENTS:
-        train, held_out = _cut_each(train, fraction)
     else:
-        train, held_out = _stratified(train, fraction)
+        train, held_out = (_cut_each if len(train) < FEWEST_DOCUMENTS else _stratified)(train, fraction)
     kept = without_overlap(held_out, train)
     sizes = f"{len(train)} training and {len(held_out)} validation documents"
     require(bool(train), f"{sizes}: use more documents, or a smaller data.validation_fraction")
     require(bool(held_out), f"{sizes}: use more text")
-    share = f"training has more than {MAX_SHARE:.0%} of each one's {WINDOW_BYTES}-byte windows"
-    require(
-        bool(kept), f"{sizes}, and {share}: use more varied text, or name other text by data.validation_path"
-    )
+    message = f"{sizes}, and training has more than {MAX_SHARE:.0%} of each one's {WINDOW_BYTES}-byte windows"
+    require(bool(kept), f"{message}: use more varied text, or name other text by data.validation_path")
     return train, kept
 
 
@@ -60,10 +57,8 @@ def _stratified(documents: list[Document], fraction: float) -> tuple[list[Docume
     # From the longest down, so that the last stratum lacks only short ones.
     by_size = sorted(documents, key=lambda document: (-len(document.text), document.sha256))
     strata = max(1, math.floor(len(documents) * fraction + 1e-9))
-    chosen = set()
-    for stratum in range(strata):
-        begin, end = round(stratum / fraction), round((stratum + 1) / fraction)
-        chosen.add(min(document.sha256 for document in by_size[begin:end]))
+    ends = [round(stratum / fraction) for stratum in range(strata + 1)]
+    chosen = {min(document.sha256 for document in by_size[slice(*pair)]) for pair in pairwise(ends)}
     train = [document for document in documents if document.sha256 not in chosen]
     return train, [document for document in documents if document.sha256 in chosen]
 
@@ -84,7 +79,8 @@ def without_overlap(validation: Sequence[Document], training: Sequence[Document]
     """Return the validation documents of which at most 30 % is in training, and none as a whole."""
     total = sum(len(document.text) for document in training)
     rate = 1 << max(0, (total // KEPT_WINDOWS).bit_length())
-    hashes = _in_order([_sampled(document.text, rate) for document in training])
+    parts = [_sampled(document.text, rate) for document in training]
+    hashes = np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
     copies = {document.sha256 for document in training}
     return [
         document
@@ -121,12 +117,8 @@ def _sampled(text: bytes, rate: int) -> np.ndarray:
     return np.concatenate([chunk[chunk & np.uint64(rate - 1) == 0] for chunk in chunks])
 
 
-def _in_order(parts: list[np.ndarray]) -> np.ndarray:
-    return np.sort(np.concatenate([np.empty(0, np.uint64), *parts]))
-
-
 def _share(text: bytes, trained: np.ndarray, rate: int) -> float:
-    hashes = _in_order([_sampled(text, rate)])  # sorted, because that makes the search five times as fast
+    hashes = np.sort(_sampled(text, rate))  # because that makes the search five times as fast
     if not len(hashes) or not len(trained):
         return 0.0
     indices = np.minimum(np.searchsorted(trained, hashes), len(trained) - 1)
