@@ -125,7 +125,7 @@ def _encoding_pages() -> tuple[dict[str, str], dict[str, str]]:
     And the pictures of those that SITE_PICTURES names: `all`, or names with commas between.
     """
     drawn = os.environ.get("SITE_PICTURES", "").split(",")
-    entries, measured, catalogue_lines = bibliography(), _measured(), _catalogue_lines()
+    entries, measured, costs, catalogue_lines = bibliography(), _measured(), _costs(), _catalogue_lines()
     table = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8").partition(YOU_KNOW_IT_AS)[2]
     other_names = KNOWN_AS.findall(table.partition("\n## ")[0])
     mathml = LatexToMathML()
@@ -138,6 +138,7 @@ def _encoding_pages() -> tuple[dict[str, str], dict[str, str]]:
             ("past the training length", record["past_training"]),
             ("also known as", "; ".join(words for words, here in other_names if name in CODE.findall(here))),
             ("note", names_of(record)),
+            ("a training step", costs.get(label, "")),
         ]
         [subject] = resolve([name])
         shown = page(subject)
@@ -171,6 +172,20 @@ def _catalogue_lines() -> dict[str, str]:
     """Return the catalogue of results with one line, by the encoding that the line is about."""
     rows = re.findall(r"^\|.*\|$", (REFERENCE / "catalogue.md").read_text(encoding="utf-8"), re.MULTILINE)
     return {row.split()[1]: "\n".join([*rows[:2], row]) for row in rows[2:]}
+
+
+def _costs() -> dict[str, str]:
+    """Return what a training step of each encoding costs, as `pe-bench speed` wrote it."""
+    with (REFERENCE / "cost.csv").open(encoding="utf-8", newline="") as file:
+        rows = {row["encoding"].split()[0]: row for row in csv.DictReader(file)}
+    reference = float(rows["nope"]["peak_memory_mb"])
+    return {
+        label: f"{float(row['relative']):.1f} times as long as with `nope` and "
+        f"{float(row['peak_memory_mb']) / reference:.1f} times its memory, at {row['length']} tokens "
+        f"({row['processor']}, {row['threads']} thread, torch {row['torch']}, {row['date'][:10]})"
+        for label, row in rows.items()
+        if row["status"] == "ok"
+    }
 
 
 def _picture(subject: ResolvedEncoding) -> str:

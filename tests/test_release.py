@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 ADDRESS = "https://example.org/bench"
+NOTEBOOKS = ("docs/quick-start.ipynb", "docs/own-encoding.ipynb")
 
 
 @pytest.mark.parametrize(
@@ -41,8 +42,9 @@ def test_each_step_of_a_workflow_is_a_script_of_the_repository():
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    (tmp_path / "scripts").mkdir()
-    for name in ("scripts/release", "pyproject.toml", "CITATION.cff", "README.md"):
+    for folder in ("scripts", "docs"):
+        (tmp_path / folder).mkdir()
+    for name in ("scripts/release", "pyproject.toml", "CITATION.cff", "README.md", *NOTEBOOKS):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 2.3.4\n")
     return tmp_path
@@ -64,6 +66,7 @@ def test_a_release_writes_version_and_address_wherever_they_stand(checkout):
     cited = yaml.safe_load(texts["CITATION.cff"])
     assert (cited["version"], cited["repository-code"]) == ("2.3.4", ADDRESS)
     assert len(re.findall(r"badge\.svg", texts["README.md"])) == 1
+    assert all(f"git clone {ADDRESS} pe-bench" in (checkout / name).read_text() for name in NOTEBOOKS)
 
 
 @pytest.mark.parametrize(

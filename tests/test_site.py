@@ -47,7 +47,7 @@ def test_every_page_of_docs_is_in_the_site_and_its_search(site: Path) -> None:
 
 @pytest.mark.parametrize(
     ("elsewhere", "here"),
-    [("ABF", "rope"), ("mscale", "yarn"), ("CABLE", "fox"), ("GNoPE", "cohere2")],
+    [("ABF", "rope"), ("mscale", "yarn"), ("CABLE", "fox"), ("GNoPE", "cohere2"), ("NAPE", "alibi")],
 )
 def test_search_finds_an_encoding_by_its_other_names(site: Path, elsewhere: str, here: str) -> None:
     entries = json.loads((site / "search/search_index.json").read_text())["docs"]
@@ -84,7 +84,9 @@ def test_the_reference_has_every_command_option_key_encoding_and_call(site: Path
         assert fact in page, fact
     measured = text_of(reference / "encodings" / "alibi.html")
     assert "<svg" in (reference / "encodings" / "alibi.svg").read_text(encoding="utf-8")
-    assert "Measured" in measured and "alibi (stdlib)" in measured
+    assert (
+        "Measured" in measured and "alibi (stdlib)" in measured and "times as long as with nope" in measured
+    )
     for name in names_in("encoding"):
         assert "<math" in (reference / "encodings" / f"{name}.html").read_text(encoding="utf-8"), name
     calls = text_of(reference / "python.html")
