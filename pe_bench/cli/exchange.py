@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,8 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
       pe-bench cite rope alibi > papers.bib
       pe-bench cite --results-dir results
     """
+    from importlib.metadata import version
+
     from pe_bench.runs.find import finished_runs
 
     tables: list[Table] = []

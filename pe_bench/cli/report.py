@@ -9,7 +9,6 @@ from pe_bench import api
 from pe_bench.cli.data import print_data
 from pe_bench.cli.options import command
 from pe_bench.errors import require
-from pe_bench.system.files import require_writable, write_text
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import check_type, parse_lengths
 
@@ -28,6 +27,8 @@ class Outputs:
 
     def __init__(self, options: Mapping[str, Path | None], *, as_json: bool = False) -> None:
         """Raise `UserError` for what cannot be written. as_json: data are printed in place of the table."""
+        from pe_bench.system.files import require_writable
+
         paths = {option: path for option, path in options.items() if path is not None}
         self.files = {option: path for option, path in paths.items() if str(path) != "-"}
         self.printed = [f"{option} -" for option in paths.keys() - self.files.keys()]
@@ -47,6 +48,8 @@ class Outputs:
 
     def write(self, contents: Contents) -> None:
         """Print what is to be printed, and write each file."""
+        from pe_bench.system.files import write_text
+
         for text in self.printed:
             write_out(contents[text.removesuffix(" -")]() or "")
         for option, path in self.files.items():
