@@ -210,7 +210,9 @@ def test_a_validation_document_that_stands_in_training_is_dropped(monkeypatch, s
     monkeypatch.setattr(split, "KEPT_WINDOWS", 100_000 if rate == 1 else 40_000 // (rate - 1))
     taken = int(10_000 * shared)
     text = noise(10_000 - taken, 2) + training.text[5_000 : 5_000 + taken]
-    assert len(without_overlap([Document("validation", text)], [training])) == kept
+    short = Document("copy", b"too short for a window")
+    remaining = without_overlap([Document("validation", text), short], [training, short])
+    assert len(remaining) == kept, "a copy is dropped that is too short for a window to be compared"
 
 
 def test_the_split_is_decided_by_text_and_each_stratum_of_sizes_gives_one_document():
