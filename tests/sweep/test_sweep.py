@@ -62,12 +62,12 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"
 
 
 def started(folder: Path, *arguments: str, **streams) -> subprocess.Popen[str]:
+    """Start a command, of which both streams can be read unless one of them goes elsewhere."""
     write_corpus(folder / "corpus")
     command = [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *arguments]
     options = {"text": True, "cwd": folder, "env": ENVIRONMENT, "start_new_session": True}
-    return subprocess.Popen(
-        command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}, **options
-    )
+    streams = streams or {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **streams, **options)
 
 
 def pe_bench(folder: Path, *arguments: str) -> tuple[int, str, str]:
