@@ -41,13 +41,13 @@ SERVED = [
 
 def test_flex_attention_is_the_reference() -> None:
     assert {"a slope", "buckets", "columns", "a window", "strides of heads", "a sink"} <= {*SERVED}
-    for name in SERVED:
-        for tokens, batch, window in ((130, 2, None), (256, 1, 20)):
-            arguments = (*layer_inputs(tokens, batch=batch), torch.arange(tokens), window)
-            encoding = made(name)
-            with torch.no_grad():
-                fast = fused_flex_attention(encoding, *arguments)
-                assert worst(fast, reference_attention(encoding, *arguments)) < 1e-6, name
+    windowed = ("a slope", "columns", "a window", "a sink")
+    for name, window in [*((name, None) for name in SERVED), *((name, 20) for name in windowed)]:
+        arguments = (*layer_inputs(130), torch.arange(130), window)
+        encoding = made(name)
+        with torch.no_grad():
+            fast = fused_flex_attention(encoding, *arguments)
+            assert worst(fast, reference_attention(encoding, *arguments)) < 1e-6, name
 
 
 @pytest.mark.parametrize(

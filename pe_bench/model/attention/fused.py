@@ -9,6 +9,7 @@ from functools import reduce
 from itertools import groupby
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -117,7 +118,7 @@ def gradient_of_null(null: Tensor, total: Tensor, output: Tensor, gradient: Tens
 
 
 def _beside_null(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, null: Tensor) -> Tensor:
-    heads = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
+    heads = np.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
     q, k, v = (x.expand(*heads, *x.shape[2:]) for x in (q, k, v))
     return cast(Tensor, _BesideNull.apply(q, k, v, null.expand(*q.shape[:-1], 1), _added(mask, q), scale))
 
