@@ -8,8 +8,7 @@ small model's step. This one computes in the type of the parameters, and all mat
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,68 +28,29 @@ EPSILON = 1e-7  # the least norm that a matrix is scaled by, as in PyTorch's Muo
 # The root mean square of an update is about this multiple of the learning rate, as AdamW's is, so that both
 # can share a rate (Liu et al. 2025, arXiv:2502.16982, section 2.2).
 UPDATE_SIZE = 0.2
-ADAMW_STATE = ("exp_avg", "exp_avg_sq", "step")
 
 
-class Groups:
-    """Groups of parameters, each with its settings, and what is kept for each parameter.
-
-    PyTorch's own optimizers import its compiler, which takes a second at the start of every run.
-    """
-
-    def __init__(self, groups: Iterable[dict[str, Any]], **settings: Any) -> None:
-        self.param_groups = [{**settings, **group} for group in groups]
-        self.state: defaultdict[Parameter, dict[str, Any]] = defaultdict(dict)
-
-    def step(self) -> None:
-        """Take one step with every parameter that has a gradient."""
-        raise NotImplementedError
-
-    def alike(self, group: dict[str, Any], kind: Callable[[Parameter], Any]) -> Iterable[list[Parameter]]:
-        """Return the parameters of a group that have a gradient, together where they are of one kind."""
-        together: dict[Any, list[Parameter]] = {}
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                together.setdefault(kind(parameter), []).append(parameter)
-        return together.values()
-
-
-class AdamW(Groups):
-    """AdamW (Loshchilov and Hutter 2019), by PyTorch's fused step of many parameters."""
-
-    @torch.no_grad()
-    def step(self) -> None:
-        operations: Any = torch
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            rates = {"lr": group["lr"], "beta1": beta1, "beta2": beta2, "weight_decay": group["weight_decay"]}
-            for parameters in self.alike(group, lambda parameter: parameter.dtype):
-                for parameter in parameters:
-                    if not self.state[parameter]:
-                        first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                        values = first, second, torch.zeros((), device=parameter.device)
-                        self.state[parameter] = dict(zip(ADAMW_STATE, values, strict=True))
-                means, squares, steps = (
-                    [self.state[parameter][key] for parameter in parameters] for key in ADAMW_STATE
-                )
-                gradients = [parameter.grad for parameter in parameters]
-                operations._foreach_add_(steps, 1)
-                options = {"eps": 1e-8, "amsgrad": False, "maximize": False}
-                operations._fused_adamw_(parameters, gradients, means, squares, [], steps, **rates, **options)
-
-
-class Muon(Groups):
+class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised, for matrices; the weight decay is decoupled, as in AdamW."""
 
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take one step with every parameter that has a gradient."""
         for group in self.param_groups:
-            for parameters in self.alike(group, lambda parameter: parameter.shape):
+            by_shape: dict[tuple[int, ...], list[Parameter]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(tuple(parameter.shape), []).append(parameter)
+            for shape, parameters in by_shape.items():
                 # Of sharded matrices one at a time is whole.
                 together = 1 if is_sharded(parameters[0]) else len(parameters)
-                size = UPDATE_SIZE * math.sqrt(max(parameters[0].shape))
                 for first in range(0, len(parameters), together):
-                    self._move(parameters[first : first + together], group, size)
+                    self._move(
+                        parameters[first : first + together], group, UPDATE_SIZE * math.sqrt(max(shape))
+                    )
 
     def _move(self, parameters: Sequence[Parameter], group: dict[str, Any], size: float) -> None:
         """Move parameters of one shape by `size` times their orthogonalised momentum."""
@@ -138,7 +98,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 class Optimizers:
     """The optimizers of one model, each of its own parameters, that take every step together."""
 
-    def __init__(self, parts: Sequence[Groups]) -> None:
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = parts
         self._part_of = {
             parameter: part for part in parts for group in part.param_groups for parameter in group["params"]
@@ -158,9 +118,8 @@ class Optimizers:
             part.step()
 
     def zero_grad(self) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
 
     def state(self, parameter: Parameter) -> dict[str, Any]:
         """Return what is kept for a parameter, to read or to fill; empty before its first gradient."""
@@ -168,7 +127,8 @@ class Optimizers:
 
     def state_keys(self, parameter: Parameter) -> tuple[str, ...]:
         """Return the names of the tensors kept for a parameter after its first step."""
-        return ("momentum_buffer",) if isinstance(self._part_of[parameter], Muon) else ADAMW_STATE
+        is_muon = isinstance(self._part_of[parameter], Muon)
+        return ("momentum_buffer",) if is_muon else ("exp_avg", "exp_avg_sq", "step")
 
 
 def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
@@ -189,15 +149,16 @@ def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
         else:
             multiple = multiples[own_name] if part == "encoding" else 1.0
             parameter.requires_grad_(multiple > 0)
-            # PyTorch cannot step sharded and other tensors together.
+            # PyTorch cannot step sharded and other tensors in one optimizer.
             group = by_multiple.setdefault((multiple, is_sharded(parameter)), _group(0.0, multiple))
         if train.only and part != train.only:
             parameter.requires_grad = False
         group["params"].append(parameter)
     rest = [group for group in (head, *by_multiple.values()) if group["params"]]
+    adamw = {"lr": train.lr, "betas": train.betas, "fused": True}
     if train.optimizer == "adamw":
-        return Optimizers([AdamW([matrices, *rest], lr=train.lr, betas=train.betas)])
-    return Optimizers([Muon([matrices], lr=train.lr), AdamW(rest, lr=train.lr, betas=train.betas)])
+        return Optimizers([torch.optim.AdamW([matrices, *rest], **adamw)])
+    return Optimizers([Muon([matrices], lr=train.lr), torch.optim.AdamW(rest, **adamw)])
 
 
 def _group(weight_decay: float, lr_multiple: float = 1.0) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from pe_bench.model.decoder import Block, Decoder, build_decoder
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.scores import load_scores
 from pe_bench.training.checkpoint import latest_checkpoint, save_checkpoint
-from pe_bench.training.optimizer import AdamW, Optimizers
+from pe_bench.training.optimizer import Optimizers
 
 ALPHABETS = ("ABCDEFGH", "abcdefgh")
 LETTERS = len(ALPHABETS[0])
@@ -121,7 +121,7 @@ def set_weights(run: Path, code: Path, strength: float = STRENGTH) -> None:
     shutil.rmtree(checkpoint.path)
     shutil.rmtree(run / "scores")
     (run / "eval.csv").unlink()
-    optimizer = Optimizers([AdamW([{"params": [*model.parameters()]}])])
+    optimizer = Optimizers([torch.optim.AdamW(model.parameters())])
     about = (checkpoint.step, checkpoint.train_seconds, checkpoint.loss)
     save_checkpoint(checkpoint.path.parent, model, optimizer, *about)
 

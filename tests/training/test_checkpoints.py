@@ -17,7 +17,7 @@ from pe_bench.training.checkpoint import (
     save_checkpoint,
     tidy_checkpoints,
 )
-from pe_bench.training.optimizer import AdamW, Muon, Optimizers
+from pe_bench.training.optimizer import Muon, Optimizers
 
 
 def trained(optimizer: str = "adamw", steps: int = 2, width: int = 3) -> tuple[nn.Module, Optimizers]:
@@ -28,10 +28,8 @@ def trained(optimizer: str = "adamw", steps: int = 2, width: int = 3) -> tuple[n
         model[1].weight = model[0].weight
     is_muon = {parameter: optimizer == "muon" and parameter.dim() == 2 for parameter in model.parameters()}
     matrices, rest = ([p for p, by_muon in is_muon.items() if by_muon is kind] for kind in (True, False))
-    muon = [Muon([{"params": matrices}], lr=0.01, weight_decay=0.0)] if matrices else []
-    optimizers = Optimizers(
-        [*muon, AdamW([{"params": rest}], lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-2)]
-    )
+    muon = [Muon([{"params": matrices}], lr=0.01)] if matrices else []
+    optimizers = Optimizers([*muon, torch.optim.AdamW(rest, fused=True)])
     take_steps(model, optimizers, steps)
     return model, optimizers
 

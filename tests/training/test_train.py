@@ -15,7 +15,7 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import TrainConfig
 from pe_bench.data.packed import Data, load_data
 from pe_bench.model.decoder import build_decoder
-from pe_bench.training.optimizer import AdamW, Muon, learning_rate
+from pe_bench.training.optimizer import Muon, learning_rate
 from pe_bench.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def test_an_encodings_parameters_learn_at_the_multiple_that_is_set_or_that_the_c
 def test_muon_trains_the_decoders_matrices_adamw_the_rest_and_only_matrices_decay(folder, encoding):
     trainer = trainer_of(folder, f"encoding={encoding}", "model.tie_embeddings=false")
     muon, adamw = trainer.optimizer.parts
-    assert isinstance(muon, Muon) and isinstance(adamw, AdamW)
+    assert isinstance(muon, Muon) and isinstance(adamw, torch.optim.AdamW)
     names, by_muon, decaying = names_of(trainer), set[str](), set[str]()
     for group in trainer.optimizer.param_groups:
         members = {names.pop(id(parameter)) for parameter in group["params"]}
