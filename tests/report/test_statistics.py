@@ -89,6 +89,13 @@ def test_skewed_documents_move_the_bound_on_their_long_side_alone(sign: int) -> 
     assert 2 * plain < far < 2.5 * plain
 
 
+def test_the_mirrored_interval_is_that_of_the_negative_differences() -> None:
+    differences = np.random.default_rng(0).lognormal(size=(3, 30))
+    mirrored, negative = paired_interval(differences).mirrored, paired_interval(-differences)
+    for confidence in (0.95, 0.99):
+        assert mirrored.at(confidence) == pytest.approx(negative.at(confidence))
+
+
 @pytest.mark.parametrize("shape", [(1, 12), (3, 1), (3, 12)])
 def test_the_bounds_at_another_level_enclose_those_below_it(shape: tuple[int, int]) -> None:
     found = paired_interval(np.random.default_rng(0).lognormal(size=shape))
