@@ -176,7 +176,7 @@ def states_of_runs(results_dir: Path) -> Iterator[RunState]:
         name = one_line(run.name)
         try:
             yield _state(run, name)
-        except (RunError, OSError, ValueError, LookupError, TypeError) as error:
+        except (RunError, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
             is_told = isinstance(error, (RunError, UserError, OSError))
             lacking = "result.json or a checkpoint's meta.json lacks steps or loss"
             problem = one_line(first_line(error)) if is_told else lacking

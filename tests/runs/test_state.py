@@ -75,6 +75,12 @@ def test_a_damaged_file_of_a_run_is_named_by_every_command_and_hides_no_other_ru
     assert evaluated.code in (1, 2) and (name == "eval.csv" or name in evaluated.line)
 
 
+def test_steps_that_are_no_number_are_damage(command, results):
+    (run_of(results, "rope") / "result.json").write_text(RESULT.replace("250", "1e999"))
+    listed = command("list", "runs", "--results-dir", str(results))
+    assert listed.code == 0 and "lacks steps or loss" in listed.err
+
+
 def test_runs_that_are_begun_unreadable_or_of_another_version_are_listed_and_reported_as_that(
     command, results, monkeypatch
 ):
