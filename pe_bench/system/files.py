@@ -120,7 +120,8 @@ def require_writable(option: str, path: Path) -> None:
     require(path.parent.is_dir(), message)
     message = f"{option} {path} is not a regular file: name one in a folder"
     require(path.is_file() or not path.exists(), message)
-    allowed = os.access(path if path.exists() else path.parent, os.W_OK)
+    # A file is written beside the old one, and then takes its place.
+    allowed = os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
     require(allowed, f"{option} {path} cannot be written (no permission): name a file elsewhere")
 
 
