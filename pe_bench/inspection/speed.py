@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas
 import torch
+from filelock import FileLock
 from torch import nn
 
 from pe_bench.config.schema import Config
@@ -32,7 +33,7 @@ from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer, tokens_without_query
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
-from pe_bench.system.files import write_text
+from pe_bench.system.files import name_write_errors, write_text
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid
 from pe_bench.system.machine import (
     PeakMemory,
@@ -309,10 +310,14 @@ def read_rows(path: Path) -> pandas.DataFrame:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Append rows to a file, in place of those that measured the same."""
+    """Append rows to a file, in place of those that measured the same.
+
+    A lock makes the later of two commands read what the other wrote.
+    """
     texts = [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
-    every = pandas.concat([read_rows(path), pandas.DataFrame(texts, columns=COLUMNS)])
-    write_text(path, every.drop_duplicates(KEY, keep="last").to_csv(index=False))
+    with name_write_errors(path), FileLock(path.with_name(path.name + ".lock")):
+        every = pandas.concat([read_rows(path), pandas.DataFrame(texts, columns=COLUMNS)])
+        write_text(path, every.drop_duplicates(KEY, keep="last").to_csv(index=False))
 
 
 # The table: the cheapest encoding at the longest length first, with all its lengths
