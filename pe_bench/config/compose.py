@@ -211,7 +211,9 @@ def _completed(value: Any, search: Sequence[Path], prefix: str) -> Any:
     if "class" not in value:
         part = _chosen_part("encoding", str(value["name"]), search)
         changes = {key: inner for key, inner in value.items() if key not in ("name", "modifiers")}
-        for typed, options in (value.get("modifiers") or {}).items():
+        modifiers = value.get("modifiers") or {}
+        require(isinstance(modifiers, dict), f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
+        for typed, options in modifiers.items():
             modifier = _chosen_part("modifier", typed, search)
             changed = _changed(modifier, options or {}, f"{prefix}.modifiers.{typed}")
             part.setdefault("modifiers", {})[find_name("modifier", typed, search)] = changed
