@@ -87,9 +87,10 @@ def find_runs(
         runs |= dict.fromkeys(_named(name, results_dir, anywhere=anywhere))
     if not where:
         return [_finished(run) if anywhere else run for run in runs]
-    among = {run.name for run in runs}
+    among, folder = {run.name for run in runs}, runs_folder(results_dir)
     rows = [row for row in read_all(results_dir).rows if not runs or row.run in among]
-    selected = {row.run for row in RunValues(folders_in(runs_folder(results_dir))).select(rows, where)}
+    require(bool(rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
+    selected = {row.run for row in RunValues(folders_in(folder)).select(rows, where)}
     words = " ".join(map(str, where))
     require(bool(selected), f"no run meets --where {words}: `pe-bench list runs` shows what there is")
     return [run for run in finished_runs(results_dir) if run.name in selected]

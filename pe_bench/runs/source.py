@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.errors import require
+from pe_bench.errors import UserError, require
 from pe_bench.runs.find import CONDITION, find_run, find_runs, is_checkpoint, parse_condition
 from pe_bench.runs.folder import FirstStage, read_config
 from pe_bench.runs.gather import read_result
@@ -84,9 +84,13 @@ def scored_as(config: Config, scores: EvalConfig) -> Config:
 def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path:
     """Return the only run with the seed, the data and the model of `config` that meets conditions."""
     where = [parse_condition(part) for part in word.split(",")]
+    try:
+        runs = find_runs([], Path(config.results_dir), where)
+    except UserError as error:
+        raise UserError(f"{key}={word}: {error}") from error
     runs = [
         run
-        for run in find_runs([], Path(config.results_dir), where)
+        for run in runs
         if (read_result(run) or {}).get("data_hash") == data_hash and _is_alike(read_config(run), config)
     ]
     what = f"seed={config.seed} on this data with this model"

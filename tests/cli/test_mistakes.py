@@ -46,6 +46,8 @@ train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
 train --config-dir -> '--config-dir' requires an argument
 train --config-dir /nowhere -> --config-dir /nowhere is not a folder
+train encoding=local_global 'encoding.global={name: rope, modifiers: [logn]}' -> must be a mapping
+train 'train.from="encoding=rope"' -> train.from=encoding=rope: no scored run
 train train.from=elsewhere -> no finished run 'elsewhere'
 train data=pg19 -> data=stdlib
 eval -> no finished run
