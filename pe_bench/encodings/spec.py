@@ -212,7 +212,7 @@ class EncodingSpec:
                 )
                 hashes_of_files = "".join(f"; {path} has {value}" for value, path in hashes.items())
                 raise UserError(
-                    f"this run's encoding is code from outside pe-bench, {location}:{name} with hash "
+                    f"this run's encoding is code from outside pe-bench, {part.values['class']} with hash "
                     f"{code_hash}{hashes_of_files}: {way if files else 'name its file with --code FILE.py'}, "
                     "if you trust it"
                 )
