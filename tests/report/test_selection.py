@@ -11,10 +11,7 @@ from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_markdown
 from pe_bench.report.selection import Selection, parse_by
-from pe_bench.report.statistics import (
-    corrected_comparisons,
-    paired_interval,
-)
+from pe_bench.report.statistics import corrected_comparisons, paired_interval
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file
 

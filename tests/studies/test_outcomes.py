@@ -16,15 +16,7 @@ from pe_bench.report.records import Paired
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows
 from pe_bench.studies.claims import Judged, Measurements, Outcome
-from pe_bench.studies.outcomes import (
-    Level,
-    Outcomes,
-    compare,
-    levels_of,
-    read_table,
-    render,
-    write_levels,
-)
+from pe_bench.studies.outcomes import Level, Outcomes, compare, levels_of, read_table, render, write_levels
 from pe_bench.studies.study import KINDS, Claim, Progress, Step, Study, Sweep
 
 STUDY = Study("A toy", "why?", "nobody", 1, (Sweep(["rope"]),), [1.0], (), name="toy", path=Path("toy.yaml"))
