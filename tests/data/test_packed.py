@@ -1,8 +1,13 @@
 """Data are packed once, opened from the cache, and a broken cache is never used."""
 
 import errno
+import json
+import multiprocessing
 import os
 import random
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -140,3 +145,74 @@ def test_a_build_that_fails_leaves_nothing_and_a_full_disk_is_one_line(root, tmp
     for build in builds:
         with pytest.raises(RunError, match="is full: set another cache_dir"):
             cached_folder(root, "key", build)
+
+
+def test_a_tokenizer_is_what_it_makes_of_a_text_wherever_its_file_lies(corpus, root, tmp_path):
+    def load(folder: str, change: Callable[[dict], object] = lambda values: None) -> packed.Data:
+        values = json.loads(json.dumps(original))
+        change(values)
+        path = tmp_path / folder / "tokenizer.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(values))
+        return load_data(corpus, TokenizerConfig(kind="file", name=str(path)), str(root))
+
+    load_data(corpus, TokenizerConfig(kind="bpe", vocab_size=280), str(root))
+    original = json.loads((entries(root)[0] / "tokenizer.json").read_text())
+    first, second = load("a"), load("b")
+    assert first.hash == second.hash and (first.tokenizer, second.tokenizer) == ("a", "b")
+    assert load("c", lambda values: values.update(version="1.0", truncation=None)).hash == first.hash
+    changes = [
+        lambda values: values["model"]["merges"].reverse(),
+        lambda values: values["pre_tokenizer"].update(add_prefix_space=True),
+        lambda values: values.update(normalizer={"type": "Lowercase"}),
+        lambda values: values["model"].update(ignore_merges=True),
+    ]
+    hashes = {load("a", change).hash for change in changes}
+    assert len(hashes) == len(changes) and first.hash not in hashes
+
+
+def _killed_while_packing(corpus: DataConfig, root: Path, ready) -> None:
+    def stop(folder: Path, *rest) -> None:
+        np.save(folder / "train-tokens.npy", np.zeros(3, np.uint16))
+        ready.set()
+        time.sleep(60)
+
+    packed._pack = stop  # type: ignore[assignment]
+    load_data(corpus, TokenizerConfig(), str(root))
+
+
+def test_a_killed_build_is_not_mistaken_for_a_finished_one_and_is_cleaned_up(corpus, root):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    child = context.Process(target=_killed_while_packing, args=(corpus, root, ready))
+    child.start()
+    assert ready.wait(20)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    child.join()
+    assert [path.name.startswith(files.TEMPORARY) for path in entries(root)] == [True]
+    data = load_data(corpus, TokenizerConfig(), str(root))
+    assert len(data.train.tokens) == data.train.byte_count
+    assert [path.name.startswith(files.TEMPORARY) for path in entries(root)] == [False]
+
+
+def _build_slowly(root: Path, log: Path) -> None:
+    def build(folder: Path) -> dict:
+        with log.open("a") as file:
+            file.write("built\n")
+        time.sleep(0.3)
+        (folder / "file").write_text("content")
+        return {}
+
+    cached_folder(root, "key", build)
+
+
+def test_two_processes_build_an_entry_once(tmp_path, root):
+    context = multiprocessing.get_context("spawn")
+    log = tmp_path / "log"
+    children = [context.Process(target=_build_slowly, args=(root, log)) for _ in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert log.read_text() == "built\n" and files._is_whole(root / "key")

@@ -15,13 +15,15 @@ from torch.nn import functional
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.inspection.check.case import layer_inputs
-from pe_bench.model.attention import NATIVE, attention, choose, native, reference_attention
+from pe_bench.model.attention import CHUNK, NATIVE, attention, choose, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_column_attention
 from pe_bench.native import build
 
 B, H, K = 2, 3, 20
 SCALE = 0.2
 ROUNDING = 2.0**-8  # of one number to bfloat16, relative to it
+UNIT = 2.0**-24  # of one to float32
+LARGE = 2**17  # of logits: their last place is 2^-6
 on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="tiles are of x86")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -203,3 +205,47 @@ def test_a_kernel_whose_first_trial_is_wrong_is_not_used(monkeypatch: pytest.Mon
     monkeypatch.setattr(native, "_forward", lambda *inputs: forward(*inputs[:-1], 1.01 * inputs[-1]))
     tried = native._tried(right, torch.float32)
     assert tried.library is None and "wrong by" in tried.description
+
+
+def of_exact_scores(tokens: int, offset: int) -> list[Tensor]:
+    """Return queries, keys, values and a gradient of the output; all logits lie around `offset`."""
+    generator = torch.Generator().manual_seed(tokens)
+    q = torch.randint(-2, 3, (1, 2, tokens, 16), generator=generator).float()
+    k = torch.randint(-4, 5, (1, 2, tokens, 16), generator=generator).float() / 4
+    q[..., 0], k[..., 0] = 4 * offset, 1
+    v, slope = torch.randn(2, 1, 2, tokens, 16, generator=generator)
+    return [q, k, v, slope]
+
+
+def plain_results(attend: Callable[..., Tensor], tensors: list[Tensor], window: int | None) -> list[Tensor]:
+    q, k, v, slope = tensors
+    leaves = [leaf.detach().requires_grad_() for leaf in (q, k, v)]
+    output = attend(
+        LayerEncoding(), q.new_zeros(1, q.shape[-2], 32), *leaves, torch.arange(q.shape[-2]), window
+    )
+    return [output.detach(), *torch.autograd.grad((output * slope).sum(), leaves)]
+
+
+def errors(attend: Callable[..., Tensor], tensors: list[Tensor], window: int | None = None) -> list[float]:
+    """Return the largest errors of the output and of the gradients of queries, keys and values."""
+    truth = plain_results(reference_attention, in_doubles(tensors), window)
+    return [
+        worst(one, other) for one, other in zip(plain_results(attend, tensors, window), truth, strict=True)
+    ]
+
+
+@here
+@pytest.mark.parametrize("offset", [0, LARGE])
+def test_a_kernel_is_as_exact_as_promised_however_large_logits_are(offset: int) -> None:
+    tensors = of_exact_scores(300, offset)
+    ours, reference = (errors(attend, tensors) for attend in (attention, reference_attention))
+    assert all(a <= 2 * b for a, b in zip(ours, reference, strict=True)), (ours, reference)
+    # PyTorch's own keeps the bound that the docs give.
+    q, k, v, slope = (tensor.norm(dim=-1).max().item() for tensor in tensors)
+    for window in (1, 8):
+        assert choose(LayerEncoding(), tensors[0], torch.arange(300), window) == CHUNK
+        logit = 0 if window == 1 else offset + 10
+        of_logit = UNIT * (logit + 16) * slope * v / 4
+        bounds = [UNIT * 16 * v, of_logit * k, window * of_logit * q, window * UNIT * (logit + 16) * slope]
+        pairs = zip(errors(attention, tensors, window), bounds, strict=True)
+        assert all(error <= bound for error, bound in pairs)
