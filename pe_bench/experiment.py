@@ -136,7 +136,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         model = build_decoder(config, data.vocabulary, encoding)
     dry_run_training(model, config.train.length, config.encoding["name"])
     learns = not config.train.only or any(model.encoding.lr_multiples(config.train.encoding_lr).values())
-    require(learns, f"train.only=encoding: {encoding.label} has no parameters to train")
+    require(learns, f"train.only=encoding: {encoding.label} has no parameters to train: leave it out")
     dtype = resolve_precision(config.precision, config.device)
     facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
     folder = run or runs_folder(Path(config.results_dir)) / run_name(config, facts)
@@ -261,7 +261,7 @@ def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:
 def _train_and_score(
     job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
 ) -> list[Row]:
-    """Train a run that is not trained, in steps that `group` takes together, and score what is not scored."""
+    """Train a run unless it is trained, in the processes of `group`, and score what is not scored yet."""
     run, is_finished = job.folder, read_result(job.folder) is not None
     rows = scored_rows(job, plans) if is_finished else []
     is_scored = len(rows) == len(plans)
@@ -374,9 +374,10 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 def load_finished(
     run: Path, config: Config, planner: Planner = make_plans
 ) -> tuple[Job, list[Plan], Checkpoint | None]:
-    """Load a finished run to score at the lengths of its `config`, whose classes are `trusted`.
+    """Load a finished run to score at the lengths of its `config`.
 
-    Return with it what it is scored on, and its weights: None for a checkpoint, whose model has its own.
+    Return its job, the plans to score, and its trained weights, which are None for a checkpoint of another
+    program: its model has them already.
     """
     result = read_result(run) or {}
     job, plans = load(config, planner, run)
@@ -410,10 +411,10 @@ def score_finished(
 ) -> list[Row]:
     """Score what `load_finished` loaded, then its weights under `replacements`; return the rows.
 
-    They are gathered where the run is one of `results_dir`. A checkpoint becomes a finished run here.
+    The rows of a run in `results_dir` are added to its results.csv. A checkpoint becomes a finished run here.
     judge: a run whose scores decide which targets are key. It gets no key targets itself: they flatter it.
-    waits: called with the reason where another process works on the run, which is then waited for; without
-    it, that is an error.
+    waits: called with a message before this waits for another process that works on the run; if None, such a
+    process is an error.
     """
     run = job.folder
     if judge is not None and judge.resolve() == run.resolve():

@@ -42,7 +42,7 @@ from pe_bench.values import check_type
 
 DEFAULT = ("yarn", "rope_ntk", "rope_pi")
 SEARCHED = "searched.json"
-OF_RUN = ("encoding.", "model.", "data.", "tokenizer.", "train.")  # keys that the seeds of one training share
+OF_RUN = ("encoding.", "model.", "data.", "tokenizer.", "train.")  # keys in which runs may not differ
 SHARE_OF_RATE = 0.2  # of the first stage's learning rate
 
 
@@ -113,14 +113,16 @@ def extend_runs(
 
 
 def _check(runs: Sequence[Path], config: Config, overrides: Sequence[str], *, is_trained: bool) -> None:
-    """Raise `UserError` for runs that are not seeds of one, and for overrides that no job has."""
+    """Raise `UserError` for runs that differ in more than the seed, and for overrides that no job has."""
     names = ", ".join(run.name for run in runs)
     message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
     require(config.checkpoint is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
     keys = [key for key in folders[0].flat_config if key.startswith(OF_RUN)]
     keys = [key for key in keys if len({str(each.flat_config.get(key)) for each in folders}) > 1]
-    message = f"{names} differ in {', '.join(keys[:3]) or 'their code'}: name the seeds of one training"
+    message = (
+        f"{names} differ in {', '.join(keys[:3]) or 'their code'}: name runs that differ only in the seed"
+    )
     require(len({(row.setting, row.encoding) for each in folders for row in each.rows}) == 1, message)
     typed = [each for each in map(parse_override, overrides) if "hydra" not in each.key]
     single = [each for each in typed if len(values_of(each)) < 2]

@@ -81,7 +81,7 @@ class WeightsAndBiases:
             resume=None if mode == "offline" else "allow",
             settings=self.library.Settings(silent=True, disable_git=True, save_code=False),
         )
-        # Of records with one id the last that is sent replaces the others: each has all steps.
+        # The last record sent replaces others with its id, so each gets all steps.
         for step in read_log(run / "train.csv", first) if mode == "offline" else []:
             self.step(step)
 
@@ -152,8 +152,8 @@ class MLflow:
 
 
 # Each takes the run's directory, its configuration, and the step from which it goes on. `step` records a row
-# of train.csv, and `results` all rows under the run's own encoding, some of which it may have had before, its
-# tables and their picture.
+# of train.csv. `results` records all rows under the run's own encoding, perhaps some of them again, and its
+# tables with their picture.
 TRACKERS: dict[str, Callable[[Path, Config, int], Any]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,

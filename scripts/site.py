@@ -120,9 +120,9 @@ def _encodings() -> str:
 
 
 def _encoding_pages() -> tuple[dict[str, str], dict[str, str]]:
-    """Return a page for each encoding: formula, facts, what `show` prints, what was measured, and its BibTeX.
+    """Return a page for each encoding (formula, facts, what `show` prints, scores, BibTeX), and pictures.
 
-    And the pictures of those that SITE_PICTURES names: `all`, or names with commas between.
+    There are pictures of the encodings that SITE_PICTURES names: `all`, or names with commas between.
     """
     drawn = os.environ.get("SITE_PICTURES", "").split(",")
     entries, measured, costs, catalogue_lines = bibliography(), _measured(), _costs(), _catalogue_lines()
@@ -169,7 +169,7 @@ def _measurements(line: str | None, levels: Sequence[Sequence[str]]) -> list[str
 
 
 def _catalogue_lines() -> dict[str, str]:
-    """Return the catalogue of results with one line, by the encoding that the line is about."""
+    """Return, by encoding, the table of the catalogue of results with that encoding's line alone."""
     rows = re.findall(r"^\|.*\|$", (REFERENCE / "catalogue.md").read_text(encoding="utf-8"), re.MULTILINE)
     return {row.split()[1]: "\n".join([*rows[:2], row]) for row in rows[2:]}
 

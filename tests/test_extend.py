@@ -87,7 +87,7 @@ def test_of_one_name_the_runs_are_meant_that_try_did_not_make(
         run.name[:7] for run in pe_bench.extend("rope", "2x", "yarn", results_dir=folder / "results").runs
     ] == ["rope-s0"]
     outcome = command("extend", "rope-s[12]*", "--results-dir", str(folder / "results"))
-    assert outcome.code == 2 and "differ in train.steps: name the seeds of one training" in outcome.line
+    assert outcome.code == 2 and "differ in train.steps: name runs that differ only in" in outcome.line
 
 
 @pytest.mark.parametrize("encoding", ["longrope", "temperature"])

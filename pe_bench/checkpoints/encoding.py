@@ -131,9 +131,9 @@ def _caught(
 
 
 def _explain(model: nn.Module, actual: Tensor, plain: Tensor) -> tuple[Rotation | None, bool]:
-    """Return the rotation between queries [1, H, T, K], if any, and whether it was found.
+    """Return the rotation from `plain` to `actual` queries [1, H, T, K], if any, and whether that is known.
 
-    Its frequencies, and the factor of cosines and sines, are those of one of the model's rotary modules.
+    It has the frequencies, and the factor of cosines and sines, of one of the model's rotary modules.
     """
     if _same(actual, plain):
         return None, True
@@ -224,7 +224,7 @@ def neutral(name: str) -> dict[str, Any]:
 
 
 def _candidates(rotation: Rotation, group: Mapping[str, Any], train_length: int) -> Iterator[dict[str, Any]]:
-    """Yield encodings that a rotation may be, with the numbers in a group of the configuration."""
+    """Yield encodings that a rotation may be, with numbers from a group of the checkpoint's config."""
     pairs, width = len(rotation.frequencies), rotation.d_head
     turning = sum(frequency != 0 for frequency in rotation.frequencies)
     base = float(group.get("rope_theta") or 10_000.0)

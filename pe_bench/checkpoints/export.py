@@ -35,7 +35,7 @@ EXPORTED = (
     "rope, p_rope, nope, rope_pi, rope_ntk, rope_dynamic_ntk, yarn, llama3 and longrope, each also with the "
     "modifier sliding_window; smollm3, cohere2, and local_global of one rotation and nope"
 )
-NO_MODEL = f"no model of transformers has the encoding {{}}: these can be exported: {EXPORTED}"
+NO_MODEL = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED}"
 MAX_DIFFERENCE = 1e-4  # of logits, over the largest
 COMPARED_TIMES = 2  # the training length
 WINDOW = "sliding_window"  # a key of transformers' configurations

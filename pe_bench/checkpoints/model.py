@@ -25,13 +25,13 @@ FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
 class CheckpointModel(LanguageModel):
-    """A model of transformers whose layers attend through our attention, or as they are.
+    """A model of transformers whose layers use our attention, or their own.
 
-    state: what its attention reads; None for a model that attends as it is. fixed: the encodings of layers
+    state: what our attention reads; None for a model with its own. fixed: the encodings of layers
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
-    the model's own rotation is undone. begin: the token that stands first in each window. max_positions: the
-    size of a table of positions, if it has one. reads_beside_attention: information passes layers in other
-    ways too.
+    the model's own rotation is undone. begin: the first token of each window. max_positions: the
+    size of a table of positions, if it has one. reads_beside_attention: tokens also affect each
+    other outside attention.
     """
 
     def __init__(self, model: Any, encoding: Composition, n_layers: int, begin: int | None = None) -> None:
@@ -84,7 +84,7 @@ class CheckpointModel(LanguageModel):
             self.state.is_neutral = self.is_neutral
         try:
             return self.trunk(**arguments)[0][:, first:]
-        except (IndexError, RuntimeError) as error:  # of a table that ends, or of a model that is as it is
+        except (IndexError, RuntimeError) as error:  # past a table's end, or from the model's own attention
             is_of_length = isinstance(error, IndexError) or self.state is None
             if is_out_of_memory(error) or not is_of_length:
                 raise
@@ -95,7 +95,7 @@ class CheckpointModel(LanguageModel):
 
     def find_table(self, length: int) -> None:
         """Find whether a table of positions ends at the length that the configuration states."""
-        if self.takes_positions:  # another table shows only past its end
+        if self.takes_positions:  # the end of any other table shows only past it
             try:
                 self.hidden(torch.zeros(1, 2, dtype=torch.long), torch.tensor([length - 1, length]))
             except (LengthError, RuntimeError):

@@ -1,7 +1,7 @@
 """A checkpoint ready to be scored: its sizes, its training length, how its texts begin, and its model.
 
-Before every score random tokens pass through the model with transformers' attention and with ours. The logits
-of some tokens, spread over all, may differ by a small share of the largest one.
+Before scoring, random tokens pass through the model with transformers' attention and with ours. The logits of
+a sample of tokens may differ by a small share of the largest logit.
 """
 
 import inspect
@@ -155,7 +155,7 @@ def open_checkpoint(
             model.masks, model.is_neutral = [layer.mask for layer in answer.layers], is_ours
             split_feedforward(loaded)
             difference = require_equality(model, sizes.n_heads)
-            # Layers that mix neighbouring tokens in other ways have a short convolution.
+            # Some layers also mix neighbouring tokens by a short convolution.
             model.reads_beside_attention = any(isinstance(part, nn.Conv1d) for part in loaded.modules())
     except UserError as error:
         raise UserError(f"{source.name}: {error}; {PLAIN}") from error

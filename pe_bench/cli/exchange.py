@@ -1,4 +1,4 @@
-"""What leaves a folder of results, and what comes into one: `cite`, `export` and `import`."""
+"""The commands `cite`, `export` and `import`, which exchange results with others."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ CITED = re.compile(r"^  (eprint|url|note) = {(.*)}", re.MULTILINE)
 
 @command("cite")
 def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> None:
-    """Print BibTeX of pe-bench, and of what a table compares.
+    """Print BibTeX entries for pe-bench and for what a table compares.
 
-    Without RUN, the table is that of the newest run. Entries are of encodings, scalings and data.
+    They cite the table's encodings, scalings and data. Without RUN, the table is the newest run's.
 
     runs RUN: Runs by encoding, name, the beginning of a name, or path.
     results_dir DIR: The folder of runs and results.csv.
@@ -53,7 +53,7 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
 
 
 def bibliography() -> dict[str, str]:
-    """Return the entries that are shipped, by what an encoding's docstring cites: arXiv:ID, or an address."""
+    """Return the shipped entries by what an encoding's docstring cites: arXiv:ID, or an address."""
     from pe_bench.config.groups import config_dir
 
     entries = {}
@@ -87,7 +87,7 @@ def export(name: str, *, folder: Path, results_dir: Path = Path("results")) -> N
     sliding_window, smollm3, cohere2, and local_global of rope and nope.
 
     name RUN: A run by encoding, name, the beginning of a name, or path.
-    folder DIR: A new folder, which transformers then loads.
+    folder DIR: A new folder, which transformers can load.
 
     Examples:
       pe-bench export rope --hf FOLDER
@@ -103,8 +103,8 @@ def export(name: str, *, folder: Path, results_dir: Path = Path("results")) -> N
 def import_(folders: Sequence[Path], **options: Any) -> None:
     """Copy finished runs from elsewhere into the folder of results.
 
-    Each run is checked as a stranger's, and copied whole or not at all. A run that is here already
-    stays as it is.
+    Each run is checked as if it came from a stranger, and copied whole or not at all. A run that is
+    here already stays as it is.
 
     folders FOLDER: Runs, folders of runs, or folders of results.
 

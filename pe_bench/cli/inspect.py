@@ -109,7 +109,7 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
 
 
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
-    """Yield a table of all encodings and, of each, one of what failed or, if `verbose`, of everything."""
+    """Yield a table of all encodings, then one for each: of what failed or, if `verbose`, of everything."""
     from pe_bench.cli.tables import plain_grid
     from pe_bench.system.grid import Cell
 
@@ -173,7 +173,7 @@ def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir:
         from pe_bench.cli.tables import print_grids
 
         is_one = plot is None and len(arguments) == 1
-        require(is_one, "show takes one checkpoint at a time, and draws no picture of it")
+        require(is_one, "show takes one checkpoint at a time, without --plot: leave out the rest")
         print_grids([layers_of(arguments[0])])
     elif any(re.match(r"\+*task[.=]", argument) for argument in arguments):
         from pe_bench.inspection.page import task_page
@@ -187,7 +187,7 @@ def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir:
 def _show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence[Path]) -> None:
     """Print the page of each encoding, and draw them.
 
-    Raises `UserError` for arguments and files that cannot be, before anything is printed.
+    Raises `UserError` for invalid arguments and files before anything is printed.
     """
     from pe_bench.inspection.resolve import resolve
     from pe_bench.plot.paper import picture_format, save_picture

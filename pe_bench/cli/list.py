@@ -26,7 +26,7 @@ ABOUT_STUDIES = (
 
 
 class Listing(NamedTuple):
-    """What a program reads of a list; for people, what each column shows of a record, and lines below."""
+    """A list: its records for programs; for people, what each column shows of a record, and lines below."""
 
     records: Sequence[Record]
     columns: Mapping[str, Callable[[Record], Any]]
@@ -172,7 +172,7 @@ def _models() -> Listing:
         for model in models
     ]
     sizes = {"layers": itemgetter("n_layers"), "width": itemgetter("d_model"), "heads": itemgetter("n_heads")}
-    remark = f"parameters: with the {BYTES} tokens of tokenizer=bytes; each other token adds the width"
+    remark = f"parameters: with the {BYTES} tokens of tokenizer=bytes; each further token adds the width"
     return Listing(records, {"model": itemgetter("name"), **_fields("parameters"), **sizes}, [remark])
 
 

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 TEXTS = ("--csv", "--markdown", "--latex")
 HINTS = ("intervals: --details", "marks: docs/marks.md", "picture: --plot curve.png")
-# Makes a text, or draws a picture to a file, for the option that names the file.
+# For each option that names a file: returns its text, or draws a picture to it.
 Contents = Mapping[str, Callable[..., str | None]]
 
 
 class Outputs:
-    """What a command writes beside its table, by the option that names the file; `-` prints a text."""
+    """The files that a command writes beside its table, by option; `-` prints a text instead of the table."""
 
     def __init__(self, options: Mapping[str, Path | None], *, as_json: bool = False) -> None:
-        """Raise `UserError` for what cannot be written. as_json: data are printed in place of the table."""
+        """Raise `UserError` for what cannot be written. as_json: data replace the table."""
         from pe_bench.system.files import require_writable
 
         paths = {option: path for option, path in options.items() if path is not None}
@@ -125,7 +125,7 @@ def report(
 
 
 def _levels(report: "Report", outputs: Outputs, view: "PlotValues", details: bool) -> Contents:
-    """Print the table, and return what files may have. Raises `UserError` where there is nothing to print."""
+    """Print the table, and return what files can get. Raises `UserError` if there is nothing to print."""
     from pe_bench.report.columns import show, to_csv, to_latex, to_markdown
 
     api.require_levels(report)
@@ -154,7 +154,7 @@ def _levels(report: "Report", outputs: Outputs, view: "PlotValues", details: boo
 
 
 def _probes(report: "Report", outputs: Outputs) -> Contents:
-    """Do the same for probes. Raises `UserError` where nothing was probed."""
+    """Print the tables of probes, and return what files can get. Raises `UserError` if nothing was probed."""
     from pe_bench.report.heat import plot_probes
     from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probes
 

@@ -117,7 +117,7 @@ def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
         for column in ("target_hash", "length", "scored_with")
     )
     names, sweeps = sorted({row.run for row in rows}), runs.study.sweeps
-    # What sweeps differ in sets lines of one panel apart, in place of a panel for each.
+    # Sweeps that differ in these keys are lines of one panel, instead of a panel each.
     values = {
         "train.tokens": {sweep.tokens for sweep in sweeps if not sweep.source},
         "train.lr": {"".join(text for text in each.overrides if "train.lr=" in text) for each in sweeps},

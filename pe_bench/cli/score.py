@@ -27,7 +27,7 @@ def evaluate(
     as_json: bool = False,
     **options: Any,
 ) -> None:
-    """Score runs or checkpoints at other lengths or encodings.
+    """Score runs or checkpoints at other lengths or with other encodings.
 
     Without RUN, --where and --all, the run that finished last is scored. Options
     replace values of the run's configuration. hf:FOLDER and hf:OWNER/NAME are
@@ -72,8 +72,8 @@ def probe(
 ) -> None:
     """Ask runs or checkpoints to find a span of the text.
 
-    A window of validation text ends with the first half of a span that it has
-    somewhere: does that make the second half likelier, and the likeliest of eight
+    Each window of validation text ends with the first half of a span that it also
+    has earlier: does that make the second half likelier, and the likeliest of eight
     endings? No judge model is needed. Without RUN, --where and --all, the run that
     finished last is probed. Finished scores are reused; report --probe shows them.
 
@@ -127,7 +127,7 @@ def _score(
     everything: bool,
     options: dict[str, Any],
 ) -> tuple[list["Run"], list[str]]:
-    """Score the checkpoints or the runs that are named, that meet conditions, or all; else the newest one."""
+    """Score the named checkpoints or runs, runs that meet conditions, or all; by default the newest run."""
     from pe_bench.runs.find import parse_condition, runs_to_score
     from pe_bench.scored import score_each
 
@@ -151,7 +151,7 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def _of_checkpoints(names: Sequence[str], options: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the checkpoints among the names, each with its options; the other names are KEY=VALUE."""
+    """Return the checkpoints among the names, each with its options, which include the names KEY=VALUE."""
     from pe_bench.checkpoints.load import check_prompts, with_one_length
     from pe_bench.scored import read_probe
 

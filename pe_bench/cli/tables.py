@@ -37,10 +37,10 @@ def print_scored(
     as_json: bool,
     **choice: Any,
 ) -> None:
-    """Print the tables of runs, or their data, and where their parts are.
+    """Print the tables of runs, or their data, and where the runs are.
 
-    alone: runs that have tables of their own. together: runs that share tables. choice: of `Selection`, for
-    the shared ones.
+    alone: runs that have tables of their own. together: runs that share tables. choice: fields of `Selection`
+    for the shared tables.
     """
     shared = _shared_tables(together, **choice)
     if as_json:
@@ -57,9 +57,9 @@ def print_scored(
 
 
 def print_run(run: "Run") -> None:
-    """Print the table of one run, and where its parts are, wherever that is.
+    """Print the table of one run in any folder, and where it is.
 
-    There are several tables where its rows contradict each other.
+    There are several tables if rows of the run cannot be compared.
     """
     folder = run.path if run.path.parent.name == "runs" else Path(os.path.abspath(run.path))
     results_dir, in_results = folder.parent.parent, folder.parent.name == "runs"
@@ -78,7 +78,7 @@ def _say_how_to_compare(results_dir: Path) -> None:
 
 
 def _hint(results_dir: Path, runs: Sequence[Path]) -> str:
-    """Return how to see more of what a command printed of these runs."""
+    """Return how to see more about these runs."""
     name = f" {shlex.quote(runs[0].name)}" if len(runs) == 1 else ""
     command = f"pe-bench report{results_option(results_dir)}{name}"
     return f"95 % intervals, controls, speed: {command} --details"
@@ -112,7 +112,7 @@ def print_grids(grids: Iterable[Grid]) -> None:
 def plain_grid(
     headings: Sequence[str], rows: Iterable[Sequence[Cell | Fact]], notes: Sequence[str] = ()
 ) -> Grid:
-    """Return a table in which no name of the first column, and no link of usual length, is broken."""
+    """Return a table that breaks no name of the first column, and no link of usual length."""
     cells = [list(map(_cell, row)) for row in rows]
     columns = [Column(headings[0], is_left=True)]
     for index, heading in enumerate(headings[1:], 1):

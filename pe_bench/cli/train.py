@@ -97,10 +97,10 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
 def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any) -> None:
     """Stretch trained runs to longer texts, in one table.
 
-    Scores the runs unchanged and, without more training, under each encoding; --tokens also trains them
+    Scores the runs unchanged and, without more training, with each encoding; --tokens also trains them
     further with each. Prints one table and draws it: dashed lines without more training, solid ones with.
 
-    runs RUN: Seeds of one encoding, or hf:FOLDER; then KEY=VALUE of the training or of this machine.
+    runs RUN: Runs of one encoding with other seeds, or hf:FOLDER; then KEY=VALUE of training or machine.
     plot FILE: The picture, a PNG, SVG or PDF file.  [default: extend.png in the folder of results]
 
     Examples:

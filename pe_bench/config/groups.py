@@ -41,8 +41,8 @@ def aliases() -> dict[str, str]:
 def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     """Return the name of the file in `group` that was meant, also by an alias or in other letters (`RoPE`).
 
-    `FILE.py:CLASS` is the name of an encoding too. A file in a person's own folder comes
-    before an alias. Raises `UserError` for an unknown name.
+    `FILE.py:CLASS` names an encoding too. A file in a folder of the user's comes before an alias.
+    Raises `UserError` for an unknown name.
     """
     if group == "encoding":
         require_class(typed, search)

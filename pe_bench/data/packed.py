@@ -197,7 +197,7 @@ def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
 
 
 def summary(data: Data, max_length: int) -> str:
-    """Return how much there is, and on a second line how much of validation reaches `max_length` tokens."""
+    """Return the amount of data and, on a second line, how much of validation reaches `max_length` tokens."""
     train, validation = data.train, data.validation
     long = np.flatnonzero(validation.lengths >= max(1, max_length))
     assert validation.byte_ends is not None

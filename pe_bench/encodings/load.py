@@ -35,7 +35,7 @@ class Code(NamedTuple):
 def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     """Load the class that `file.py:Class` refers to, or one of pe-bench's own by `module:Class`.
 
-    `search` are folders in which the file may lie. Raises `UserError`, also for a class that does nothing.
+    `search` are folders to look for the file in. Raises `UserError`, also for a class that does nothing.
     """
     location, _, name = specification.rpartition(":")
     if is_built_in(specification):
@@ -44,7 +44,7 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
         except ImportError as error:
             raise UserError(f"pe-bench has no encoding {specification}") from error
         return Code(encoding_class, Path(inspect.getfile(encoding_class)), None)
-    require(location.endswith(".py"), f"the class of an encoding is file.py:Class, not {specification}")
+    require(location.endswith(".py"), f"name an encoding's class as file.py:Class, not {specification}")
     path = find_file(location, search)
     encoding_class = _checked(_load_file(path), name, specification)
     _refuse_no_hook(encoding_class)
@@ -109,7 +109,7 @@ def _is_encoding(named: Any) -> TypeGuard[EncodingClass]:
 
 
 def _checked(module: ModuleType, name: str, specification: str) -> EncodingClass:
-    """Return what a specification names. Raises `UserError` where it is no encoding."""
+    """Return the class that a specification names. Raises `UserError` if that is no encoding."""
     named = getattr(module, name, None)
     if not _is_encoding(named):
         classes = [key for key, value in vars(module).items() if _is_encoding(value)]
@@ -133,7 +133,7 @@ def _refuse_no_hook(encoding: EncodingClass) -> None:
 
 
 def _refuse_wrong_declarations(encoding: EncodingClass) -> None:
-    """Raise `UserError` where a class declares what has no meaning."""
+    """Raise `UserError` if a class declares an unknown claim or `past_training`."""
     declared = [("claim", claim, get_args(Claim)) for claim in sorted(encoding.claims)]
     for kind, word, words in [*declared, ("past_training", encoding.past_training, get_args(PastTraining))]:
         require(word in words, f"{encoding.__name__}: {unknown(word, kind, words)}")

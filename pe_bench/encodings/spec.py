@@ -46,7 +46,7 @@ class PartSpec:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """Return the defaults of the constructor, `MISSING` where there is none, by the names of options."""
+        """Return the constructor's default of each option, `MISSING` if it has none."""
         return defaults_of(self.encoding_class)
 
     @cached_property
@@ -207,7 +207,7 @@ class EncodingSpec:
             same_name = [path for path in files if may_differ and path.name == file_name]
             if code_hash not in hashes and not same_name:
                 way = (
-                    "give the file as it was when the run was trained, which its folder has in code/ "
+                    "give the file as it was when the run was trained, from the run's own code/ "
                     f"(--force scores the weights under a changed {file_name} and labels the rows)"
                 )
                 hashes_of_files = "".join(f"; {path} has {value}" for value, path in hashes.items())

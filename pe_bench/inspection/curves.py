@@ -31,7 +31,7 @@ class Scores:
 
 
 def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
-    """Return the numbers of the layers of each kind: they share structure and tables, not parameters."""
+    """Return the numbers of the layers of each kind, which share structure and tables, but not parameters."""
     groups: dict[str, list[int]] = {}
     for number in range(n_layers):
         modules = [module for leaf in leaves_of(encoding.layer(number)) for module in leaf.modules()]
@@ -40,7 +40,7 @@ def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
 
 
 def _traits(module: nn.Module) -> list[object]:
-    """Return what differs between parts of layers: class, options and tables, but the layer's own number."""
+    """Return what tells kinds of parts apart: class, options and tables, but not the layer's number."""
     values = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
     tables = [float(table.double().sum()) for table in module.buffers(recurse=False)]
     return [type(module), sorted((values | {"number": 0}).items()), tables]

@@ -310,7 +310,7 @@ def read_rows(path: Path) -> pandas.DataFrame:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Append rows to a file, in place of those that measured the same.
+    """Write rows to a file, in place of those that measured the same.
 
     A lock makes the later of two commands read what the other wrote.
     """
@@ -353,7 +353,7 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     references = {
         row["length"]: row for row in rows if row["encoding"] == REFERENCE and row["status"] == "ok"
     }
-    # The cheapest at the longest length first, and those without a number there last.
+    # The cheapest at the longest length comes first, and those without a number there last.
     longest = max(row["length"] for row in rows)
     costs = {row["encoding"]: row["relative"] or math.inf for row in rows if row["length"] == longest}
     ordered = sorted(rows, key=lambda row: (costs[row["encoding"]], row["encoding"], row["length"]))

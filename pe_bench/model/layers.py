@@ -56,7 +56,7 @@ def gated(x_BTD: Tensor, gate: nn.Linear, up: nn.Linear) -> Tensor:
 
 
 def feedforward_after(x_BTD: Tensor, read_BTD: Tensor, *weights: Tensor) -> Tensor:
-    """Return x plus what attention read plus the feedforward layer of both, from the weights of a block."""
+    """Return y + feedforward(norm(y)) with y = x + output(read), from the weights of a block."""
     return cast(Tensor, _Feedforward.apply(x_BTD, read_BTD, *weights))
 
 

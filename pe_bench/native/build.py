@@ -158,14 +158,15 @@ def _processor() -> str:
 
 
 def lend_threads(library: ctypes.CDLL) -> None:
-    """Have a library run in the threads of PyTorch's GNU OpenMP; without one it starts its own at every call.
+    """Have a library run in the threads of PyTorch's GNU OpenMP.
 
-    Those of OpenMP wait for work without sleeping, and threads beside them would wait for a processor.
+    Without it, the library starts threads at every call. OpenMP's threads wait for work without sleeping, so
+    other threads would have to wait for a core.
     """
     folder = Path(torch.__file__).parent / "lib"
     beside = (folder.parent.parent / "torch.libs").glob("libgomp*")
     for path in [*folder.glob("libgomp*"), *beside, "libgomp.so.1"]:
-        with suppress(OSError, AttributeError):  # one that is loaded already, and is so PyTorch's
+        with suppress(OSError, AttributeError):  # RTLD_NOLOAD finds only the one that PyTorch has loaded
             loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             library.pe_bench_use_threads(ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p))
             return

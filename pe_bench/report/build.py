@@ -271,7 +271,7 @@ def _with_recall(table: Table, recall: Table) -> Table:
 def _table(key: TableKey, source: Source, rows: Sequence[Row], selection: Selection) -> Table:
     """Return the table of a group of rows; `why` is empty, because it depends on the other tables.
 
-    rows: of which those of positions belong to the lines of all targets.
+    rows: also those of positions, which only lines of all targets have.
     """
     names = {row.run for row in source.rows}
     positions = [row for row in rows if row.protocol == POSITIONS and row.run in names and key.slice == ALL]

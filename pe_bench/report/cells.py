@@ -10,7 +10,7 @@ UNLEARNED = "not learned"
 
 
 def number_text(value: float, sign: str = "") -> str:
-    """Return bits per byte with three decimals, as a power of ten where that would be no number to read.
+    """Return bits per byte with three decimals, in scientific notation if they are huge.
 
     What rounds to 0 has no sign.
     """
@@ -21,7 +21,7 @@ def number_text(value: float, sign: str = "") -> str:
 
 
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
-    """Return a number with its verdict's mark; where that is unclear, after the one on these models alone."""
+    """Return a number with its verdict's mark. The mark for these models alone precedes that of `unclear`."""
     first = VERDICTS.get(of_models, NO_VERDICT).of_models if verdict == "unclear" else ""
     mark = first + VERDICTS.get(verdict, NO_VERDICT).mark
     return Cell(number_text(number, sign), mark, verdict, value=number)
@@ -38,8 +38,7 @@ def has_controls(table: Table) -> bool:
 def short_lengths(table: Table) -> list[int]:
     """Return the lengths beyond the training length, and others that were asked for.
 
-    The training length is one of them where a baseline is compared with there too. All of them where no line
-    has a level at the training length.
+    With a baseline, the training length is one of them. If no line has a level there, all lengths are.
     """
     if not has_trained_level(table):
         return list(table.lengths)
@@ -54,7 +53,7 @@ def short_lengths(table: Table) -> list[int]:
 
 
 def level_at_training(line: Line, table: Table) -> Cell | None:
-    """Return the level at the training length, with no mark but that of what has not learned."""
+    """Return the level at the training length, with no mark except that of `not learned`."""
     record = line.records.get(table.key.train_length)
     if record is None or record.level is None:
         return None
@@ -66,8 +65,8 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
 def value_at(line: Line, length: int, table: Table) -> Cell | None:
     """Return what a line shows at a length: its change, or its difference from the baseline.
 
-    The baseline itself shows its level, and so does every line where none was scored at the training length.
-    A change that is not judged because the model knows nothing would read as one that holds.
+    The baseline shows its level, and so does every line if none was scored at the training length. A model
+    that knows nothing shows no change, because without a verdict it would read as one that holds.
     """
     record = line.records.get(length)
     if record is None or record.level is None:
@@ -87,7 +86,7 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
 
 
 def works_to(line: Line, table: Table) -> Cell:
-    """Return the last length before it breaks, with a `?` where it surely holds to a shorter one only.
+    """Return the last length before it breaks, with a `?` if it surely holds only to a shorter one.
 
     It is `not at all` if the first longer one breaks, and `-` if none was judged.
     """
@@ -102,7 +101,7 @@ def works_to(line: Line, table: Table) -> Cell:
 def context_answer(line: Line) -> Cell:
     """Return one answer for all lengths: yes if it is yes at any, no if it is no at all that were judged.
 
-    A model that surely gains nothing from most of its training length reads nothing that far back.
+    It is `reads nothing` if the model surely gains nothing from most of its training length.
     """
     if line.reads_nothing and any(record.use for record in line.records.values()):
         return Cell("reads nothing")

@@ -127,7 +127,7 @@ def _score_columns(table: Table) -> list[Column]:
 
 
 def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
-    """Return the parts of a line at a length, in the order of the columns of the details."""
+    """Return the cells of a line at a length, in the order of the columns of the details."""
     interval, accuracy = Cell(), Cell()
     if record.answers is not None:
         exact = record.answers.exact
@@ -208,7 +208,7 @@ def show(
 ) -> None:
     """Print tables on the console, standard output by default, each in the short form or with its details.
 
-    hint: where more is shown, in one line, because a command that we broke could not be copied.
+    hint: how to see more, on one line, so that its command can be copied.
     """
     draw_table = _draw_details if details else _draw_short
     grids.show_each([partial(draw_table, table) for table in tables], console, "" if details else hint)

@@ -187,7 +187,7 @@ class Chart:
         if self.values == "change":
             changes = np.array([point.value for point in self.points])
             return scale_of_changes(changes, bands, margin, MIN_SPAN * margin)
-        # Two seeds are the ends of their band themselves.
+        # The band of two seeds goes from one to the other.
         seeds = [edge for point in two for edge in (point.low, point.high)]
         levels = np.array([*(point.value for point in self.points), *seeds])
         return scale_of_levels(levels, bands, MIN_SPAN * margin)

@@ -216,7 +216,7 @@ def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
 
 
 def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
-    """Write the names of curves beside the panel, as near their ends as can be, with thin strokes to these.
+    """Write the names of curves beside the panel, as near their ends as possible, with thin strokes to them.
 
     width and height are in points.
     """
@@ -258,7 +258,7 @@ def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray
 
 
 def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
-    """Give a panel, so many points wide, the chart's axis of lengths, with numbers that far apart.
+    """Give a panel, `width` points wide, the axis of lengths, with numbers at least `gap` points apart.
 
     The training length gets its number first, then the longest.
     """

@@ -25,14 +25,14 @@ from pe_bench.runs.rows import ALL, Row
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
-SOURCES = ("train.from", "train.beside")  # runs, which differ from seed to seed
+SOURCES = ("train.from", "train.beside")  # keys that name a run, another for each seed
 MAX_NAMES = 4  # of lines in one note
 
 Groups = dict[TableKey, list[Row]]
 
 
 def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Groups:
-    """Return the rows of each table; the tables of quick runs are last. by: keys that may differ in one."""
+    """Return the rows of each table; those of quick runs are last. by: keys that may differ in a table."""
     groups = {
         replace(key, **_chosen_values(group[0], runs, by)): group
         for key, group in grouped(rows, lambda row: _table_key(_as_first_stage(row, runs), runs, by)).items()
@@ -46,7 +46,7 @@ def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Grou
 
 
 def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
-    """Return the row as one of its family's first stage would be, whose table it stands in."""
+    """Return the row with the facts of its first stage, in whose table it is."""
     first = runs.folder_of(row.run).first_stage
     if first is None:
         return row
@@ -55,7 +55,7 @@ def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
 
 
 def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
-    """Return the key of a row's table, but for what its runs have in common."""
+    """Return the key of a row's table, without what all its runs chose."""
     model, tokenizer, setting = row.model, row.tokenizer, setting_without(row, runs, by)
     if "model" in by and is_checkpoint(row.model):
         # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
@@ -69,7 +69,7 @@ def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
 
 
 def _order(key: TableKey) -> tuple[object, ...]:
-    """Return what tables are sorted by: protocols and strides are last."""
+    """Return what tables are sorted by: protocols and strides count last."""
     last = ("protocol", "stride_rule", "score_dtype")
     protocols = {"paired": 0, "nonoverlapping": 1, "sliding": 2}
     stride = int(key.stride_rule) if key.stride_rule.isdecimal() else 0
@@ -80,7 +80,7 @@ def _order(key: TableKey) -> tuple[object, ...]:
 
 
 def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
-    """Return a hash of what rows must share to be compared, but for these keys of the configuration."""
+    """Return a hash of what rows must share to be compared, except for these keys of the configuration."""
     if not any("." in key for key in by):
         return row.setting
     config = runs.config_of(row)
@@ -90,15 +90,15 @@ def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a key is one of the model or the training, by which runs differ."""
+    """Return whether a key of the model or the training makes runs differ."""
     return key.partition(".")[0] in ("model", "train") and key.rpartition(".")[2] not in NOT_IDENTITY
 
 
 def _chosen_values(row: Row, runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
-    """Return what a table's runs chose, but for these keys: sizes that their model's name does not imply.
+    """Return what a table's runs chose, except for these keys.
 
-    They are such as `d_model=96`; of a checkpoint its architecture and parameters. And what is chosen of the
-    optimizer.
+    That is settings of the optimizer, and sizes that the model's name does not imply, such as `d_model=96`;
+    for a checkpoint its architecture and parameters.
     """
     config = runs.config_of(_as_first_stage(row, runs))
     training = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
@@ -124,16 +124,16 @@ def _usual_sizes(name: str) -> Mapping[str, Any]:
 
 
 def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:
-    """Return its architecture, where that is known, and its parameters: `Llama, 0.26M`."""
+    """Return a checkpoint's architecture, if known, and its parameters: `Llama, 0.26M`."""
     millions = row.parameters / 1e6
     size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
     return ", ".join(filter(None, (runs.config_of(row).get("checkpoint.architecture"), size)))
 
 
 def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Callable[[Row], str]:
-    """Return a function that says what sets the line of a row apart, beside its encodings.
+    """Return a function that says what tells a row's line from others, beside its encodings.
 
-    That are the values of these keys, and of those in which later stages of one name differ.
+    These are the values of these keys, and of those in which later stages of one name differ.
     """
     is_later = {row.run: runs.folder_of(row.run).first_stage is not None for row in one_a_run(rows)}
     stages = [row for row in rows if is_later[row.run]]
@@ -182,9 +182,9 @@ def few_names(names: Iterable[str]) -> str:
 def groups_of_slice(
     groups: Groups, name: str, runs: ScoredRuns
 ) -> dict[TableKey, tuple[list[Row], list[Row]]]:
-    """Return the rows of a slice in each group, of one judge, and the group's own; none for runs without it.
+    """Return, for each group and judge, the rows of a slice and of the group. Some runs may lack the slice.
 
-    Where runs have other targets of a set in the slice, those that most rows have are kept.
+    If runs have different targets of one set in the slice, the rows with the most common ones are kept.
     """
     if name == ALL:
         return {key: (rows, rows) for key, rows in groups.items()}
@@ -199,15 +199,15 @@ def groups_of_slice(
 
 
 def share_of(rows: Sequence[Row], unsliced: Sequence[Row]) -> float:
-    """Return the share of the targets that are in a slice, by the largest set of them."""
+    """Return the share of the targets in a slice, for the largest set of targets."""
     sizes, counted = ({row.target_hash: row.targets for row in part} for part in (unsliced, rows))
     largest = max(counted, key=lambda target_hash: sizes[target_hash], default=None)
     return 1.0 if largest is None else counted[largest] / sizes[largest]
 
 
 def lacking_runs(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
-    """Return which runs lack the slice, and so are not in the table; empty where none does."""
-    runs = {row.run for row in rows} | {row.judge for row in rows}  # a judge has no key targets that it chose
+    """Return which runs lack the slice, and so are not in the table; empty if none does."""
+    runs = {row.run for row in rows} | {row.judge for row in rows}  # a judge chooses no targets for itself
     lacking = {row.run: row.encoding for row in unsliced if has_number(row) and row.run not in runs}
     if not lacking or not rows:
         return ""

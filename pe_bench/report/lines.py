@@ -34,8 +34,8 @@ Rank = tuple[int, int, int, int, str]
 class Source:
     """What the lines of a table are made of.
 
-    rows: of the table's slice. unsliced: of the same runs, those of all targets, by which it is known what a
-    model has learned at all. ranks: of the sets of targets.
+    rows: of the table's slice. unsliced: of the same runs, on all targets, which show whether a model has
+    learned anything. ranks: of the sets of targets.
     """
 
     rows: Sequence[Row]
@@ -47,9 +47,9 @@ class Source:
 
 
 def lines_of(source: Source, positions: Sequence[Row], by: Callable[[Row], str]) -> list[Line]:
-    """Return the lines of a table with their verdicts, but for those against a baseline.
+    """Return the lines of a table with their verdicts, except those against a baseline.
 
-    by: what else than its encodings sets a line apart.
+    by: returns what tells a row's line from others, beside its encodings.
     """
     return [_make_line(*member, source) for member in _members([*source.rows, *positions], by)]
 
@@ -57,7 +57,7 @@ def lines_of(source: Source, positions: Sequence[Row], by: Callable[[Row], str])
 def anchor_lines(source: Source, name: str) -> list[Line]:
     """Return a line for each anchor that belongs to a table's rows, without verdicts.
 
-    name: of the slice that the rows are of.
+    name: the slice of the rows.
     """
     scored = [row for row in source.rows if row.control == "none"]
     rows = [row for label in (TRIGRAM, COPYING) for row in source.runs.anchors.of(label, scored)]
@@ -71,10 +71,10 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
 
 
 def _members(rows: Iterable[Row], by: Callable[[Row], str]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Yield the rows of each line, with the name of its run where it is one of several, and what `by` says.
+    """Yield each line's run, if the line has only that of several, what `by` says, and the line's rows.
 
-    Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something its
-    name does not show: which of them belong together is not known, and so each is a line.
+    Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something that its name
+    does not show. Which of them belong together is then unknown, so each is a line.
     """
     for (*_, text), of_line in grouped(rows, lambda row: (row.encoding, row.scored_with, by(row))).items():
         of_runs = grouped(of_line, BY_RUN)
@@ -92,8 +92,8 @@ def _is_level(row: Row) -> bool:
 def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anchor: bool = False) -> Line:
     """Return a line.
 
-    The changes of later stages are from their first stage's level. What breaks and what uses context is
-    judged from the longest length that they were trained at.
+    The changes of a later stage are from its first stage's level. Where it breaks and whether it uses context
+    is judged from the longest length that it was trained at.
     """
     scored = [row for row in rows if _is_level(row)]
     names = sorted({row.run for row in scored})
@@ -146,10 +146,10 @@ def _records(
 ) -> tuple[dict[int, Record], bool]:
     """Return the record at each length, and whether the models surely gain nothing within training.
 
-    references: of each run the one whose level at `train_length`, with the encoding that it was trained with,
-    its changes are from. Below that length less context costs by nature, and nothing is judged. Nor is an
-    anchor, or a model that is no better than token frequencies: it would hold by knowing nothing. What models
-    show of a task past their training length that have not learned it there is how little they have learned.
+    references: for each run, the run whose level at `train_length`, with its trained encoding, the changes
+    are from. Below that length nothing is judged, because less context costs by nature. An anchor is not
+    judged either, nor a model that is no better than token frequencies: it would hold by knowing nothing. A
+    model that has not learned its task at the training length is not judged past it.
     """
     sliced, unsliced = (
         [row for row in part if row.run in references.values() and _is_as_trained(row)]
@@ -185,9 +185,9 @@ def make_record(
 ) -> Record:
     """Return the record of `rows`, the seeds of one encoding at one length.
 
-    trained: at the training length, of the runs that `references` names, with their own encoding. Of several
-    sets of targets the levels are of that which most seeds were scored on, then of that ranked highest. The
-    change is of a set that no other line has a part in choosing.
+    trained: rows at the training length of the runs that `references` names, with their own encoding. Of
+    several sets of targets, the levels are of the one that most seeds were scored on, or else of the highest
+    rank. Which set the change is of does not depend on other lines.
     """
     first, scored = rows[0], [row for row in rows if has_number(row)]
     if not scored:
@@ -326,11 +326,11 @@ def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Paired
 def unlearned(
     rows: Sequence[Row], runs: ScoredRuns, counted_on: Mapping[str, Row] = MappingProxyType({})
 ) -> Unlearned:
-    """Return what weights have not learned to beat at their training length; empty where that is not known.
+    """Return what weights have not learned to beat at their training length; empty if nothing, or unknown.
 
-    rows: of a line's runs, of which those with their own encoding count: it is the weights that learn.
-    counted_on: a row of each run whose training tokens the anchors are counted on: a later stage has those of
-    its first stage.
+    rows: of a line's runs. Only those with the trained encoding count: it is the weights that learn.
+    counted_on: for runs whose anchors were counted on another run's training tokens, a row of that run: for a
+    later stage, of its first stage.
     """
     trained = [row for row in rows if _is_as_trained(row) and row.length == row.train_length]
     if any(row.protocol == TASK for row in trained):

@@ -45,8 +45,8 @@ class Note(NamedTuple):
 def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     """Return the notes of the short form, the most important first.
 
-    They say what the numbers and marks are, what a reader has to know of them, which lengths are dropped for
-    want of room, and what other words mean.
+    They say what the numbers and marks mean, what a reader has to know about them, for which lengths there
+    was no room, and what other words mean.
     """
     marks = {mark for line in table.lines for mark in cells.works_to(line, table).mark}
     notes = [
@@ -63,7 +63,7 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
 
 
 def later_text(table: Table) -> str:
-    """Return from which level lines of several training lengths are judged; empty without such lines."""
+    """Return which level lines of several training lengths are judged from; empty without such lines."""
     lengths = sorted({line.longest for line in table.lines} - {0})
     at = " or ".join(map(str, lengths))
     return f"^: from the line's own level at {at}, the longest length that it was trained at" if at else ""
@@ -105,7 +105,7 @@ def _numbers_text(table: Table) -> str:
 
 
 def _whose(table: Table) -> str:
-    """Return whose level a change is from, where that is not clear."""
+    """Return whose level a change is from, if that is not clear."""
     if any(line.longest for line in table.lines):
         return " of the unchanged model"
     is_another = any(line.scored_with != line.encoding for line in table.lines)
@@ -134,7 +134,7 @@ def _marks_text(table: Table) -> str:
 
 
 def _context_text(table: Table) -> str:
-    """Return what the answers on the use of context mean, those that are shown; empty where none is."""
+    """Return what the shown answers on the use of context mean; empty if none is shown."""
     if not cells.has_controls(table):
         return ""
     train_length = table.key.train_length
@@ -355,8 +355,8 @@ def _few_documents(records: Sequence[Record]) -> Iterator[str]:
         return
     fewest, segments = min(record.documents for record in few), max(r.compared.segments for r in few)
     documents = "1 document" if fewest == 1 else f"{fewest} documents"
-    parts = f" and {segments} segments of each" if segments > 1 else ""
-    yield f"{documents} only: intervals over so few{parts} say little about others"
+    parts = f", in {segments} segments each" if segments > 1 else ""
+    yield f"only {documents}{parts}: intervals over so few say little about other documents"
 
 
 def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:

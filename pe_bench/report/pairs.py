@@ -26,11 +26,11 @@ BY_RUN, BY_SEED = attrgetter("run"), attrgetter("seed")  # the same weights; the
 class ScoredRuns(RunValues):
     """The runs of a folder of results with their configurations, their scores, and the anchors beside them.
 
-    The bits per byte of single documents, or segments of them, are read from each score file once.
+    Each score file is read once for the bits per byte of its documents, or of segments of them.
     """
 
     def __init__(self, folder_of: Callable[[str], RunFolder], anchors: StoredAnchors) -> None:
-        """folder_of: by the name of a run."""
+        """folder_of: returns the folder of a run, by its name."""
         super().__init__(lambda name: anchors.folders.get(name) or folder_of(name))
         self.anchors = anchors
         self._means: dict[Row, Means] = {}
@@ -107,9 +107,9 @@ def largest_set(rows: Sequence[Row]) -> str:
 
 
 def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired:
-    """Return the first of each pair minus the second; a pair for each seed.
+    """Return the first row of each pair minus the second; there is a pair for each seed.
 
-    Of several sets of targets it is that which most pairs share. missing: why there is no difference where
+    Of several sets of targets, the one that most pairs have is used. missing: why there is no difference if
     there is no pair.
     """
     chosen = largest_set([row for row, _ in pairs])

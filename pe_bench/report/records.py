@@ -12,9 +12,9 @@ from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 PlotValues = Literal["levels", "change"]  # that pictures draw
 CHECKPOINTS = "checkpoints"  # in place of a model's name, of several
 
-# What is known of a line's weights at their training length: that they are surely worse than the trigram of
-# the same tokens (trigram), or not even surely better than token frequencies (frequencies).
-# Or that they have not surely learned their task there (task).
+# What a line's weights have not learned at their training length: they are surely worse than the trigram of
+# the same tokens (trigram), not even surely better than token frequencies (frequencies), or have not surely
+# learned their task (task).
 Unlearned = Literal["", "trigram", "frequencies", "task"]
 
 
@@ -79,7 +79,7 @@ class ContextUse:
 class Answers:
     """Shares of a task's answers at a length, from 0 to 1.
 
-    exact: of the examples all of whose answers are right. accuracy: of right answers. chance: by guessing.
+    exact: of examples all of whose answers are right. accuracy: of right answers. chance: when guessing.
     """
 
     exact: Interval
@@ -92,11 +92,10 @@ class Record:
     """A line at a length: its levels, and the change with its verdict.
 
     levels: bits per byte, or the share of a task's examples that are right, one for each seed, in the order
-    of the runs' names; level is their mean, and target_hash, targets and documents are theirs. A number that
-    is not known is None. compared: the change against the training length, on the largest set that all seeds
+    of the runs' names; level is their mean, and target_hash, targets and documents are theirs. Unknown
+    numbers are None. compared: the change against the training length, on the largest set that all seeds
     have; changes: that of each seed. baseline: the difference from the table's baseline, in bits per byte,
-    negative being better; none where the table has no baseline, or this is it. use: none where no control was
-    scored.
+    negative is better; None if the table has no baseline, or this is it. use: None if no control was scored.
     """
 
     length: int
@@ -170,14 +169,14 @@ class Position:
 class Line:
     """One encoding, its seeds together; one record for each length that it was scored at.
 
-    run: set only where runs of one encoding share a seed, so that each is a line. runs: all of them. by: what
-    else sets the line apart, such as train.lr=0.003. rows: that it is made of, with those of controls and
-    positions. reads_nothing: whether it surely gains nothing from a quarter to all of its training length.
-    positions: by rising context, empty where they were not scored. forced: scored with an encoding that is
-    not compatible with the trained one. knows_length: it is given the final length of each text. unlearned:
-    what it has not learned to beat. is_anchor: no encoding, but a model that cost no training. longest: of a
-    line of later stages the longest length that it was trained at, from which its break point and its use of
-    context are judged; else 0.
+    run: set only if runs of one encoding share a seed, so that each is a line. runs: all its runs. by: what
+    else tells the line from others, such as train.lr=0.003. rows: what it is made of, with controls and
+    positions. reads_nothing: it surely gains nothing from a quarter to all of its training length. positions:
+    by rising context, empty if they were not scored. forced: it was scored with an encoding that is not
+    compatible with the trained one. knows_length: it is given the final length of each text. unlearned: what
+    it has not learned to beat. is_anchor: it is an n-gram model, not an encoding. longest: for later stages,
+    the longest length that they were trained at, from which the break point and the use of context are
+    judged; else 0.
     """
 
     encoding: str

@@ -46,7 +46,7 @@ AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # fo
 def judge_intervals(
     judge: Callable[[Any], str], interval: Any, of_models: Any, of_seeds: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return the verdicts of a record on its intervals, or answers; none without an interval."""
+    """Return a record's verdicts on its intervals, or its answers; none without an interval."""
     if interval is None:
         return {}
     return {
@@ -99,9 +99,9 @@ def _is_reached(record: Record) -> bool:
 
 
 def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers | None, list[Answers]]:
-    """Return what the seeds of a task answered at a length, then for these models alone and for each of them.
+    """Return a task's answers at a length: over all seeds, for these models alone, and for each seed.
 
-    There are no more than the first for one seed. Raises `RunError`.
+    For one seed, only the first is there. Raises `RunError`.
     """
     right, chance = np.stack([runs.answers(row) for row in rows]), rows[0].chance or 0.0
     exact = (right == 1).astype(float)
@@ -116,7 +116,7 @@ def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers 
 def share_answers(right: np.ndarray, exact: np.ndarray, chance: float) -> Answers:
     """Return the shares of answers, from 0 to 1, both float64 [seeds, examples].
 
-    right: of the answers of each example. exact: 1 where all are, or over several seeds how often.
+    right: the share of right answers of each example. exact: the share of seeds that have them all right.
     """
     return Answers(_interval_of_examples(exact), _interval_of_examples(right), chance)
 
@@ -147,10 +147,10 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def gain_within_training(rows: Sequence[Row], runs: ScoredRuns, train_length: int) -> Paired:
-    """Return what models gain from a quarter to all of their training length; rows: as they were trained.
+    """Return what models gain from a quarter to all of their training length.
 
-    What weights can make of context within training is theirs, whatever they are scored with: another
-    encoding may do worse at a quarter alone.
+    rows: with the trained encoding, because the gain is the weights' own: another encoding may do worse at
+    the quarter alone.
     """
     quarter = [row for row in rows if row.length == quarter_of(train_length)]
     return paired(pairs_of(quarter, [row for row in rows if row.length == train_length]), runs)
@@ -166,8 +166,7 @@ def judge_context(
 ) -> ContextUse | None:
     """Return what the controls of rows at one length say; None where there is no number to control.
 
-    trained: at the training length, beyond which a control tells. why_open: why levels within it leave the
-    answer open, if they do.
+    trained: rows at the training length. why_open: why levels within that leave the answer open, if they do.
     """
     if not any(map(has_number, rows)):
         return None

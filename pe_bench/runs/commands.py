@@ -34,7 +34,7 @@ def remember_command(arguments: Sequence[str]) -> None:
 
 
 def group_of_command() -> str | None:
-    """Return a name that the runs of the command at work have in common; None where it trains one alone."""
+    """Return a name for the group of runs of the current command; None if it trains only one."""
     command = os.environ.get(VARIABLE, "")
     arguments = shlex.split(command)
     is_single = arguments[1:2] == ["train"] and not {"-m", "--multirun"} & {*arguments}

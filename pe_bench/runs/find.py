@@ -67,7 +67,7 @@ def find_run(name: str, results_dir: Path) -> Path:
 
 
 def without_tries(runs: list[Path]) -> list[Path]:
-    """Return the runs that are scored on all documents, unlike those of `try`; all, where there is none."""
+    """Return the runs scored on all documents, as those of `try` are not; if there are none, all runs."""
     return [run for run in runs if RunFolder(run).flat_config.get("eval.half") in (None, "both")] or runs
 
 
@@ -77,8 +77,8 @@ def find_runs(
     """Return the finished runs that names select and that meet all conditions, each once.
 
     A name is a run's encoding, its own, its beginning or a pattern, the name that tables give its encoding,
-    the path of a run, or a checkpoint's. Without names, conditions choose among all runs. A run that is to be
-    scored may lie `anywhere`, and is read. Raise `UserError` for a name of no run, and where none is left.
+    the path of a run, or a checkpoint's. Without names, conditions choose among all runs. With `anywhere`, a
+    run may be outside `results_dir`. Raise `UserError` for a name of no run, and if no run is left.
     """
     runs: dict[Path, None] = {}
     for name in names:
@@ -163,7 +163,7 @@ def _encoding_label(run: Path) -> str:
 
 
 def _finished(run: Path) -> Path:
-    """Return a run. Raise `UserError` where it is not finished, `RunError` where it is damaged."""
+    """Return a run. Raise `UserError` if it is not finished, `RunError` if it is damaged."""
     way_out = "repeat the command that trained it, and it continues"
     require(read_result(run) is not None, f"{run} is not finished: {way_out}")
     return run

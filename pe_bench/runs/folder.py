@@ -225,9 +225,9 @@ Environment = tuple[str, ...]
 class RunRecord:
     """How one run was made.
 
-    commands: as they were typed; note: why some are not there. data: the name, the hash and the tokenizer of
-    each text that it was scored on. environments: where it was trained first, then wherever else scores come
-    from. date: of the training, ISO 8601.
+    commands: as they were typed; note: why some are missing. data: the name, the hash and the tokenizer of
+    each text that it was scored on. environments: first where it was trained, then where else it was scored.
+    date: of the training, ISO 8601.
     """
 
     run: str

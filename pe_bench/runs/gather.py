@@ -78,8 +78,7 @@ def gather(results_dir: Path) -> Gathered:
 def gather_and_warn(results_dir: Path) -> None:
     """Gather the rows of all runs, and print a warning for each that could not be read.
 
-    Where results.csv cannot be written, that is a warning too: the runs are whole without it, and the next
-    command writes it.
+    That results.csv cannot be written is a warning too: no run needs it, and the next command writes it.
     """
     try:
         lines = gather(results_dir).lines
@@ -155,8 +154,8 @@ def _rows_of(run: Path) -> list[Row]:
 class RunState:
     """A run, how far it came, and what is wrong with it; what is not known is None or empty.
 
-    state: finished, not finished, failed, no scores (finished, and without rows) or unreadable.
-    encoding: its label in tables. steps, total: done, and of the whole training. lengths: that have a number.
+    state: finished, not finished, failed, no scores (finished, without rows) or unreadable. encoding: its
+    label in tables. steps, total: steps done, and of the whole training. lengths: those with a number.
     """
 
     run: str
@@ -231,9 +230,9 @@ class StoredAnchors:
 
 
 def anchor_key(row: Row, trained: Row | None = None) -> tuple[object, ...]:
-    """Return what a run's row shares with those of its anchors: what was trained on, and what is scored.
+    """Return what a run's row shares with those of its anchors: the training tokens and the scored targets.
 
-    trained: a row of the run whose training tokens count, if that is another.
+    trained: a row of another run, if its training tokens count.
     """
     run = trained or row
     return (

@@ -116,11 +116,11 @@ class Scores:
         return Clusters(self.document, self.bytes)
 
     def nats_by_document(self) -> np.ndarray:
-        """Return the sum of each document in rising order, float64 [documents]."""
+        """Return the sum of nats of each document, by rising document number, float64 [documents]."""
         return np.bincount(self.clusters.group, weights=self.nll.astype(np.float64))
 
     def by_document(self) -> np.ndarray:
-        """Return the bits per byte of each document that has a byte, in rising order, float64."""
+        """Return the bits per byte of each document with bytes, by rising document number, float64."""
         some = self.clusters.sizes > 0
         return self.nats_by_document()[some] / math.log(2) / self.clusters.sizes[some]
 
@@ -136,16 +136,16 @@ class Scores:
         return clusters.names[some], bits[some] / sizes[some]
 
     def accuracy(self, index: np.ndarray) -> np.ndarray:
-        """Return the share of right answers in each group of targets, whose group is `index`, float64."""
+        """Return the share of right answers in each group of targets, float64. index: each target's group."""
         assert self.correct is not None, "there are no answers"
         return np.bincount(index, weights=self.correct) / np.bincount(index)
 
 
 def compute_level(scores: Scores, protocol: str) -> dict[str, float]:
-    """Return the columns of a row's level: papers sum all nats over all tokens, and divide once.
+    """Return the columns of a row's level: as in papers, the sum of all nats over that of all tokens.
 
-    For `paired`, probes and tasks documents count the same, however many targets they gave. Bits per byte are
-    NaN where the targets stand for no byte.
+    For `paired`, probes and tasks, all documents count the same, however many targets they have. Bits per
+    byte are NaN if the targets have no bytes.
     """
     if protocol in ("paired", "probe", "task"):
         nll = float(np.mean(scores.nats_by_document() / scores.clusters.counts))
@@ -229,9 +229,9 @@ Masks = Mapping[str, np.ndarray]  # by the name of a slice, bool [targets] in th
 
 
 def read_slices(run: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return masks by the hash of a set and the name of a slice, and the runs that decided, if any did.
+    """Return masks, and the names of their judges, if any, by the hash of a set and the name of a slice.
 
-    There are none where the file is lost.
+    There are none if the file is lost.
     """
     with suppress(RunError, *DAMAGE):
         masks, facts = read_tensors(run / SLICES)
@@ -244,7 +244,7 @@ def read_slices(run: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
     """Add slices by the hash of their set to a run's file, and write the means of its rows.
 
-    judge: the run whose scores decided. Only the holder of the run's lock may call this.
+    judge: the run whose scores chose the targets. Only the holder of the run's lock may call this.
     """
     slices, judges = read_slices(run)
     new = {
@@ -308,8 +308,7 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
 class KeptMeans:
     """What a run keeps of its scores: means by `_entry`, and what rows say of their slices.
 
-    slices: by the hash of a set and the name of a slice, the number of its targets, a hash of which, and the
-    run whose scores decided.
+    slices: by the hash of a set and the name of a slice, the number of targets, their hash, and the judge.
     """
 
     means: Mapping[str, Means] = field(default_factory=dict)

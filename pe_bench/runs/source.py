@@ -26,9 +26,9 @@ class Source:
     first: FirstStage
 
     def stage(self, words: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
-        """Return the line, the first stage and the setting of a run that has this source.
+        """Return the label, the first stage and the setting of a run with this source.
 
-        words, setting: of its own stage. Of the source counts what it has in common with its other seeds.
+        words, setting: of its own stage. All seeds get the same results.
         """
         train, tokens = config.train, _in_short(config.train.total_steps * config.train.batch_tokens)
         at = f"at {train.length} " if train.length != self.config.train.length or train.beside else ""
@@ -101,7 +101,7 @@ def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path
 
 
 def _is_alike(source: Config, config: Config) -> bool:
-    """Return whether two runs have one seed, and one model but for what a run can begin anew."""
+    """Return whether two runs have one seed and one model, except for QK-norm, which a stage may change."""
     models = (replace(one.model, qk_norm=False) for one in (source, config))
     return source.seed == config.seed and len({*models}) == 1
 

@@ -43,7 +43,7 @@ def check_files(run: Path) -> None:
 
 
 def _check_entry(entry: os.DirEntry[str]) -> str:
-    """Return the path of an entry that is a folder; empty for a file, and for what is gone."""
+    """Return the path of an entry that is a folder; empty for a file, or for an entry that is gone."""
     try:
         is_folder = entry.is_dir(follow_symlinks=False)
         is_plain = is_folder or entry.is_file(follow_symlinks=False)
@@ -140,7 +140,7 @@ def parse_mapping(text: str) -> dict[str, Any]:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raise `ValueError` for what is no plain value or nested deeply, and for text that steers a terminal."""
+    """Raise `ValueError` for values that are not plain or nested too deeply, and for control characters."""
     if depth == MAX_DEPTH:
         raise ValueError("it is nested too deeply")
     if isinstance(value, (dict, list)):

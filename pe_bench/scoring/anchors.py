@@ -45,8 +45,8 @@ MAX_WEIGHED = 2**26  # pairs of tokens that are compared to learn the weights of
 NONE = -1  # in place of a token before the window
 
 Key = tuple[object, ...]
-# Called with tokens int64 [windows, tokens], those of windows with the token after their last input, and an
-# index: returns what each model gives the tokens from there on, float64 [windows, tokens - index].
+# Called with the tokens of windows, int64 [windows, tokens], with the token after the last input, and an
+# index: returns each model's probabilities of the tokens from there on, float64 [windows, tokens - index].
 Probabilities = Callable[[np.ndarray, int], dict[str, np.ndarray]]
 
 
@@ -63,13 +63,13 @@ class Counts:
         return np.where(self.keys[index] == keys, self.counts[index], 0.0)
 
     def plus(self, keys: np.ndarray) -> "Counts":
-        """Return the counts with those of more keys, of any shape."""
+        """Return the counts with those of more keys, in an array of any shape."""
         more, counts = np.unique(keys, return_counts=True)
         union, index = np.unique(np.concatenate([self.keys, more]), return_inverse=True)
         return Counts(union, np.bincount(index, np.concatenate([self.counts, counts])))
 
     def contexts(self, vocab_size: int) -> tuple["Counts", "Counts"]:
-        """Return, for the keys without their last token, all that was seen and how much of it differs."""
+        """Return, for keys without their last token, counts of all that followed and of different tokens."""
         before, first = np.unique(self.keys // vocab_size, return_index=True)
         different = np.diff(np.append(first, len(self.keys)))
         return Counts(before, np.add.reduceat(self.counts, first)), Counts(before, different)
@@ -80,7 +80,7 @@ class Trigram:
 
     def __init__(self, parts: Iterable[np.ndarray], vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        # Of single tokens, pairs and triples, each inside one window.
+        # Single tokens, pairs and triples, each inside one window.
         self.counts = [Counts(np.empty(0, np.int64), np.empty(0)) for _ in range(3)]
         for windows in parts:
             keys = windows
@@ -181,7 +181,7 @@ def copying_weights(windows: np.ndarray) -> np.ndarray:
 
 
 def own_frequencies(data: Data, plan: Plan) -> Probabilities:
-    """Return the frequencies of the scored tokens: all that one who does not know the training can count.
+    """Return the frequencies of the scored tokens: all that can be counted without the training text.
 
     No model of single tokens is better on them.
     """

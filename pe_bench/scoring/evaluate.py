@@ -19,7 +19,7 @@ from pe_bench.system.machine import device_name, git_commit, package_version, to
 from pe_bench.system.terminal import Bars, say
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
-# What a row has of its plan, and of its job.
+# What a row takes from its plan, and from its job.
 OF_PLAN = (
     *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),
     *("documents", "target_hash", "chance", "depth"),
@@ -97,7 +97,7 @@ def _is_scored(run: Path, row: Row | None) -> bool:
 
 
 def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
-    """Return a row with its numbers, whose scores are then on the disk, or with why it has none."""
+    """Return a row with its numbers, after writing its scores to disk, or with the reason why it has none."""
     row = _empty_row(job, plan)
     if scored.status != "ok":
         return replace(row, status=scored.status, reason=scored.reason)

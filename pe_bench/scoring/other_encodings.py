@@ -104,7 +104,7 @@ def find_others(
         try:
             encodings = list(_encodings(each, trained, trained_with))
             other = [one for one in encodings if one.identity() != trained_with.identity()]
-            # A bare name stands for two curves: where the run has one of them, it has both.
+            # A name without options means two curves. A run that has one of them has both.
             for encoding in other if each.options or len(other) == len(encodings) else []:
                 checked = _checked(encoding, trained_with, trained.model.n_layers, force)
                 others.setdefault(checked.label, checked)

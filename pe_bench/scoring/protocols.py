@@ -56,7 +56,7 @@ class Window:
 
     @property
     def first_target(self) -> int:
-        """Return where the first target stands in the document."""
+        """Return the index of the first target in the document."""
         return self.needle.target if self.needle else self.start + self.first + 1
 
     @property
@@ -78,7 +78,7 @@ class Answers:
     number: np.ndarray
 
     def scores(self, nll: np.ndarray, correct: np.ndarray) -> Scores:
-        """Return the scores of all targets; one is right where all of its answer's targets are correct.
+        """Return the scores of all targets; one is right if all targets of its answer are correct.
 
         nll, correct: of each scored target, in the order of the examples; correct is 1 or 0.
         """
@@ -216,7 +216,7 @@ def targets(split: Split, batch: list[Window]) -> Tensor:
 
 
 def scores_of(plan: Plan, split: Split, nll: np.ndarray, correct: np.ndarray | None = None) -> Scores:
-    """Return the scores of a plan's targets of text: each has its document, and the bytes it stands for."""
+    """Return the scores of a plan's targets in text, each with its document and its number of bytes."""
     assert split.byte_ends is not None, "training documents are not scored"
     sizes = []
     for window in plan.windows:

@@ -45,8 +45,8 @@ ScoreWatcher = Callable[[Plan, float], None]
 class Scored(NamedTuple):
     """The NLLs of a plan's targets in nats, float32, in the order of its windows; or why there are none.
 
-    correct: 1 for each target that is right, float32, where a plan has answers. peak_memory_mb: while windows
-    of the plan's length passed through the model; None where none did.
+    correct: 1 for each right target and 0 for others, float32, if the plan has answers. peak_memory_mb:
+    during passes of windows of the plan's length; None if there were none.
     """
 
     nll: np.ndarray = NOTHING
@@ -59,15 +59,15 @@ class Scored(NamedTuple):
 def tokens_without_query(window: Window) -> int:
     """Return the number of tokens at the start of a window for which the last layer computes no query.
 
-    It is all before the first target where few are scored: the reference serves few queries of many keys as
-    fast as any path.
+    It is all before the first target if few tokens are scored: with few queries and many keys, the reference
+    is as fast as any path.
     """
     return window.first if window.size - window.first <= window.size * MAX_SHARE_OF_QUERIES else 0
 
 
 @dataclass
 class Scorer:
-    """A model that scores plans; it keeps what later plans can take a beginning of."""
+    """A model that scores plans; it keeps scores that later plans can reuse in part."""
 
     model: LanguageModel
     split: Split
@@ -76,7 +76,7 @@ class Scorer:
     _from_start: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)  # by document and start
 
     def scores(self, plans: Sequence[Plan]) -> Iterator[tuple[Plan, Scored]]:
-        """Yield each plan with what came of it, in the order that needs the fewest passes."""
+        """Yield each plan with its scores, in the order that needs the fewest passes."""
         apart = [plan for plan in plans if not self._shares(plan)]
         sharing = [plan for plan in plans if self._shares(plan)]
         for plan in [*apart, *sorted(sharing, key=lambda plan: -plan.length)]:

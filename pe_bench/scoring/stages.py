@@ -50,7 +50,7 @@ def searched_option(requested: Requested, trained: Config) -> str:
 
 
 def _option_to_give(requested: Requested, trained: Config | None, kind: str) -> str:
-    """Return the option that the classes of an encoding name as of this kind, and that is not given."""
+    """Return the option of this kind that an encoding's classes declare, and that is not given."""
     search = trained.search if trained is not None else ()
     names = [f"encoding={requested.base or 'nope'}", f"modifier=[{','.join(requested.modifiers)}]"]
     spec = EncodingSpec(compose(names, search)["encoding"], search)

@@ -22,8 +22,8 @@ class TargetBlocks:
     """A set of blocks: the `target_tokens` tokens before `end[b]` in `document[b]`, int64 [blocks].
 
     turn: when each was dealt, from 0; the first n in turn are the set of n blocks. donor_document, donor_end:
-    for each a block of another document, of its own where there is no other. data_hash, max_length: of the
-    text, and the longest context that a block's document has room for.
+    for each, a block of another document, or of its own if there is no other. data_hash: of the text.
+    max_length: the longest context for which a block's document has room.
     """
 
     document: np.ndarray

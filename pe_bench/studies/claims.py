@@ -100,8 +100,8 @@ class Measurements:
     def unlearned(self, series: Series) -> Unlearned:
         """Return why a series counts as not learned at its training length; empty if it has learned.
 
-        A model that knows nothing holds, and breaks after all others. A later stage is held against what was
-        counted on the tokens of its first one.
+        A model that knows nothing would hold, and break after all others. A later stage is compared with the
+        n-grams of its first stage's training tokens.
         """
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
         row_of = {row.run: row for of_sweep in self.rows.values() for row in of_sweep}
@@ -195,12 +195,12 @@ class Judged:
 
 
 def judge_claim(claim: Claim, scores: Measurements) -> Judged:
-    """Return what our runs say of a claim; unclear where they do not have its scores."""
+    """Return what our runs say of a claim; it is unclear if they lack scores for it."""
     length = round(claim.at * scores.length)
     of_levels = claim.kind in ("order", "alike") and claim.measure == "level"
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
-            # A later stage had learned before: its level says what the stage left of that.
+            # A later stage had learned before: its level says how much of that is left.
             is_judged = of_levels and scores.is_later_stage(series)
             if not is_judged and (reason := scores.unlearned(series)):
                 missing = Paired(missing=f"{series} has {UNLEARNED[reason]}")
@@ -213,12 +213,12 @@ def judge_claim(claim: Claim, scores: Measurements) -> Judged:
 
 
 def series_of(claim: Claim) -> tuple[Series, Series]:
-    """Return what a claim is of, and what it compares that with."""
+    """Return what a claim is about, and what it compares that with."""
     return Series(claim.of, claim.sweep), Series(*claim.second)
 
 
 def _judge_difference(claim: Claim, scores: Measurements, length: int) -> Judgement:
-    """Judge a claim by one difference; of a claim in `OPPOSED`, the one that says otherwise."""
+    """Judge a claim by one difference; for one in `OPPOSED`, judge the opposite claim."""
     of, protocol = series_of(claim)[0], claim.protocol
     if claim.kind in ("order", "alike"):
         measured = scores.difference(claim, length, of_changes=claim.measure == "change")

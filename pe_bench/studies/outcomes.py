@@ -130,14 +130,14 @@ def _reason(ours: Level, table: Level) -> str:
     """Return why two levels cannot be compared; empty where they can."""
     for name, reason in REASONS.items():
         here, there = ours[name], table[name]
-        parts = 2 if name == "torch" else None  # of a version, without the patch
+        parts = 2 if name == "torch" else None  # of a version: without the patch
         if here.split(".")[:parts] != there.split(".")[:parts]:
             return f"{reason} ({here[:8]} here, {there[:8]} in the table)"
     return ""
 
 
 def read_table(path: Path) -> list[Level]:
-    """Return the levels of a table; none where there is no file."""
+    """Return the levels of a table; none if there is no file."""
     with suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
         return [*csv.DictReader(file)]
     return []

@@ -246,7 +246,7 @@ def _part(kind: type[Any], values: Any, key: str) -> Any:
 
 
 def _check(study: Study) -> None:
-    """Raise `UserError` for kinds of claims, and names of sweeps, that there are not."""
+    """Raise `UserError` for unknown kinds of claims and unknown names of sweeps."""
     earlier = [""]
     for sweep in study.sweeps:
         message = f"the sweep '{sweep.name}' needs an earlier one, and '{sweep.source}' is none"

@@ -42,25 +42,26 @@ class JobState:
     label: str  # the overrides that make it another than the rest of its sweep
     state: str = RUNNING
     run: str | None = None  # its directory, once it is known
-    text: str = ""  # its step, or what is being scored, or waited for; at its end why it failed or stopped
-    has_worked: bool = False  # it trained or scored: not all was done before
-    share: float = 0.0  # of its training, or of its scoring, that is done
+    text: str = ""  # its step, or what it scores or waits for; in the end why it failed or stopped
+    has_worked: bool = False  # it trained or scored anything itself
+    share: float = 0.0  # of its training or its scoring
     seconds: float = 0.0  # that it took
-    margin: float = 0.0  # bits per byte, of the table that the sweep ends with
-    target_hashes: Sequence[str] = ()  # of the sets that it scored, which that table shows
+    margin: float = 0.0  # bits per byte, for the table at the end of the sweep
+    target_hashes: Sequence[str] = ()  # of the sets that it scored, for that table
     keys: Sequence[Sequence[str]] = ()  # of the rows that it scored or found scored
 
     @property
     def is_at_work(self) -> bool:
-        """Return whether it trains, scores or waits for another process: it does more than its checks."""
+        """Return whether it trains, scores or waits for another process, rather than checking its values."""
         return self.state == RUNNING and self.text != ""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep, by the folder through which its jobs and the command that launched them communicate.
+    """A sweep, whose jobs and the command that launched them communicate through its folder.
 
-    keys: that it sweeps over. jobs: how many it has. work, variables, process: of that command.
+    keys: what it sweeps over. jobs: how many. work, variables, process: the command's folder, environment,
+    id.
     """
 
     path: Path
@@ -71,7 +72,7 @@ class Sweep:
     process: int = field(default_factory=os.getpid)
 
     def write(self, state: JobState) -> None:
-        """Write a job's state if that is possible: nothing is lost with it but what a person sees."""
+        """Write a job's state if that is possible: without it only the display suffers."""
         target = self.file(state.number, "json")
         temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
         with suppress(OSError):
@@ -126,14 +127,14 @@ def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
                 if is_worker and os.getppid() != parent:
                     os._exit(signals.EXIT_CODE)  # the launcher is gone; the child saves by itself
         finally:
-            child.kill()  # one that waits or starts, when the sweep is stopped
+            child.kill()  # if it still waits or starts when the sweep is stopped
     last = sweep.latest(state)
     if last.state == RUNNING:
         last = _after_crash(sweep, last, child.exitcode)
         sweep.write(last)
     if is_worker and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
         if last.state == FAILED:
-            # After submitit has written its result: with code 0 Slurm would call the job completed.
+            # Runs after submitit has written its result. With code 0, Slurm would call the job completed.
             atexit.register(os._exit, 1)
         if last.state == STOPPED and not sweep.is_stopped:
             time.sleep(PREEMPTED_SECONDS)  # until Slurm ends and requeues it
@@ -232,7 +233,7 @@ def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     job, plans = prepare(config)
     progress.change(at_once=True, run=str(job.folder))
     rows = finish(job, plans, progress.bar, waits=progress.wait)
-    # Where it was one of several processes, another one has worked and written.
+    # In a run of several processes, another process may have worked, and written that.
     has_worked, failure = progress.sweep.latest(progress.state).has_worked, describe_failures(rows)
     return {
         "state": FAILED if failure else DONE if has_worked else SKIPPED,

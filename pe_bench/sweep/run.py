@@ -52,8 +52,8 @@ def check_sweep(
 ) -> Sweep:
     """Return the sweep. All its values are composed first, so that a mistake in the last is found now.
 
-    check: called with the first of the jobs, by default `prepare`. typed: the overrides that a user typed, by
-    default all; those without effect are named. Raises `UserError`.
+    check: called with the configurations of the first jobs, by default `prepare`. typed: the overrides to
+    warn about if they have no effect, by default all. Raises `UserError`.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -92,7 +92,7 @@ def _values(override: Any, search: Sequence[Path]) -> list[str]:
 
     text, pattern = parse_override(override.input_line), override.value()
     is_part = takes_list(text.key) and not re.search(r"[\[(]", text.value or "")
-    message = f"{text} with -m makes a run for each value, and {text.key} takes a list: "
+    message = f"{text} with -m makes a run for each value, but {text.key} takes a list: "
     way_out = f"say '{text.key}=[{text.value}]' for one list, '{text.key}=[...],[...]' for several"
     require(not is_part, message + way_out, text.key)
     if isinstance(pattern, Glob):
@@ -215,7 +215,7 @@ def _job_runner(sweep: Sweep) -> Callable[[Any], None]:
 
 
 def label_of(overrides: Sequence[str], keys: Sequence[str], encoding: str) -> str:
-    """Return the words that set a job apart: the encoding too, beside a run that it goes on from."""
+    """Return the words that tell a job from the others; for a later stage, the encoding too."""
     words = [text.lstrip(PREFIXES) for text in overrides if parse_override(text).key in keys]
     is_stage = all(word.startswith(("train.from=", "train.beside=")) for word in words)
     return " ".join([*([f"encoding={encoding}"] if is_stage else []), *words])

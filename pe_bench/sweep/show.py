@@ -28,7 +28,7 @@ class View(Live):
         super().__init__(console=console, transient=True, refresh_per_second=5)
 
     def get_renderable(self) -> Group:
-        """Print what has changed, and return the lines that a terminal shows below; called by a thread."""
+        """Print what has changed, and return the lines to show below on a terminal. A thread calls this."""
         states = self.sweep.states()
         for state in states:
             self._print_change(state)
@@ -85,7 +85,7 @@ class SweepTable:
     runs: Sequence[Path]
     target_hashes: Sequence[str]  # of sets; empty: all that the runs were scored on
     margin: float | None  # that of the runs, if None
-    words: str  # of the command, which set these jobs apart; empty where there are no others
+    words: str  # of the command, that tell these jobs from others; empty if there are none
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ class Summary:
 
     @property
     def failed(self) -> list[JobState]:
-        """Return the failed jobs, with those whose worker died with them where the sweep was not stopped."""
+        """Return the failed jobs and, unless the sweep was stopped, those whose worker died."""
         kinds = (FAILED,) if self.sweep.is_stopped else (FAILED, RUNNING, STOPPED)
         return [state for state in self.states if state.state in kinds]
 
     def end(self) -> None:
-        """Print counts and a line for each failure. Raise `Stopped` or `RunError` where jobs are not done."""
+        """Print counts and a line for each failure. Raise `Stopped` or `RunError` if jobs are not done."""
         total = max(self.sweep.jobs, len(self.states))  # a configuration may sweep over more than the command
         done, skipped = _count(self.states, DONE), _count(self.states, SKIPPED)
         jobs = "1 job" if total == 1 else f"{total} jobs"

@@ -26,10 +26,10 @@ ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream canno
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a word that judges is shown.
+    """How a verdict is shown.
 
-    colour: of a terminal, where it only repeats the word or its mark. mark: after a number. of_models: before
-    the mark of what is unclear, where it is sure of the models that were scored.
+    colour: on a terminal, where it only repeats the word or its mark. mark: after a number. of_models: before
+    the mark of `unclear`, if the verdict is sure for the models that were scored.
     """
 
     colour: str = ""
@@ -160,7 +160,7 @@ def show(draw_all: Callable[[int], Iterable[Text]], console: Console | None = No
 def show_each(
     parts: Sequence[Callable[[int], list[Text]]], console: Console | None = None, hint: str = ""
 ) -> None:
-    """Print tables with a blank line between them, and below them where more is shown."""
+    """Print tables with a blank line between them, and `hint` below them."""
 
     def draw_all(width: int) -> Iterable[Text]:
         for index, part in enumerate(parts):

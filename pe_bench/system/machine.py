@@ -82,7 +82,7 @@ _shared: tuple[int, float, float] | None = None  # the most threads, and the las
 
 
 def set_threads(threads: str | int) -> int:
-    """Use this many cores, or with `auto` those that others leave free, and return how many at most."""
+    """Use this many threads, or with `auto` as many as others leave cores for; return the largest number."""
     global _shared
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = min(available_cores(), int(limit)) if limit.isdecimal() else available_cores()
@@ -93,20 +93,20 @@ def set_threads(threads: str | int) -> int:
 
 
 def share_cores() -> None:
-    """Leave cores to others, or take them back; it is called after each piece of work, and costs nothing."""
+    """Leave cores to other processes, or take them back; cheap enough to call after each piece of work."""
     global _shared
     if _shared is not None and time.monotonic() - _shared[1] >= INTERVAL:
         (most, *before), now = _shared, look()
-        # At least one, and as many as others left free since the last look.
+        # At least one, and as many as other processes left free since the last look.
         busy_elsewhere = (now[1] - before[1]) / (now[0] - before[0])
         torch.set_num_threads(max(1, min(most, round(len(_cores()) - busy_elsewhere))))
         _shared = most, *now
 
 
 def look(stat: Path = STAT) -> tuple[float, float]:
-    """Return the clock, and how many seconds other processes have computed on this one's cores: 0 if unknown.
+    """Return the time and the seconds that other processes have computed on this one's cores: 0 if unknown.
 
-    Both count from some beginning.
+    Only differences between two results mean anything.
     """
     busy = process = time.process_time()
     with suppress(OSError, ValueError, IndexError):
@@ -193,7 +193,7 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            # Not every kernel has the file, which nobody may read, or takes the command.
+            # Some kernels lack the file or the command. Nobody may read the file.
             with suppress(OSError), open(os.open(_CLEAR_HIGHEST, os.O_WRONLY), "wb", buffering=0) as file:
                 self._is_counting = bool(file.write(b"5"))
         return self

@@ -27,7 +27,7 @@ STOP_SIGNALS = (*FROM_TERMINAL, *FROM_OTHERS)
 EXIT_CODE = 130
 # One request may come several ways at once: from the terminal, a scheduler, and the process that waits.
 DEBOUNCE_SECONDS = 0.5
-# What children find imported; an optimizer's first step needs the last, which takes longer than a tiny run.
+# Imported once for all children. An optimizer's first step needs the last, which is slow to import.
 PRELOADED = ("pe_bench.experiment", "torch.distributed", "torch._dynamo")
 
 
@@ -192,7 +192,7 @@ def own_variables() -> dict[str, str]:
 
 
 def end_workers() -> None:
-    """Kill those that a launcher started, which would outlive this process; children of ours go on."""
+    """Kill the workers that a launcher started, which would outlive this process. Our own children go on."""
     ours: Any = multiprocessing.get_context("forkserver").Process
     for child in multiprocessing.active_children():
         if not isinstance(child, ours) and child.pid is not None:

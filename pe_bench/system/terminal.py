@@ -101,7 +101,7 @@ NO_BREAK = "\u00a0"  # a blank that no line is broken at
 def say(message: str) -> None:
     """Write a message on standard error: standard output is for results.
 
-    A terminal gets it broken between words, a file in one line, which can be searched.
+    It is wrapped on a terminal, and one line in a file, which is easier to search.
     """
     text = printable(message)
     if sys.stderr.isatty():

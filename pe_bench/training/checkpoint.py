@@ -116,7 +116,7 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def tidy_checkpoints(folder: Path) -> None:
-    """Delete damaged checkpoints, with a warning, and of the others all but the newest two."""
+    """Delete damaged checkpoints, with a warning, and all but the newest two of the others."""
     for path in _newest_first(folder):
         if read_checkpoint(path) is None:
             say(f"warning: {path} is damaged and was deleted")
@@ -130,7 +130,7 @@ def _delete_old(folder: Path) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole. Raise `RunError` for one of another format."""
+    """Return the newest undamaged checkpoint. Raise `RunError` for another format."""
     return next(filter(None, map(read_checkpoint, _newest_first(folder))), None)
 
 
@@ -143,7 +143,7 @@ def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
 def read_checkpoint(path: Path, files: Sequence[str] = ()) -> Checkpoint | None:
     """Return a checkpoint whose `files` (none: all) are as they were written, else None.
 
-    Raise `RunError` for what its reader may not read, and for another format.
+    Raise `RunError` for files without permission to read, and for another format.
     """
     try:
         content = read_json(path / META)
@@ -196,7 +196,7 @@ def _may_begin(name: str) -> bool:
 
 
 def _shapes(*paths: Path) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors in files, each of which may have some rows of them, from headers."""
+    """Return the shapes of tensors from the headers of files; each may have only some rows of a tensor."""
     shapes: dict[str, torch.Size] = {}
     for path in paths:
         try:

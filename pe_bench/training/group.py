@@ -158,8 +158,8 @@ def _lost_ranks(store: Any) -> list[int]:
 def start_processes(count: int, work: Callable[..., object], *arguments: Any) -> None:
     """Run `work` in `count` processes of this machine, as torchrun would. If one fails, all end.
 
-    Raise `RunError` that names it, `UserError` of its own, and `Stopped` if this process or the others were
-    asked to end.
+    Raise a `RunError` that names it, or its own `UserError`; raise `Stopped` if this process or the others
+    were asked to end.
     """
     processes, requests = list[Any](), list[float]()
 
@@ -170,7 +170,7 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
                 (process.kill if requests else process.terminate)()
             requests.append(time.monotonic())
 
-    # It warns of each that it ends.
+    # PyTorch would warn of each process that it ends.
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.CRITICAL)
     method = signals.child_context().get_start_method()
     store = _store_on_loopback()

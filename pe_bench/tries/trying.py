@@ -170,7 +170,7 @@ def try_change(
     results_dir: str | Path,
     check: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Do what `pe_bench.try_change` says. check: what else is checked before anything is written."""
+    """Do what `pe_bench.try_change` says. check: called before anything is written."""
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
     for override in overrides:

@@ -49,7 +49,7 @@ EXPORTED = {
 }
 NO_MODEL = "no model of transformers has the encoding"
 REFUSED = {
-    "encoding=alibi": f"{NO_MODEL} alibi: these can be exported: rope, p_rope",
+    "encoding=alibi": f"{NO_MODEL} alibi; these can be exported: rope, p_rope",
     "encoding=rope modifier=[logn]": f"{NO_MODEL} rope+logn",
     f"encoding=nope {QK_NORM}": "no model of transformers has model.qk_norm and nope",
     "encoding=yarn": "another factor in each window",

@@ -103,9 +103,9 @@ def test_a_file_that_the_code_imports_belongs_to_it(train, command, folder, own)
         (("mine.py:RootBias", "gone.py:RootBias"), "gone.py was not found in"),
         (
             ("mine.py:RootBias", "no_such_module:Gone"),
-            "the class of an encoding is file.py:Class, not no_such_module:Gone",
+            "name an encoding's class as file.py:Class, not no_such_module:Gone",
         ),
-        (("mine.py:RootBias", "not_installed"), "is file.py:Class, not not_installed"),
+        (("mine.py:RootBias", "not_installed"), "as file.py:Class, not not_installed"),
         (("mine.py:RootBias", "mine.py:torch"), "names no encoding: torch"),
         (("strength: 0.5", "strength: strong"), "encoding.strength must be a number, not 'strong'"),
     ],

@@ -2,16 +2,16 @@
 
 A document alternates between two alphabets of eight letters, so that a letter says which alphabet comes
 next. Each has a period: in a document that repeats, a letter is the one a period back. Head h of the model
-reads alphabet h alone, exactly one period back, and nothing where that lies outside what it may see. Within
-its alphabet the model therefore has one of three beliefs of the next letter, each of one NLL:
+reads alphabet h alone, exactly one period back, or nothing if it may not see that far. So the model has one
+of three beliefs about the next letter of an alphabet, each with one NLL:
 
 - it read the letter that comes: `HIT`;
 - it read another one: `MISS`;
 - it read none, and all eight are equally likely: `BLIND`.
 
-Where an alphabet does not repeat, a letter is never the one a period back: were it drawn afresh, reading it
-would be right once in eight times with and without the control `swap`, and a difference that is zero on
-average alone is unclear on so few documents.
+If an alphabet does not repeat, a letter is never the one a period back. If letters were independent, reading
+it would be right one time in eight with and without the control `swap`, and a difference that is zero only on
+average would be unclear on so few documents.
 """
 
 import contextlib

@@ -47,7 +47,7 @@ from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import project
 from pe_bench.system.signals import INTERRUPTIONS
 
-TOKENS = 9  # no other size of the model is the same
+TOKENS = 9  # differs from every other size of the model
 SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
 SIZES |= dict.fromkeys("TQNn", TOKENS)
 A_QUERY = ("BHQ1", "HQ1", "Q1", "1", "")
@@ -362,7 +362,7 @@ def effect(case: Case) -> str:
     text = tokens(2, TRAIN_LENGTH if case.ends else 3 * TRAIN_LENGTH)
     nope = case.model_of(Composition(Layers([NoPE()]), {}, case.sizes.n_layers))
     error = worst(hidden(case.model, text), hidden(nope, text))
-    measured = f"differs from no encoding by {error:.1e}"
+    measured = f"differs from nope by {error:.1e}"
     if not changed_hooks(case.encoding, SHAPES):
         raise UnclaimedError(f"no hook is changed; {measured}")
     expect(error > SHOWS, measured)
@@ -428,12 +428,12 @@ STEPS = ((1e-6, 1e-3, 1e-6), (1e-3, 1e-2, 1e-3))
 def slopes(case: Case) -> str:
     """Gradients are finite, and are the slopes of the output; no parameter is inert.
 
-    Look at: a part that is not used; a detach, a backward of its own; a phase or scale of queries and keys
+    Look at: a part that is not used; a detach; a custom backward; a phase or scale of queries and keys
     that cancels.
     """
     largest: dict[str, float] = {}
     inert = tuple(name for part in parts_of(case.encoding) for name in getattr(part, "inert", ()))
-    right = set()  # beyond a bound a gradient may lead back, on one of the two sides
+    right = set()  # next to a bound, the slope may be another on one of the two sides
     for nudge in (0.0, 0.1, -0.1):
         encoding, inputs = _nudged(case, nudge), dict(zip("xqkv", layer_inputs(TRAIN_LENGTH), strict=True))
         tensors = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
@@ -453,7 +453,7 @@ def slopes(case: Case) -> str:
 
 
 def _nudged(case: Case, nudge: float) -> Composition:
-    """Build the encoding with parameters that are off their initial values, at which some cancel."""
+    """Build the encoding with parameters that are off their initial values, where some have no effect."""
     encoding, generator = case.as_built(), torch.Generator().manual_seed(6)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -474,7 +474,7 @@ def _mixed(encoding: Composition, inputs: dict[str, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _is_slope(gradient: Tensor, tensor: Tensor, encoding: Composition, inputs: dict[str, Tensor]) -> bool:
-    """Return whether the gradient is how fast the output changes where `tensor` moves in some direction."""
+    """Return whether the output changes as the gradient says when `tensor` moves in a random direction."""
     generator, before = torch.Generator().manual_seed(8), tensor.clone()
     direction = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     expected = float((gradient * direction).sum())

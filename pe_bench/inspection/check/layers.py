@@ -1,6 +1,6 @@
 """Checks of an encoding in the attention of one layer, for each kind of layer that it has.
 
-The last are of arithmetic and of sizes at which code often has a limit: far out, wide heads, many keys.
+The last ones check arithmetic, and sizes at which code often has a limit: far out, wide heads, many keys.
 Letters: B batch, H query heads, T tokens, K head width.
 """
 
@@ -262,7 +262,7 @@ def _seen_keys(case: Case, layer: LayerEncoding, length: int) -> Tensor:
 
 
 def far_errors(case: Case) -> list[float]:
-    """Return by how much logits of equal tokens differ beyond distance `CLAMPED`, and inputs at such ids."""
+    """Return by how much logits of equal tokens differ beyond distance `CLAMPED`, and their inputs there."""
     position = torch.arange(CLAMPED + 2 * AROUND)
     position[AROUND:] += 2**18  # after a gap
     length = len(position)
@@ -347,9 +347,9 @@ AROUND = 8  # tokens on either side of a limit
 
 
 def sizes(case: Case) -> str:
-    """Heads wider than 64 are treated as others.
+    """Heads wider than 64 work like others.
 
-    Look at: a width that is written as a number; d_head, where half of it was meant.
+    Look at: a width that is written as a number; d_head in place of half of it.
     """
     options = {**dict.fromkeys(case.examples), "d_head": WIDE}
     spec = EncodingSpec(with_options(case.spec.values, options), case.spec.search).with_examples()
@@ -368,7 +368,7 @@ def _rough_paths(case: Case) -> str:
 def many_keys(case: Case) -> str:
     """No number of keys or position changes what an encoding does.
 
-    Look at: a table, a cache or a type of whole numbers that ends; a number of keys that is compared.
+    Look at: a table or a cache that ends; an integer that overflows; a comparison with the number of keys.
     """
     if case.ends:
         raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
@@ -385,7 +385,7 @@ def many_keys(case: Case) -> str:
 
 
 def _off_beside_later_rows(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
-    """Return by how much the last row of a text of `keys` tokens differs where it has neighbours."""
+    """Return by how much row `keys` differs between being computed alone and with neighbours."""
     longer, position = _first(inputs, keys + AROUND), torch.arange(keys + AROUND)
     together = reference_attention(layer, *longer, position, rows=range(keys - AROUND, keys + AROUND))
     alone = reference_attention(layer, *longer, position, rows=range(keys - 1, keys))

@@ -88,7 +88,7 @@ def usable_tiled_kernel() -> build.Kernel:
 
 
 def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
-    """Return what serves attention in training on a device; ours is compiled for the CPU that runs it."""
+    """Describe what computes attention in training on a device. Our kernel is compiled for this CPU."""
     if device.type != "cpu":
         return "PyTorch's fused kernels and FlexAttention"
     kernels = [usable_kernel()] if dtype == torch.float32 else [usable_kernel(), usable_tiled_kernel()]
@@ -102,7 +102,7 @@ def _tried(kernel: build.Kernel, dtype: torch.dtype) -> build.Kernel:
         return kernel
     worst = _error_of(kernel.library, dtype)
     if not worst < TOLERANCE[dtype]:
-        return build.Kernel(None, f"the kernel that {kernel.description} made is wrong by {worst:.1e} here")
+        return build.Kernel(None, f"{kernel.description}, but its results are off by {worst:.1e} here")
     return kernel
 
 
@@ -167,7 +167,7 @@ def _forward(
 def _backward(
     library: ctypes.CDLL, saved: Sequence[Any], gradient: Tensor, scale: float, *, of_table: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k and v, and of the table [H, T] where it is wanted.
+    """Return the gradients of q, k and v, and of the table [H, T] if `of_table`.
 
     saved: q, k, v, the table or None, and what `_forward` returned of them.
     """
