@@ -46,7 +46,7 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     texts = [*overrides, *(text for key, value in keys.items() for text in overrides_of(key, value))]
     search = [*map(Path, listed(config_dir))]
     for folder in search:
-        require(folder.is_dir(), f"config_dir={folder} is not a folder")
+        require(folder.is_dir(), f"config_dir={folder} is not a folder: name the one with encoding/")
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)
         warn_unused([config], [parse_override(text).key for text in texts])

@@ -13,7 +13,7 @@ from support.documentation import SHORT
 from pe_bench.config.compose import OVERRIDES_VARIABLE
 
 DOCS = Path(__file__).parent.parent / "docs"
-# What the text of each code cell has in it, after a run on the shortest budget.
+# What each code cell's output has in it after a run on the shortest budget.
 SHOWN = {
     "quick-start": [
         ["rope", "bits per byte"],
@@ -49,7 +49,7 @@ def text_of(cell: Any) -> str:
 
 
 def lacking(notebook: Any, name: str) -> list[str]:
-    """Return what cells do not show, and `a picture` if none does."""
+    """Return the texts that cells lack, and `a picture` if none shows one."""
     cells = code_cells(notebook)
     texts = [
         text

@@ -186,7 +186,7 @@ def load_config(source: Source) -> Any:
             raise UserError(f"{kind}: {reason} ({first_line(error)[:200]})") from error
         is_causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
         is_causal &= not getattr(config, "is_encoder_decoder", False)
-    require(is_causal, f"{kind} is not a causal language model of transformers, without an encoder")
+    require(is_causal, f"{kind} is not a decoder-only language model of transformers")
     return config
 
 

@@ -57,7 +57,7 @@ def list_(
 
     if name not in LISTS:
         raise UserError(unknown(name, "list", LISTS) if name else f"name what to list: {', '.join(LISTS)}")
-    message = f"--family and --papers are for the list of encodings, and this is the list of {name}"
+    message = f"--family and --papers are for pe-bench list encodings: leave them out of list {name}"
     require(name == "encodings" or not (family or papers), message)
     listing = _encodings(family, papers=papers) if name == "encodings" else _listing(name, results_dir)
     if as_json:

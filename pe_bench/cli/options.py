@@ -126,7 +126,7 @@ def _checked(key: str, value: Any) -> Any:
     if key == "results_dir":
         return check_folder(value, "--results-dir")
     for folder in listed(value) if key == "config_dir" else ():
-        require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder")
+        require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder: name the one with encoding/")
     return value
 
 

@@ -124,7 +124,7 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     size = config.vocab_size or DEFAULT_VOCABULARY
-    message = f"tokenizer.vocab_size={size} is too small: the bytes and end-of-text alone are 257"
+    message = f"tokenizer.vocab_size={size} is too small: give 257 (the bytes and end-of-text) or more"
     require(size >= ByteTokenizer.vocab_size, message)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

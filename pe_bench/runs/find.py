@@ -105,7 +105,7 @@ def runs_to_score(
     """
     for condition in where:
         way = "--lengths" if condition.key == "length" else "--with"
-        message = f"--where {condition.key} chooses scores, and here runs are chosen: say {way}"
+        message = f"--where {condition.key} chooses scores, and this command chooses runs: say {way}"
         require(condition.key not in SHOWN, message)
     selected = find_runs(names, results_dir, where, anywhere=not where)
     finished = [] if selected else finished_runs(results_dir)

@@ -259,7 +259,7 @@ def read_anchors(folder: Path | None) -> StoredAnchors:
             rows = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]
         except RunError as error:
             reason = str(error).partition(": delete")[0]
-            way_out = "pe-bench eval RUN... counts again"
+            way_out = "pe-bench eval RUN... counts them again"
             anchors.problems.append(one_line(f"no anchors from {anchor}: {reason}; {way_out}"))
             continue
         anchors.folders[anchor.name] = RunFolder(anchor)

@@ -179,7 +179,7 @@ def _checked(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force
             "give it another name in its YAML file"
         )
     here, there = _shapes(encoding, n_layers), _shapes(trained, n_layers)
-    message = f"weights trained with {trained.label} do not fit {label}: train it, from them with train.from"
+    message = f"weights trained with {trained.label} do not fit {label}: train it, or go on with train.from"
     require(here == there, message)
     return OtherEncoding(label, encoding, forced=reason is not None)
 

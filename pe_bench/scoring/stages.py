@@ -141,7 +141,7 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
         part for part in (spec.base, *spec.modifiers.values()) if part.encoding_class.searched == option
     )
     blocks = blocks_to_search_on(config, split, job.data.hash, length)
-    message = f"no text is left beside eval.targets={config.eval.targets} to search {option}: give {option}"
+    message = f"eval.targets={config.eval.targets} leaves no text to search {option} on: give {option}"
     require(len(blocks) > 0, message)
     recall = text_slices(split, blocks, config.first_length)[RECALL]
     plan = paired_plan(blocks, length)

@@ -37,7 +37,7 @@ def test_keys_names_and_options_of_what_is_chosen_are_offered(
 
 
 def completed(shell: str, **environment: str) -> list[str]:
-    """Return what a shell gets, asked as it asks."""
+    """Return the completions that a shell gets."""
     done = subprocess.run(
         [sys.executable, "-c", "from pe_bench.cli.app import app; app(prog_name='pe-bench')"],
         env={**os.environ, "_PE_BENCH_COMPLETE": f"complete_{shell}", **environment},

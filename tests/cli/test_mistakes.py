@@ -78,7 +78,7 @@ train eval.lengths=256 -> each a whole number of at least 1 or null, not 256: wr
 train eval.lengths=[1] -> length 1 is too short for eval.protocol=paired: choose 2 tokens or more
 list -> name what to list: encodings, modifiers, models, data, tasks, tokenizers,
 list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'?
-list models --family bias -> --family and --papers are for the list of encodings, and this
+list models --family bias -> --family and --papers are for pe-bench list encodings: leave
 list runs -> make one with `pe-bench train encoding=rope`
 report --csv - --markdown - -> choose one
 report --html - -> name a file
@@ -101,7 +101,7 @@ speed rope --output a.txt -> --output a.txt: the name must end with .csv
 """
 # The same where a run of rope is finished.
 OF_A_RUN = r"""
-eval --where length=48 -> --where length chooses scores, and here runs are chosen: say --lengths
+eval --where length=48 -> --where length chooses scores, and this command chooses runs: say --lengths
 eval --where scored_with=yarn -> say --with
 eval --where seed=7 -> no run meets --where seed=7
 eval --where train.lrr=1 -> did you mean 'train.lr'?

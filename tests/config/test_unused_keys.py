@@ -10,7 +10,7 @@ from pe_bench.config.parse import parse_config, unused_keys, warn_unused
 from pe_bench.data.packed import load_data
 from pe_bench.scoring.plans import make_plans
 
-# The first key is told with what makes it so; none where nothing is said.
+# After the arrow: why the first key has no effect, or nothing if no warning is printed.
 COMMANDS = """
 data.text_column=x -> data.source=stdlib: it is for files or hub
 data.subset=x data=files data.path=y -> data.source=files: it is for hub

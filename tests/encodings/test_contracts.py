@@ -38,7 +38,7 @@ NUMBERS: dict[str, list[Entry]] = yaml.safe_load(FILE.read_text(encoding="utf-8"
 
 
 def wrong_numbers(parts: Sequence[PartSpec]) -> list[str]:
-    """Return what the parts of an encoding lack of the numbers of their preset, or of their class."""
+    """Return where the parts of an encoding differ from the numbers of their preset, or of their class."""
     return [
         f"{entry['of']} with {entry['options']} is off by {error_of(part, entry):.1e}"
         for part in parts
@@ -49,7 +49,7 @@ def wrong_numbers(parts: Sequence[PartSpec]) -> list[str]:
 
 @torch.no_grad()
 def error_of(part: PartSpec, entry: Entry) -> float:
-    """Return the largest difference between what an encoding has and its reference numbers."""
+    """Return the largest difference between an encoding's numbers and its reference numbers."""
     encoding = _built(part, entry["options"]).double()
     for name, parameter in encoding.named_parameters():
         for key, value in entry.get("parameters", {}).items():
@@ -62,7 +62,7 @@ def error_of(part: PartSpec, entry: Entry) -> float:
 
 
 def _built(part: PartSpec, options: Mapping[str, Any]) -> nn.Module:
-    """Build a part with these options alone, which those that it holds have too; the rest is as composed."""
+    """Build a part with only these options. If it has other encodings in it, they get them too."""
     if not part.nested:
         return part.encoding_class(**options)
     return PartSpec(with_options(part.values, options)).build(options["n_layers"])
@@ -105,7 +105,7 @@ def _quantity(encoding: nn.Module, entry: Entry) -> Tensor:
     match entry["of"]:
         case "output":
             return reference_attention(layer, x, q, k, v, position)[0, 0, -1]
-        case "weights":  # what comes out where the values are the identity
+        case "weights":  # the output if the values are the identity
             identity = torch.eye(tokens, dtype=torch.float64).expand(1, H, tokens, tokens)
             return reference_attention(layer, x, q, k, identity, position)[0, 0, -1]
         case "scores":
@@ -132,7 +132,7 @@ def _quantity(encoding: nn.Module, entry: Entry) -> Tensor:
 def _turned(layer: LayerEncoding, entry: Entry) -> Tensor:
     """Return the angles by which the pairs (1, 0) of a query at position 1 are turned, or their new norm."""
     width, tokens = entry["options"]["d_head"], entry.get("tokens", T)
-    features = entry.get("features", width)  # that are turned
+    features = entry.get("features", width)  # how many are turned
     q = torch.zeros(1, 1, tokens, width, dtype=torch.float64)
     q[..., : features // 2] = 1
     queries, _ = project(layer, q[:, 0], q, q, torch.arange(tokens))
@@ -242,7 +242,7 @@ def test_every_modifier_acts_on_every_encoding(name: str) -> None:
         assert modifier in case.spec.values["modifiers"]
         try:
             output = hidden(case.model, tokens(2, TRAIN_LENGTH))
-        except LengthError:  # a table without rows for the ids of modifiers that spread them
+        except LengthError:  # a table has no rows for the ids of modifiers that spread them
             assert "max_position" in case.spec.values
             continue
         (gradient,) = torch.autograd.grad(output[:, 4].sum(), case.model.embedding.weight)

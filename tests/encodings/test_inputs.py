@@ -81,7 +81,7 @@ def test_overflow_decides_what_a_table_says_of_itself(
 def test_autocast_and_a_narrow_type_lose_no_positions_at_the_input(
     make: Callable[[], PositionalEncoding],
 ) -> None:
-    """In bfloat16 the integer 257 is none."""
+    """bfloat16 cannot represent the integer 257."""
     torch.manual_seed(0)
     encoding = make()
     encoding.read_vocabulary(VOCABULARY)

@@ -38,7 +38,7 @@ every_scaling = pytest.mark.parametrize("name", SCALINGS)
 
 
 def scaling(name: str, d_head: int = WIDTH, train_length: int = TRAIN, **options: Any) -> RopeScaling:
-    """A scaling by its name, longrope with factors that are no ones."""
+    """A scaling by its name, longrope with factors other than 1."""
     given = {"long_factors": LONG[: d_head // 2]} if name == "longrope" else {}
     return SCALINGS[name](d_head, train_length, **{**given, **options})
 

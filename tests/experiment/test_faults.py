@@ -69,7 +69,7 @@ def test_a_disk_that_is_full_at_the_last_write_calls_nothing_failed_that_is_fini
     monkeypatch.setattr("pe_bench.runs.gather.write_text", Mock(side_effect=full))
     outcome = train(*ARGUMENTS)
     assert outcome.code == 0 and "warning: results.csv: no space left on device" in outcome.err
-    # A job of a sweep writes last how it ended.
+    # The last thing that a job of a sweep writes is how it ended.
     for owner, name in ((os, "replace"), (jobs, "_watch_for_end"), (os, "dup2")):
         monkeypatch.setattr(owner, name, Mock(side_effect=full if name == "replace" else None))
     monkeypatch.setattr(jobs, "_run", lambda *_: {"state": end})

@@ -11,7 +11,7 @@ from pe_bench.runs.rows import Row, read_rows
 
 FROM = "train.from='encoding=rope'"
 LATER = ("encoding=yarn", "train.length=32", "train.steps=3")
-# Of the first stage, whose lengths the others take.
+# For the first stage. Later stages take its lengths.
 EXACT = ("eval.lengths=null", "eval.max_length=256", "eval.controls=auto")
 
 

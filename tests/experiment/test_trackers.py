@@ -113,7 +113,7 @@ def test_the_runs_of_a_sweep_have_a_group(monkeypatch):
     assert swept[0].startswith("train-") and swept[2].startswith("reproduce-")
 
 
-# Each with its library, or with what its library was seen to do
+# Each with its library, or with a double that does what the library was seen to do
 
 
 def stopped_and_finished(train, monkeypatch, name: str) -> None:

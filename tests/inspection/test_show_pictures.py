@@ -108,7 +108,7 @@ def test_heads_are_named_where_they_differ_with_what_the_panel_leaves_out():
     assert {"all heads", "all heads (masked from 20)", "10,000"} <= {*texts}
     assert "6 of 16 feature pairs turn fully\nwithin the training length (dashed)" in texts
     assert not [text for text in texts if "$" in text], "no text is a formula"
-    assert [row.mask is None for row in rows] == [True, False], "all others would be the same triangle"
+    assert [row.mask is None for row in rows] == [True, False], "every other mask would be the same triangle"
     assert len([axes for axes in figure.axes if axes.get_images()]) == 1
     learned = rows_of(resolve(["learned"]))
     assert learned[0].curves.shape == (1, 128) and "undefined" in shown(draw(learned))

@@ -125,7 +125,7 @@ def test_a_ratio_is_the_median_of_those_to_the_reference_just_before(monkeypatch
     monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
 
     class Scripted(SimpleNamespace):
-        """Takes as many seconds as it is told, one after the other."""
+        """A pass that takes the given seconds, one number for each call."""
 
         def __call__(self) -> None:
             clock[0] += next(self.seconds)

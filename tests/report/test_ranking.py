@@ -19,7 +19,7 @@ THREE: Levels = {
             {"b": {128: 2.0, 256: 3.0, 512: 1.0}, "c": {128: 3.0, 256: 2.0}, "a": {256: 3.0, 512: None}},
             *(256, ["c", "a", "b"]),
         ),
-        # What reaches less far is below the others, and moves none of them.
+        # Lines that lack the longest length are below the others, and change no rank of theirs.
         (THREE, 512, ["a", "b", "c"]),
         (
             {**THREE, "learned": {128: 0.5, 256: None, 512: None}, "unscored": {128: 0.4, 256: 0.5}},

@@ -39,8 +39,8 @@ def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
     *read, last = read_rows(path)
     assert read == rows and last.nll is not None and math.isnan(last.nll)
     write_rows(path, [ROW, rows[1], replace(ROW, nll=9.0)])
-    assert read_rows(path) == [replace(ROW, nll=9.0), rows[1]], "the last of one key"
-    # One that was edited by hand may have no checksum and other ends of lines.
+    assert read_rows(path) == [replace(ROW, nll=9.0), rows[1]], "the last row of a key counts"
+    # A file edited by hand may lack its checksum and have other line ends.
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert read_rows(path) == [replace(ROW, nll=9.0), rows[1]]
     edit_text(path, ",9.0,", ",2.75,")
@@ -109,7 +109,7 @@ def dies_in_gathering(results_dir: Path, moment: int) -> bool:
 
 def test_gathering_that_was_killed_at_any_moment_ends_the_same_when_repeated(tmp_path: Path) -> None:
     ends, died = [], []
-    for moment in (1, 2, 3, None):  # the last of them is after the end of a gathering
+    for moment in (1, 2, 3, None):  # it renames twice, so 3 and None let it end
         folder = tmp_path / str(moment)
         add_run(folder, "rope", {128: 2.0})
         gather(folder)

@@ -1,5 +1,4 @@
-"""Rows follow from the NLLs of single targets, which a damaged file never gives, and so do the means that
-a run keeps of them: exact, derived, and never trusted when in doubt."""
+"""Rows and kept means follow exactly from the NLLs of single targets; damaged files give neither."""
 
 import csv
 import math
@@ -223,7 +222,7 @@ def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_a
     tensors, facts = read_tensors(run / MEANS)
     infinite = {words: [math.inf, *about[1:]] for words, about in facts["slices"].items()}
     write_tensors(run / MEANS, tensors, {**facts, "slices": infinite})
-    assert not read_means(run).means, "what cannot be, and what is cut, is as if there were none"
+    assert not read_means(run).means, "impossible or truncated means are ignored"
     os.truncate(run / MEANS, 50)
     assert {row[1] for row in gathered()} == {"all"}
 

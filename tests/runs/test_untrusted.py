@@ -303,7 +303,7 @@ def no_waiting() -> Iterator[None]:
     """Raise an error in a test that waits for a pipe."""
 
     def fail(*_: object) -> None:
-        raise AssertionError("it waits for a file that is none")
+        raise AssertionError("it waits for a pipe")
 
     before = signal.signal(signal.SIGALRM, fail)
     signal.alarm(60)

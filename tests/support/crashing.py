@@ -146,7 +146,7 @@ def several(finished: Path, results: Path) -> None:
             shutil.copytree(run, results / "runs" / f"{run.name}-{number}")
 
 
-# What is killed, and for how many seconds it may run at most at first.
+# What is killed, and the most seconds that it may run the first time.
 KILLED = {
     "training": (lambda series: lambda: train(series), 0.2),
     "scoring": (begin_scoring, 0.1),

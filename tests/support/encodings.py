@@ -9,12 +9,12 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
 
-# Encodings that act each through other hooks: what takes minutes over all of them meets these in CI.
+# Encodings that act through different hooks: tests that take minutes over all encodings run on these in CI.
 ONE_OF_A_KIND = ("learned", "rope", "yarn", "alibi", "fox", "shaw", "cope", "irope", "t5", "streaming")
 
 
 def one_of_a_kind(names: Iterable[str], kinds: Sequence[str] = ONE_OF_A_KIND) -> list[Any]:
-    """Return the names as parameters; all except those kinds are for `scripts/test --full`."""
+    """Return the names as parameters; all but `kinds` are for `scripts/test --full`."""
     return [name if name in kinds else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 

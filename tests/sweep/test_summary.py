@@ -45,7 +45,7 @@ def test_a_terminal_has_a_line_for_each_running_job_and_the_total(tmp_path):
 
 
 def test_without_a_terminal_a_job_that_works_or_ends_has_a_line_and_one_that_checks_has_none(tmp_path):
-    checks = JobState(0, "seed=0")  # it may turn out to be done already
+    checks = JobState(0, "seed=0")  # it may be done already
     begun = replace(states(RUNNING)[0], share=0.1, has_worked=True)
     halfway = replace(begun, share=0.5)
     ended = JobState(0, "seed=0", DONE, seconds=3700.0)
@@ -60,7 +60,7 @@ def test_a_damaged_file_of_a_job_hides_no_other_and_progress_that_cannot_be_writ
     for number, text in enumerate(["", "[]", '{"number": 3}'], 1):
         sweep.file(number, "json").write_text(text)
     assert sweep.is_stopped and [state.number for state in sweep.states()] == [0]
-    (tmp_path / "jobs").touch()  # no folder
+    (tmp_path / "jobs").touch()  # a file in place of the folder
     report = JobProgress(Sweep(tmp_path), states(RUNNING)[0])
     report.change(share=0.5)
     assert report.state.share == 0.5

@@ -92,7 +92,7 @@ def test_a_file_or_folder_that_another_user_may_write_is_named(tmp_path, mode, m
         changed.chmod(before)
     monkeypatch.setattr(files, "_is_own_group", lambda group: True)
     file.chmod(0o664)
-    assert writable_by_others(file) is None, "a group of this user alone"
+    assert writable_by_others(file) is None, "a group with only this user in it"
     if os.getuid() == 0:  # only root can give a file away
         os.chown(file, STRANGER, STRANGER)
         assert writable_by_others(file) == file

@@ -141,7 +141,7 @@ def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), **named
 def test_torchrun_starts_a_run_on_one_machine_or_on_several(run_of, folder, machines):
     one, arguments = run_of("one", "encoding=nope"), ["encoding=nope", "train.log_every=1"]
     with socket.create_server(("127.0.0.1", 0)) as free:
-        several = ["--nnodes", "2", "--master-port", str(free.getsockname()[1])]  # two of them, both here
+        several = ["--nnodes", "2", "--master-port", str(free.getsockname()[1])]  # both on this machine
     each = [*TORCHRUN[:-1], str(2 // machines)]
     nodes = [["--standalone"]] if machines == 1 else [[*several, "--node-rank", str(n)] for n in range(2)]
     commands = [start(folder, *arguments, launcher=(*each, *words)) for words in nodes]

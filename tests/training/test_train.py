@@ -120,8 +120,8 @@ def test_position_ids_are_drawn_anew_from_seed_and_step_and_no_gradient_outlives
 
 
 def test_one_step_gives_the_pinned_loss_and_micro_batches_the_same_one_up_to_rounding(folder):
-    # A change of the loss changes every run that was ever made: raise IDENTITY_VERSION in runs/job.py when it
-    # is meant, and see what moved when it is not.
+    # A change of the loss changes every run that was ever made. If it is intended, raise IDENTITY_VERSION in
+    # runs/job.py; otherwise find its cause.
     whole, parts = (trainer_of(folder, "encoding=rope", f"train.micro_batches={n}") for n in (1, 4))
     for number in range(3):
         a, b = whole.step(number, 0.0), parts.step(number, 0.0)

@@ -31,8 +31,8 @@ CORRELATION = 0.75
 def noise(length: int) -> pd.DataFrame:
     """Return the levels of the committed studies at a length, with their spread over seeds."""
     folder = Path(__file__).parents[2] / "configs" / "study"
-    # Those of extend are the rope of alibi.csv, trained further; of base that rope with other bases, whose
-    # levels go with its own from seed to seed.
+    # The runs of extend are the rope of alibi.csv, trained further; those of base are that rope with other
+    # bases. Their levels vary with its own from seed to seed.
     files = [file for file in sorted(folder.glob("*.csv")) if file.stem not in ("extend", "base")]
     levels = pd.concat(map(pd.read_csv, files))
     is_plain = (levels.protocol == "paired") & (levels.control == "none") & (levels.variant == "full")
