@@ -1,4 +1,4 @@
-"""The decoder's layers between attentions, in compiled code where that is possible.
+"""The decoder's layers between attentions and its loss, in compiled code where that is possible.
 
 Their results are those of PyTorch's operations, which serve everywhere else: on other devices, in other
 types, and without a compiler.

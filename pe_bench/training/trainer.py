@@ -190,13 +190,13 @@ class Trainer:
                 own_part(gradient).mul_(clip / (norm + 1e-6))
         return float(norm)
 
-    def _backward(self, part: Batch, ids: Tensor, losses: int, *, is_last: bool) -> float:
-        """Add the gradient of one part of a batch with so many losses; its share of the batch's mean loss.
+    def _backward(self, part: Batch, ids: Tensor, count: int, *, is_last: bool) -> float:
+        """Compute the loss of a part of a batch of `count` losses, and add its gradient. Return the loss.
 
         After the last part all processes have the mean of their gradients, and a step takes the sum.
         """
         with self._gradients_shared(now=is_last):
-            loss = self._nll(part, ids, self.together).sum() / losses
+            loss = self._nll(part, ids, self.together).sum() / count
             (loss * self.group.count if self.group.count > 1 else loss).backward()
         if is_last and self.config.train.sharding:
             average_replicated(self.model)
