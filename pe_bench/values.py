@@ -46,7 +46,7 @@ Fraction = Annotated[float, Range(0, 1, is_open=True)]  # a share that is not 0
 
 def unknown(word: str, kind: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `unknown key 'x': did you mean 'y'?`, or the names that there are when none is close."""
-    names = sorted(names)
+    names = sorted(set(names))
     close = close_to(word, names, cutoff)
     section = word.rpartition(".")[0]
     beside = [name for name in names if name.rpartition(".")[0] == section] or names

@@ -12,6 +12,7 @@ train encoding=ropee -> unknown encoding 'ropee': did you mean 'rope'?
 train modifier=[lgn] -> unknown modifier 'lgn': did you mean 'logn'?
 train train.leng=3 -> unknown key 'train.leng': did you mean 'train.length'?
 train +foo=3 -> unknown key 'foo'
+train foo=3 -> unknown key 'foo': there are: cache_dir, data, device, encoding, experiment, model,
 train ++encoding.foo=3 -> unknown option 'encoding.foo'
 train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
 train model.d_model=20 model.n_heads=4 -> model.d_head=5 is odd
