@@ -81,9 +81,18 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
     try:
         return _convert(value, kind)
     except ValueError:
-        takes_list = any(typing.get_origin(part) is list for part in (kind, *typing.get_args(kind)))
-        way_out = f": write {key}=[{value}]" if takes_list and isinstance(value, str | int | float) else ""
+        way_out = f": write {key}=[{value}]" if _is_part_of_list(value, kind) else ""
         raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}", key) from None
+
+
+def _is_part_of_list(value: Any, kind: Any) -> bool:
+    """Whether the type takes a list, and a list of this value alone is right."""
+    for part in (kind, *typing.get_args(kind)):
+        if typing.get_origin(part) is list:
+            with suppress(ValueError):
+                _convert([value], part)
+                return True
+    return False
 
 
 def shown(value: Any) -> str:

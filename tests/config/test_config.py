@@ -141,6 +141,7 @@ def test_values_are_converted_to_their_type_or_named_with_the_type_they_need() -
         (1, bool, "true or false"),
         ([1, "x"], list[int], "a list, each a whole number"),
         (2, list[int] | None, "a list, each a whole number or null, not 2: write key=[2]"),
+        ("c", list[int] | None, "a list, each a whole number or null, not 'c'"),
         ([1.0], tuple[float, float], "a list of a number and a number"),
         ("c", Literal["a", "b"], "one of a, b"),
         ({}, int | None, "a whole number or null"),
@@ -149,7 +150,7 @@ def test_values_are_converted_to_their_type_or_named_with_the_type_they_need() -
         with pytest.raises(UserError, match="key must be .*not ") as error:
             check_type(value, kind, "key")
         assert described in str(error.value) and repr(value)[:60] in str(error.value)
-        assert len(str(error.value)) < 120
+        assert len(str(error.value)) < 120 and "write key=[c]" not in str(error.value)
 
 
 def test_lengths_and_steps_follow_from_the_rest() -> None:
