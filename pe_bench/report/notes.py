@@ -346,7 +346,7 @@ def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
             "--baseline compares only seeds that both have"
         )
     if any(0 < len(record.levels) < line.seeds for line in lines for record in line.records.values()):
-        yield "some numbers are of fewer seeds than their line has: --details says of how many (n=...)"
+        yield "numbers that --details marks (n=...) are of fewer seeds than their line has"
 
 
 def _few_documents(records: Sequence[Record]) -> Iterator[str]:
