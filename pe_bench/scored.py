@@ -119,7 +119,8 @@ def score_each(runs: Sequence[Path], options: Options) -> tuple[list[Run], list[
         except UserError as error:
             without = shlex.quote(f"encoding!={encoding_in(path.name)}")
             joint = " Or" if str(error).endswith("?") else "; or"
-            raise UserError(f"{path.name}: {error}{joint} leave it out with --where {without}") from error
+            named = "" if path.name in str(error) else f"{path.name}: "
+            raise UserError(f"{named}{error}{joint} leave it out with --where {without}") from error
     scored, failures = [], []
     for number, (path, score_it) in enumerate(zip(runs, prepared, strict=True), 1):
         say(f"run {number} of {len(runs)}: {path.name}")
