@@ -128,7 +128,7 @@ def _runs(results_dir: Path) -> Listing:
         **_fields("run", "encoding", "state", "steps"),
         "of": itemgetter("total"),
         "loss": itemgetter("loss"),
-        "lengths scored": _lengths,
+        "lengths\nscored": _lengths,
     }
     # The problems have no room in the table.
     problems = [f"{state.run}: {state.problem}" for state in states if state.problem]
@@ -172,7 +172,7 @@ def _models() -> Listing:
         for model in models
     ]
     sizes = {"layers": itemgetter("n_layers"), "width": itemgetter("d_model"), "heads": itemgetter("n_heads")}
-    remark = f"parameters: with the {BYTES} tokens of tokenizer=bytes; each further token adds the width"
+    remark = f"parameters: with the {BYTES} tokens of tokenizer=bytes; each other adds the width"
     return Listing(records, {"model": itemgetter("name"), **_fields("parameters"), **sizes}, [remark])
 
 
