@@ -141,7 +141,7 @@ def _explain(prop: "Property", finding: "Finding", verbose: bool) -> str:
     """Return what was measured, and where to look."""
     sign = f"{SIGNS[finding.state]}  " if verbose else ""
     if finding.state != "fails":
-        return f"{sign}{prop.means}: {finding.measured}"
+        return sign + ": ".join(filter(None, (prop.means, finding.measured)))
     look = "; ".join(filter(None, (", ".join(finding.lines), prop.look)))
     return f"{sign}{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
 
