@@ -46,6 +46,7 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     anchors = dict.fromkeys(run.parent.parent / "anchors" for run in runs)
     for anchor in (file.parent for folder in anchors for file in folder.glob("*/eval.csv")):
         try:
+            check_files(anchor)  # a link would be followed
             if not os.path.lexists(results / "anchors" / anchor.name):
                 _copy(anchor, results / "anchors" / anchor.name)
         except (RunError, OSError) as error:

@@ -38,6 +38,13 @@ def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(train, 
     assert not list((here / "anchors").glob("*/notes.txt"))
     for link in (there / "anchors").glob("*/notes.txt"):
         link.unlink()
+    anchor = next((there / "anchors").glob("trigram-*"))
+    anchor.rename(folder / "private")
+    anchor.symlink_to(folder / "private")
+    assert "symbolic link" in pe_bench.import_runs(there).refused[anchor.name]
+    assert not (here / "anchors" / anchor.name).exists()
+    anchor.unlink()
+    (folder / "private").rename(anchor)
     # A run of the same name stays as it is.
     kept = here / "runs" / second.name / "result.json"
     kept.write_text(kept.read_text().replace('"loss": ', '"loss": 1'))
