@@ -108,7 +108,8 @@ class Measurements:
         first_of = {
             row.run: first.run for row in rows if (first := self._runs.folder_of(row.run).first_stage)
         }
-        return unlearned(rows, self._runs, {run: row_of[first] for run, first in first_of.items()})
+        counted_on = {run: row_of[first] for run, first in first_of.items() if first in row_of}
+        return unlearned(rows, self._runs, counted_on)
 
     def is_later_stage(self, series: Series) -> bool:
         return any(self._runs.folder_of(row.run).first_stage for row in self.as_trained(series))
