@@ -28,8 +28,8 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete KEY=VALUE. Bash breaks `encoding=ro` into three words and replaces the last one alone."""
-    typed = [text for text in ctx.params.values() if isinstance(text, list)]
-    chosen = " ".join(typed[0] if typed else []).replace(" = ", "=").split()
+    typed = ctx.params.get("overrides") or ctx.params.get("arguments") or []
+    chosen = " ".join(typed).replace(" = ", "=").split()
     if os.environ.get("_PE_BENCH_COMPLETE") != "complete_bash":
         return complete_word(incomplete, chosen)
     line = os.environ.get("COMP_WORDS", "")

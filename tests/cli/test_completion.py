@@ -60,8 +60,8 @@ def test_bash_gets_the_part_behind_its_argument_breaks_and_other_shells_the_whol
         words = ["pe-bench", "train", *typed.split()]
         environment = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
         assert completed("bash", **environment) == offered
-    line = "pe-bench train seed=3 encoding=no"
-    assert '"encoding=nope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=line))
+    for line in ("pe-bench train seed=3 encoding=no", "pe-bench train --config-dir own encoding=no"):
+        assert '"encoding=nope"' in "".join(completed("zsh", _TYPER_COMPLETE_ARGS=line))
 
 
 def test_runs_are_those_of_the_folder_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
