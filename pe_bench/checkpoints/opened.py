@@ -16,13 +16,21 @@ from torch import nn
 from pe_bench.checkpoints.attention import NAME, register
 from pe_bench.checkpoints.encoding import Answer, ask, attach, describe, neutral, rotary_modules
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
-from pe_bench.checkpoints.source import PREFIX, TOKENIZER_CONFIG, Source, load_model, quiet, read_json
+from pe_bench.checkpoints.source import (
+    CONFIG,
+    PREFIX,
+    TOKENIZER_CONFIG,
+    Source,
+    load_model,
+    quiet,
+    read_json,
+)
 from pe_bench.config.schema import ModelConfig
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import UserError, require
+from pe_bench.errors import UserError, first_line, require
 from pe_bench.model.checks import find_lookahead
-from pe_bench.system.machine import give_back_free_memory
+from pe_bench.system.machine import give_back_free_memory, is_out_of_memory
 
 PLAIN = "--plain scores it as it is, without the window control and --with"
 LENGTHS = (
@@ -174,9 +182,15 @@ def _require_sound(source: Source, model: CheckpointModel) -> None:
         if stated is not None and not rotary_modules(model.causal):
             model.find_table(stated[0])
         count = min(MIN_TOKENS, model.max_positions or MIN_TOKENS)
-        problem = find_lookahead(model, count)
         ids = torch.arange(count)
-        largest = float(model.logits(model.hidden(ids[None] % model.vocab_size, ids)).abs().max())
+        try:
+            problem = find_lookahead(model, count)
+            largest = float(model.logits(model.hidden(ids[None] % model.vocab_size, ids)).abs().max())
+        except Exception as error:  # whatever a model of transformers raises
+            if is_out_of_memory(error):
+                raise
+            reason = f"cannot be run as its {CONFIG} describes it ({first_line(error)[:200]})"
+            raise UserError(f"{source.name} {reason}: download it again") from error
     require(not problem, f"{source.name} reads later tokens, so its scores would mean nothing: {problem}")
     message = f"the largest logit of {source.name} is {largest:g}: its weights are damaged, download it again"
     require(0 < largest < math.inf, message)

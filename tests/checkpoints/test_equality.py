@@ -217,6 +217,21 @@ def test_an_argument_that_is_not_known_is_refused_by_its_name(
         opened(write_checkpoint(tmp_path / "llama", "llama"))
 
 
+def test_a_model_that_cannot_be_run_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    def without_kernel(*given: Any, **named: Any) -> Any:
+        raise ImportError("it needs a package")
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", without_kernel)
+    with pytest.raises(
+        UserError, match=r"cannot be run as its config.json describes it \(it needs a package"
+    ):
+        opened(write_checkpoint(tmp_path / "llama", "llama"))
+
+
 @pytest.mark.parametrize("name", ["bloom", "falcon", "mamba"])
 def test_a_model_without_the_interface_is_scored_as_it_is(tmp_path: Path, name: str) -> None:
     found = opened(write_checkpoint(tmp_path / name, name))
