@@ -24,9 +24,9 @@ CITED = re.compile(r"^  (eprint|url|note) = {(.*)}", re.MULTILINE)
 
 @command("cite")
 def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> None:
-    """Print BibTeX entries for pe-bench and for what a table compares.
+    """Print BibTeX for pe-bench and for what a table compares.
 
-    They cite the table's encodings, scalings and data. Without RUN, the table is the newest run's.
+    Entries are for the table's encodings, scalings and data. Without RUN, the table is the newest run's.
 
     runs RUN: Runs by encoding, name, the beginning of a name, or path.
     results_dir DIR: The folder of runs and results.csv.

@@ -27,7 +27,7 @@ def evaluate(
     as_json: bool = False,
     **options: Any,
 ) -> None:
-    """Score runs or checkpoints at other lengths or with other encodings.
+    """Score runs at other lengths or with other encodings.
 
     Without RUN, --where and --all, the run that finished last is scored. Options
     replace values of the run's configuration. hf:FOLDER and hf:OWNER/NAME are

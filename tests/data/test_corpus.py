@@ -212,7 +212,7 @@ def test_a_validation_document_that_stands_in_training_is_dropped(monkeypatch, s
     text = noise(10_000 - taken, 2) + training.text[5_000 : 5_000 + taken]
     short = Document("copy", b"too short for a window")
     remaining = without_overlap([Document("validation", text), short], [training, short])
-    assert len(remaining) == kept, "a copy is dropped that is too short for a window to be compared"
+    assert len(remaining) == kept, "a copy is dropped even if it is too short to have windows"
 
 
 def test_the_split_is_decided_by_text_and_each_stratum_of_sizes_gives_one_document():
