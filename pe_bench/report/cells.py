@@ -38,7 +38,8 @@ def has_controls(table: Table) -> bool:
 def short_lengths(table: Table) -> list[int]:
     """Return the lengths beyond the training length, and others that were asked for.
 
-    With a baseline, the training length is one of them. If no line has a level there, all lengths are.
+    With a baseline, the training length is one of them, and a length is not at which nothing can be compared.
+    If no line has a level at the training length, all lengths are.
     """
     if not has_trained_level(table):
         return list(table.lengths)
@@ -46,10 +47,15 @@ def short_lengths(table: Table) -> list[int]:
     return [
         length
         for length in table.lengths
-        if length > train_length
-        or (length < train_length and length in table.asked)
-        or (length == train_length and table.baseline)
+        if (length > train_length and not table.baseline)
+        or (length != train_length and length in table.asked)
+        or (length >= train_length and table.baseline and _is_compared(length, table))
     ]
+
+
+def _is_compared(length: int, table: Table) -> bool:
+    """Whether a line shows a level or a difference from the baseline at a length."""
+    return any(value_at(line, length, table) is not None for line in table.all_lines)
 
 
 def level_at_training(line: Line, table: Table) -> Cell | None:

@@ -152,3 +152,13 @@ def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_five_notes(resu
     caveats = tuple(f"caveat {number}" for number in range(9))
     text = printed([replace(table, caveats=caveats)], 200)
     assert "caveat 2" in text and "caveat 8" not in text and "6 more notes: --details" in text
+
+
+def test_with_a_baseline_a_length_that_it_lacks_takes_no_column_unless_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    add_run(tmp_path, "rope", {128: 1.8, 256: 1.9, 512: 2.0})
+    add_run(tmp_path, "alibi", {128: 1.8, 256: 1.8, 512: 1.8, 2048: 1.8})
+    for asked, shown in (((), [128, 256, 512]), ((2048,), [128, 2048])):
+        [table] = build_tables(tmp_path, selection=Selection(baseline="rope", lengths=asked))
+        assert short_lengths(table) == shown
