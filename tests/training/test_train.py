@@ -102,21 +102,25 @@ def test_every_encoding_starts_from_the_same_decoder_and_sees_the_same_batches_a
     assert not torch.equal(seen[0], others[0])
 
 
-def test_position_ids_are_drawn_anew_from_seed_and_step_and_no_gradient_outlives_its_step(folder):
-    def drawn(seed: int) -> list[torch.Tensor]:
-        trainer, ids = trainer_of(folder, "encoding=randomized", f"seed={seed}"), []
-        encoding = trainer.model.encoding
-        draw = encoding.ids
-        encoding.ids = lambda *arguments, **named: ids.append(draw(*arguments, **named)) or ids[-1]
+def test_ids_and_batches_are_drawn_from_seed_and_step_and_no_gradient_outlives_its_step(folder):
+    def drawn(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        trainer, drawings = trainer_of(folder, "encoding=randomized", f"seed={seed}"), []
+        draw = trainer.model.encoding.ids
+
+        def ids_of(tokens: torch.Tensor, **named) -> torch.Tensor:
+            drawings.append((draw(tokens, **named), tokens))
+            return drawings[-1][0]
+
+        trainer.model.encoding.ids = ids_of
         for number in range(2):
             trainer.step(number, 0.0)
             gradients = [parameter.grad for parameter in trainer.model.parameters()]
             assert not any(gradient.any() for gradient in gradients if gradient is not None)
-        return ids
+        return drawings
 
-    (first, second), again, (other, _) = drawn(0), drawn(0), drawn(1)
-    assert torch.equal(first, again[0]) and torch.equal(second, again[1])
-    assert not torch.equal(first, second) and not torch.equal(first, other)
+    for first, second, again, other in zip(*drawn(0), drawn(0)[0], drawn(1)[0], strict=True):
+        assert torch.equal(first, again)
+        assert not torch.equal(first, second) and not torch.equal(first, other)
 
 
 def test_one_step_gives_the_pinned_loss_and_micro_batches_the_same_one_up_to_rounding(folder):
