@@ -45,6 +45,8 @@ def test_a_later_stage_is_a_line_of_the_first_one_s_table_whatever_its_seed(trai
         assert tuned.records[length].target_hash == unchanged.records[length].target_hash
     for run, controlled in ((later[0], {64}), (runs_of(folder, "rope-s0")[0], {32, 256})):
         assert {row.length for row in read_rows(run / "eval.csv") if row.control == "swap"} == controlled
+    # A later stage is held to the anchors of its first one: its own tokens are not all that it saw.
+    assert len(list((folder / "results" / "anchors").glob("*-s*"))) == 3 * len(later)
 
 
 def test_no_tuning_is_the_scaling_as_it_is_bit_for_bit(train, command, folder):
