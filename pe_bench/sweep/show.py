@@ -23,7 +23,7 @@ class View(Live):
     def __init__(self, sweep: Sweep, console: Console | None = None):
         self.sweep = sweep
         self.has_seen_all_end = False  # after a signal
-        self._printed: dict[int, str] = {}  # how far each job was when its last line was due
+        self._printed: dict[int, tuple[str, str]] = {}  # how far each job was, and its last line
         console = console or Console(stderr=True, highlight=False, soft_wrap=True)
         super().__init__(console=console, transient=True, refresh_per_second=5)
 
@@ -46,14 +46,16 @@ class View(Live):
         """
         if state.state == SKIPPED or (state.state == RUNNING and not state.is_at_work):
             return
-        before, fifth = self._printed.get(state.number, ""), f"{int(state.share * LINES_PER_RUN)}"
+        before, last = self._printed.get(state.number, ("", ""))
+        fifth = f"{int(state.share * LINES_PER_RUN)}"
         if state.state == RUNNING:
-            is_due = fifth > before and not self.console.is_terminal
             line = state.text if before or not state.has_worked else "begins"
+            is_due = fifth > before and line != last and not self.console.is_terminal
         else:
             is_due, done = before != state.state, f"done in {duration(state.seconds)}"
             line = {DONE: done, FAILED: f"failed: {state.text}"}.get(state.state, state.text or "stopped")
-        self._printed[state.number] = fifth if state.state == RUNNING else state.state
+        mark = fifth if state.state == RUNNING else state.state
+        self._printed[state.number] = (mark, line if is_due else last)
         if is_due:
             text = f"{state.label}: {line}"
             text = wrap(text, self.console.width, hanging=2) if self.console.is_terminal else text

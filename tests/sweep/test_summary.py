@@ -47,9 +47,9 @@ def test_a_terminal_has_a_line_for_each_running_job_and_the_total(tmp_path):
 def test_without_a_terminal_a_job_that_works_or_ends_has_a_line_and_one_that_checks_has_none(tmp_path):
     checks = JobState(0, "seed=0")  # it may be done already
     begun = replace(states(RUNNING)[0], share=0.1, has_worked=True)
-    halfway = replace(begun, share=0.5)
+    halfway, further = replace(begun, share=0.5), replace(begun, share=0.9)  # at the same step
     ended = JobState(0, "seed=0", DONE, seconds=3700.0)
-    text = shown(tmp_path, 3, [checks], [begun], [halfway], [ended, *states(DONE, SKIPPED)[1:]])
+    text = shown(tmp_path, 3, [checks], [begun], [halfway], [further], [ended, *states(DONE, SKIPPED)[1:]])
     assert text.splitlines() == ["seed=0: begins", "seed=0: step 0 of 9", "seed=0: done in 1 h 01 min"]
 
 
