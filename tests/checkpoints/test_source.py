@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another kind of model": (
         lambda folder: edit_json(folder / "config.json", model_type="t5"),
-        "is not a causal language model",
+        "is not a decoder-only language model",
     ),
     "an unknown kind": (
         lambda folder: edit_json(folder / "config.json", model_type="unheard-of"),
