@@ -1,6 +1,8 @@
 """What `speed` measures, writes and shows, and mistakes. No test says how fast anything is."""
 
 import csv
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -270,3 +272,14 @@ def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder
     assert outcome.code == 2 and not outcome.out, outcome.err
     assert message in outcome.line and outcome.err == f"{outcome.line}\n"
     assert sorted(path.name for path in Path().rglob("*")) == before
+
+
+def test_two_commands_at_once_keep_each_others_rows(tmp_path, monkeypatch):
+    read, path = speed.read_rows, tmp_path / "speed.csv"
+    monkeypatch.setattr(speed, "read_rows", lambda path: (read(path), time.sleep(0.1))[0])
+    with ThreadPoolExecutor(2) as pool:
+        for writing in [
+            pool.submit(speed.write_rows, path, [row(name, 16, 1.0)]) for name in ("rope", "nope")
+        ]:
+            writing.result()
+    assert {each["encoding"] for each in written(path)} == {"rope", "nope"}
