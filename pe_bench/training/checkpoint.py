@@ -285,7 +285,14 @@ def read_log(path: Path, last_step: int) -> list[Step]:
         return []
     try:
         records = csv.DictReader(io.StringIO(read_regular(path), newline=""))
-        rows = [Step(**{name: json.loads(text or "null") for name, text in each.items()}) for each in records]
+        kinds: dict[str, Any] = {
+            "step": int,
+            "tokens": int,
+        }  # the rest may be infinite, which JSON cannot say
+        rows = [
+            Step(**{name: kinds.get(name, float)(text) if text else None for name, text in each.items()})
+            for each in records
+        ]
     except (OSError, ValueError, TypeError, csv.Error) as error:
         way_out = "delete it and repeat the command"
         raise RunError(f"{path} is damaged ({first_line(error)}): {way_out}") from error

@@ -1,6 +1,7 @@
 """Checkpoints: which are kept, which are skipped, and which cannot be loaded."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ from torch import nn
 from pe_bench.errors import RunError, UserError
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import (
+    Step,
     final_checkpoint,
     latest_checkpoint,
     load_optimizer,
     load_weights,
+    read_log,
     save_checkpoint,
     tidy_checkpoints,
+    write_log,
 )
 from pe_bench.training.optimizer import Muon, Optimizers
 
@@ -125,3 +129,9 @@ def test_a_checkpoint_that_may_not_be_read_or_of_another_format_is_neither_missi
             tidy_checkpoints(folder)
         monkeypatch.setattr("os.open", refuse)  # root could read it all the same
     assert meta.exists()
+
+
+def test_the_log_comes_back_as_it_was_also_with_a_validation_loss_that_is_infinite(tmp_path):
+    steps = [Step(1, 64, 5.5, None, 1e-3, 0.1, 2.5), Step(2, 128, 5.25, math.inf, 1e-3, 0.1, 3.5)]
+    write_log(tmp_path / "train.csv", steps)
+    assert read_log(tmp_path / "train.csv", 2) == steps and read_log(tmp_path / "train.csv", 1) == steps[:1]
