@@ -17,6 +17,7 @@ from pe_bench.report.selection import Selection
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
 from pe_bench.runs.gather import results_file, runs_folder
+from pe_bench.runs.job import encoding_in
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show_each
 from pe_bench.system.terminal import one_line, say
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pe_bench.sweep.show import SweepTable
 
 Fact = str | int | float | None
+MAX_NAMES = 4  # of encodings, in a command to type
 MAX_LINK = 33  # characters of a link that a narrow terminal does not break
 
 
@@ -79,8 +81,9 @@ def _say_how_to_compare(results_dir: Path) -> None:
 
 def _hint(results_dir: Path, runs: Sequence[Path]) -> str:
     """Return how to see more about these runs."""
-    name = f" {shlex.quote(runs[0].name)}" if len(runs) == 1 else ""
-    command = f"pe-bench report{results_option(results_dir)}{name}"
+    names = {run.name if len(runs) == 1 else encoding_in(run.name) for run in runs}
+    named = [shlex.quote(name) for name in sorted(names)] if len(names) <= MAX_NAMES else []
+    command = " ".join([f"pe-bench report{results_option(results_dir)}", *named])
     return f"95 % intervals, controls, speed: {command} --details"
 
 
