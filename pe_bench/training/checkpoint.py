@@ -283,16 +283,14 @@ def read_log(path: Path, last_step: int) -> list[Step]:
     """Return the rows up to a step; later steps are taken again."""
     if last_step == 0 or not path.exists():
         return []
+    kinds: dict[str, Any] = {"step": int, "tokens": int}  # the rest may be infinite, which JSON cannot say
+
+    def parse(name: str, text: str) -> Any:
+        return kinds.get(name, float)(text) if text else None
+
     try:
         records = csv.DictReader(io.StringIO(read_regular(path), newline=""))
-        kinds: dict[str, Any] = {
-            "step": int,
-            "tokens": int,
-        }  # the rest may be infinite, which JSON cannot say
-        rows = [
-            Step(**{name: kinds.get(name, float)(text) if text else None for name, text in each.items()})
-            for each in records
-        ]
+        rows = [Step(**{name: parse(name, text) for name, text in record.items()}) for record in records]
     except (OSError, ValueError, TypeError, csv.Error) as error:
         way_out = "delete it and repeat the command"
         raise RunError(f"{path} is damaged ({first_line(error)}): {way_out}") from error
