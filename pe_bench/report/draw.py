@@ -279,14 +279,19 @@ def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS, signed: bool = 
     axes.set_yscale(scale.shape, **({"linear_width": scale.linear_width} if scale.shape == "asinh" else {}))
     axes.set_ylim(scale.low, scale.high)
     decades = math.log10(scale.high / scale.low) if scale.shape == "log" else 0.0
+    numbers = "g"
     if scale.shape == "asinh":
         axes.yaxis.set_major_locator(FixedLocator(_ticks_around_zero(scale, ticks)))
     elif decades > FEW_DECADES:
         sparse = [steps for steps in LOG_STEPS if decades * len(steps) < ticks]
         axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=ticks))
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(ticks, steps=STEPS))
-    axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:+g}" if signed and tick else f"{tick:g}")
+        locator = MaxNLocator(ticks, steps=STEPS)
+        axes.yaxis.set_major_locator(locator)
+        values = locator.tick_values(scale.low, scale.high)
+        numbers = f".{max(len(f'{value:g}'.partition('.')[2]) for value in values)}f"
+    sign = "+" if signed else ""
+    axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:{sign if tick else ''}{numbers}}")
     axes.yaxis.set_minor_locator(NullLocator())
 
 

@@ -27,6 +27,7 @@ from pe_bench.system.terminal import CONTROL, say
 
 TEMPORARY = ".partial-"
 META = "meta.json"
+CHECKSUM = "checksum"  # of all else in it
 _compared: set[tuple[Any, ...]] = set()  # files of the cache that this process has checked
 
 
@@ -244,7 +245,7 @@ def _is_whole(entry: Path) -> bool:
             if version not in _compared and _digest(entry / name) != digest:
                 return False
             _compared.add(version)
-        return True
+        return meta.pop(CHECKSUM) == key_of(meta)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -258,7 +259,7 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
         temporary.mkdir()
         meta = build(temporary)
         meta["files"] = {path.name: _digest(path) for path in sorted(temporary.iterdir())}
-        write_text(temporary / META, json.dumps(meta))
+        write_text(temporary / META, json.dumps({**meta, CHECKSUM: key_of(meta)}))
         for path in temporary.iterdir():
             flush_to_disk(path)
         shutil.rmtree(entry, ignore_errors=True)  # damaged, or it would have been used

@@ -90,6 +90,8 @@ def flip(path: Path) -> None:
         ("train-tokens.npy", "missing"),
         ("validation-byte_ends.npy", "cut"),
         ("tokenizer.json", "flipped"),
+        ("meta.json", "cut"),
+        ("meta.json", "flipped"),
     ],
 )
 def test_a_damaged_entry_is_built_again_and_a_line_says_so(
