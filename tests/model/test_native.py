@@ -204,7 +204,7 @@ def test_a_kernel_whose_first_trial_is_wrong_is_not_used(monkeypatch: pytest.Mon
     forward = native._forward
     monkeypatch.setattr(native, "_forward", lambda *inputs: forward(*inputs[:-1], 1.01 * inputs[-1]))
     tried = native._tried(right, torch.float32)
-    assert tried.library is None and "wrong by" in tried.description
+    assert tried.library is None and "its results are off by" in tried.description
 
 
 def of_exact_scores(tokens: int, offset: int) -> list[Tensor]:
