@@ -173,10 +173,8 @@ def _probes(report: "Report", outputs: Outputs) -> Contents:
 
 def _html(report: "Report", view: "PlotValues") -> str:
     from pe_bench.report.page import to_html
-    from pe_bench.runs.folder import provenance
 
     tables = (*report.tables, *report.probes)
     runs = {run for table in tables for line in table.lines for run in line.runs}
     losses = {run: report.folder_of(run).losses for run in runs}
-    records = provenance(map(report.folder_of, runs))
-    return to_html(report.tables, records, view=view, probes=report.probes, losses=losses)
+    return to_html(report.tables, view=view, probes=report.probes, losses=losses)

@@ -3,8 +3,7 @@
 import base64
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from types import MappingProxyType
@@ -23,10 +22,9 @@ from pe_bench.report.heat import heat_note, heat_svg
 from pe_bench.report.notes import legend
 from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, PlotValues, Table
-from pe_bench.runs.folder import ENVIRONMENT, RunRecord
 from pe_bench.runs.rows import ALL
-from pe_bench.system.grid import Cell, Column, Grid
-from pe_bench.system.terminal import in_one_line, one_line
+from pe_bench.system.grid import Grid
+from pe_bench.system.terminal import one_line
 
 PACKAGE = "pe_bench.report"
 TITLE = "pe-bench report"
@@ -69,7 +67,6 @@ class Picture(NamedTuple):
 
 def to_html(
     tables: Sequence[Table],
-    records: Sequence[RunRecord],
     title: str = TITLE,
     view: PlotValues = "levels",
     probes: Sequence[ProbeTable] = (),
@@ -102,7 +99,6 @@ def to_html(
             (table, heat_note(table), Markup(heat_svg(table, f"probe-{number}")), grid_of(table))
             for number, table in enumerate(probes)
         ],
-        provenance=_provenance(in_one_line(records)) if records else None,
     )
 
 
@@ -213,36 +209,3 @@ def _policy(style: str, script: str) -> str:
     return (
         f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'"
     )
-
-
-# How the numbers were made: commands, data, versions and machines, each listed once
-
-
-def _provenance(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return the origin of a report; typed: the commands that made it, with counts of runs."""
-    machines = dict.fromkeys(machine for record in records for machine in record.environments)
-    datasets = Counter(dataset for record in records for dataset in record.data)
-    return {
-        "notes": list(dict.fromkeys(record.note for record in records if record.note)),
-        "typed": list(Counter(command for record in records for command in record.commands).items()),
-        "data": _grid(
-            ("data", "hash", "tokenizer", "runs"),
-            ((*dataset, count) for dataset, count in datasets.items()),
-        ),
-        "environments": _grid(
-            (name.replace("_", "-") for name in ENVIRONMENT),
-            (machine for machine in machines if any(machine)),
-        ),
-        "runs": _grid(
-            ("run", "date", "data"),
-            (
-                (record.run, record.date, ", ".join(data_hash for _, data_hash, _ in record.data))
-                for record in records
-            ),
-        ),
-    }
-
-
-def _grid(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> Grid:
-    columns = [Column(heading, is_left=True) for heading in headings]
-    return Grid(columns, [[Cell(f"{value}") for value in row] for row in rows])

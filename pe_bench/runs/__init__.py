@@ -1,1 +1,1 @@
-"""A run on disk: identity, lock, rows, scores and provenance."""
+"""A run on disk: identity, lock, rows and scores."""

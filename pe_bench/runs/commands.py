@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -86,16 +85,3 @@ def _is_ours(command: object) -> bool:
         return False
     is_plain = command == shlex.join(arguments) and not CONTROL.search(str(command))
     return is_plain and arguments[:1] == ["pe-bench"]
-
-
-def takes_code_from(command: str, results: Path) -> bool:
-    """Return whether a recorded command names code, or a folder of configurations, that lies in the results.
-
-    A stranger's run may bring both, and whoever repeated its command would run them.
-    """
-    words = re.split(r"[=:,{}\[\]\s'\"]+", command)
-    paths = [Path(os.path.expanduser(word)) for word in words]
-    modules = [Path(word.replace(".", "/") + end) for word in words for end in (".py", "/__init__.py")]
-    code = [path for path in (*paths, *modules) if path.is_file()]
-    code += [path for option, path in zip(words, paths[1:], strict=False) if re.match("--?c", option)]
-    return any(path.resolve().is_relative_to(results.resolve()) for path in code)

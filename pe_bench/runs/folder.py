@@ -1,11 +1,11 @@
-"""A run's folder: its configuration with a checksum, its lock, what is read of it, and how it was made."""
+"""A run's folder: its configuration with a checksum, its lock, and what is read of it."""
 
 import csv
 import hashlib
 import io
 import traceback
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,6 @@ from filelock import FileLock, Timeout
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config
 from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.runs.commands import recorded_commands, takes_code_from
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import KeptMeans, Means, compute_means, load_scores, read_means, score_file
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
@@ -214,49 +213,3 @@ def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return flat
-
-
-# How runs were made: versions and machines as texts, in the order of these names; what is not known is empty.
-ENVIRONMENT = ("pe_bench", "git", "torch", "python", "platform", "processor", "device", "threads")
-Environment = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """How one run was made.
-
-    commands: as they were typed; note: why some are missing. data: the name, the hash and the tokenizer of
-    each text that it was scored on. environments: first where it was trained, then where else it was scored.
-    date: of the training, ISO 8601.
-    """
-
-    run: str
-    commands: tuple[str, ...]
-    note: str
-    data: tuple[tuple[str, str, str], ...]
-    environments: tuple[Environment, ...]
-    date: str
-
-
-def provenance(folders: Iterable[RunFolder]) -> list[RunRecord]:
-    """Return the records of runs, in the order of their names."""
-    return [_record(folder) for folder in sorted(folders, key=lambda folder: folder.path.name)]
-
-
-def _record(run: RunFolder) -> RunRecord:
-    rows, typed, name = run.rows, recorded_commands(run.path), run.path.name
-    commands = tuple(command for command in typed if not takes_code_from(command, run.path.parent.parent))
-    reason = "" if typed else "none was kept"
-    if len(commands) < len(typed):
-        reason = "the code that it names is not here, and none is taken from a folder of results"
-    note = f"no command for {name}: {reason}" if reason else ""
-    trained, *scored = dict.fromkeys(_environment(values) for values in (run.environment, *map(vars, rows)))
-    # Rows have less: an environment that says nothing else is left out.
-    scored = [each for each in scored if any(each[i] not in ("", value) for i, value in enumerate(trained))]
-    data = dict.fromkeys((row.data, row.data_hash, row.tokenizer) for row in rows)
-    date = str(run.environment.get("date", "")) or min((row.date for row in rows), default="")
-    return RunRecord(name, commands, note, tuple(data), (trained, *scored), date)
-
-
-def _environment(values: Mapping[str, Any]) -> Environment:
-    return tuple("" if values.get(name) is None else str(values[name]) for name in ENVIRONMENT)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.pages import HOSTILE, some_records, some_tables
+from support.pages import HOSTILE, some_tables
 
 from pe_bench.report.page import to_html
 
@@ -39,7 +39,7 @@ def browser(tmp_path_factory) -> Iterator:
 def file(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     path = folder / "report.html"
-    path.write_text(to_html(some_tables(folder), some_records(), title=HOSTILE), encoding="utf-8")
+    path.write_text(to_html(some_tables(folder), title=HOSTILE), encoding="utf-8")
     return path
 
 

@@ -180,7 +180,7 @@ def test_the_page_has_a_map_and_a_table_beside_the_levels(results: Path, tmp_pat
         add_run(folder, "rope", {128: 2.0, 256: 2.1})
     report, alone = build_report(results), build_report(tmp_path / "alone")
     assert alone.tables == report.tables and alone.probes == () and len(report.probes) == 1
-    page = to_html(report.tables, [], probes=report.probes)
+    page = to_html(report.tables, probes=report.probes)
     assert page.count('<section id="probe-') == 1 and page.count("</title></g>") == 8 + 1
     assert "copier at 128 tokens, depth start\naccuracy 100 %" in page
-    assert '<section id="probe-' not in to_html(report.tables, [])
+    assert '<section id="probe-' not in to_html(report.tables)

@@ -150,7 +150,7 @@ def test_all_outputs_have_the_share_of_examples_its_interval_the_accuracy_and_th
     frame = to_frame(found).set_index("length")
     assert frame.loc[64, "exact"] == frame.loc[64, "accuracy"] == 0.5 and frame.loc[64, "chance"] == CHANCE
     assert frame.loc[64, "exact_low"] < 0.45 and frame.bits_per_byte.isna().all()
-    for text in (to_markdown(found), to_latex(found), to_html(found, [])):
+    for text in (to_markdown(found), to_latex(found), to_html(found)):
         assert "exact match" in text.lower() and "0.500" in text and "bits per byte" not in text
     [row] = [line for line in to_markdown(found, details=True).splitlines() if "partial" in line][:1]
     assert row.startswith("| rope | 64 | 0.500 | 0.4") and "| 0.500 | partial |" in row

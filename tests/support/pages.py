@@ -1,4 +1,4 @@
-"""Tables and records for pages, with everything that a page can show."""
+"""Tables for pages, with everything that a page can show."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,6 @@ from support.results import add_run
 from pe_bench.report.build import build_tables
 from pe_bench.report.records import BreakPoint, ContextUse, Line, Paired, Position, Record, Table
 from pe_bench.report.statistics import Interval, judge_change
-from pe_bench.runs.folder import RunRecord
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"
 LEVELS = {
@@ -41,24 +40,6 @@ def some_tables(results: Path) -> list[Table]:
     add_run(results, "rope", LEVELS["rope"], data="wikitext103", data_hash="beef0123456789")
     first, other = build_tables(results)
     return [_with_all(first), replace(other, lines=tuple(map(_judged, other.lines)))]
-
-
-def some_records() -> list[RunRecord]:
-    trained = ("0.1.0", "4f1d2c9ab012", "2.13.0", "3.11.2", "Linux", "AMD EPYC", "cpu", "2")
-    records = [
-        RunRecord(
-            run=f"{encoding}-s{seed}-1a2b3c4d",
-            commands=("pe-bench train -m encoding=rope,alibi,t5 seed=0,1",),
-            note="no command for mine: none was kept",
-            data=(("stdlib", "da7a0123456789", "bytes"),),
-            environments=(trained, ("0.1.0", "", "2.14.0", "", "Linux", "", "cpu", "2")),
-            date="2026-01-02T03:04:05+00:00",
-        )
-        for encoding in ("rope", "alibi")
-        for seed in (0, 1)
-    ]
-    lost = replace(records[0], run="rope-s1-x", commands=(), note="no command for rope-s1-x: lost")
-    return [*records, lost]
 
 
 def _with_all(table: Table) -> Table:

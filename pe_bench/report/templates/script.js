@@ -64,13 +64,6 @@ for (const line of document.querySelectorAll("tbody[data-line]")) {
   line.addEventListener("focusout", () => pick(null));
 }
 
-for (const command of document.querySelectorAll(".commands li")) {
-  const button = document.createElement("button");
-  button.textContent = "copy";
-  button.addEventListener("click", () => navigator.clipboard.writeText(command.querySelector("code").textContent));
-  command.prepend(button);
-}
-
 // --- Values at the points of curves ---
 
 function show(point) {
