@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeGuard, get_args
 from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
 from pe_bench.encodings.source import digest, find_file, sources
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.system.files import same_working_folder
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.values import close_to, unknown
 
@@ -69,7 +68,7 @@ def _load_file(path: Path) -> ModuleType:
     module.__file__ = str(path)
     sys.modules[name] = module
     try:
-        with same_working_folder(), _importable_folder(path):
+        with _importable_folder(path):
             exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except INTERRUPTIONS:
         raise

@@ -13,7 +13,6 @@ from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import Decoder, LanguageModel
-from pe_bench.system.files import same_working_folder
 from pe_bench.system.machine import is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
@@ -107,8 +106,7 @@ def user_code_errors(
     Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned.
     """
     try:
-        with same_working_folder():
-            yield
+        yield
     except (LengthError, UserError, *INTERRUPTIONS):
         raise
     except BaseException as error:  # also SystemExit, which would end the program as if all was done

@@ -8,9 +8,8 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.system.files import cache_root, cached_folder, key_of, writable_by_others
+from pe_bench.errors import RunError, first_line
+from pe_bench.system.files import cache_root, cached_folder, key_of
 from pe_bench.system.machine import processor_facts
-from pe_bench.system.terminal import say
 
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "kernel.cpp"
@@ -78,13 +76,12 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
         make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
-        with _private_folder(key) as folder:
-            library = ctypes.CDLL(str(cached_folder(folder, key, make) / LIBRARY))
+        library = ctypes.CDLL(str(cached_folder(cache_root(None) / "kernel", key, make) / LIBRARY))
         lend_threads(library)
         return Kernel(library, version)
     except subprocess.CalledProcessError as error:
         return Kernel(None, f"{compiler} failed: {_complaint(error)}")
-    except (OSError, subprocess.TimeoutExpired, UserError, RunError) as error:
+    except (OSError, subprocess.TimeoutExpired, RunError) as error:
         return Kernel(None, first_line(error))
 
 
@@ -103,24 +100,6 @@ def find_compiler() -> str | None:
 def compiler_names() -> Sequence[str]:
     named = os.environ.get("CXX", "").strip()
     return (named,) if named else COMPILERS
-
-
-@contextmanager
-def _private_folder(key: str) -> Iterator[Path]:
-    """Yield the folder of compiled kernels, or a temporary one where others could put their code into it."""
-    folder = cache_root(None) / "kernel"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shared = writable_by_others(folder / key / LIBRARY)
-    if shared is None:
-        yield folder
-        return
-    say(
-        f"warning: other users of this machine can change {shared}, so no compiled kernel is loaded from it: "
-        "take away their right to write (chmod go-w), or set PE_BENCH_CACHE to a private folder; until then "
-        "every command compiles the kernel again"
-    )
-    with tempfile.TemporaryDirectory(prefix="pe-bench-kernel-") as private:
-        yield Path(private)  # a loaded library outlives its file
 
 
 def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:

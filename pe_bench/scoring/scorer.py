@@ -26,8 +26,7 @@ from pe_bench.runs.rows import POSITIONS, PROBE
 from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
-from pe_bench.system.files import same_working_folder
-from pe_bench.system.machine import PeakMemory, is_out_of_memory, share_cores
+from pe_bench.system.machine import PeakMemory, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
@@ -87,9 +86,8 @@ class Scorer:
         if impossible is not None:
             return Scored(NOTHING, NOTHING, None, *impossible)
         try:
-            with same_working_folder():
-                problem = self._find_problem(plan)
-                return Scored(status="failed", reason=problem) if problem else self.score(plan)
+            problem = self._find_problem(plan)
+            return Scored(status="failed", reason=problem) if problem else self.score(plan)
         except LengthError as error:
             return Scored(status="undefined", reason=str(error))
         except INTERRUPTIONS:
@@ -148,7 +146,6 @@ class Scorer:
         with torch.no_grad(), flush_denormals(), torch.autocast(device, dtype, enabled=is_coarse):
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 self.watch(plan, done / len(plan.windows))
-                share_cores()
                 # One draw for each length, whatever the batches: a score must not depend on memory.
                 generator = torch.Generator().manual_seed(
                     derive_seed(self.evaluation.seed, "ids", plan.length)

@@ -4,15 +4,11 @@ The cache has folders that are built once: under a lock, beside their place, and
 Each has checksums of its files. A process checks them when it opens the folder for the first time.
 """
 
-import errno
-import grp
 import hashlib
 import json
 import os
-import pwd
 import secrets
 import shutil
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,9 +16,8 @@ from typing import Any
 
 import filelock
 import platformdirs
-from safetensors import SafetensorError
 
-from pe_bench.errors import RunError, UserError, require
+from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import CONTROL, say
 
 TEMPORARY = ".partial-"
@@ -51,9 +46,6 @@ def name_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror or error}") from error
-    except SafetensorError as error:
-        reason = str(error).rpartition("I/O error: ")[2].split(" (os error")[0]
-        raise RunError(f"{path} could not be written: {reason}") from error
 
 
 def write_text(path: Path, text: str, mode: int | None = None) -> None:
@@ -94,10 +86,7 @@ def flush_to_disk(path: Path) -> None:
 def expand_path(path: str | Path, key: str = "") -> Path:
     """Return a path with the home folder in place of `~`; `key`, such as `cache_dir=`, is for messages."""
     check_name(str(path), key)
-    expanded = Path(os.path.expanduser(path))
-    message = f"{key}{path}: the folder of {path!s:.40} is not known: write the path in full"
-    require(not str(expanded).startswith("~"), message)
-    return expanded
+    return Path(os.path.expanduser(path))
 
 
 def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
@@ -121,54 +110,12 @@ def require_writable(option: str, path: Path) -> None:
     require(path.parent.is_dir(), message)
     message = f"{option} {path} is not a regular file: name one in a folder"
     require(path.is_file() or not path.exists(), message)
-    # A file is written beside the old one, and then takes its place.
-    allowed = os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
-    require(allowed, f"{option} {path} cannot be written (no permission): name a file elsewhere")
 
 
 def check_name(name: str, key: str = "") -> None:
     """Raise `UserError` for a name that would damage the files that hold it."""
     sign = "${" if "${" in name else next(iter(CONTROL.findall(name)), "")
     require(not sign, f"{key}{name!a} has {sign!a} in it, which no run may hold: give it another name")
-
-
-@contextmanager
-def same_working_folder() -> Iterator[None]:
-    """Return to the working folder where a user's code leaves it: relative paths begin there."""
-    before = os.getcwd()
-    try:
-        yield
-    finally:
-        if os.getcwd() != before:
-            os.chdir(before)
-
-
-def writable_by_others(path: Path) -> Path | None:
-    """Return the first of a file and the folders above it that another user could change, or None.
-
-    As ssh does for keys: each must belong to this user or to root, and be writable for nobody else. In a
-    folder with the sticky bit, such as /tmp, others cannot touch what is not theirs. A link counts as what it
-    points to.
-    """
-    resolved = path.resolve()
-    return next((entry for entry in (resolved, *resolved.parents) if not _is_private(entry)), None)
-
-
-def _is_private(entry: Path) -> bool:
-    try:
-        status = entry.stat()
-    except FileNotFoundError:  # whoever makes it will own it
-        return True
-    shared = status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else stat.S_IWOTH | stat.S_IWGRP)
-    return status.st_uid in (os.getuid(), 0) and (not shared or bool(status.st_mode & stat.S_ISVTX))
-
-
-def _is_own_group(group: int) -> bool:
-    """Return whether a group holds this user alone, as many systems make one for each user."""
-    with suppress(KeyError):
-        user, entry = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
-        return (user.pw_gid, user.pw_name) == (group, entry.gr_name) and not {*entry.gr_mem} - {user.pw_name}
-    return False
 
 
 # The cache
@@ -191,10 +138,10 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], dict[str, Any]])
     """Return the folder `root/key`, found, or built by `build`, which fills it and returns its `meta`.
 
     A build that is killed leaves a temporary folder, which the next one removes; an entry of which a
-    file is missing or changed is built again, and a line says so. Raises `UserError` for a folder that
-    cannot be written and `RunError` for a full disk.
+    file is missing or changed is built again, and a line says so. Raise `RunError` for a folder that cannot
+    be written.
     """
-    entry, way_out = root / key, "set another cache_dir"
+    entry = root / key
     if _is_whole(entry):
         return entry
     try:
@@ -205,11 +152,9 @@ def cached_folder(root: Path, key: str, build: Callable[[Path], dict[str, Any]])
                     say(f"warning: {entry} is damaged and is built again")
                 _build(entry, build)
     except OSError as error:
-        # numpy writes past Python's files, and reports a full disk only in the text of its error.
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or str(error).endswith(" written"):
-            raise RunError(f"the disk of the cache folder {root} is full: {way_out}") from error
-        reason = error.strerror or error
-        raise UserError(f"the cache folder {root} cannot be written ({reason}): {way_out}") from error
+        # numpy writes past Python's files: its error of a full disk has no `strerror`.
+        reason = f"cannot be written ({error.strerror or error}): set another cache_dir"
+        raise RunError(f"the cache folder {root} {reason}") from error
     return entry
 
 
