@@ -85,9 +85,9 @@ def report(
     csv FILE: Write the numbers to a file; - prints them.
     markdown FILE: Write the table as Markdown; - prints it.
     latex FILE: Write it as LaTeX (booktabs, graphicx); - prints it.
-    html FILE: Write one page with tables, curves and commands.
+    html FILE: Write one page with tables and curves.
     plot FILE: Draw the curves to a PNG, SVG or PDF file.
-    plot_of levels|change: What --plot and --html draw.
+    plot_of levels|change: What --plot draws.
     details: Add intervals, controls, speed and all notes.
     probe: Show what pe-bench probe found, instead of levels.
     everything: Print every table, not only the newest run's.
@@ -103,10 +103,11 @@ def report(
     files = {"--csv": csv, "--markdown": markdown, "--latex": latex, "--html": html, "--plot": plot}
     outputs = Outputs(files, as_json=as_json)
     view: PlotValues = "levels" if plot_of is None else check_type(plot_of, PlotValues, "--plot-of")
-    message = f"--plot-of {plot_of} draws nothing: name a file with --plot or --html"
-    require(plot_of is None or plot is not None or html is not None, message)
+    message = f"--plot-of {plot_of} draws nothing: name a file with --plot"
+    require(plot_of is None or plot is not None, message)
     if probe:
-        require(latex is None, "--latex has no table of probes: say --markdown or --csv")
+        for option in ("--csv", "--latex", "--plot"):
+            require(files[option] is None, f"{option} has no probes: say --markdown, --html or --json")
         require(not details, "--details adds nothing to --probe: leave it out")
         options["protocol"] = None
     tables = api.read_report(
@@ -114,7 +115,7 @@ def report(
         lengths=[] if lengths is None else parse_lengths(lengths),
         sort=sort,
         everything=everything,
-        numbers_only=outputs.printed == ["--csv -"] and not outputs.files and not probe,
+        numbers_only=outputs.printed == ["--csv -"] and not outputs.files,
         **options,
     )
     contents = _probes(tables, outputs) if probe else _levels(tables, outputs, view, details)
@@ -148,33 +149,27 @@ def _levels(report: "Report", outputs: Outputs, view: "PlotValues", details: boo
         "--csv": partial(to_csv, tables),
         "--markdown": partial(to_markdown, tables, details=details),
         "--latex": partial(to_latex, tables, details=details),
-        "--html": partial(_html, report, view),
+        "--html": partial(_html, report),
         "--plot": draw,
     }
 
 
 def _probes(report: "Report", outputs: Outputs) -> Contents:
     """Print the tables of probes, and return what files can get. Raises `UserError` if nothing was probed."""
-    from pe_bench.report.heat import plot_probes
-    from pe_bench.report.probes import probes_to_csv, probes_to_markdown, show_probes
+    from pe_bench.report.probes import probes_to_markdown, show_probes
 
     probes = report.probes
     require(bool(probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
     if outputs.shows_table:
-        show_probes(probes, hint="" if "--plot" in outputs.files else "by depth: --plot FILE.png")
+        show_probes(probes)
         write_out("".join(f"{problem}\n" for problem in report.problems))
     return {
-        "--csv": partial(probes_to_csv, probes),
         "--markdown": partial(probes_to_markdown, probes),
-        "--html": partial(_html, report, "levels"),
-        "--plot": partial(plot_probes, probes),
+        "--html": partial(_html, report),
     }
 
 
-def _html(report: "Report", view: "PlotValues") -> str:
+def _html(report: "Report") -> str:
     from pe_bench.report.page import to_html
 
-    tables = (*report.tables, *report.probes)
-    runs = {run for table in tables for line in table.lines for run in line.runs}
-    losses = {run: report.folder_of(run).losses for run in runs}
-    return to_html(report.tables, view=view, probes=report.probes, losses=losses)
+    return to_html(report.tables, report.probes)

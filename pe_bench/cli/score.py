@@ -1,7 +1,6 @@
 """`eval` and `probe`: finished runs and checkpoints, scored, and their tables."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +65,6 @@ def probe(
     *,
     where: Sequence[str] = (),
     everything: bool = False,
-    plot: Path | None = None,
     as_json: bool = False,
     **options: Any,
 ) -> None:
@@ -78,20 +76,15 @@ def probe(
     finished last is probed. Finished scores are reused; report --probe shows them.
 
     everything: Probe every finished run, not only the last.
-    plot FILE: Draw a heat map by length and depth to a PNG, SVG or PDF file.
 
     Examples:
       pe-bench probe --lengths 512,2048
       pe-bench probe rope alibi --depths 3 --windows 32
-      pe-bench probe rope --lengths 256 --with yarn,rope_ntk --plot probe.png
+      pe-bench probe rope --lengths 256 --with yarn,rope_ntk
       pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096
       pe-bench probe hf:FOLDER --task niah_multikey_3,vt,fwe --lengths 4096
     """
-    from pe_bench.cli.report import Outputs
-
-    outputs = Outputs({"--plot": plot})
     if options["task"] is not None:
-        require(plot is None, "--plot draws scores by depth, and --task has no depths: leave it out")
         require(any(map(_is_checkpoint, runs)), "--task is for a checkpoint (hf:FOLDER): leave it out")
     scored, failures = _score(api.probe, runs, where, everything, options)
     if options["task"] is not None:
@@ -99,15 +92,14 @@ def probe(
 
         print_scored("probe", scored, [], failures, as_json=as_json)
     elif scored:
-        _print_probes(scored, failures, options["results_dir"], outputs, as_json=as_json)
+        _print_probes(scored, failures, options["results_dir"], as_json=as_json)
     _raise_failures(failures)
 
 
 def _print_probes(
-    scored: Sequence["Run"], failures: Sequence[str], results_dir: Path, outputs: Any, *, as_json: bool
+    scored: Sequence["Run"], failures: Sequence[str], results_dir: Path, *, as_json: bool
 ) -> None:
     from pe_bench.report.build import probes_of_rows
-    from pe_bench.report.heat import plot_probes
     from pe_bench.report.probes import show_probes
 
     runs = {run.name: run for run in scored}
@@ -115,9 +107,7 @@ def _print_probes(
     if as_json:
         print_runs("probe", [run.path for run in scored], failures, probes=tables)
     else:
-        picture = "" if outputs.files else "by depth: --plot FILE.png    "
-        show_probes(tables, hint=f"{picture}again: pe-bench report{results_option(results_dir)} --probe")
-    outputs.write({"--plot": partial(plot_probes, tables)})
+        show_probes(tables, hint=f"again: pe-bench report{results_option(results_dir)} --probe")
 
 
 def _score(

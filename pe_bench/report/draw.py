@@ -1,4 +1,4 @@
-"""The pictures of a report: a panel of curves for each table, and the training losses of its runs."""
+"""The pictures of a report: a panel of curves for each table."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +14,14 @@ from scipy.optimize import isotonic_regression
 
 from pe_bench.plot import paper
 from pe_bench.plot.paper import Attributes, Style
-from pe_bench.report.curves import Chart, Curve, Point, Scale, chart_of, scale_of_levels
-from pe_bench.report.records import Line, PlotValues, Table
+from pe_bench.report.curves import Chart, Curve, Point, Scale, chart_of
+from pe_bench.report.records import PlotValues, Table
 
 MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
 BETWEEN = 0.45  # inches between two charts
 PANEL_WIDTH, PANEL_HEIGHT = 4.9, 3.1  # inches: small, so that letters are large on a telephone
 PAGE_PANEL = 6.4  # inches, the width of a panel of the page
-ON_PAGE, TALL_ON_PAGE, LOSSES = 2.9, 4.6, 2.2  # inches that a picture of the page is high
+ON_PAGE, TALL_ON_PAGE = 2.9, 4.6  # inches that a picture of the page is high
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
 MAX_TICKS = 9  # on the y axis
 TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
@@ -30,13 +30,11 @@ NEAR_END = 0.9  # of the width: curves that end before it have no stroke to thei
 MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a stage's name stands whole in a file, which may be wide
 BROKEN = "#B3261E"
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
-MAX_LOSSES = 200  # points of a run's training losses
 FEW_DECADES = 0.4  # of a log axis, whose ticks are those of a linear one
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
 LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 Styles = Mapping[str, Style]
-Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
 Part = tuple[float, Callable[[Figure, float], None]]  # its height in inches, and what draws it so far down
 Look = dict[str, Any]  # what matplotlib takes
 
@@ -103,41 +101,6 @@ def chart_svg(
         figure = paper.new_figure(paper.WIDTH, ABOVE + height + BELOW / 2)
         axes = paper.place_axes(figure, paper.LEFT, ABOVE, width, height)
         _draw_panel(axes, chart, styles, width, height, MAX_NAME_ON_PAGE if is_named else 0)
-        return figure
-
-    return paper.inline_svg(page_figure, key, parts)
-
-
-def losses_svg(
-    lines: Sequence[Line], losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]
-) -> str:
-    """Return the training losses of the lines' runs as an element of a page; empty where none is known.
-
-    A run that was scored with several encodings is drawn once, with the one that it was trained with.
-    """
-    line_of: dict[str, str] = {}
-    for line in sorted(lines, key=lambda line: line.scored_with != line.encoding):
-        for run in line.runs:
-            line_of.setdefault(run, line.label)
-    curves = [(label, losses[run]) for run, label in line_of.items() if losses.get(run)]
-    values = np.array([loss for _, points in curves for _, loss in points if math.isfinite(loss)])
-    if not values.size:
-        return ""
-    parts = {
-        f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": keys[label]}]
-        for label, _ in curves
-    }
-
-    def page_figure() -> Figure:
-        figure = paper.new_figure(paper.WIDTH, LOSSES + BELOW)
-        axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
-        for label, points in curves:
-            look: Look = {"color": styles[label].colour, "linestyle": styles[label].stroke, "linewidth": 1.0}
-            thinned = points[:: math.ceil(len(points) / MAX_LOSSES)]
-            axes.plot(*np.array(thinned).T, gid=f"losses of {label}", **look)
-        set_values(axes, scale_of_levels(values, np.array([]), 0.1))
-        axes.grid(axis="y", color=paper.RULE)
-        axes.set_xlabel("step")
         return figure
 
     return paper.inline_svg(page_figure, key, parts)

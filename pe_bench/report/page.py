@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jinja2 import Environment as Templates
@@ -17,12 +16,10 @@ from pe_bench.plot.paper import Style, styles_of
 from pe_bench.report.cells import number_text
 from pe_bench.report.columns import details_of, point_text, short
 from pe_bench.report.curves import POSITION_LABEL, Chart, Curve, chart_of, chart_over_position
-from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
-from pe_bench.report.heat import heat_note, heat_svg
+from pe_bench.report.draw import MAX_NAMED, chart_svg, class_of
 from pe_bench.report.notes import legend
 from pe_bench.report.probes import ProbeTable, grid_of
-from pe_bench.report.records import Line, PlotValues, Table
-from pe_bench.runs.rows import ALL
+from pe_bench.report.records import Line, Table
 from pe_bench.system.grid import Grid
 from pe_bench.system.terminal import one_line
 
@@ -65,17 +62,11 @@ class Picture(NamedTuple):
     is_named: bool
 
 
-def to_html(
-    tables: Sequence[Table],
-    title: str = TITLE,
-    view: PlotValues = "levels",
-    probes: Sequence[ProbeTable] = (),
-    losses: Losses = MappingProxyType({}),
-) -> str:
-    """Return the page as text; `view` is what its pictures of levels show at first.
+def to_html(tables: Sequence[Table], probes: Sequence[ProbeTable] = (), title: str = TITLE) -> str:
+    """Return the page as text.
 
-    losses: of training, by the names of runs. Style and script are in the page, and by its own policy it may
-    ask for nothing else. Whatever comes from a run stands on one line and is escaped by the templates.
+    Style and script are in the page, and by its own policy it may ask for nothing else. Whatever comes from a
+    run stands on one line and is escaped by the templates.
     """
     templates = Templates(
         loader=PackageLoader(PACKAGE),
@@ -90,15 +81,11 @@ def to_html(
     styles = styles_of(line.label for table in tables for line in table.lines)
     return templates.get_template("page.html.jinja").render(
         title=one_line(title),
-        view=view,
         style=style,
         script=script,
         policy=_policy(style, script),
-        sections=[_section(table, f"{number}", styles, losses) for number, table in enumerate(tables)],
-        probes=[
-            (table, heat_note(table), Markup(heat_svg(table, f"probe-{number}")), grid_of(table))
-            for number, table in enumerate(probes)
-        ],
+        sections=[_section(table, f"{number}", styles) for number, table in enumerate(tables)],
+        probes=[grid_of(table) for table in probes],
     )
 
 
@@ -119,31 +106,27 @@ def describe_result(table: Table) -> str:
     )
 
 
-def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
+def _section(table: Table, prefix: str, styles: Mapping[str, Style]) -> dict[str, Any]:
     """Return a table's section; `prefix` begins the keys of its lines, and tells its pictures from others.
 
-    views: levels and changes by length, of which one is shown. Of each line there are its cells, and its
-    details, for which it opens. reading: what changes how the table is read; notes: all else there is to say.
+    Of each line there are its cells, and its details, for which it opens. reading: what changes how the table
+    is read; notes: all else there is to say.
     """
     grid = short(table)
     names = {
         line.label: Name(line.label, f"{prefix}-{number}", *_look_of(line, styles))
         for number, line in enumerate(table.all_lines)
     }
-    views = [chart_of(table)] if table.is_task else [chart_of(table), chart_of(table, "change")]
-    *views, positions = (
-        _picture(chart, f"{prefix}-{number}", names, styles)
-        for number, chart in enumerate([*views, chart_over_position(table)])
-    )
-    of_all = table.lines if table.key.slice == ALL else ()  # a slice is of the same runs
-    keys = {label: name.key for label, name in names.items()}
+    charts = [chart_of(table), chart_over_position(table)]
     lines = zip(table.all_lines, grid.rows, strict=True)
     return {
         "table": table,
         "result": describe_result(table),
-        "views": list(filter(None, views)),
-        "positions": positions,
-        "losses": Markup(losses_svg(of_all, losses, styles, f"{prefix}-losses", keys)),
+        "pictures": [
+            _picture(chart, f"{prefix}-{number}", names, styles)
+            for number, chart in enumerate(charts)
+            if chart.points
+        ],
         "grid": grid,
         "lines": [(names[line.label], cells, _details(line, table)) for line, (_, *cells) in lines],
         "is_tall": len(grid.rows) > TALL,
@@ -168,12 +151,7 @@ def _details(line: Line, table: Table) -> list[Grid]:
     return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
 
 
-def _picture(
-    chart: Chart, key: str, names: Mapping[str, Name], styles: Mapping[str, Style]
-) -> Picture | None:
-    """Return the chart drawn; None where it has no point."""
-    if not chart.points:
-        return None
+def _picture(chart: Chart, key: str, names: Mapping[str, Name], styles: Mapping[str, Style]) -> Picture:
     keys = {label: name.key for label, name in names.items()}
     texts = [_point_texts(curve, chart) for curve in chart.curves]
     shown = [names[curve.label] for curve in (*chart.curves, *chart.anchors)]

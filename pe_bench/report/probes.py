@@ -1,4 +1,4 @@
-"""Probes: how often lines find a span of the window, by length and by depth; their table, and their file."""
+"""Probes: how often lines find a span of the window, by length and by depth, and their table."""
 
 import math
 from collections import Counter
@@ -26,13 +26,6 @@ from pe_bench.system.terminal import in_one_line
 ANSWER = 16  # targets of a window
 FINDS = 0.9  # of the answers are right
 NO_LIFT = 0.05  # of the answers: a smaller part that is right by the span alone is of no use
-COLUMNS = (
-    *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "score_dtype"),
-    *("encoding", "length", "depth", "seeds", "documents", "windows", "chance"),
-    *("gain", "gain_low", "gain_high", "accuracy", "accuracy_low", "accuracy_high", "without", "verdict"),
-    "reason",
-)
-
 Finding = Literal["finds", "partly", "chance", "unclear"]
 Read = Callable[[Row], Scores]
 Label = Callable[[Row], str]
@@ -54,12 +47,6 @@ class Found:
     windows: int
     documents: int
     verdict: Finding
-
-    @property
-    def by_span(self) -> float:
-        """Return the accuracy on a scale from 0, the accuracy without the span, to 1, all answers right."""
-        missing = 1 - self.without
-        return min(1.0, max(0.0, (self.accuracy.mean - self.without) / missing)) if missing > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -276,9 +263,13 @@ def _notes(lines: Sequence[ProbeLine]) -> list[str]:
 def grid_of(table: ProbeTable) -> Grid:
     """Return a row for each line and length."""
     headings = ("length", "gain", "±", "accuracy", "95 %", "without")
-    columns = [NAME, *map(Column, headings), Column("verdict", is_left=True)]
+    depths = [Column(f"at\n{100 * depth:.3g} %") for depth in table.depths]
+    columns = [NAME, *map(Column, headings), Column("verdict", is_left=True), *depths]
     rows = [
-        [Cell(line.label), Cell(f"{length}"), *_cells(line.found[length, None])]
+        [
+            *(Cell(line.label), Cell(f"{length}"), *_cells(line.found[length, None])),
+            *(_accuracy(line.found.get((length, depth))) for depth in table.depths),
+        ]
         for line in table.lines
         for length in table.lengths
         if (length, None) in line.found
@@ -293,18 +284,22 @@ def _cells(finding: Found | str) -> list[Cell]:
     return [
         Cell(f"{gain.mean:+.3f}", value=gain.mean),
         half_width(gain),
-        Cell(percent(accuracy.mean)),
+        Cell(_percent(accuracy.mean)),
         Cell(f"{_bound(accuracy.low)} to {_bound(accuracy.high)} %"),
-        Cell(percent(finding.without)),
+        Cell(_percent(finding.without)),
         Cell(finding.verdict, style=finding.verdict),
     ]
+
+
+def _accuracy(finding: Found | str | None) -> Cell:
+    return Cell(_percent(finding.accuracy.mean) if isinstance(finding, Found) else MISSING)
 
 
 def _bound(share: float) -> str:
     return f"{100 * share:.0f}" if math.isfinite(share) else "?"
 
 
-def percent(share: float) -> str:
+def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
@@ -319,7 +314,7 @@ def _legend(table: ProbeTable) -> list[str]:
         "±: half the width of its 95 % interval",
         "accuracy: they are the likeliest of eight endings of spans in the window; chance: "
         f"{100 * table.chance:.3g} %; without: the accuracy with the span replaced, which knowing the "
-        "language gives",
+        "language gives; at 0 %: the accuracy where the span is at that depth, 0 % being the start",
         f"finds: surely {100 * FINDS:g} % are right; partly: surely above without and above guessing; "
         f"chance: surely less than {100 * NO_LIFT:g} points above without or above guessing, or a gain "
         f"surely below {MARGIN:g}",
@@ -334,31 +329,3 @@ def show_probes(tables: Sequence[ProbeTable], console: Console | None = None, hi
 
 def probes_to_markdown(tables: Sequence[ProbeTable]) -> str:
     return grids.to_markdown(map(grid_of, tables))
-
-
-def probes_to_csv(tables: Sequence[ProbeTable]) -> str:
-    """Return a row for each line, length and depth, and one for all depths, whose depth is empty."""
-    records = [
-        {
-            **vars(table.key),
-            "encoding": line.label,
-            "length": length,
-            "depth": depth,
-            "chance": table.chance,
-            **_numbers(finding),
-        }
-        for table in tables
-        for line in table.lines
-        for (length, depth), finding in line.found.items()
-    ]
-    return grids.to_csv(COLUMNS, ([record.get(name) for name in COLUMNS] for record in records))
-
-
-def _numbers(finding: Found | str) -> dict[str, object]:
-    if isinstance(finding, str):
-        return {"reason": finding}
-    numbers: dict[str, object] = {"seeds": finding.gain.seeds}
-    for name in ("gain", "accuracy"):
-        interval: Interval = getattr(finding, name)
-        numbers |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    return numbers | {name: getattr(finding, name) for name in ("documents", "windows", "without", "verdict")}

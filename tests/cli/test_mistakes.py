@@ -86,13 +86,12 @@ report --html - -> name a file
 report --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
 report --markdown /tmp -> --markdown /tmp is not a regular file
 report --plot a.jpg -> .png, .svg or .pdf
-report --plot-of change -> --plot-of change draws nothing: name a file with --plot or --html
-report --probe --latex a.tex -> --latex has no table of probes
+report --plot-of change -> --plot-of change draws nothing: name a file with --plot
+report --probe --latex a.tex -> --latex has no probes: say --markdown, --html or --json
 report --probe --details -> --details adds nothing to --probe
 report --sort colour --json -> colour
 extend -> no run is named: say pe-bench extend rope
 try -> name what to try
-probe --plot map.gif -> cannot draw map.gif: the name must end with .png, .svg or .pdf
 probe --windows 0 -> Invalid value for '--windows'
 check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all

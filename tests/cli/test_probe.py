@@ -18,11 +18,11 @@ SMALL = ("--lengths", "128", "--depths", "2", "--windows", "6", *IN)
 def test_a_run_is_probed_shown_again_and_drawn(begin: Command, command: Command, folder: Path) -> None:
     begin("encoding=nope")
     before = command("report", *IN), command("report", *IN, "--csv", "-")
-    outcome = command("probe", *SMALL, "--plot", "map.png")
+    outcome = command("probe", *SMALL)
     assert outcome.code == 0, outcome.err
     assert "without  verdict" in outcome.out
     assert "6 windows at each depth: 0 %, 100 %" in " ".join(outcome.out.split())
-    assert "nope: probe, length 128 scored" in outcome.err and Path("map.png").stat().st_size > 1000
+    assert "nope: probe, length 128 scored" in outcome.err
     rows = list(csv.DictReader(io.StringIO(Path("../results/results.csv").read_text())))
     probed = [row for row in rows if row["protocol"] == "probe"]
     assert {(row["control"], row["depth"]) for row in probed} == {
