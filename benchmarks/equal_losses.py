@@ -28,7 +28,7 @@ from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError
-from pe_bench.inspection.speed import NEVER, path_of
+from pe_bench.inspection.speed import path_of
 from pe_bench.model import decoder
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.decoder import build_decoder
@@ -38,6 +38,7 @@ ROUNDING = 1e-7  # of every weight, relative: about one unit in the last place o
 EARLY = 10  # these steps have a separate column: rounding errors have hardly grown there
 # How many times farther than the third training a path may move: rounding alone varies that much.
 FACTOR = 10
+NEVER = 10**9  # steps
 FLOOR = 1e-6  # nats: smaller differences between losses in float32 are ignored
 CPU = torch.device("cpu")
 OVERRIDES = (
@@ -151,8 +152,7 @@ def path(name: str) -> str:
     """Return the path that attention takes in training."""
     config = configuration(name, seed=0)
     model = build_decoder(config, text().vocabulary)
-    train, layers = config.train, config.model.n_layers
-    return path_of(model, config, train.batch, train.length, torch.float32, layers)
+    return path_of(model, config, config.train.batch, config.train.length, torch.float32)
 
 
 def configuration(name: str, seed: int) -> Config:

@@ -23,12 +23,12 @@ hooks=(rope alibi t5 fire kerple_log fox local_global sink sliding_window lm_inf
 timed=(nope rope alibi t5 fire kerple_log fox local_global)
 if [ "${GPU_TOY:-}" ]; then
     correctness=(benchmarks/gpu_paths.py rope fire --device cpu --lengths 40)
-    training=(-m pe_bench speed rope --train --lengths 32 --repeats 1 device=cpu threads=1)
+    training=(benchmarks/steps.py rope --lengths 32 --repeats 1 device=cpu threads=1)
     scoring=(-m pe_bench speed rope fox --lengths 64 --repeats 1 device=cpu threads=1)
     study=(-m pe_bench reproduce gpu --quick threads=1)
 else
     correctness=(benchmarks/gpu_paths.py "${hooks[@]}" --device cuda --lengths 300)
-    training=(-m pe_bench speed "${timed[@]}" --train --lengths 1024 device=cuda model=gpt2
+    training=(benchmarks/steps.py "${timed[@]}" --lengths 1024 device=cuda model=gpt2
         train.batch_tokens=16384 precision=bfloat16)
     scoring=(-m pe_bench speed --lengths 65536 --repeats 1 device=cuda model=small)
     study=(-m pe_bench reproduce gpu device=cuda)
@@ -36,7 +36,7 @@ fi
 together=(benchmarks/several_gpus.py --processes "${GPU_TOY:+2}")
 [ "${GPU_TOY:-}" ] && together+=(device=cpu threads=1 train.steps=3 train.batch_tokens=256 eval.targets=2)
 training+=(--output "$results/training.csv")
-scoring+=(--output "$results/scoring.csv")
+scoring+=(results_dir="$results")
 study+=(--results-dir "$results/study" ${text:+--text "$text"})
 
 do_part() { # name, minutes

@@ -26,7 +26,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError
-from pe_bench.inspection.speed import NEVER, path_of
+from pe_bench.inspection.speed import path_of
 from pe_bench.model.decoder import build_decoder
 from pe_bench.system.machine import retain_freed_memory
 from pe_bench.training.trainer import Trainer
@@ -34,6 +34,7 @@ from pe_bench.training.trainer import Trainer
 ENCODINGS = "nope,rope,alibi,t5,kerple_log,sandwich,bam,fox,shaw"
 REFERENCE = "nope"
 WARM_UP = 3
+NEVER = 10**9  # steps
 CPU = torch.device("cpu")
 NANOGPT, TUNED, OTHER = "nanoGPT", "nanoGPT tuned", "x-transformers"
 HOW_NANOGPT = "git clone https://github.com/karpathy/nanoGPT and add --nanogpt nanoGPT"
@@ -118,7 +119,7 @@ def our_step(encoding: str, size: Size, bf16: bool, optimizer: str = "adamw") ->
     trainer = Trainer(config, model, data, CPU, dtype)
     numbers = iter(range(NEVER))
     with autocast(bf16):
-        path = path_of(model, config, size.batch, size.length, dtype, size.layers)
+        path = path_of(model, config, size.batch, size.length, dtype)
     return Step(lambda: trainer.step(next(numbers), 0.0), model.parameter_count, path)
 
 

@@ -216,65 +216,53 @@ def speed(
     arguments: Sequence[str] = (),
     *,
     lengths: str = "512,2048,8192",
-    train: bool = False,
     repeats: int | None = None,
-    output: Path | None = None,
     as_json: bool = False,
     config_dir: Sequence[Path] = (),
 ) -> None:
-    """Measure time and memory of encodings, relative to nope.
+    """Measure time and memory of encodings in scoring, relative to nope.
 
-    Prints a table, and adds rows to results/speed.csv.
+    Prints a table, and adds rows to RESULTS_DIR/speed.csv.
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.  [default: all encodings]
     lengths N,N: Window lengths in tokens.
-    train: Time training steps instead of scoring.
     repeats NUMBER: Timed passes per encoding.  [default: 5 to 25]
-    output FILE: CSV file to add rows to.  [default: RESULTS_DIR/speed.csv]
 
     Examples:
       pe-bench speed rope alibi --lengths 512,2048
-      pe-bench speed t5 --train model=small
+      pe-bench speed t5 model=small
       pe-bench speed lm_infinite encoding.window=64 threads=1
       pe-bench speed my.py:MyEncoding
     """
     from pe_bench.inspection.resolve import resolve_timed, split_arguments
-    from pe_bench.system.files import check_folder, require_writable
+    from pe_bench.system.files import check_folder
 
     sizes = sorted(set(parse_lengths(lengths)))
     require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")
-    if output is not None:
-        require(output.suffix == ".csv", f"--output {output}: the name must end with .csv")
-        require_writable("--output", output)
-    setting, subjects = resolve_timed(arguments, sizes, config_dir, train=train)
-    for subject in subjects[sizes[0]]:
+    setting, subjects = resolve_timed(arguments, config_dir)
+    for subject in subjects:
         _tell_examples("timed", subject.name, subject.examples)
         _ = subject.encoding  # which raises where it cannot be built
-    config = subjects[sizes[0]][0].config
-    file = output or check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
+    config = subjects[0].config
+    file = check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
     if not split_arguments(arguments)[0]:
-        count = len(subjects[sizes[0]])
-        say(f"no encoding is named: timing all {count}; Ctrl-C stops and keeps what is done")
+        say(f"no encoding is named: timing all {len(subjects)}; Ctrl-C stops and keeps what is done")
     from pe_bench.cli.tables import print_grids
-    from pe_bench.inspection.speed import FACTS, Bench, dtype_of, grid_of, line_of, read_rows, write_rows
-    from pe_bench.model.attention import is_kernel_here
-    from pe_bench.model.attention.native import training_kernel
+    from pe_bench.inspection.speed import FACTS, Bench, grid_of, texts_of, write_rows
     from pe_bench.system.machine import environment, resolve_device, set_threads
 
-    read_rows(file)
     threads, device = set_threads(config.threads), resolve_device(config.device)
-    if train and device.type == "cpu" and not is_kernel_here():
-        say(f"attention: {training_kernel(device, dtype_of(config, train=True))}")
     facts = environment(device, threads)
-    bench = Bench({"setting": setting, **{name: facts[name] for name in FACTS}}, train, repeats, device)
+    shared = {"setting": setting, "pass": "score", "dtype": config.eval.precision}
+    bench = Bench(shared | {name: facts[name] for name in FACTS}, device, repeats)
     rows: list[Row] = []
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with progress_bar("speed", sum(map(len, subjects.values()))) as bar:
-            for row in bench.rows(subjects, lambda now: bar.show(len(rows), now)):
-                write_rows(file, [*rows, row])  # as they come: an interruption leaves those that there are
+        with progress_bar("speed", len(sizes) * len(subjects)) as bar:
+            for row in bench.rows(subjects, sizes, lambda now: bar.show(len(rows), now)):
                 rows.append(row)
-                bar.show(len(rows), line_of(row), line_of(row))
+                write_rows(file, rows)  # as they come: an interruption leaves those that there are
+                bar.show(len(rows), "", "  ".join(filter(None, texts_of(row))))
     finally:
         if rows:
             if as_json:

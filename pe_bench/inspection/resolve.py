@@ -15,7 +15,7 @@ from pe_bench.config.overrides import Override, in_full, parse_override, unknown
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
 from pe_bench.errors import require
-from pe_bench.values import check_type, close_to
+from pe_bench.values import close_to
 
 if TYPE_CHECKING:
     from pe_bench.encodings.compose import Composition
@@ -126,29 +126,15 @@ def _each_value(option: Override) -> list[str]:
 
 
 def resolve_timed(
-    arguments: Sequence[str], lengths: Sequence[int], search: Sequence[Path], *, train: bool
-) -> tuple[str, dict[int, list[ResolvedEncoding]]]:
-    """Return the overrides that are no encoding's, and for each length the reference and then the others.
+    arguments: Sequence[str], search: Sequence[Path] = ()
+) -> tuple[str, list[ResolvedEncoding]]:
+    """Return the overrides that are no encoding's, and the reference with the encodings behind it.
 
-    No name means all encodings. Raises `UserError` for a key that the length decides.
+    No name means all encodings. Raises `UserError`.
     """
     names, typed = split_arguments(arguments)
-    keys = [parse_override(text).key for text in typed]
-    message = "train.length has no effect: with --train each of --lengths is the training length in turn"
-    require(not train or "train.length" not in keys, message)
     overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *typed]
     shared = [text for text in overrides if parse_override(text).section in SHARED]
-
-    def at(length: int) -> list[ResolvedEncoding]:
-        step: list[str] = []
-        if train:  # a step of as many windows as `train.batch_tokens` holds
-            values = compose([f"encoding={REFERENCE}", *shared], search)["train"]
-            windows = max(1, check_type(values["batch_tokens"], int, "train.batch_tokens") // length)
-            step = [f"train.length={length}", f"train.batch_tokens={windows * length}"]
-        reference = resolve([REFERENCE, *shared, *step], search)
-        subjects = resolve([*(names or encoding_names(search)), *overrides, *step], search)
-        subjects = [subject.with_examples() for subject in (*reference, *subjects)]
-        return list({subject.label: subject for subject in subjects}.values())
-
-    each = {length: at(length) for length in lengths} if train else dict.fromkeys(lengths, at(lengths[0]))
-    return " ".join(shared), each
+    subjects = resolve([REFERENCE, *shared], search)
+    subjects += resolve([*(names or encoding_names(search)), *overrides], search)
+    return " ".join(shared), list({subject.label: subject.with_examples() for subject in subjects}.values())

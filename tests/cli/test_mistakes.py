@@ -97,7 +97,6 @@ check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all
 check rope train.length=64 -> check uses its own model: leave out train.length=64
 speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is shorter
-speed rope --output a.txt -> --output a.txt: the name must end with .csv
 """
 # The same where a run of rope is finished.
 OF_A_RUN = r"""

@@ -8,10 +8,11 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.encodings.content.path_attention import CHUNK, DIRECTION, STRENGTH, Path
 from pe_bench.encodings.content.wall import FORGOTTEN, Wall
-from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.check.case import layer_inputs, worst
-from pe_bench.inspection.speed import TrainingPass
+from pe_bench.inspection.speed import random_data
 from pe_bench.model.attention.reference import project
+from pe_bench.model.decoder import build_decoder
+from pe_bench.training.trainer import Trainer
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 H, K, D, T = 4, 8, 32, 20  # those of `layer_inputs`
@@ -66,8 +67,9 @@ def test_series_learn_only_at_a_rate_that_is_given(override: tuple[str, ...], le
     sizes = ("model.d_model=32", "model.n_layers=2", "model.n_heads=2", "model.d_ff=48")
     short = ("train.length=32", "train.batch_tokens=256", "train.warmup_steps=2")
     config = parse_config(compose(["encoding=fope", *sizes, *short, *override]))
-    training = TrainingPass(config, EncodingSpec(config.encoding), config.train.length, torch.device("cpu"))
-    series = dict(training.trainer.model.encoding.named_parameters())
+    data = random_data(1_000)
+    model = build_decoder(config, data.vocabulary)
+    series = dict(model.encoding.named_parameters())
     before = {name: values.clone() for name, values in series.items()}
-    training.trainer.step(5, 0.0)
+    Trainer(config, model, data, torch.device("cpu"), torch.float32).step(5, 0.0)
     assert [not torch.equal(series[name], before[name]) for name in series] == [learns] * 4

@@ -30,6 +30,6 @@ def test_all_parts_run_and_parts_that_are_done_are_left(tmp_path: Path) -> None:
     done = gpu(tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "gpu: Seven encodings at 30 million parameters" in done.stdout
-    assert (tmp_path / "training.csv").is_file() and (tmp_path / "scoring.csv").is_file()
+    assert (tmp_path / "training.csv").is_file() and (tmp_path / "speed.csv").is_file()
     parts = ("correctness", "training", "scoring", "together", "study")
     assert gpu(tmp_path).stdout.splitlines() == [f"{part}: done already" for part in parts]

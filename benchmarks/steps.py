@@ -1,0 +1,85 @@
+"""Time training steps of encodings beside those of nope: `python benchmarks/steps.py rope alibi`.
+
+A step is that of `pe-bench train`: forward, backward, clipping, optimizer. It has as many windows of each
+length as `train.batch_tokens` holds, or one window where the length is larger, and the length is the training
+length too. Rows are those of `pe-bench speed`; without names all encodings are timed.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from pe_bench.cli.tables import print_grids
+from pe_bench.config.schema import Config
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.inspection.resolve import resolve_timed
+from pe_bench.inspection.speed import FACTS, Bench, Row, grid_of, path_of, random_data, texts_of, write_rows
+from pe_bench.model.decoder import build_decoder
+from pe_bench.system.machine import (
+    environment,
+    resolve_device,
+    resolve_precision,
+    retain_freed_memory,
+    set_threads,
+)
+from pe_bench.training.trainer import Trainer
+from pe_bench.values import parse_lengths
+
+TEXT = 2**16  # tokens from which windows are drawn, or more where a window is longer
+NEVER = 10**9  # steps
+
+
+class TrainingPass:
+    """A step of the trainer, of `train.batch_tokens` tokens in windows of `train.length`."""
+
+    def __init__(self, config: Config, encoding: EncodingSpec, length: int, device: torch.device):
+        endless = replace(config.train, steps=NEVER, validate_every=NEVER)
+        config = replace(config, train=endless)
+        data = random_data(max(TEXT, length + 1))
+        self.batch, dtype = endless.batch, resolve_precision(config.precision, config.device)
+        model = build_decoder(config, data.vocabulary, encoding).to(device)
+        self.trainer, self.steps = Trainer(config, model, data, device, dtype), 0
+        self.path = path_of(model, config, endless.batch // endless.micro_batches, length, dtype)
+
+    def __call__(self) -> None:
+        self.trainer.step(self.steps, 0.0)
+        self.steps += 1
+
+
+def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterator[Row]:
+    for length in lengths:
+        _, [reference, *_] = resolve_timed(["nope", *(word for word in words if "=" in word)])
+        windows = max(1, reference.config.train.batch_tokens // length)
+        size = [f"train.length={length}", f"train.batch_tokens={windows * length}"]
+        setting, subjects = resolve_timed([*words, *size])
+        config = subjects[0].config
+        threads, device = set_threads(config.threads), resolve_device(config.device)
+        dtype = str(resolve_precision(config.precision, config.device)).removeprefix("torch.")
+        facts, shared = environment(device, threads), {"setting": setting, "pass": "train", "dtype": dtype}
+        facts = shared | {name: facts[name] for name in FACTS}
+        yield from Bench(facts, device, repeats, TrainingPass).rows(subjects, [length])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", metavar="NAME|KEY=VALUE")
+    parser.add_argument("--lengths", default="128", help="training lengths (default: 128)")
+    parser.add_argument("--repeats", type=int, help="timed steps of each encoding (default: 5 to 25)")
+    parser.add_argument("--output", type=Path, default=Path("steps.csv"), help="default: steps.csv")
+    options = parser.parse_intermixed_args()
+    rows: list[Row] = []
+    with retain_freed_memory():
+        for row in rows_of(options.words, parse_lengths(options.lengths), options.repeats):
+            rows.append(row)
+            write_rows(options.output, rows)
+            print("  ".join(filter(None, texts_of(row))), flush=True)
+    print_grids([grid_of(rows)])
+
+
+if __name__ == "__main__":
+    main()
