@@ -3,7 +3,8 @@
 Steps with the same tokens, widths, heads and layers alternate in one process: pe-bench with each encoding as
 in `pe-bench train`, nanoGPT's model with the loop of its train.py and its README's settings for a CPU, and
 x-transformers with the encodings that it has. A ratio is that of the medians; brackets hold the middle half
-of the ratios of single rounds.
+of the ratios of single rounds. `--profile` adds where the time of each step goes, and the rate of its
+products of matrices beside that of one large product.
 """
 
 import argparse
@@ -37,6 +38,9 @@ WARM_UP = 3
 NEVER = 10**9  # steps
 CPU = torch.device("cpu")
 NANOGPT, TUNED, OTHER = "nanoGPT", "nanoGPT tuned", "x-transformers"
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmm_")
+PROFILED = 10  # steps
+OPERATIONS = 8  # with a row of their own
 HOW_NANOGPT = "git clone https://github.com/karpathy/nanoGPT and add --nanogpt nanoGPT"
 
 
@@ -66,6 +70,9 @@ def main() -> None:
         seconds = interleaved(calls, given.repeats, WARM_UP, given.cpu_time)
     print(headline(given, size))
     print_table(*table(steps, seconds, size), left=2)
+    if given.profile:
+        print(f"\none product of {size.batch_tokens} x 512 by 512 x 512: {product_rate(size):.0f} GFLOP/s")
+        print_table(*profile(steps), left=2)
     missing = how_to_get(OTHER)
     if given.nanogpt is None:
         missing.append(f"nanoGPT was left out: {HOW_NANOGPT}")
@@ -98,6 +105,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep-memory", action="store_true", help="keep freed memory for the next step, in all models"
     )
+    parser.add_argument("--profile", action="store_true", help="also show where the time of a step goes")
     add_usual_options(parser, repeats=11)
     given = parser.parse_args()
     if given.repeats < 5:
@@ -217,6 +225,37 @@ def table(steps: Mapping[str, Step], seconds: Seconds, size: Size) -> tuple[list
             row += [ratio(seconds, other, name) for other in (NANOGPT, TUNED, f"{OTHER} {name}")]
         rows.append(row)
     return columns, rows
+
+
+def product_rate(size: Size) -> float:
+    """Return the GFLOP/s of one large product of matrices."""
+    x, weight = torch.randn(size.batch_tokens, 512), torch.randn(512, 512)
+    seconds = interleaved({"product": lambda: x @ weight}, repeats=50, warm_up=5)["product"]
+    return 2 * size.batch_tokens * 512 * 512 / median(seconds) / 1e9
+
+
+def profile(steps: Mapping[str, Step]) -> tuple[list[str], list[list[str]]]:
+    """Return columns and rows: of each step, all products of matrices, and the longest operations."""
+    rows = []
+    for name, step in steps.items():
+        with torch.profiler.profile(with_flops=True) as profiler:
+            for _ in range(PROFILED):
+                step.run()
+        events = sorted(profiler.key_averages(), key=lambda event: -event.self_cpu_time_total)
+        total = sum(event.self_cpu_time_total for event in events)
+        products = [event for event in events if event.key in PRODUCTS]
+        counted = [event for event in products if event.flops]  # the profiler counts none of `addmm_`
+        rate = sum(event.flops for event in counted) / sum(e.self_cpu_time_total for e in counted) / 1e3
+        of_products = share(sum(event.self_cpu_time_total for event in products), total)
+        rows.append([name, "all products of matrices", *of_products, f"{rate:.0f}"])
+        rows += [
+            [name, event.key, *share(event.self_cpu_time_total, total), ""] for event in events[:OPERATIONS]
+        ]
+    return ["encoding", "operation", "ms", "share", "GFLOP/s"], rows
+
+
+def share(microseconds: float, total: float) -> list[str]:
+    return [f"{microseconds / 1e3 / PROFILED:.1f}", f"{microseconds / total:.0%}"]
 
 
 if __name__ == "__main__":
