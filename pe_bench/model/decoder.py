@@ -19,7 +19,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.attention import attention
-from pe_bench.model.layers import RMSNorm, feedforward_after, gated, is_native, projections, token_nll
+from pe_bench.model.layers import Linear, RMSNorm, feedforward_after, gated, is_native, projections, token_nll
 
 # So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
 FEEDFORWARD_TOKENS = 4_096
@@ -30,10 +30,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.d_head = model.d_head
         self.group = model.n_heads // model.n_kv_heads
-        self.query = nn.Linear(model.d_model, model.n_heads * model.d_head, bias=False)
-        self.key = nn.Linear(model.d_model, model.n_kv_heads * model.d_head, bias=False)
-        self.value = nn.Linear(model.d_model, model.n_kv_heads * model.d_head, bias=False)
-        self.output = nn.Linear(model.n_heads * model.d_head, model.d_model, bias=False)
+        self.query = Linear(model.d_model, model.n_heads * model.d_head)
+        self.key = Linear(model.d_model, model.n_kv_heads * model.d_head)
+        self.value = Linear(model.d_model, model.n_kv_heads * model.d_head)
+        self.output = Linear(model.n_heads * model.d_head, model.d_model)
         # Of each head, with scales that heads share, as in Qwen3 and Gemma 3.
         self.query_norm = RMSNorm(model.d_head) if model.qk_norm else None
         self.key_norm = RMSNorm(model.d_head) if model.qk_norm else None
@@ -71,9 +71,9 @@ class SelfAttention(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self, model: ModelConfig):
         super().__init__()
-        self.gate = nn.Linear(model.d_model, model.d_ff, bias=False)
-        self.up = nn.Linear(model.d_model, model.d_ff, bias=False)
-        self.down = nn.Linear(model.d_ff, model.d_model, bias=False)
+        self.gate = Linear(model.d_model, model.d_ff)
+        self.up = Linear(model.d_model, model.d_ff)
+        self.down = Linear(model.d_ff, model.d_model)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if torch.is_grad_enabled():
@@ -181,7 +181,7 @@ class Decoder(LanguageModel):
         self.embedding = nn.Embedding(vocab_size, model.d_model)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.n_layers))
         self.norm = RMSNorm(model.d_model)
-        self.head = None if model.tie_embeddings else nn.Linear(model.d_model, vocab_size, bias=False)
+        self.head = None if model.tie_embeddings else Linear(model.d_model, vocab_size)
         self._initialise(model, generator)
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from pe_bench.model.products import addmm, linear, mm
 from pe_bench.native import layers as native
 
 EPSILON = 1e-5  # of every norm
@@ -39,20 +40,30 @@ class RMSNorm(nn.RMSNorm):
         return cast(tuple[Tensor], _Projections.apply(x, self.weight))[0]
 
 
-def projections(x_BTD: Tensor, norm: RMSNorm, *linear: nn.Linear) -> tuple[Tensor, ...]:
+class Linear(nn.Linear):
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__(in_features, out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled() or not is_native(x, self.weight):
+            return super().forward(x)
+        return linear(x, self.weight)
+
+
+def projections(x_BTD: Tensor, norm: RMSNorm, *layers: Linear) -> tuple[Tensor, ...]:
     """Return the norm of x, and each layer's output for it."""
-    weights = [layer.weight for layer in linear]
+    weights = [layer.weight for layer in layers]
     if torch.is_grad_enabled() and is_native(x_BTD, norm.weight, *weights):
         return cast(tuple[Tensor, ...], _Projections.apply(x_BTD, norm.weight, *weights))
     normed_BTD = norm(x_BTD)
-    return normed_BTD, *(layer(normed_BTD) for layer in linear)
+    return normed_BTD, *(layer(normed_BTD) for layer in layers)
 
 
-def gated(x_BTD: Tensor, gate: nn.Linear, up: nn.Linear) -> Tensor:
+def gated(x_BTD: Tensor, gate: Linear, up: Linear) -> Tensor:
     """Return silu(gate) up [B, T, F]."""
     if torch.is_grad_enabled() or not is_native(x_BTD, gate.weight, up.weight):
         return functional.silu(gate(x_BTD)) * up(x_BTD)
-    return native.swiglu(functional.linear(x_BTD, torch.cat([gate.weight, up.weight])))
+    return native.swiglu(linear(x_BTD, torch.cat([gate.weight, up.weight])))
 
 
 def feedforward_after(x_BTD: Tensor, read_BTD: Tensor, *weights: Tensor) -> Tensor:
@@ -69,7 +80,7 @@ class _Projections(torch.autograd.Function):
         normed, factor_N = native.rms_norm(x, weight_D, EPSILON)
         ctx.save_for_backward(x, weight_D, normed, factor_N, *matrices)
         ctx.set_materialize_grads(False)
-        return normed, *(functional.linear(normed, matrix) for matrix in matrices)
+        return normed, *(linear(normed, matrix) for matrix in matrices)
 
     @staticmethod
     @once_differentiable
@@ -78,20 +89,13 @@ class _Projections(torch.autograd.Function):
         rows_ND = normed.flatten(0, -2)
         of_rows_ND = None if of_normed is None else of_normed.reshape(rows_ND.shape)
         of_matrices = []
-        is_own = False  # a gradient that came from outside may be read by others too
         for matrix, slope in zip(matrices, slopes, strict=True):
             if slope is None:
                 of_matrices.append(None)
                 continue
             slope_N = slope.reshape(-1, slope.shape[-1])
-            of_matrices.append(slope_N.t() @ rows_ND)
-            if of_rows_ND is None:
-                of_rows_ND = slope_N @ matrix
-            elif is_own:
-                of_rows_ND.addmm_(slope_N, matrix)
-            else:
-                of_rows_ND = torch.addmm(of_rows_ND, slope_N, matrix)
-            is_own = True
+            of_matrices.append(mm(slope_N.t(), rows_ND))
+            of_rows_ND = mm(slope_N, matrix) if of_rows_ND is None else addmm(of_rows_ND, slope_N, matrix)
         assert of_rows_ND is not None, "some output has a gradient"
         of_x, of_weight = native.rms_norm_backward(of_rows_ND.contiguous(), x, weight_D, factor_N, None)
         return of_x, of_weight, *of_matrices
@@ -106,15 +110,15 @@ class _Feedforward(torch.autograd.Function):
     ) -> Tensor:
         gate_FD, up_FD, down_DF = matrices
         read_N = read.reshape(-1, read.shape[-1])
-        x_ND = torch.addmm(x.reshape(-1, x.shape[-1]), read_N, output.t())
+        x_ND = addmm(x.reshape(-1, x.shape[-1]), read_N, output.t())
         normed_ND, factor_N = native.rms_norm(x_ND, weight_D, EPSILON)
         both_ED = torch.cat([gate_FD, up_FD])  # one product is faster than two
-        both_NE = torch.mm(normed_ND, both_ED.t())
+        both_NE = mm(normed_ND, both_ED.t())
         product_NF = native.swiglu(both_NE)
         ctx.save_for_backward(
             read_N, output, x_ND, weight_D, normed_ND, factor_N, both_NE, product_NF, both_ED, down_DF
         )
-        return torch.addmm(x_ND, product_NF, down_DF.t()).view(x.shape)
+        return addmm(x_ND, product_NF, down_DF.t()).view(x.shape)
 
     @staticmethod
     @once_differentiable
@@ -123,27 +127,32 @@ class _Feedforward(torch.autograd.Function):
             ctx.saved_tensors
         )
         slope_ND = slope.reshape(x_ND.shape).contiguous()
-        of_down = slope_ND.t() @ product_NF
-        of_both_NE = native.swiglu_backward(torch.mm(slope_ND, down_DF), both_NE)
-        of_gate, of_up = torch.mm(of_both_NE.t(), normed_ND).chunk(2)
-        of_normed_ND = torch.mm(of_both_NE, both_ED)
+        of_down = mm(slope_ND.t(), product_NF)
+        of_both_NE = native.swiglu_backward(mm(slope_ND, down_DF), both_NE)
+        of_gate, of_up = mm(of_both_NE.t(), normed_ND).chunk(2)
+        of_normed_ND = mm(of_both_NE, both_ED)
         of_x_ND, of_weight = native.rms_norm_backward(of_normed_ND, x_ND, weight_D, factor_N, slope_ND)
-        of_read = (of_x_ND @ output).view(*slope.shape[:-1], -1)
-        of_output = of_x_ND.t() @ read_N
+        of_read = mm(of_x_ND, output).view(*slope.shape[:-1], -1)
+        of_output = mm(of_x_ND.t(), read_N)
         return of_x_ND.view(slope.shape), of_read, of_output, of_weight, of_gate, of_up, of_down
 
 
 class _NLL(torch.autograd.Function):
+    """The product with the output's matrix, and the NLL of each target."""
+
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+        logits_NV = linear(hidden_ND, weight_VD)
         nll_N, normalizers = native.nll(logits_NV, targets_N)
-        ctx.save_for_backward(logits_NV, targets_N, normalizers)
+        ctx.save_for_backward(hidden_ND, weight_VD, logits_NV, targets_N, normalizers)
         return nll_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return native.nll_backward(slope_N.contiguous(), *ctx.saved_tensors), None
+    def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden_ND, weight_VD, *of_nll = ctx.saved_tensors
+        of_logits_NV = native.nll_backward(slope_N.contiguous(), *of_nll)
+        return mm(of_logits_NV, weight_VD), mm(of_logits_NV.t(), hidden_ND), None
 
 
 # The loss of next tokens, in chunks, so that logits are never tokens x vocabulary at once.
@@ -171,9 +180,7 @@ def token_nll(
 
 
 def _chunk_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    logits_NV = functional.linear(hidden_ND, weight_VD)
-    if not is_native(logits_NV) or targets_N.dtype != torch.int64:
+    if not is_native(hidden_ND, weight_VD) or targets_N.dtype != torch.int64:
+        logits_NV = functional.linear(hidden_ND, weight_VD)
         return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
-    if not torch.is_grad_enabled():
-        return native.nll(logits_NV, targets_N.contiguous())[0]
-    return cast(Tensor, _NLL.apply(logits_NV, targets_N.contiguous()))
+    return cast(Tensor, _NLL.apply(hidden_ND, weight_VD, targets_N.contiguous()))

@@ -8,6 +8,7 @@ from torch import Tensor
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.encodings.rotary.rope import rotate
+from pe_bench.model import products
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.model.layers import token_nll
 from pe_bench.native import layers as native
@@ -50,11 +51,18 @@ def largest_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[s
     return {name: float((found[name] - exact[name]).abs().max() / exact[name].abs().max()) for name in exact}
 
 
+has_onednn = pytest.mark.skipif(
+    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this PyTorch has no oneDNN"
+)
+
+
 @here
+@pytest.mark.parametrize("is_onednn", [False, pytest.param(True, marks=has_onednn)])
 @pytest.mark.parametrize("encoding", ["rope", "t5", "fox", "dape"])
 def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
-    encoding: str, monkeypatch: pytest.MonkeyPatch
+    encoding: str, is_onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(products, "is_onednn_faster", lambda: is_onednn)
     for first, more in ((0, []), (7, ["model.tie_embeddings=false", "model.qk_norm=true"])):
         overrides = [f"encoding={encoding}", *more]
         found = results(model_of(*overrides), first)
@@ -95,7 +103,25 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
         torch.set_num_threads(threads)
         normed, factor = native.rms_norm(x, weight, 1e-5)
         found.append([normed, factor, *native.rms_norm_backward(slope, x, weight, factor, None)])
+        matrix = weight.expand(31, 19).contiguous()
+        found[-1] += [products.linear(x, matrix), products.mm(slope.t(), x), products.addmm(x, slope, x[:19])]
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "vendor", "is_faster"),
+    [
+        ("avx2 avx512f", "AuthenticAMD", True),
+        ("avx2", "AuthenticAMD", False),
+        ("avx512f", "GenuineIntel", False),
+    ],
+)
+@has_onednn
+def test_onednn_multiplies_where_mkl_leaves_half_of_the_processor_unused(
+    flags: str, vendor: str, is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "processor_facts", lambda: {"flags": flags, "vendor_id": vendor})
+    assert products.is_onednn_faster.__wrapped__() is is_faster
 
 
 @here
