@@ -18,7 +18,7 @@ from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
 from pe_bench.runs.gather import results_file, runs_folder
 from pe_bench.runs.job import encoding_in
-from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show_each
+from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
 from pe_bench.system.terminal import one_line, say
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _tables_of(part: "SweepTable", results_dir: Path, **choice: Any) -> list[Tab
 
 def print_grids(grids: Iterable[Grid]) -> None:
     """Print grids one below the other, with a blank line between them."""
-    show_each([partial(draw, grid) for grid in grids])
+    show([partial(draw, grid) for grid in grids])
 
 
 def plain_grid(

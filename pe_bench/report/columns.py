@@ -8,7 +8,7 @@ from itertools import compress
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pe_bench.report import cells, notes
@@ -211,7 +211,7 @@ def show(
     hint: how to see more, on one line, so that its command can be copied.
     """
     draw_table = _draw_details if details else _draw_short
-    grids.show_each([partial(draw_table, table) for table in tables], console, "" if details else hint)
+    grids.show([partial(draw_table, table) for table in tables], console, "" if details else hint)
 
 
 def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
@@ -234,12 +234,12 @@ def _with_best(grid: Grid, table: Table) -> Grid:
     return replace(grid, notes=[*grid.notes, *([notes.best_text(table)] if is_shown else [])])
 
 
-def _draw_details(table: Table, width: int) -> list[Text]:
+def _draw_details(table: Table, width: int) -> list[RenderableType]:
     first, second = details_of(table)
     return [*draw(first, width), Text(), *draw(second, width)]
 
 
-def _draw_short(table: Table, width: int) -> list[Text]:
+def _draw_short(table: Table, width: int) -> list[RenderableType]:
     """Return the lines of the short form with as many lengths as fit, and the small table of recall.
 
     Names are folded only where three lengths have no room beside them.

@@ -324,7 +324,7 @@ def _legend(table: ProbeTable) -> list[str]:
 
 def show_probes(tables: Sequence[ProbeTable], console: Console | None = None, hint: str = "") -> None:
     """Print tables of probes on the console, standard output by default."""
-    grids.show_each([partial(draw, grid_of(table)) for table in tables], console, hint)
+    grids.show([partial(draw, grid_of(table)) for table in tables], console, hint)
 
 
 def probes_to_markdown(tables: Sequence[ProbeTable]) -> str:

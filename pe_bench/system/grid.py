@@ -6,19 +6,20 @@ The page's template draws the same grid, in `report/templates/table.html.jinja`.
 import csv
 import io
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from rich.box import Box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from pe_bench.system import terminal as outside_text
 from pe_bench.system.terminal import width_of, wrap, write_out
 
-GAP = "  "
-INDENT = "  "  # of a name's second line
+GAP = 2  # blanks between columns
+RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)  # a rule below the headings alone
 MISSING = "-"
 MIN_FOLDED = 10  # columns of a terminal that a text which may be folded has at least
 ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
@@ -117,36 +118,44 @@ class Grid:
 
     def width(self, *, folded: bool = False) -> int:
         """Return how many columns of a terminal it takes, with its texts folded as far as they may be."""
-        widths = [_width(column, texts) for column, texts in zip(self.columns, _texts(self), strict=True)]
+        widths = [max(map(cell_len, texts)) for texts in _texts(self)]
         if folded:
             least = [column.least or width for column, width in zip(self.columns, widths, strict=True)]
             widths = [min(pair) for pair in zip(widths, least, strict=True)]
-        return sum(widths) + len(GAP) * (len(widths) - 1)
+        return sum(widths) + GAP * (len(widths) - 1)
 
 
 # A terminal
 
 
-def draw(grid: Grid, width: int) -> list[Text]:
-    """Return the lines of a grid for a terminal, at most so wide where its texts may be folded to that."""
-    title = [Text(line, "bold") for line in _joined(grid.title, width)]
-    lines = [*title, *wrapped(grid.why, width, "italic")]
+def draw(grid: Grid, width: int) -> list[RenderableType]:
+    """Return the parts of a grid for a terminal, at most so wide where its texts may be folded to that."""
+    parts: list[RenderableType] = [Text(line, "bold") for line in _joined(grid.title, width)]
+    parts += wrapped(grid.why, width, "italic")
     for block in _blocks(grid, width):
-        lines += [*([Text()] if lines else []), *_draw_block(block, width)]
+        parts += [*([Text()] if parts else []), _table(block)]
     notes = [line for note in grid.notes for line in wrapped(note, width, "dim")]
-    return [*lines, *([Text(), *notes] if notes else [])]
+    return [*parts, *([Text(), *notes] if notes else [])]
 
 
-def show(draw_all: Callable[[int], Iterable[Text]], console: Console | None = None) -> None:
-    """Print lines that are drawn for a width, on standard output by default, in signs that it can take.
+def show(
+    tables: Iterable[Callable[[int], Iterable[RenderableType]]],
+    console: Console | None = None,
+    hint: str = "",
+) -> None:
+    """Print tables, each drawn for a width, with a blank line between them and `hint` below them.
 
-    A pipe gets `PIPED_WIDTH` columns, and no blanks at the ends of lines.
+    They go to standard output by default, in signs that it can take. A pipe gets `PIPED_WIDTH` columns, and
+    no blanks at the ends of lines.
     """
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = width_of(console.file)
+    parts: list[RenderableType] = []
+    for table in tables:
+        parts += [*([Text()] if parts else []), *table(console.width)]
     with console.capture() as captured:
-        console.print(Text("\n").join(draw_all(console.width)), highlight=False, soft_wrap=True)
+        console.print(Group(*parts, *([Text(hint, "dim")] if hint else [])), highlight=False, soft_wrap=True)
     text = captured.get()
     if not console.is_terminal:
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
@@ -157,32 +166,9 @@ def show(draw_all: Callable[[int], Iterable[Text]], console: Console | None = No
     write_out(text, console.file)
 
 
-def show_each(
-    parts: Sequence[Callable[[int], list[Text]]], console: Console | None = None, hint: str = ""
-) -> None:
-    """Print tables with a blank line between them, and `hint` below them."""
-
-    def draw_all(width: int) -> Iterable[Text]:
-        for index, part in enumerate(parts):
-            yield from [Text()] if index else []
-            yield from part(width)
-        yield from [Text(hint, "dim")] if hint else []
-
-    show(draw_all, console)
-
-
 def wrapped(text: str, width: int, style: str) -> list[Text]:
     """Return a sentence in lines of this width; none where it is empty."""
     return [Text(line, style) for line in wrap(text, width).split("\n") if text]
-
-
-def fold(text: str, width: int) -> list[str]:
-    """Return the text in lines that fit, broken between its words, and within one that has no room."""
-    lines = (
-        textwrap.wrap(line, width, subsequent_indent=INDENT, break_on_hyphens=False)
-        for line in text.split("\n")
-    )
-    return [part for line in lines for part in line or [""]]
 
 
 def _joined(parts: Sequence[str], width: int) -> list[str]:
@@ -193,7 +179,7 @@ def _joined(parts: Sequence[str], width: int) -> list[str]:
         if lines and cell_len(longer) <= width:
             lines[-1] = longer
         else:
-            lines += textwrap.wrap(part, width)
+            lines += wrap(part, width).split("\n")
     return lines
 
 
@@ -202,70 +188,46 @@ def _blocks(grid: Grid, width: int) -> list[Grid]:
     keys = list(range(grid.keys))
     blocks = [keys]
     for index in range(grid.keys, len(grid.columns)):
-        longer = [*blocks[-1], index]
-        is_full = grid.keys and len(blocks[-1]) > grid.keys
-        if is_full and grid.chosen(longer).width(folded=True) > width:
-            longer = [*keys, index]
-            blocks.append(longer)
-        blocks[-1] = longer
+        longer = grid.chosen([*blocks[-1], index])
+        if grid.keys and blocks[-1] != keys and longer.width(folded=True) > width:
+            blocks.append(keys)
+        blocks[-1] = [*blocks[-1], index]
     return [grid.chosen(block) for block in blocks]
 
 
 def _texts(grid: Grid) -> list[list[str]]:
-    """Return the texts of each column with their marks, or with blanks, which keep digits aligned."""
-    columns = list(zip(*grid.rows, strict=True)) if grid.rows else [()] * len(grid.columns)
-    marks = [max((len(cell.mark) for cell in cells), default=0) for cells in columns]
-    return [
-        [f"{cell.text}{cell.mark:<{mark if cell.mark or cell.value is not None else 0}}" for cell in cells]
-        for cells, mark in zip(columns, marks, strict=True)
-    ]
+    """Return the texts of each column below its heading, where numbers have their mark, or a blank for it.
+
+    Those that stand to the right are filled with blanks here, for rich strips what ends with some.
+    """
+    columns = []
+    for index, column in enumerate(grid.columns):
+        cells = [row[index] for row in grid.rows]
+        marks = max((len(cell.mark) for cell in cells), default=0)
+        texts = [f"{cell.text}{cell.mark:<{0 if cell.value is None else marks}}" for cell in cells]
+        lines = [*column.heading.split("\n"), *texts]
+        width = 0 if column.is_left else max(map(cell_len, lines))
+        columns.append([" " * (width - cell_len(line)) + line for line in lines])
+    return columns
 
 
-def _width(column: Column, texts: Iterable[str]) -> int:
-    return max(map(cell_len, (*column.heading.split("\n"), *texts)))
-
-
-def _draw_block(grid: Grid, width: int) -> list[Text]:
-    texts = _texts(grid)
-    widths = [_width(column, cells) for column, cells in zip(grid.columns, texts, strict=True)]
-    while sum(widths) + len(GAP) * (len(widths) - 1) > width:
-        foldable = [i for i, column in enumerate(grid.columns) if 0 < column.least < widths[i]]
-        if not foldable:
-            break
-        widths[max(foldable, key=lambda i: widths[i])] -= 1
-    folded = [
-        [fold(text, limit) if column.least else [text] for text in cells]
-        for column, cells, limit in zip(grid.columns, texts, widths, strict=True)
-    ]
-    if grid.keys:
-        names = [row[0].text for row in grid.rows]
-        repeats = [index > 0 and name == names[index - 1] for index, name in enumerate(names)]
-        folded[0] = [[""] if again else parts for again, parts in zip(repeats, folded[0], strict=True)]
-    heads = [column.heading.split("\n") for column in grid.columns]
-    height = max(map(len, heads))
-    heads = [[*[""] * (height - len(head)), *head] for head in heads]
-    lines = _draw_row(grid, heads, [""] * len(heads), widths)
-    for row, parts in zip(grid.rows, zip(*folded, strict=True), strict=True):
-        lines += _draw_row(grid, parts, [VERDICTS.get(cell.style, NO_VERDICT).colour for cell in row], widths)
-    rule = [Text("-" * max(line.cell_len for line in lines))] if grid.title else []
-    return [*lines[:height], *rule, *lines[height:]]
-
-
-def _draw_row(
-    grid: Grid, parts: Sequence[Sequence[str]], styles: Sequence[str], widths: Sequence[int]
-) -> list[Text]:
-    """Return a row, of as many lines as its highest cell has."""
-    lines = []
-    for index in range(max(map(len, parts))):
-        line = Text()
-        for column, cell, style, width in zip(grid.columns, parts, styles, widths, strict=True):
-            text = cell[index] if index < len(cell) else ""
-            blanks = " " * (width - cell_len(text))
-            pieces = [(text, style), blanks] if column.is_left else [blanks, (text, style)]
-            line = Text.assemble(line, *pieces, GAP)
-        line.rstrip()
-        lines.append(line)
-    return lines
+def _table(grid: Grid) -> Table:
+    """Return the grid for rich; of rows that share a name, the first has it."""
+    box, padding = (RULED, GAP - 1) if grid.title else (None, GAP)  # a box has blanks between columns
+    table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 0, 0, padding))
+    columns = []
+    for column, texts in zip(grid.columns, _texts(grid), strict=True):
+        height, least = column.heading.count("\n") + 1, column.least if column.is_left else 0
+        sizes = {"min_width": min(least, max(map(cell_len, texts))), "no_wrap": not least}
+        table.add_column(Text("\n".join(texts[:height])), overflow="fold", **sizes)
+        columns.append(texts[height:])
+    name = ""
+    for cells, (first, *texts) in zip(grid.rows, zip(*columns, strict=True), strict=True):
+        styles = [VERDICTS.get(cell.style, NO_VERDICT).colour for cell in cells]
+        shown = "" if grid.keys and first == name else first
+        table.add_row(*map(Text, [shown, *texts], styles))
+        name = first
+    return table
 
 
 # Documents
