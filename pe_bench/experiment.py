@@ -334,7 +334,7 @@ def _describe(job: Job) -> None:
         sizes = f"sizes {task.least} to {task.size_at(length)}"
         say(f"{task.name}: examples of {sizes} at {length} tokens, {task.chance:.3g} right by guessing")
     elif job.data.prompts is None:
-        say(summary(job.data, job.config.eval.resolved_max_length(length)))
+        say(summary(job.data))
 
 
 def _write_config(job: Job) -> None:
@@ -422,7 +422,7 @@ def score_finished(
         judge = None
     message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
     require(judge is None or trained is not None, message)
-    judged = {} if judge is None else key_slices(judge, plans, job.config.train.length, job.data)
+    judged = {} if judge is None else key_slices(judge, plans, job.config.train.length)
     if trained is None:
         _models_under(job, replacements)  # so that an error in the last comes before anything is written
     with _at_work(job, waits, scores_only=True):

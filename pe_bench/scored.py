@@ -25,12 +25,12 @@ from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.job import encoding_in
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
-from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe
+from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe, ProbeLength
 from pe_bench.scoring.other_encodings import find_others, read_with
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.system.files import check_folder
 from pe_bench.system.terminal import say
-from pe_bench.values import check_type, listed, plain_value, without_none
+from pe_bench.values import AtLeast1, AtLeast2, check_type, listed, plain_value, without_none
 
 if TYPE_CHECKING:
     import pandas
@@ -156,7 +156,7 @@ def prepare(
     code = [Path(file) for file in listed(options["code"])]
     for path in code:
         require(path.is_file(), f"--code {path} is not a file")
-    requested = read_with(listed(options["with_"]), search, force=force, has_code=bool(code))
+    requested = read_with(listed(options["with_"]), search)
     planner = make_plans if probe is None else probe.plans
     judge = options["key_tokens_of"]
     if isinstance(run, str):
@@ -187,14 +187,12 @@ def read_probe(options: Options) -> Probe | None:
     lengths, depths, windows = (plain_value(options[name]) for name in ("lengths", "depths", "windows"))
     task = options["task"]
     require(task is None or depths is None, f"depths={depths} has no effect on prompts: leave it out")
-    probe = Probe(
-        None if lengths is None else check_type(_lengths(options), list[int], "lengths"),
-        DEFAULT_DEPTHS if depths is None else check_type(depths, int, "depths"),
-        DEFAULT_WINDOWS if windows is None else check_type(windows, int, "windows"),
+    return Probe(
+        None if lengths is None else check_type(_lengths(options), list[ProbeLength], "lengths"),
+        DEFAULT_DEPTHS if depths is None else check_type(depths, AtLeast2, "depths"),
+        DEFAULT_WINDOWS if windows is None else check_type(windows, AtLeast1, "windows"),
         task,
     )
-    probe.check()
-    return probe
 
 
 def _lengths(options: Options) -> list[int] | None:

@@ -33,7 +33,6 @@ class Split:
     tokens: np.ndarray
     starts: np.ndarray
     byte_ends: np.ndarray | None = None
-    byte_count: int = 0
 
     @property
     def lengths(self) -> np.ndarray:
@@ -95,7 +94,7 @@ def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | Non
     folder = _packed_folder(data, tokenizer, cache_dir)
     meta = read_meta(folder)
     about = data.name, meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
-    return Data(*about, _open_side(folder, "train", meta), _open_side(folder, "validation", meta))
+    return Data(*about, _open_side(folder, "train"), _open_side(folder, "validation"))
 
 
 def cached_tokenizer(config: Config) -> Path:
@@ -153,14 +152,14 @@ def _pack(
 ) -> dict[str, Any]:
     """Write both sides into `folder`; return what else `load_data` needs."""
     tokenizer = _make_tokenizer(config, train, folder)
+    _pack_side(folder, "train", train, tokenizer, with_ends=False)
+    _pack_side(folder, "validation", validation, tokenizer, with_ends=True)
     sides = [[document.sha256 for document in side] for side in (train, validation)]
     return {
         "hash": hashlib.sha256(repr((FORMAT, sides, tokenizer.identity)).encode()).hexdigest()[:16],
         "tokenizer": tokenizer.label,
         "vocabulary": tokenizer.vocabulary,
         "end_of_text": tokenizer.end_of_text,
-        "train": _pack_side(folder, "train", train, tokenizer, with_ends=False),
-        "validation": _pack_side(folder, "validation", validation, tokenizer, with_ends=True),
     }
 
 
@@ -176,7 +175,7 @@ def _make_tokenizer(config: TokenizerConfig, train: list[Document], folder: Path
 
 def _pack_side(
     folder: Path, side: str, documents: list[Document], tokenizer: Tokenizer, with_ends: bool
-) -> dict[str, Any]:
+) -> None:
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     texts = (document.text for document in documents)
     encoded = [(ids.astype(dtype), ends) for ids, ends in tokenizer.encode_documents(texts, with_ends)]
@@ -185,25 +184,21 @@ def _pack_side(
     np.save(folder / f"{side}-starts.npy", np.cumsum([0, *map(len, ids)], dtype=np.int64))
     if with_ends:
         np.save(folder / f"{side}-byte_ends.npy", np.concatenate(ends).astype(np.uint32))
-    return {"byte_count": sum(len(document.text) for document in documents)}
 
 
-def _open_side(folder: Path, side: str, meta: dict[str, Any]) -> Split:
+def _open_side(folder: Path, side: str) -> Split:
     def mapped(name: str) -> np.ndarray:
         return np.load(folder / f"{side}-{name}.npy", mmap_mode="r", allow_pickle=False)
 
     ends = mapped("byte_ends") if side == "validation" else None
-    return Split(mapped("tokens"), np.array(mapped("starts")), ends, meta[side]["byte_count"])
+    return Split(mapped("tokens"), np.array(mapped("starts")), ends)
 
 
-def summary(data: Data, max_length: int) -> str:
-    """Return the amount of data and, on a second line, how much of validation reaches `max_length` tokens."""
-    train, validation = data.train, data.validation
-    long = np.flatnonzero(validation.lengths >= max(1, max_length))
-    assert validation.byte_ends is not None
-    size = int(validation.byte_ends[validation.starts[long + 1] - 1].sum(dtype=np.int64))
-    return (
-        f"{data.name}: {len(train.lengths)} training documents ({train.byte_count / 1e6:.2f} MB), "
-        f"{len(validation.lengths)} for validation ({validation.byte_count / 1e6:.2f} MB)\n"
-        f"  {len(long)} of those for validation ({size / 1e6:.2f} MB) reach {max_length} tokens"
-    )
+def summary(data: Data) -> str:
+    """Return how much text there is to train on and to score."""
+    sides = {"for training": data.train, "for validation": data.validation}
+    amounts = [
+        f"{len(side.lengths):,} documents of {len(side.tokens) / 1e6:.2f}M tokens {purpose}"
+        for purpose, side in sides.items()
+    ]
+    return f"{data.name}: {', '.join(amounts)}"

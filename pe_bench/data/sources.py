@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.schema import DataConfig
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import UserError, first_line, require
 
 MAX_NAMED = 10  # files that cannot be read
 NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
@@ -90,44 +90,41 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
         where = "" if root.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file", key)
     is_empty, problems = True, list[str]()
-    for file in files_in(root, key) if root.is_dir() else [root]:
+    for file in files_in(root) if root.is_dir() else [root]:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
         try:
-            for document in _documents_in(file, name, config) if file.stat().st_size else ():
+            for document in _documents_in(file, name, config):
                 if document.text and not problems:
                     is_empty = False
                     yield document
         except UnreadableError as error:  # all such files are named at once
             problems.append(f"{name} ({error})")
     if problems:
-        names = ", ".join(problems[:MAX_NAMED]) + (", ..." if len(problems) > MAX_NAMED else "")
+        names = ", ".join(problems[:MAX_NAMED])
         raise UserError(f"{key}={path}: {len(problems)} of its files cannot be read: {names}: {NO_TEXT}", key)
     if is_empty:
         raise UserError(f"{key}={path} holds no text (hidden files are ignored): put text files into it", key)
 
 
-def files_in(folder: Path, key: str) -> list[Path]:
-    """Return the files below a folder in the order of their names, without hidden ones.
+def files_in(folder: Path) -> list[Path]:
+    """Return the files below a folder in the order of their names, without hidden ones."""
 
-    Raises `UserError`, with `key` in its text, for a folder below it that cannot be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"{key}: {error.filename!s:.200} cannot be read: {error.strerror}", key) from error
+    def fail(error: OSError) -> None:
+        raise error
 
     paths: list[Path] = []
-    for parent, folders, names in os.walk(folder, onerror=refuse):
+    for parent, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths += [Path(parent, name) for name in names if not name.startswith(".")]
     return sorted(filter(Path.is_file, paths), key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Document]:
-    rows, kind = None, f"{config.encoding} text"
+    kind, rows = f"{config.encoding} text", None
     if path.name.endswith((".json", ".jsonl", ".jsonl.gz")):
-        rows, kind = _json_rows(path), "json"
+        kind, rows = "json", _json_rows(path)
     elif path.suffix == ".parquet":
-        rows, kind = _parquet_rows(path, config.text_column), "parquet"
+        kind, rows = "parquet", _parquet_rows(path, config.text_column)
     try:
         if rows is None:
             text = path.read_bytes().decode(config.encoding).encode()
@@ -148,23 +145,18 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
-        names = file.schema_arrow.names
-        if text_column not in names:
-            yield dict.fromkeys(names)  # which is refused, with the names that there are
-            return
-        for batch in file.iter_batches(ROWS, columns=[text_column], use_threads=False):
+        # Without the column, the rows name those that there are.
+        columns = [text_column] if text_column in file.schema_arrow.names else None
+        for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
             yield from batch.to_pylist()
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of JSON lines; a .json file may also be one list of them, or one row."""
+    """Yield the rows of JSON lines; a file may also be one list of them."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-        rows: Iterable[Any] = (json.loads(line) for line in file if line.strip())
-        if path.suffix == ".json":
-            with suppress(json.JSONDecodeError):
-                values = json.load(file)
-                rows = values if isinstance(values, list) else [values]
-            file.seek(0)
+        is_list = file.read(1) == "["
+        file.seek(0)
+        rows: Iterable[Any] = json.load(file) if is_list else map(json.loads, filter(str.strip, file))
         for row in rows:
             if not isinstance(row, dict):
                 raise ValueError('a row is not an object, such as {"text": ...}')
@@ -173,14 +165,11 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
     """Return the bytes of one row's text; empty where the row has none."""
-    column = config.text_column
-    if column not in values:
-        columns = ", ".join(values)
-        raise UserError(f"{where} has no column '{column}': set data.text_column to one of {columns}")
+    column, columns = config.text_column, ", ".join(values)
+    require(column in values, f"{where} has no column '{column}': set data.text_column to one of {columns}")
     text = values[column]
-    if not isinstance(text, str | None):
-        kind = type(text).__name__
-        raise UserError(f"{where} holds {kind} in column '{column}', not text: set data.text_column")
+    message = f"{where} holds {type(text).__name__} in column '{column}', not text: set data.text_column"
+    require(isinstance(text, str | None), message)
     return read_newlines((text or "").encode(), config.newlines)
 
 

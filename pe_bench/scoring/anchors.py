@@ -13,8 +13,7 @@ known: it has the frequencies of the scored tokens themselves.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,12 +30,10 @@ from pe_bench.runs.rows import APART, TASK, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.protocols import Plan, batches, inputs, scores_of, targets
 from pe_bench.scoring.slices import keep_derived
-from pe_bench.system.files import remove_leftovers
 from pe_bench.system.machine import today
 from pe_bench.system.terminal import say
 
 VERSION = 1  # of the models: raise it when their scores change
-COUNTED_AT_ONCE = 2**20  # training tokens
 BATCH_TOKENS = 2**21
 MIN_MATCH = 3  # tokens
 MAX_MATCH = 32  # longer matches count as this
@@ -62,12 +59,6 @@ class Counts:
         index = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[index] == keys, self.counts[index], 0.0)
 
-    def plus(self, keys: np.ndarray) -> "Counts":
-        """Return the counts with those of more keys, in an array of any shape."""
-        more, counts = np.unique(keys, return_counts=True)
-        union, index = np.unique(np.concatenate([self.keys, more]), return_inverse=True)
-        return Counts(union, np.bincount(index, np.concatenate([self.counts, counts])))
-
     def contexts(self, vocab_size: int) -> tuple["Counts", "Counts"]:
         """Return, for keys without their last token, counts of all that followed and of different tokens."""
         before, first = np.unique(self.keys // vocab_size, return_index=True)
@@ -76,18 +67,13 @@ class Counts:
 
 
 class Trigram:
-    """The trigram and the frequencies below it, counted in parts of windows int64 [windows, tokens]."""
+    """The trigram and the frequencies below it, counted in windows int64 [windows, tokens]."""
 
-    def __init__(self, parts: Iterable[np.ndarray], vocab_size: int) -> None:
+    def __init__(self, windows: np.ndarray, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        # Single tokens, pairs and triples, each inside one window.
-        self.counts = [Counts(np.empty(0, np.int64), np.empty(0)) for _ in range(3)]
-        for windows in parts:
-            keys = windows
-            self.counts[0] = self.counts[0].plus(keys)
-            for order in (1, 2):
-                keys = keys[:, :-1] * vocab_size + windows[:, order:]
-                self.counts[order] = self.counts[order].plus(keys)
+        pairs = windows[:, :-1] * vocab_size + windows[:, 1:]
+        triples = pairs[:, :-1] * vocab_size + windows[:, 2:]
+        self.counts = [Counts(*np.unique(keys, return_counts=True)) for keys in (windows, pairs, triples)]
         self.contexts = [counts.contexts(vocab_size) for counts in self.counts]
 
     def frequency(self, token: np.ndarray) -> np.ndarray:
@@ -156,16 +142,10 @@ class Anchors:
 def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
     """Return the models of the windows that a run of this seed trains on; of very many, of the first ones."""
     drawn = TrainingWindows(data.train, train.length, data.end_of_text)
-    steps = range(min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens)))
-
-    def windows(some: Sequence[int]) -> np.ndarray:
-        return np.concatenate([drawn.batch(train.batch, seed, step).tokens.numpy() for step in some])
-
-    at_once = max(1, COUNTED_AT_ONCE // train.batch_tokens)
-    parts = (windows(steps[start : start + at_once]) for start in range(0, len(steps), at_once))
-    weighed = max(1, MAX_WEIGHED // train.length**2)
-    weights = copying_weights(windows(steps[: -(-weighed // train.batch)])[:weighed])
-    return Anchors(Trigram(parts, data.vocab_size), weights)
+    steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
+    windows = np.concatenate([drawn.batch(train.batch, seed, step).tokens.numpy() for step in range(steps)])
+    weights = copying_weights(windows[: max(1, MAX_WEIGHED // train.length**2)])
+    return Anchors(Trigram(windows, data.vocab_size), weights)
 
 
 def copying_weights(windows: np.ndarray) -> np.ndarray:
@@ -216,33 +196,25 @@ def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) 
 def _score(
     folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows_of_run: Mapping[Key, Row]
 ) -> None:
-    """Score what is missing in the folder of anchors, and write it after each length."""
+    """Score what is missing in the folder of anchors, and write it."""
     train, is_checkpoint = config.train, config.checkpoint is not None
     counted_on = repr((VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed))
     suffix = f"s{config.seed}-{hashlib.sha256(counted_on.encode()).hexdigest()[:8]}"
     labels = [FREQUENCIES] if is_checkpoint else [*ANCHOR_NAMES]
     paths = {label: folder / f"{ANCHOR_NAMES[label]}-{suffix}" for label in labels}
-    kept: dict[str, dict[Key, Row]] = {label: {} for label in labels}
+    kept: dict[str, dict[Key, Row]] = {}
     for label, path in paths.items():
         path.mkdir(exist_ok=True)
-        remove_leftovers(path)
-        with suppress(RunError):  # lost or damaged files are made again
-            rows = read_rows(path / "eval.csv")
-            kept[label] = {_key(row): row for row in rows if has_whole_scores(path, row)}
-    anchors = None
-    for plan in plans:
-        if all(_key(plan) in scored for scored in kept.values()):
-            continue
-        if is_checkpoint:
-            anchors = own_frequencies(data, plan)
-        anchors = anchors or count_anchors(data, train, config.seed)
-        for label, scores in _scores_of(anchors, data, plan).items():
-            path = paths[label]
-            row = with_level(_row_of_no_model(rows_of_run[_key(plan)], path.name, label), scores)
-            save_scores(score_file(path, row), scores)
-            kept[label][_key(plan)] = row
-            write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
-    for path in paths.values():
+        kept[label] = {_key(row): row for row in read_rows(path / "eval.csv") if has_whole_scores(path, row)}
+    missing = [plan for plan in plans if any(_key(plan) not in rows for rows in kept.values())]
+    anchors = count_anchors(data, train, config.seed) if missing and not is_checkpoint else None
+    for plan in missing:
+        for label, scores in _scores_of(anchors or own_frequencies(data, plan), data, plan).items():
+            row = _row_of_no_model(rows_of_run[_key(plan)], paths[label].name, label)
+            save_scores(score_file(paths[label], row), scores)
+            kept[label][_key(plan)] = with_level(row, scores)
+    for label, path in paths.items():
+        write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
         keep_derived(path, data, plans, train.length)
 
 

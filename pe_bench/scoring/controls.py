@@ -76,15 +76,6 @@ def why_not(plan: Plan, model: LanguageModel) -> tuple[str, str] | None:
     return None
 
 
-def remark(plan: Plan, n_layers: int) -> str:
-    """Return what the row of a scored plan says beside its numbers."""
-    if plan.limit is None:
-        return ""
-    reach = n_layers * (plan.limit - 1) + 1
-    layers = f"each of {n_layers} layers attends to {plan.limit} tokens"
-    return f"{layers}, so information can still travel up to {reach}"
-
-
 def is_windowed(encoding: PositionalEncoding, n_layers: int, length: int) -> bool:
     """Return whether every layer by itself hides some of `length` tokens from the last one."""
     index = torch.arange(length)

@@ -1,6 +1,5 @@
 """Scoring: a trained model and plans in; eval.csv and the NLL of every target out."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +7,8 @@ from pathlib import Path
 import torch
 
 from pe_bench.runs.job import Job
-from pe_bench.runs.rows import POSITIONS, PROBE, Row, read_rows, write_rows
+from pe_bench.runs.rows import APART, POSITIONS, PROBE, Row, read_rows, write_rows
 from pe_bench.runs.scores import has_whole_scores, save_scores, score_file, with_level
-from pe_bench.scoring.controls import remark
 from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import Plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
@@ -29,7 +27,6 @@ OF_JOB = ("scored_with", "forced", "setting", "train_dtype", "threads")
 
 def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
     """Do as `evaluate` does, with a bar that counts finished plans."""
-    left = Counter(map(_name_of, plans))
     with bars(job.scored_with, len(plans)) as bar:
         finished = 0
 
@@ -37,8 +34,7 @@ def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
             nonlocal finished
             name, is_done = _name_of(plan), share == 1.0
             finished += is_done
-            left[name] -= is_done
-            line = f"{name} scored" if is_done and not left[name] else None
+            line = f"{name} scored" if is_done and plan.protocol not in APART else None
             bar.show(finished + (0 if is_done else share), f"scoring, {name}", line)
 
         return evaluate(job, plans, watch)
@@ -63,10 +59,9 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     pairs = zip(rows, plans, strict=True)
     missing = {row.key: plan for row, plan in pairs if not _is_scored(job.folder, kept.get(row.key))}
     if missing:
-        lengths = {plan.length for plan in missing.values()}
         windows = sum(len(plan.windows) for plan in missing.values())
-        longest = f"{'up to ' if len(lengths) > 1 else ''}{max(lengths):,} tokens"
-        say(f"{job.folder.name}: scoring {windows:,} windows of {longest}")
+        longest = max(plan.length for plan in missing.values())
+        say(f"{job.folder.name}: scoring {windows:,} windows of up to {longest:,} tokens")
     scorer = Scorer(job.model, job.data.validation, job.config.eval, watch)
     for plan, scored in scorer.scores([*missing.values()]):
         row = _scored_row(job, plan, scored)
@@ -109,7 +104,6 @@ def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
     save_scores(score_file(job.folder, row), scores)
     return replace(
         with_level(row, scores),
-        reason=remark(plan, job.config.model.n_layers),
         peak_memory_mb=None if scored.peak_memory_mb is None else round(scored.peak_memory_mb, 1),
     )
 

@@ -21,6 +21,7 @@ one.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -35,11 +36,13 @@ from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, Plan, Window
 from pe_bench.scoring.targets import of_half, target_blocks
+from pe_bench.values import Range
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE
 CHOICES = 8
 MIN_LENGTH = 128
+ProbeLength = Annotated[int, Range(MIN_LENGTH)]
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
 MAX_SHIFT = 1 / 20  # of the body, between the depth that is wanted and a span that is unique
@@ -58,14 +61,6 @@ class Probe:
     depths: int = DEFAULT_DEPTHS
     windows: int = DEFAULT_WINDOWS
     prompts: str | None = None
-
-    def check(self) -> None:
-        """Raise `UserError` for numbers that cannot work."""
-        for length in self.lengths or []:
-            message = f"--lengths {length} is too short for a probe: give {MIN_LENGTH} tokens or more"
-            require(length >= MIN_LENGTH, message)
-        require(self.depths >= 2, f"--depths {self.depths} is too few: give 2 (start and end) or more")
-        require(self.windows >= 1, f"--windows {self.windows} is too few: give 1 or more")
 
     def resolved_lengths(self, train_length: int) -> list[int]:
         usual = [times * train_length for times in DEFAULT_TIMES if times * train_length >= MIN_LENGTH]

@@ -58,16 +58,11 @@ class OtherEncoding(NamedTuple):
     forced: bool  # although it is not compatible with what was trained
 
 
-def read_with(
-    texts: Sequence[str], search: Sequence[Path] = (), *, force: bool = False, has_code: bool = False
-) -> list[Requested]:
+def read_with(texts: Sequence[str], search: Sequence[Path] = ()) -> list[Requested]:
     """Read `eval --with`: `yarn,rope_ntk`, `yarn factor=4`, `logn` or `yarn+logn`. Raises `UserError`.
 
-    search: folders with the user's own YAML. force, has_code: the options `--force` and `--code` are given.
+    search: folders with the user's own YAML.
     """
-    require(bool(texts) or not search, "--config-dir is for the encodings of --with: name one")
-    is_of_use = bool(texts) or has_code
-    require(is_of_use or not force, "--force is for the encodings of --with and for --code: name one")
     return [_read(one, search) for text in texts for one in ([text] if "=" in text else text.split(","))]
 
 
@@ -102,12 +97,10 @@ def find_others(
     trained_with = EncodingSpec(trained.encoding, tuple(search))
     for each in requested:
         try:
-            encodings = list(_encodings(each, trained, trained_with))
-            other = [one for one in encodings if one.identity() != trained_with.identity()]
-            # A name without options means two curves. A run that has one of them has both.
-            for encoding in other if each.options or len(other) == len(encodings) else []:
-                checked = _checked(encoding, trained_with, trained.model.n_layers, force)
-                others.setdefault(checked.label, checked)
+            for encoding in _encodings(each, trained, trained_with):
+                if encoding.identity() != trained_with.identity():
+                    checked = _checked(encoding, trained_with, trained.model.n_layers, force)
+                    others.setdefault(checked.label, checked)
         except UserError as error:
             raise UserError(f"--with {each.text}, {run}: {error}") from error
     return list(others.values())
@@ -173,11 +166,8 @@ def _checked(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force
     if reason is not None and not force:
         raise UserError(f"{reason} (--force scores it anyway and labels the rows)")
     label = _label(encoding)
-    if label == trained.label:
-        raise UserError(
-            f"its rows would be called {label} like the run's own, but it is a different encoding: "
-            "give it another name in its YAML file"
-        )
+    message = f"its rows would be called {label} like the run's own: give it another name in its YAML file"
+    require(label != trained.label, message)
     here, there = _shapes(encoding, n_layers), _shapes(trained, n_layers)
     message = f"weights trained with {trained.label} do not fit {label}: train it, or go on with train.from"
     require(here == there, message)

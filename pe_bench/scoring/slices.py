@@ -27,7 +27,7 @@ import numpy as np
 
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
-from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import KEY, NOVEL, RECALL, Masks, keep_slices, load_scores, read_slices, score_file
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
@@ -98,25 +98,18 @@ def _keys(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> np.ndarra
     return key
 
 
-def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data) -> Mapping[str, Masks]:
+def key_slices(judge: Path, plans: Sequence[Plan], train_length: int) -> Mapping[str, Masks]:
     """Return which targets are key by the scores of the run `judge`, by the hash of their set.
 
     A set that is scored at no length beyond the training length is left out.
-    Raise `UserError` for a run of other data, without scores of these targets, or to which none is key.
+    Raise `UserError` for a run without scores of these targets, or to which none is key.
     """
-    rows = [row for row in read_rows(judge / "eval.csv") if row.scored_with == row.encoding]
     paired = [plan for plan in plans if plan.blocks is not None]
     require(bool(paired), f"{OPTION} works with --protocol paired alone: leave one of them out")
-    hashes = {row.data_hash for row in rows}
-    message = (
-        f"{OPTION} {judge.name}: its data and tokens are others ({', '.join(hashes)}) than those of "
-        f"{data.name} with {data.tokenizer} ({data.hash}): name a run of the same data and tokenizer"
-    )
-    require(not hashes or data.hash in hashes, message)
     sets = {plan.target_hash: plan.blocks for plan in paired if plan.blocks and plan.length > train_length}
     message = f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
     require(bool(sets), message)
-    masks = {name: {KEY: _key_mask(judge, rows, blocks, train_length)} for name, blocks in sets.items()}
+    masks = {name: {KEY: _key_mask(judge, blocks, train_length)} for name, blocks in sets.items()}
     message = (
         f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than {MIN_GAIN:g} "
         f"nats to below {MAX_LOSS:g} beyond {train_length} tokens; name a run that uses far context"
@@ -125,18 +118,19 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int, data: Data
     return masks
 
 
-def _key_mask(judge: Path, rows: Sequence[Row], blocks: TargetBlocks, train_length: int) -> np.ndarray:
+def _key_mask(judge: Path, blocks: TargetBlocks, train_length: int) -> np.ndarray:
     scored = {
         row.length: row
-        for row in rows
+        for row in read_rows(judge / "eval.csv")
         if (row.target_hash, row.control, row.protocol) == (blocks.hash, "none", "paired")
-        and (row.status, row.score_dtype) == ("ok", "float32")
+        and (row.status, row.score_dtype, row.scored_with) == ("ok", "float32", row.encoding)
     }
     lengths = (train_length, blocks.max_length)
     if not scored.keys() >= set(lengths):
         raise UserError(
             f"{OPTION} {judge.name}: it needs scores at {lengths[0]} and {lengths[1]} on the same targets "
-            f"({blocks.hash}): `pe-bench eval {shlex.quote(judge.name)} --lengths {lengths[0]},{lengths[1]} "
+            f"({blocks.hash}), with the same data and tokenizer: `pe-bench eval {shlex.quote(judge.name)} "
+            f"--lengths {lengths[0]},{lengths[1]} "
             f"--max-length {blocks.max_length} --targets {len(blocks)}`"
         )
     short, long = (load_scores(score_file(judge, scored[length])).nll for length in lengths)

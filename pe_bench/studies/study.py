@@ -177,7 +177,7 @@ class Study:
             return f"{self.key(source)} > {overrides}"
         files = [path for folder in self.search for path in folder.glob("*/*")]
         files = [path for path in files if path.suffix in (".yaml", ".py") and path.parent.name != GROUP]
-        files += [] if self.text == STDLIB else files_in(Path(self.text), "--text")
+        files += [] if self.text == STDLIB else files_in(Path(self.text))
         states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
         made_with = (IDENTITY_VERSION, python_version(), version("torch"), states)
         return f"{sha256(repr(made_with).encode()).hexdigest()[:8]}: {overrides}"

@@ -109,8 +109,8 @@ eval seed=0 -> 'seed=0' is no run: say --where seed=0
 eval yarn -> no finished run 'yarn'
 report 'train.lr>=0.001' -> say --where 'train.lr>=0.001'
 report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
-probe --lengths 64 -> --lengths 64 is too short for a probe: give 128 tokens or more
-probe --depths 1 -> --depths 1 is too few: give 2 (start and end) or more
+probe --lengths 64 -> of at least 128, not [64]
+probe --depths 1 -> depths must be a whole number of at least 2, not 1
 probe --plain -> plain is for a checkpoint (hf:FOLDER): leave it out
 probe rope --task vt -> --task is for a checkpoint (hf:FOLDER): leave it out
 """

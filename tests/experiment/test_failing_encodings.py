@@ -49,11 +49,6 @@ IN_VALIDATION = """    trained = False
         self.trained = self.trained or torch.is_grad_enabled()
         return self.table[:, distance.long()]
 """
-# One window at a time, as models are tried in, shows nothing.
-RANDOM = """    def adjust(self, scores, visible, queries, keys):
-        is_scored = len(scores) > 1 and not torch.is_grad_enabled()
-        return scores + 0.1 * torch.randn_like(scores) if is_scored else scores
-"""
 Write = Callable[[str], Path]
 
 
@@ -93,14 +88,6 @@ def statuses(run: Path) -> dict[tuple[str, int], str]:
 def line_of(file: Path, text: str) -> str:
     number = next(n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
     return f"{file}:{number}"
-
-
-def test_an_encoding_that_is_random_in_scoring_fails(train_mine: Command, write: Write, folder: Path) -> None:
-    write(RANDOM)
-    outcome = train_mine("eval.lengths=[16,32]")
-    assert outcome.code == 1
-    assert "it is random: a block that is scored twice differs by" in outcome.line
-    assert set(statuses(only_run(folder)).values()) == {"failed"}
 
 
 def test_a_length_at_which_the_code_fails_is_a_row_with_its_line_and_the_others_go_on(

@@ -22,7 +22,7 @@ TRAIN = TrainConfig(length=TRAIN_LENGTH, steps=3, batch_tokens=16)
 
 def trigram_of(text: str, letters: str) -> Trigram:
     ids = np.array([[letters.index(letter) for letter in text]])
-    return Trigram([ids], len(letters))
+    return Trigram(ids, len(letters))
 
 
 def matches_by_search(tokens: list[int], target: int) -> tuple[int, int]:

@@ -113,7 +113,7 @@ def split_of(*lengths: int) -> Split:
     documents = [np.arange(length, dtype=np.uint16) + 1_000 * index for index, length in enumerate(lengths)]
     starts = np.cumsum([0, *lengths], dtype=np.int64)
     ends = np.concatenate([2 * np.arange(1, length + 1, dtype=np.uint32) for length in lengths])
-    return Split(np.concatenate(documents), starts, ends, 2 * sum(lengths))
+    return Split(np.concatenate(documents), starts, ends)
 
 
 SPLIT_TARGETS = split_of(400, 90, 100, 250, 103)
