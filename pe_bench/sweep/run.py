@@ -142,14 +142,15 @@ def launch(overrides: Sequence[str], search: Sequence[Path], typed: Sequence[str
     if "hydra/launcher=submitit_slurm" in overrides:
         _ask_slurm_in_time()
     try:
-        with View(sweep) as view, _stopped_by_signals(sweep, view), signals.restore_stopped():
+        with View(sweep) as view, _stopped_by_signals(sweep, view):
             multirun(_in_folder(overrides, sweep.path), search, _job_runner(sweep))
     except signals.Stopped:
         sweep.ask_to_stop()
     except UserError:
         raise
     except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
-        problem = f"{type(error).__name__}: {first_line(error)}"
+        # An end that was asked for may come anywhere in a library, whose cleaning up then fails.
+        problem = "" if sweep.is_stopped else f"{type(error).__name__}: {first_line(error)}"
     return Summary(sweep, sweep.states(), problem)
 
 

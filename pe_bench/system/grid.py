@@ -274,7 +274,7 @@ def _latex_table(grid: Grid, label: str) -> str:
     sides = "".join("l" if column.is_left else "r" for column in grid.columns)
     return "\n".join(
         [
-            *(outside_text.latex_comment(note) for note in (grid.why, *grid.notes) if note),
+            *(f"% {outside_text.one_line(note)}" for note in (grid.why, *grid.notes) if note),
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{outside_text.latex('. '.join((', '.join(grid.title), *grid.notes[:1])))}.}}",

@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from pe_bench.errors import RunError, UserError
-
 # Sent to all that was started there: by Ctrl-C, and by a terminal that is closed or lost.
 FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 # Slurm sends what `sbatch --signal` names, and submitit asks for SIGUSR2.
@@ -71,7 +69,7 @@ def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
     """Raise `Stopped` in the main thread at signals that ask for an end."""
     _request.forget()
     try:
-        with handled(numbers, _request), restore_stopped():
+        with handled(numbers, _request):
             yield
     finally:
         _request.forget()
@@ -91,26 +89,6 @@ def interruptible() -> Iterator[None]:
             yield
     except Stopped as stopped:
         raise KeyboardInterrupt(str(stopped)) from stopped
-
-
-@contextmanager
-def restore_stopped() -> Iterator[None]:
-    """Raise `Stopped` again where another error, which would tell a user nothing, has replaced it.
-
-    It may be raised anywhere, also in a library, whose cleaning up then fails: Hydra closes a
-    file in a `finally` that it did not get to open.
-    """
-    try:
-        yield
-    except (RunError, UserError, OSError):
-        raise
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, Stopped):
-            cause = cause.__context__
-        if cause is None:
-            raise
-        raise cause from None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ line from the start (`in_one_line`), and each kind of document then escapes what
 import dataclasses
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -66,11 +67,6 @@ def latex(text: str) -> str:
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
 
-def latex_comment(text: str) -> str:
-    """Return a line that LaTeX passes over: one line, because a second would be no comment."""
-    return f"% {one_line(text)}"
-
-
 def in_one_line(value: Any) -> Any:
     """Return a value with each text in it on one line, however deep in dataclasses, lists and dicts."""
     if isinstance(value, str):
@@ -93,7 +89,6 @@ def in_one_line(value: Any) -> Any:
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 PIPED_WIDTH = 100  # columns of what a file or another program reads
-UNKNOWN_WIDTH = 80  # columns of a terminal that does not say
 COMMAND = re.compile(r"pe-bench(?: [^\s;,`]+)+(?=[;`]|$)")  # in a sentence: up to its end or a semicolon
 NO_BREAK = "\u00a0"  # a blank that no line is broken at
 
@@ -111,12 +106,8 @@ def say(message: str) -> None:
 
 def width_of(stream: IO[str]) -> int:
     """Return the columns that COLUMNS says, else those of a stream's terminal, else `PIPED_WIDTH`."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns):
-        return int(columns)
-    if not stream.isatty():
-        return PIPED_WIDTH
-    return os.get_terminal_size(stream.fileno()).columns or UNKNOWN_WIDTH
+    is_known = stream.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size((PIPED_WIDTH, 0)).columns if is_known else PIPED_WIDTH
 
 
 def wrap(text: str, width: int, hanging: int = 0) -> str:

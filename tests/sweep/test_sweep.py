@@ -15,7 +15,6 @@ from support.commands import living, tiny_overrides, write_corpus
 from pe_bench.runs.rows import read_rows
 from pe_bench.sweep.jobs import DONE, FAILED, Sweep
 from pe_bench.sweep.run import label_of
-from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import latest_checkpoint
 
 full = pytest.mark.full
@@ -187,19 +186,6 @@ def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_reque
     assert "1 job, done already" in again.err
     level = re.compile(r"^nope +.*", re.MULTILINE)
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
-
-
-def test_a_signal_that_hydra_turns_into_an_error_stops_the_sweep_and_blames_no_launcher(train, monkeypatch):
-    def stumbles(*_: object):
-        try:
-            raise Stopped
-        finally:
-            raise UnboundLocalError("cannot access local variable 'f'")
-
-    monkeypatch.setattr("pe_bench.sweep.run.multirun", stumbles)
-    outcome = train("-m", "encoding=nope,alibi")
-    assert outcome.code == 130, outcome.err
-    assert "launcher" not in outcome.err and "UnboundLocalError" not in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from support.commands import only_run, tiny_overrides, write_corpus
 
 import pe_bench.scoring.evaluate
-from pe_bench.errors import RunError, UserError
 from pe_bench.system.signals import (
     FROM_OTHERS,
     STOP_SIGNALS,
@@ -66,23 +65,6 @@ with stop_on_signal():
 
 def test_a_lost_terminal_is_ignored_under_nohup_and_a_signal_is_obeyed_if_nobody_reads_of_it():
     assert subprocess.run([sys.executable, "-c", PROGRAM]).returncode == 7
-
-
-@pytest.mark.parametrize("error", [RunError("the disk is full"), UserError("no"), OSError("no space")])
-def test_an_error_for_people_after_a_signal_is_not_lost_and_another_is_the_signal(error):
-    def fails(raised: Exception) -> None:
-        try:
-            raise Stopped("stopped by a signal")
-        finally:
-            raise raised
-
-    with pytest.raises(type(error)), stop_on_signal():
-        fails(error)
-    # As of Hydra, which closes a file in a `finally` that it did not get to open.
-    with pytest.raises(Stopped, match="stopped by a signal"), stop_on_signal():
-        fails(UnboundLocalError("cannot access local variable 'f'"))
-    with pytest.raises(ZeroDivisionError), stop_on_signal():
-        raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
