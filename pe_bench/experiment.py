@@ -57,7 +57,6 @@ from pe_bench.training.checkpoint import (
     final_checkpoint,
     latest_checkpoint,
     load_weights,
-    tidy_checkpoints,
 )
 from pe_bench.training.group import Group, LostProcessError, check_processes, joined, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, TrainingProgress, fit
@@ -296,7 +295,6 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
     config, name = job.config, job.folder.name
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     checkpoints = job.folder / "checkpoints"
-    tidy_checkpoints(checkpoints)
     begun = latest_checkpoint(checkpoints)
     if begun is None or begun.step < steps:
         delete_scores(job.folder)

@@ -84,12 +84,6 @@ class Group:
             dist.broadcast_object_list(texts, device=self.device)
         return texts[0]
 
-    @contextmanager
-    def finish_step_on_signal(self) -> Iterator[Callable[[], bool]]:
-        """Do as `signals.finish_step_on_signal` does; every process stops after the same step."""
-        with signals.finish_step_on_signal() as stop_requested:
-            yield lambda: self.any(stop_requested())
-
 
 def check_processes(config: Config, device: torch.device) -> None:
     """Raise `UserError` where there are fewer GPUs than processes, or nothing to shard over."""
@@ -98,8 +92,6 @@ def check_processes(config: Config, device: torch.device) -> None:
         f"train.sharding={sharding} has no effect in one process: add train.processes=N, or use torchrun"
     )
     require(sharding is None or processes > 1, message)
-    message = f"device={config.device} is one GPU, but train.processes={processes}: say device=cuda"
-    require(processes == 1 or ":" not in config.device, message)
     gpus, needed = torch.cuda.device_count(), local_world_size() if world_size() > 1 else processes
     message = f"train.processes={processes} needs as many GPUs, and this machine has {gpus}"
     require(device.type == "cpu" or processes == 1 or needed <= gpus, message)
@@ -179,8 +171,6 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
         each = (count, store.port, signals.own_variables(), work, arguments)
         started: Any = start_with_torch(_work, each, count, join=False, start_method=method)
         processes += started.processes
-        for process in processes if requests else ():
-            process.kill()
         try:
             while not started.join(grace_period=END_SECONDS):
                 pass

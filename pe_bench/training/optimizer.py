@@ -125,11 +125,6 @@ class Optimizers:
         """Return what is kept for a parameter, to read or to fill; empty before its first gradient."""
         return self._part_of[parameter].state[parameter]
 
-    def state_keys(self, parameter: Parameter) -> tuple[str, ...]:
-        """Return the names of the tensors kept for a parameter after its first step."""
-        is_muon = isinstance(self._part_of[parameter], Muon)
-        return ("momentum_buffer",) if is_muon else ("exp_avg", "exp_avg_sq", "step")
-
 
 def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
     """Return the optimizers of a model.

@@ -22,7 +22,7 @@ from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
 from pe_bench.system.machine import retain_freed_memory, set_threads
-from pe_bench.system.signals import Stopped, local_world_size
+from pe_bench.system.signals import Stopped, finish_step_on_signal, local_world_size
 from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import Checkpoint, Step
@@ -59,12 +59,10 @@ def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
     trainer = Trainer(job.config, model, job.data, job.device, job.dtype, group)
     if newest is not None:
         checkpoint.load_optimizer(newest, model, trainer.optimizer)
-    if group.count > 1:
-        set_threads(max(1, job.threads // local_world_size()))
+    set_threads(max(1, job.threads // local_world_size()))
     with retain_freed_memory():
         _take_steps(trainer, newest, job.folder, watch)
-    if group.count > 1:
-        set_threads(job.config.threads)
+    set_threads(job.threads)
 
 
 def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: StepWatcher) -> None:
@@ -79,7 +77,7 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
     def is_due(step: int, every: int) -> bool:
         return step % every == 0 or step == train.total_steps
 
-    with group.finish_step_on_signal() as stop_requested:
+    with finish_step_on_signal() as is_asked:
         for number in range(first, train.total_steps):
             state = trainer.step(number, seconds)
             step, seconds = state.step, state.seconds
@@ -88,14 +86,18 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
             watch(state)
             if is_validated or is_due(step, train.log_every):
                 log.append(state)
-            is_stopping = stop_requested()
+            is_stopping = group.any(is_asked())  # every process stops after the same step
             if is_stopping or is_due(step, train.checkpoint_every):
                 if group.is_first:
                     checkpoint.write_log(run / "train.csv", log)
                 if group.is_first or train.sharding:
-                    what = run / "checkpoints", trainer.model, trainer.optimizer
-                    writers = group if train.sharding else None
-                    checkpoint.save_checkpoint(*what, step, seconds, state.loss, writers)
+                    checkpoint.save_checkpoint(
+                        run / "checkpoints",
+                        trainer.model,
+                        trainer.optimizer,
+                        state,
+                        group if train.sharding else None,
+                    )
             if is_stopping:
                 group.wait()  # the launcher ends all as soon as one has ended: the first has saved by now
                 way_on = "the same command continues from there"

@@ -35,7 +35,7 @@ from pe_bench.experiment import trusted
 from pe_bench.model.decoder import Block, Decoder, build_decoder
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.scores import load_scores
-from pe_bench.training.checkpoint import latest_checkpoint, save_checkpoint
+from pe_bench.training.checkpoint import latest_checkpoint, read_log, save_checkpoint
 from pe_bench.training.optimizer import Optimizers
 
 ALPHABETS = ("ABCDEFGH", "abcdefgh")
@@ -122,8 +122,8 @@ def set_weights(run: Path, code: Path, strength: float = STRENGTH) -> None:
     shutil.rmtree(run / "scores")
     (run / "eval.csv").unlink()
     optimizer = Optimizers([torch.optim.AdamW(model.parameters())])
-    about = (checkpoint.step, checkpoint.train_seconds, checkpoint.loss)
-    save_checkpoint(checkpoint.path.parent, model, optimizer, *about)
+    last = read_log(run / "train.csv", checkpoint.step)[-1]
+    save_checkpoint(checkpoint.path.parent, model, optimizer, last)
 
 
 @torch.no_grad()
