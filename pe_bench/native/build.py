@@ -24,7 +24,7 @@ from pe_bench.system.machine import processor_facts
 FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "kernel.cpp"
 TILED_SOURCE = FOLDER / "amx.cpp"
-HEADERS = ("common.h", "entries.h", "layers.h", "tiles.h")
+HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "tiles.h")
 LIBRARY = "kernel.so"
 COMPILERS = ("c++", "g++", "clang++")
 # No sum is reordered by these, and infinities stay: results are those that the source says.

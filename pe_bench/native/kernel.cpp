@@ -338,3 +338,4 @@ struct Backward : Head {
 
 #include "entries.h"
 #include "layers.h"
+#include "muon.h"

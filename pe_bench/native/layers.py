@@ -60,6 +60,20 @@ def nll_backward(slope_N: Tensor, logits_NV: Tensor, targets_N: Tensor, normaliz
     return of_logits
 
 
+def polynomials(squares: Tensor, coefficients: tuple[float, ...], iterations: int) -> Tensor:
+    """Return the polynomials (`muon.h`) of symmetric matrices [B, M, M]. Raise `MemoryError`."""
+    totals, library = torch.empty_like(squares), kernel().library
+    assert library is not None
+    count, width = (ctypes.c_int64(size) for size in squares.shape[:2])
+    factors = (ctypes.c_float * len(coefficients))(*coefficients)
+    threads = torch.get_num_threads()
+    if library.pe_bench_polynomials(
+        count, width, threads, data_of(squares), factors, iterations, data_of(totals)
+    ):
+        raise MemoryError("no memory for Muon's matrices")
+    return totals
+
+
 def _call(name: str, rows: Tensor, *arguments: Any) -> None:
     """Call a function for all rows of a tensor."""
     library = kernel().library

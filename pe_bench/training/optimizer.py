@@ -17,6 +17,8 @@ from torch.nn import Parameter
 
 from pe_bench.config.schema import TrainConfig
 from pe_bench.model.decoder import Decoder
+from pe_bench.model.layers import is_native
+from pe_bench.native.layers import polynomials
 from pe_bench.training.sharding import gathered, is_sharded, own_part, own_rows
 
 MOMENTUM = 0.95
@@ -85,6 +87,8 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(EPSILON)
     scaled = matrices / norms
     square = scaled @ scaled.mT
+    if is_native(square):
+        return polynomials(square, COEFFICIENTS, ITERATIONS) @ scaled
     identity = torch.eye(square.size(-1), dtype=square.dtype, device=square.device)
     total = identity
     for iteration in range(ITERATIONS):

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from support.native import here, worst
 
+from pe_bench.training import optimizer
 from pe_bench.training.optimizer import Muon, orthogonalise
 
 
@@ -23,6 +25,23 @@ def test_orthogonalised_matrices_keep_their_singular_vectors_with_values_between
     values = torch.linspace(0.1, 1, 200, dtype=torch.float64) / 10  # after the scaling: from 0.02 on
     moved = torch.linalg.svdvals(orthogonalise(torch.diag(values)[None]))
     assert float(moved.min()) > 0.67 and float(moved.max()) < 1.15
+
+
+@here
+@pytest.mark.parametrize("shape", [(5, 16, 40), (3, 27, 20), (2, 128, 128)])
+def test_compiled_code_is_as_near_to_float64_as_pytorch_whatever_the_threads(shape, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(*shape, generator=generator)
+    low_rank = wide[..., :3] @ wide[..., :3, :]
+    for matrices in (wide, low_rank, 1e-6 * wide):
+        exact, compiled = orthogonalise(matrices.double()), orthogonalise(matrices)
+        with monkeypatch.context() as patch:
+            patch.setattr(optimizer, "is_native", lambda square: False)
+            theirs = worst(orthogonalise(matrices), exact)
+        assert worst(compiled, exact) <= 2 * theirs
+        torch.set_num_threads(3)
+        assert torch.equal(orthogonalise(matrices), compiled)
+        torch.set_num_threads(1)
 
 
 def test_a_matrix_of_zeros_is_not_moved_and_gradients_of_almost_nothing_are_damped():
