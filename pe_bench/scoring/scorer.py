@@ -26,7 +26,7 @@ from pe_bench.runs.rows import POSITIONS, PROBE
 from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
-from pe_bench.system.machine import PeakMemory, is_out_of_memory
+from pe_bench.system.machine import PeakMemory, is_out_of_memory, share_cores
 from pe_bench.system.signals import INTERRUPTIONS
 
 # Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
@@ -139,6 +139,7 @@ class Scorer:
         with torch.no_grad(), flush_denormals(), torch.autocast(device, dtype, enabled=is_coarse):
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 self.watch(plan, done / len(plan.windows))
+                share_cores()
                 # One draw for each length, whatever the batches: a score must not depend on memory.
                 generator = torch.Generator().manual_seed(
                     derive_seed(self.evaluation.seed, "ids", plan.length)

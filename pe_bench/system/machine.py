@@ -3,6 +3,12 @@
 By default glibc gives every large tensor back to the system, which hands out each page again, zeroed, at the
 next step: at a large vocabulary a fifth of the time or more. What is kept here is given back at the end, so
 that it is part of no measurement of memory.
+
+With `threads=auto` as many threads compute as other processes leave cores free. Threads of OpenMP meet
+several times in each layer, and wait there without sleeping. Where another process takes one of their cores,
+each meeting lasts until its slice of time ends: two runs with two threads each on two cores compute a
+fraction of what two runs with one thread do. Losses with one thread and with two were equal to the last digit
+where that was tried.
 """
 
 import ctypes
@@ -11,6 +17,7 @@ import os
 import platform
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -26,6 +33,10 @@ from pe_bench.system.signals import local_rank, world_size
 
 CPUINFO = Path("/proc/cpuinfo")
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and their period
+STAT = Path("/proc/stat")
+INTERVAL = 0.5  # seconds from one look at the other processes to the next, at least
+# Of a core's counts in /proc/stat: user, nice, system, irq, softirq and steal, but not idle and iowait.
+BUSY = (1, 2, 3, 6, 7, 8)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -55,8 +66,7 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
 
     Slurm says how many it gave to a job, and does not always enforce it.
     """
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = [len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1]
+    cores = [len(_cores())]
     with suppress(OSError, ValueError, ZeroDivisionError):  # no container, or "max", which is no limit
         allowed, period = quota.read_text(encoding="ascii").split()
         cores.append(math.ceil(int(allowed) / int(period)))
@@ -65,16 +75,51 @@ def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
     return max(1, min(cores))
 
 
-def set_threads(threads: str | int) -> int:
-    """Use this many threads, or with `auto` one for each core that may be used, and return how many.
+# Threads
 
-    Losses with one thread and with two were equal to the last digit where that was tried.
-    """
+
+_shared: tuple[int, float, float] | None = None  # the most threads, and the last `look`, if cores are shared
+
+
+def set_threads(threads: str | int) -> int:
+    """Use this many threads, or with `auto` as many as others leave cores for; return the largest number."""
+    global _shared
     limit = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     cores = min(available_cores(), int(limit)) if limit.isdecimal() else available_cores()
     count = threads if isinstance(threads, int) else max(1, cores)
     torch.set_num_threads(count)
+    _shared = (count, *look()) if threads == "auto" and count > 1 else None
     return count
+
+
+def share_cores() -> None:
+    """Leave cores to other processes, or take them back; cheap enough to call after each piece of work."""
+    global _shared
+    if _shared is not None and time.monotonic() - _shared[1] >= INTERVAL:
+        (most, *before), now = _shared, look()
+        # At least one, and as many as other processes left free since the last look.
+        busy_elsewhere = (now[1] - before[1]) / (now[0] - before[0])
+        torch.set_num_threads(max(1, min(most, round(len(_cores()) - busy_elsewhere))))
+        _shared = most, *now
+
+
+def look(stat: Path = STAT) -> tuple[float, float]:
+    """Return the time and the seconds that other processes have computed on this one's cores: 0 if unknown.
+
+    Only differences between two results mean anything.
+    """
+    busy = process = time.process_time()
+    with suppress(OSError, ValueError, IndexError):
+        lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
+        counts = [int(line[index]) for line in lines if line[0] in _cores() for index in BUSY]
+        busy = sum(counts) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic(), busy - process
+
+
+def _cores() -> set[str]:
+    """Return the names in /proc/stat of the cores that this process may use."""
+    numbers = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return {f"cpu{number}" for number in numbers}
 
 
 # Memory

@@ -21,7 +21,7 @@ from pe_bench.model.checks import user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
-from pe_bench.system.machine import retain_freed_memory, set_threads
+from pe_bench.system.machine import retain_freed_memory, set_threads, share_cores
 from pe_bench.system.signals import Stopped, finish_step_on_signal, local_world_size
 from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
 from pe_bench.training import checkpoint
@@ -81,6 +81,7 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
         for number in range(first, train.total_steps):
             state = trainer.step(number, seconds)
             step, seconds = state.step, state.seconds
+            share_cores()
             if is_validated := is_due(step, train.validate_every):
                 state = replace(state, validation_loss=trainer.validation_loss())
             watch(state)

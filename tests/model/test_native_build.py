@@ -58,22 +58,6 @@ def test_without_a_compiler_there_is_a_reason(unbuilt: Path, monkeypatch: pytest
     assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
 
 
-@here
-def test_no_library_is_loaded_that_another_user_could_have_written(
-    unbuilt: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert build.kernel().library is not None
-    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
-    library.unlink()  # it is in the memory of this process
-    library.write_bytes(b"code of theirs")
-    library.parent.chmod(0o777)
-    build.kernel.cache_clear()
-    assert build.kernel().library is not None  # compiled again, in a private folder
-    assert library.read_bytes() == b"code of theirs"
-    assert f"can change {library.parent.resolve()}" in capsys.readouterr().err
-    build.kernel.cache_clear()
-
-
 @pytest.mark.full
 @here
 @pytest.mark.parametrize("more", [[], ["-DEMULATED_TILES"]])

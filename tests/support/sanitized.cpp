@@ -100,6 +100,14 @@ bool try_layers(int64_t rows, int64_t width, int threads) {
     return is_finite && all_finite(nll) && all_finite(of_x);
 }
 
+bool try_polynomials(int64_t count, int64_t width, int threads) {
+    const auto squares = random_floats(count * width * width);
+    const float coefficients[] = {0.1f, 0.1f, 0.1f};
+    std::vector<float> totals(squares.size());
+    return pe_bench_polynomials(count, width, threads, squares.data(), coefficients, 2, totals.data()) == 0 &&
+           all_finite(totals);
+}
+
 bool try_rotation(const Shape& shape, int64_t pairs) {
     auto x = random_numbers(shape.batch * shape.heads * shape.tokens * shape.width);
     const auto angles = random_floats(shape.tokens * pairs);
@@ -127,7 +135,7 @@ int main() {
     for (const int64_t rows : {1, 31, 32, 33, 100})
         for (const int64_t width : {1, 7, 16, 33, 128})
             for (const int threads : {1, 3})
-                if (!try_layers(rows, width, threads) ||
+                if (!try_layers(rows, width, threads) || !try_polynomials(rows % 5, width, threads) ||
                     !try_rotation({2, 2, rows, width, width, 0.3f, threads}, width / 2)) {
                     std::printf("failed: layers of %ld rows, width %ld\n", long(rows), long(width));
                     return 1;

@@ -15,9 +15,11 @@ from pe_bench.system.machine import (
     available_cores,
     environment,
     git_commit,
+    look,
     resolve_device,
     resolve_precision,
     set_threads,
+    share_cores,
 )
 
 CPU = torch.device("cpu")
@@ -117,6 +119,36 @@ def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monke
     for limit in ("1", "1,4"):
         monkeypatch.setenv("OMP_NUM_THREADS", limit)
         assert set_threads("auto") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "cores", "elsewhere", "threads_used"),
+    [
+        ("auto", 4, 2.0, 2),  # two runs, each in the other's way
+        ("auto", 4, 3.5, 1),  # never less than one
+        ("auto", 4, 0.2, 4),  # a little of other work takes no core
+        ("auto", 2, 1.0, 2),  # of four cores a container may use two, and one is taken
+        ("auto", 4, -2.0, 4),  # a system that counts nothing
+        (4, 4, 2.0, 4),
+    ],
+)
+@pytest.mark.usefixtures("threads")
+def test_with_auto_a_run_takes_the_cores_that_others_leave_free(
+    monkeypatch, setting, cores, elsewhere, threads_used
+) -> None:
+    looks = iter([(0.0, 50.0), (1.0, 50.0 + elsewhere)])
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
+    monkeypatch.setattr(machine, "available_cores", lambda: cores)
+    monkeypatch.setattr(machine, "look", lambda: next(looks))
+    set_threads(setting)
+    share_cores()
+    assert torch.get_num_threads() == threads_used
+
+
+def test_no_other_process_counts_as_busy_where_the_system_does_not_tell(tmp_path: Path) -> None:
+    assert look(tmp_path / "none")[1] == 0
+    (tmp_path / "stat").write_text("cpu 1 2\n")
+    assert look(tmp_path / "stat")[1] <= 0
 
 
 # Memory
