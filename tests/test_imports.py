@@ -70,7 +70,7 @@ ALLOWED = {
     "data": "errors values system config",
     "model": "errors system config native encodings",
     "runs": "errors values system config data model",
-    "training": "errors system config data model runs",
+    "training": "errors system config data native model runs",
     "scoring": "errors values system config encodings data model runs",
     "checkpoints": "errors values system config encodings data model runs scoring",
     "report": "errors values system config plot runs",
