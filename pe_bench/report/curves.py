@@ -1,4 +1,4 @@
-"""What pictures of tables show: curves over context length or over position, their axes and their notes.
+"""What pictures of tables show: curves over context length or over position, and their notes.
 
 Files and the page draw the same charts (`draw`).
 """
@@ -6,7 +6,6 @@ Files and the page draw the same charts (`draw`).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from math import inf, isfinite
 from textwrap import fill
@@ -17,9 +16,7 @@ import numpy as np
 from pe_bench.report.records import Line, PlotValues, Record, Table
 from pe_bench.report.statistics import student_interval
 
-SHARE_PADDING = 0.03  # above 1 and below 0
 MIN_SPAN = 10  # margins of the table, so that what changes by less than one looks flat
-VISIBLE_BAND = 0.012  # of the axis; a thinner band is hidden under its curve
 MAX_TITLE = 76  # characters
 MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
@@ -27,86 +24,6 @@ POSITION_LABEL = "position of the token (tokens before it)"
 NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
 LOGARITHMIC_FROM = 4.0  # the highest level over the lowest
 NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify negligible changes
-BAND_SHARE = 0.25  # of the values' span that bands may add above and below
-PADDING = 0.05  # of the span
-SIDE_PADDING = 0.03  # of the span of lengths
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The limits of an axis and its shape; asinh is linear around 0, as far as `linear_width`, then log."""
-
-    low: float
-    high: float
-    shape: Literal["linear", "log", "asinh"] = "linear"
-    linear_width: float = 1.0
-
-    def share(self, value: float) -> float:
-        """Return where a value lies on the axis: 0 at its lower end, 1 at its upper end."""
-        low, high, position = self.stretch(np.array([self.low, self.high, value]))
-        return float((position - low) / (high - low))
-
-    def stretch(self, values: np.ndarray) -> np.ndarray:
-        if self.shape == "linear":
-            return values
-        if self.shape == "asinh":
-            return np.arcsinh(values / self.linear_width)
-        return np.log(np.maximum(values, np.finfo(float).tiny))
-
-    def unstretch(self, place: float) -> float:
-        if self.shape == "linear":
-            return place
-        return self.linear_width * math.sinh(place) if self.shape == "asinh" else math.exp(place)
-
-
-def scale_of_levels(levels: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
-    """Return an axis of all levels [n] and most of their bands [m] that spans `smallest_span` or more.
-
-    It is logarithmic where the highest level is more than four times the lowest.
-    """
-    if not levels.size:
-        return Scale(0.0, max(1.0, smallest_span))
-    low, high = float(levels.min()), float(levels.max())
-    if low > NEARLY_ZERO and high > LOGARITHMIC_FROM * low and high - low >= smallest_span:
-        return _fit(Scale(low, high, "log"), levels, bands, 0.0)
-    return _fit(Scale(low, high), levels, bands, smallest_span)
-
-
-def scale_of_changes(changes: np.ndarray, bands: np.ndarray, margin: float, smallest_span: float) -> Scale:
-    """Return an axis that shows 0, all changes [n] and most of their bands [m].
-
-    It is logarithmic beyond the margin where changes are larger than `smallest_span`, so that one curve that
-    fails does not flatten the others.
-    """
-    values = np.append(changes, 0.0)
-    if np.abs(values).max() > smallest_span:
-        return _fit(Scale(0.0, 1.0, "asinh", margin), values, bands, 0.0)
-    return _fit(Scale(0.0, 1.0), values, bands, smallest_span)
-
-
-def scale_of_lengths(lengths: Sequence[float]) -> Scale:
-    """Return a logarithmic axis with all lengths in it."""
-    low, high = min(lengths), max(lengths)
-    if low == high:
-        low, high = low / 2, high * 2
-    air = (high / low) ** SIDE_PADDING
-    return Scale(low / air, high * air, "log")
-
-
-def _fit(scale: Scale, values: np.ndarray, bands: np.ndarray, smallest_span: float) -> Scale:
-    """Return the scale with limits for `values` and for as much of the bands as leaves them room.
-
-    smallest_span: of the limits, after `stretch`.
-    """
-    places = scale.stretch(values)
-    low, high = float(places.min()), float(places.max())
-    missing = max(0.0, smallest_span - (high - low)) / 2
-    low, high = low - missing, high + missing
-    room, edges = BAND_SHARE * (high - low), scale.stretch(bands[np.isfinite(bands)])
-    low, high = max(low - room, min([low, *edges])), min(high + room, max([high, *edges]))
-    padding = PADDING * (high - low)
-    ends = scale.unstretch(low - padding), scale.unstretch(high + padding)
-    return Scale(*ends, scale.shape, scale.linear_width)
 
 
 @dataclass(frozen=True)
@@ -144,7 +61,7 @@ class Chart:
     """The curves of a table in its order.
 
     values: levels or changes in bits per byte. lengths: ticks of the x axis; the last is where a curve ends
-    that has all of them. no_training: models that cost none, which do not set the axes.
+    that has all of them. anchors: curves of models that cost no training.
     """
 
     table: Table
@@ -152,7 +69,7 @@ class Chart:
     values: PlotValues
     lengths: tuple[int, ...]
     x_label: str = LENGTH_LABEL
-    no_training: tuple[Curve, ...] = ()
+    anchors: tuple[Curve, ...] = ()
 
     @property
     def train_length(self) -> int:
@@ -172,33 +89,24 @@ class Chart:
         """Return the table's title in lines, without the unit, which is at the axis."""
         return fill(" · ".join(self.table.title[:-1]), MAX_TITLE, break_long_words=False)
 
-    @cached_property
-    def x(self) -> Scale:
-        """The axis of lengths or positions; the training length is in it."""
-        return scale_of_lengths([*(point.x for point in self.points), self.train_length])
+    @property
+    def least_span(self) -> float:
+        """Return what the axis of values spans at least."""
+        return MIN_SPAN * self.table.margin
 
-    @cached_property
-    def y(self) -> Scale:
-        """The axis of values, which never spans less than ten margins; that of shares is whole."""
-        if self.table.is_task:
-            return Scale(-SHARE_PADDING, 1 + SHARE_PADDING)
-        margin, two = self.table.margin, [point for point in self.points if point.seeds == 2]
-        bands = np.array([edge for point in self.points for edge in (point.low, point.high)])
+    @property
+    def shape(self) -> Literal["linear", "log", "symlog"]:
+        """Return the shape of the axis of values.
+
+        Levels are logarithmic where the highest is more than four times the lowest. Changes are beyond the
+        margin where some are large, so that one curve that fails does not flatten the others.
+        """
+        values = [point.value for point in self.points] or [0.0]
+        low, high = min(values), max(values)
         if self.values == "change":
-            changes = np.array([point.value for point in self.points])
-            return scale_of_changes(changes, bands, margin, MIN_SPAN * margin)
-        # The band of two seeds goes from one to the other.
-        seeds = [edge for point in two for edge in (point.low, point.high)]
-        levels = np.array([*(point.value for point in self.points), *seeds])
-        return scale_of_levels(levels, bands, MIN_SPAN * margin)
-
-    @cached_property
-    def anchors(self) -> list[Curve]:
-        """Return the curves of models that cost no training, those that are seen between the axes."""
-        low, high = self.y.low, self.y.high
-        return [
-            curve for curve in self.no_training if any(low <= point.value <= high for point in curve.points)
-        ]
+            return "symlog" if max(-low, high) > self.least_span else "linear"
+        is_wide = low > NEARLY_ZERO and high > LOGARITHMIC_FROM * low and high - low >= self.least_span
+        return "log" if is_wide else "linear"
 
     @property
     def y_label(self) -> str:
@@ -206,30 +114,29 @@ class Chart:
             return f"change against {self.train_length}, bits per byte (+ is worse)"
         measure = self.table.measure
         better = "higher" if measure.higher_is_better else "lower"
-        return f"{measure.unit}{', log scale' if self.y.shape == 'log' else ''} ({better} is better)"
+        return f"{measure.unit}{', log scale' if self.shape == 'log' else ''} ({better} is better)"
 
     @property
     def notes(self) -> list[str]:
-        """Return what crosses, bands, rings, the grey margin and thin curves mean that are seen."""
-        lines, changes = self.table.lines, self.values == "change"
-        is_family = any(line.longest for line in lines)
+        """Return what crosses, bands, rings, the grey margin and thin curves mean that are there."""
+        lines = self.table.lines
         verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
-        beyond = "; beyond it the axis is logarithmic" if self.y.shape == "asinh" else ""
+        beyond = "; beyond it the axis is logarithmic" if self.shape == "symlog" else ""
         notes = {
-            "Dashed: scored with an encoding that was not trained.": is_family
+            "Dashed: scored with an encoding that was not trained.": any(line.longest for line in lines)
             and any(line.scored_with != line.encoding for line in lines),
             f"Cross: the break point, the first length seen to {verbs}.": any(
                 curve.broken_at for curve in self.curves
             ),
             f"Bands: {self._band_text()}.": any(
-                self.y.share(point.high) - self.y.share(point.low) > VISIBLE_BAND
-                for point in self.points
-                if isfinite(point.low) and isfinite(point.high)
+                point.low < point.high and isfinite(point.low) for point in self.points
             ),
             "Ringed: uses the context beyond the training length.": any(
                 point.uses_context for point in self.points
             ),
-            f"Grey: within the margin of {self.table.margin:g}, where a change holds{beyond}.": changes,
+            f"Grey: within the margin of {self.table.margin:g}, where a change holds{beyond}.": (
+                self.values == "change"
+            ),
             f"Thin grey: {', '.join(curve.label for curve in self.anchors)}, counted on the same training "
             "tokens.": bool(self.anchors),
         }
@@ -244,13 +151,6 @@ class Chart:
             return of_two
         return "the 95 % interval of the mean over seeds" + (f"; with two, {of_two}" if 2 in seeds else "")
 
-    def end_of(self, curve: Curve) -> tuple[float, float]:
-        """Return the shares of width and height where a curve ends; the right foot where it has no number."""
-        if not curve.points:
-            return 1.0, 0.0
-        last = curve.points[-1]
-        return self.x.share(last.x), min(1.0, max(0.0, self.y.share(last.value)))
-
     def remark(self, curve: Curve) -> str:
         """Return what a name adds where a curve ends early or has no point."""
         if not curve.points:
@@ -263,12 +163,13 @@ def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
     """Return the chart of a table over context length."""
     values = "levels" if table.is_task else values  # lengths of a task are not paired, so have no change
     first = table.key.train_length if values == "change" else 0
+    anchors = (_length_curve(line, table, values) for line in table.anchors if values == "levels")
     return Chart(
         table,
         tuple(_length_curve(line, table, values) for line in table.lines),
         values,
         tuple(length for length in table.lengths if length >= first) or (table.key.train_length,),
-        no_training=tuple(_length_curve(line, table, values) for line in table.anchors if values == "levels"),
+        anchors=tuple(anchor for anchor in anchors if anchor.points),
     )
 
 

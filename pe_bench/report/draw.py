@@ -1,7 +1,7 @@
 """The pictures of a report: a panel of curves for each table."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, SymmetricalLogLocator
 from scipy.optimize import isotonic_regression
 
 from pe_bench.plot import paper
 from pe_bench.plot.paper import Attributes, Style
-from pe_bench.report.curves import Chart, Curve, Point, Scale, chart_of
+from pe_bench.report.curves import Chart, Curve, Point, chart_of
 from pe_bench.report.records import PlotValues, Table
 
 MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
@@ -28,14 +28,14 @@ TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are l
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
 NEAR_END = 0.9  # of the width: curves that end before it have no stroke to their names
 MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a stage's name stands whole in a file, which may be wide
+SIDES, ABOVE_CURVES = 0.03, 0.1  # of the axes: margins beside the curves, and above and below them
+SHARES = (-0.03, 1.03)  # the ends of an axis of shares
 BROKEN = "#B3261E"
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
-FEW_DECADES = 0.4  # of a log axis, whose ticks are those of a linear one
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
 LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 Styles = Mapping[str, Style]
-Part = tuple[float, Callable[[Figure, float], None]]  # its height in inches, and what draws it so far down
 Look = dict[str, Any]  # what matplotlib takes
 
 
@@ -45,17 +45,25 @@ def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "level
 
 
 def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
-    """Return a figure with a panel for each table, one below the other."""
-    styles = _styles(tables)
-    return stacked([_part(chart_of(table, values), styles) for table in tables])
+    """Return a figure with a panel for each table, one below the other.
 
-
-def stacked(parts: Sequence[Part]) -> Figure:
-    """Return a figure with parts one below the other."""
-    figure, top = paper.new_figure(paper.WIDTH, sum(height + BETWEEN for height, _ in parts) - BETWEEN), 0.0
-    for height, draw_part in parts:
-        draw_part(figure, top)
-        top += height + BETWEEN
+    Each has its title above and its notes below, and is as high as the names of its curves need.
+    """
+    styles, charts = _styles(tables), [chart_of(table, values) for table in tables]
+    titles = [paper.lines_height(chart.title, paper.FONT) for chart in charts]
+    panels = [max(PANEL_HEIGHT, NAME_GAP / 72 * len(chart.curves)) for chart in charts]
+    notes = [paper.wrapped(chart.notes) for chart in charts]
+    spaces = [ABOVE + BELOW + BETWEEN + paper.lines_height(note, paper.NOTE_FONT) for note in notes]
+    figure, top = paper.new_figure(paper.WIDTH, sum(titles) + sum(panels) + sum(spaces)), 0.0
+    for chart, title, panel, note, space in zip(charts, titles, panels, notes, spaces, strict=True):
+        paper.place_text(figure, paper.LEFT, top, chart.title)
+        axes = paper.place_axes(figure, paper.LEFT, top + title + ABOVE, PANEL_WIDTH, panel)
+        _draw_panel(axes, chart, styles, PANEL_WIDTH, panel, MAX_NAME)
+        axes.set_xlabel(chart.x_label)
+        axes.set_ylabel(chart.y_label)
+        below = top + title + ABOVE + panel + BELOW
+        paper.place_text(figure, paper.LEFT, below, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
+        top += title + panel + space
     return figure
 
 
@@ -81,10 +89,7 @@ def chart_svg(
     """
     is_named = len(chart.curves) <= MAX_NAMED
     width, height = (PAGE_PANEL, ON_PAGE) if is_named else (paper.WIDTH - paper.LEFT - 0.1, TALL_ON_PAGE)
-    within = f"within the margin of {chart.table.margin}: holds"
-    parts: dict[str, list[Attributes]] = {
-        "margin": [{"class": "margin", "title": within}],
-    }
+    parts: dict[str, list[Attributes]] = {}
     for curve, said in zip(chart.curves, texts, strict=True):
         line = {"data-line": keys[curve.label]}
         points = [{"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text} for text in said]
@@ -114,59 +119,49 @@ def class_of(style: Style) -> str:
 # Panels of curves
 
 
-def _part(chart: Chart, styles: Styles) -> Part:
-    """Return a panel with its title above and its notes below, as high as the names of its curves need."""
-    title, note = paper.lines_height(chart.title, paper.FONT), paper.wrapped(chart.notes)
-    panel = max(PANEL_HEIGHT, NAME_GAP / 72 * len(chart.curves))
-
-    def draw_part(figure: Figure, top: float) -> None:
-        paper.place_text(figure, paper.LEFT, top, chart.title)
-        axes = paper.place_axes(figure, paper.LEFT, top + title + ABOVE, PANEL_WIDTH, panel)
-        _draw_panel(axes, chart, styles, PANEL_WIDTH, panel, MAX_NAME)
-        axes.set_xlabel(chart.x_label)
-        axes.set_ylabel(chart.y_label)
-        below = top + title + ABOVE + panel + BELOW
-        paper.place_text(figure, paper.LEFT, below, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
-
-    return title + ABOVE + panel + BELOW + paper.lines_height(note, paper.NOTE_FONT), draw_part
-
-
 def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
-    """Draw all curves of a chart, with names of so many characters where they end; in inches."""
+    """Draw all curves of a chart, with names of so many characters where they end; in inches.
+
+    The curves set the axes; bands, which may be very wide, do not.
+    """
+    axes.set_xscale("log")
+    axes.set_yscale(chart.shape, **({"linthresh": chart.table.margin} if chart.shape == "symlog" else {}))
+    axes.margins(SIDES, ABOVE_CURVES)
+    for curve in chart.curves:
+        style = styles[curve.label]
+        look: Look = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
+        _plot(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **look)
+    for anchor in chart.anchors:
+        _plot(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
+    paper.mark_length(axes, chart.train_length, f"training length {chart.train_length}")
+    _set_values(axes, chart)
     _set_lengths(axes, chart, 72 * width, TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE)
-    set_values(axes, chart.y, signed=chart.values == "change")
     if chart.values == "change":
         margin = chart.table.margin
         axes.axhspan(-margin, margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
     axes.grid(axis="y", color=paper.RULE)
-    for anchor in chart.anchors:
-        for points in anchor.segments:
-            look: Look = {"color": paper.GREY, "linewidth": 0.7, "zorder": 0.8}
-            x, values = [point.x for point in points], [point.value for point in points]
-            axes.plot(x, values, gid=f"anchor {anchor.label}", **look)
     for curve in chart.curves:
-        _draw_curve(axes, curve, styles[curve.label])
-    paper.mark_length(axes, chart.train_length, f"training length {chart.train_length}")
+        _draw_marks(axes, curve, styles[curve.label].colour)
     if max_name:
         _name_ends(axes, chart, styles, 72 * width, 72 * height, max_name)
 
 
-def _draw_curve(axes: Axes, curve: Curve, style: Style) -> None:
-    """Draw the curve with its bands, broken where the targets change: beyond are levels of other text.
-
-    A ring is where the controls say that the far context is used, a cross the break point.
-    """
+def _plot(axes: Axes, curve: Curve, gid: str, **look: Any) -> None:
+    """Draw a curve, broken where the targets change: beyond are levels of other text."""
     for points in curve.segments:
-        x, values, low, high = np.array([(point.x, point.value, point.low, point.high) for point in points]).T
-        look: Look = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
-        axes.plot(x, values, linewidth=1.6, markersize=5, gid=f"curve of {curve.label}", **look)
-        is_known = np.isfinite(low)
-        if is_known.any():
-            band: Look = {"color": style.colour, "alpha": 0.15, "linewidth": 0}
-            axes.fill_between(x, low, high, where=is_known.tolist(), gid=f"band of {curve.label}", **band)
+        axes.plot([point.x for point in points], [point.value for point in points], gid=gid, **look)
+
+
+def _draw_marks(axes: Axes, curve: Curve, colour: str) -> None:
+    """Draw a curve's bands, a ring where far context is used, and a cross at the break point."""
+    for points in curve.segments:
+        x, low, high = np.array([(point.x, point.low, point.high) for point in points]).T
+        band: Look = {"color": colour, "alpha": 0.15, "linewidth": 0, "gid": f"band of {curve.label}"}
+        if (is_known := np.isfinite(low)).any():
+            axes.fill_between(x, low, high, where=is_known.tolist(), **band)
     ringed = [point for point in curve.points if point.uses_context]
     ring: Look = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
-    _mark(axes, ringed, markeredgecolor=style.colour, gid=f"ring of {curve.label}", **ring)
+    _mark(axes, ringed, markeredgecolor=colour, gid=f"ring of {curve.label}", **ring)
     broken = [curve.broken_at] if curve.broken_at else []
     cross: Look = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 8}
     _mark(axes, broken, marker="X", gid=f"break of {curve.label}", **cross)
@@ -181,18 +176,21 @@ def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
 def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: float, max_name: int) -> None:
     """Write the names of curves beside the panel, as near their ends as possible, with thin strokes to them.
 
-    width and height are in points.
+    width and height are in points. A curve without a number has its name at the right foot.
     """
     curves = [*chart.curves, *chart.anchors]
-    names, ends = paper.fitting([curve.label for curve in curves], max_name), [*map(chart.end_of, curves)]
-    places = spread_apart(height * np.array([end[1] for end in ends]), NAME_GAP, height)
+    names = paper.fitting([curve.label for curve in curves], max_name)
+    low = axes.get_ylim()[0]
+    lasts = [curve.points[-1] if curve.points else Point(axes.get_xlim()[1], low) for curve in curves]
+    ends = _shares(axes, lasts)
+    places = spread_apart(height * ends[:, 1], NAME_GAP, height)
     for curve, end, height_of_name in zip(curves, ends, places, strict=True):
         colour = styles[curve.label].colour if curve in chart.curves else paper.GREY
         stroke: Look = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         is_near = end[0] > NEAR_END  # a long stroke would look like a curve
         axes.annotate(
             f"{names[curve.label]} {chart.remark(curve)}".rstrip(),
-            end,
+            (end[0], end[1]),
             xycoords="axes fraction",
             xytext=(1 + paper.FONT / width, height_of_name / height),
             textcoords="axes fraction",
@@ -202,6 +200,12 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
             arrowprops={**stroke, "relpos": (0, 0.5)} if is_near else None,
             gid=f"name of {curve.label}",
         )
+
+
+def _shares(axes: Axes, points: Sequence[Point]) -> np.ndarray:
+    """Return where points lie between the axes' ends, as shares of width and height [n, 2]."""
+    values = axes.transData.transform([(point.x, point.value) for point in points])
+    return axes.transAxes.inverted().transform(values)
 
 
 def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray:
@@ -221,48 +225,43 @@ def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray
 
 
 def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
-    """Give a panel, `width` points wide, the axis of lengths, with numbers at least `gap` points apart.
+    """Fix the axis of lengths of a panel, `width` points wide, with numbers at least `gap` points apart.
 
     The training length gets its number first, then the longest.
     """
-    axes.set_xscale("log")
-    axes.set_xlim(chart.x.low, chart.x.high)
-    ticks = sorted(length for length in chart.lengths if chart.x.low <= length <= chart.x.high)
+    ends = axes.get_xlim()
+    axes.set_xlim(*ends)
+    ticks = sorted(length for length in chart.lengths if ends[0] <= length <= ends[1])
+    level = axes.get_ylim()[1]
+    places = dict(
+        zip(ticks, width * _shares(axes, [Point(tick, level) for tick in ticks])[:, 0], strict=True)
+    )
     numbered: list[int] = []
     for tick in sorted(ticks, key=lambda length: (length != chart.train_length, -length)):
-        distances = (width * abs(chart.x.share(tick) - chart.x.share(other)) for other in numbered)
-        if all(distance >= gap for distance in distances):
+        if all(abs(places[tick] - places[other]) >= gap for other in numbered):
             numbered.append(tick)
     axes.set_xticks(ticks, [str(tick) if tick in numbered else "" for tick in ticks])
     axes.set_xticks([], minor=True)
 
 
-def set_values(axes: Axes, scale: Scale, ticks: int = MAX_TICKS, signed: bool = False) -> None:
-    """Give a panel a y axis of at most so many round values, with a sign if they are `signed`."""
-    axes.set_yscale(scale.shape, **({"linear_width": scale.linear_width} if scale.shape == "asinh" else {}))
-    axes.set_ylim(scale.low, scale.high)
-    decades = math.log10(scale.high / scale.low) if scale.shape == "log" else 0.0
+def _set_values(axes: Axes, chart: Chart) -> None:
+    """Fix the axis of values of a panel, with some round numbers, and a sign at those of changes."""
+    low, high = SHARES if chart.table.is_task else axes.get_ylim()
+    missing = max(0.0, chart.least_span - (high - low)) / 2
+    low, high = low - missing, high + missing
+    axes.set_ylim(low, high)
     numbers = "g"
-    if scale.shape == "asinh":
-        axes.yaxis.set_major_locator(FixedLocator(_ticks_around_zero(scale, ticks)))
-    elif decades > FEW_DECADES:
-        sparse = [steps for steps in LOG_STEPS if decades * len(steps) < ticks]
-        axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=ticks))
+    if chart.shape == "symlog":
+        axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=chart.table.margin))
+    elif chart.shape == "log":
+        decades = math.log10(high / low)
+        sparse = [steps for steps in LOG_STEPS if decades * len(steps) < MAX_TICKS]
+        axes.yaxis.set_major_locator(LogLocator(subs=(*sparse, (1,))[0], numticks=MAX_TICKS))
     else:
-        locator = MaxNLocator(ticks, steps=STEPS)
+        locator = MaxNLocator(MAX_TICKS, steps=STEPS)
         axes.yaxis.set_major_locator(locator)
-        values = locator.tick_values(scale.low, scale.high)
+        values = locator.tick_values(low, high)
         numbers = f".{max(len(f'{value:g}'.partition('.')[2]) for value in values)}f"
-    sign = "+" if signed else ""
+    sign = "+" if chart.values == "change" else ""
     axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:{sign if tick else ''}{numbers}}")
     axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _ticks_around_zero(scale: Scale, most: int) -> list[float]:
-    """Return 0 and round multiples of the linear width: matplotlib's own ticks overlap around 0."""
-    ends = max(abs(scale.low), abs(scale.high)) / scale.linear_width
-    sizes = [scale.linear_width * 10.0**power for power in range(math.ceil(math.log10(ends)) + 1)]
-    sparse = [tick for size in sizes for tick in (-size, size) if scale.low <= tick <= scale.high]
-    dense = [*sparse, *(3 * tick for tick in sparse if scale.low <= 3 * tick <= scale.high)]
-    ticks = sorted(dense if len(dense) < most else sparse)
-    return [0.0, *ticks[:: math.ceil(len(ticks) / (most - 1))]]

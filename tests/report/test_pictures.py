@@ -1,9 +1,11 @@
-"""Pictures as files, what all of them have, and few curves in one panel."""
+"""Pictures: their files, names, marks and axes, and the colours that lines have in all of them."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +17,11 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from support.results import add_run
 
+from pe_bench.config.groups import names_in
+from pe_bench.plot.paper import COLOURS, COMMON, inline_svg, styles_of
 from pe_bench.report.build import build_tables
 from pe_bench.report.draw import draw, plot_tables, spread_apart
-from pe_bench.report.records import Line, Table
-from pe_bench.report.verdicts import find_break_point
+from pe_bench.report.records import BreakPoint, Table
 
 LENGTHS = (64, 128, 192, 256, 512)
 
@@ -32,17 +35,11 @@ def tables_of(folder: Path, encodings: int = 3, seeds: int = 1) -> list[Table]:
     return build_tables(folder)
 
 
-def with_verdicts(tables: Sequence[Table], verdicts: Mapping[str, Mapping[int, str]]) -> list[Table]:
-    """Return the same tables with verdicts of some encodings at some lengths, and `holds` everywhere else."""
-
-    def add(line: Line) -> Line:
-        own = verdicts.get(line.label, {})
-        cells = {
-            length: replace(cell, verdict=own.get(length, "holds")) for length, cell in line.records.items()
-        }
-        return replace(line, records=cells, break_point=find_break_point(cells, 128))
-
-    return [replace(table, lines=tuple(add(line) for line in table.lines)) for table in tables]
+def panel_of(folder: Path, levels: dict[str, dict[int, float | None]], values: Any = "levels") -> Axes:
+    for name, levels_of_run in levels.items():
+        add_run(folder, name, levels_of_run)
+    [axes] = draw(build_tables(folder), values).axes
+    return axes
 
 
 def names_beside(axes: Axes) -> list[str]:
@@ -51,18 +48,18 @@ def names_beside(axes: Axes) -> list[str]:
 
 
 def curve_lines(axes: Axes) -> list[Line2D]:
-    """Return the lines of curves, without marks and the training length."""
-    return [line for line in axes.lines if line.get_marker() != "None" and line.get_linestyle() != "None"]
-
-
-def draws_training_length(axes: Axes, length: int) -> bool:
-    low, high = axes.get_xlim()
-    found = [line for line in axes.lines if line.get_gid() == "training length"]
-    return low < length < high and [list(line.get_xdata()) for line in found] == [[length, length]]  # pyright: ignore[reportArgumentType]
+    return [line for line in axes.lines if (line.get_gid() or "").startswith("curve of ")]
 
 
 def notes(figure: Figure) -> str:
     return " ".join(" ".join(text.get_text() for text in figure.texts).split())
+
+
+def shown_ticks(axes: Axes) -> list[str]:
+    """Return the labels of the ticks that the axis of values shows."""
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    return axes.yaxis.get_major_formatter().format_ticks(ticks)
 
 
 def rendered(figure: Figure) -> tuple[Bbox, list[Bbox]]:
@@ -71,38 +68,24 @@ def rendered(figure: Figure) -> tuple[Bbox, list[Bbox]]:
     assert isinstance(canvas, FigureCanvasAgg)
     figure.draw_without_rendering()
     renderer = canvas.get_renderer()
-    picture = figure.get_tightbbox(renderer)
-    edges = Bbox(picture.get_points() * figure.dpi).padded(0.1)  # for rounding
+    edges = Bbox(figure.get_tightbbox(renderer).get_points() * figure.dpi).padded(0.1)  # for rounding
+    hidden = [
+        label
+        for axes in figure.axes
+        for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim()))
+        for tick in axis.get_major_ticks()
+        if not low <= tick.get_loc() <= high
+        for label in (tick.label1, tick.label2)
+    ]
     texts = [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text()]
-    shown = [text for text in texts if text.get_visible() and not _is_hidden_tick(text, figure)]
+    shown = [text for text in texts if text.get_visible() and text not in hidden]
     return edges, [Text.get_window_extent(text, renderer) for text in shown]
 
 
 def overlapping(boxes: Sequence[Bbox]) -> list[tuple[Bbox, Bbox]]:
-    return [(one, other) for one, other in combinations(boxes, 2) if _overlap(one, other)]
-
-
-def _overlap(one: Bbox, other: Bbox) -> bool:
     # Boxes have room for the letters' tails: two may share half a point.
-    return (
-        one.x0 + 0.5 < other.x1
-        and other.x0 + 0.5 < one.x1
-        and one.y0 + 0.5 < other.y1
-        and other.y0 + 0.5 < one.y1
-    )
-
-
-def _is_hidden_tick(text: Text, figure: Figure) -> bool:
-    """Return whether it labels a tick that is outside the axis or has no number."""
-    for axes in figure.axes:
-        for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
-            for tick in axis.get_major_ticks():
-                if text in (tick.label1, tick.label2):
-                    return not low <= tick.get_loc() <= high or not text.get_visible()
-    return False
-
-
-# Files
+    smaller = [box.padded(-0.25) for box in boxes]
+    return [(one, other) for one, other in combinations(smaller, 2) if one.overlaps(other)]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
@@ -114,12 +97,8 @@ def test_the_suffix_is_the_format_and_a_second_drawing_is_the_same(
     for path in paths:
         plot_tables(tables, path)
     contents = [path.read_bytes() for path in paths]
-    assert contents[0].startswith(start)
-    assert contents[0] == contents[1]
+    assert contents[0].startswith(start) and contents[0] == contents[1]
     assert not list(tmp_path.glob(".partial-*"))
-
-
-# Names of curves
 
 
 @pytest.mark.parametrize("encodings", [1, 8, 40])
@@ -135,39 +114,32 @@ def test_every_curve_is_named_and_no_two_names_overlap_or_leave_the_picture(
     assert all(picture.y0 <= box.y0 and box.y1 <= picture.y1 for box in boxes)
 
 
-# Bands and marks
-
-
 def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {64: 3.1, 128: 3.0, 256: 3.1})
     add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0, 8192: 5.1}, target_hash="0ther", seed=0)
-    add_run(tmp_path, "rope", {1024: 3.2}, seed=0)
-    [axes] = draw(build_tables(tmp_path)).axes
-    segments = curve_lines(axes)
+    segments = curve_lines(panel_of(tmp_path, {"rope": {1024: 3.2}}))
     assert [list(np.asarray(line.get_xdata())) for line in segments] == [[64, 128, 256, 1024], [4096, 8192]]
     assert len({line.get_color() for line in segments}) == 1
 
 
 def test_break_points_are_marked_and_explained(tmp_path: Path) -> None:
-    [table] = with_verdicts(tables_of(tmp_path, 2), {"encoding1": {256: "unclear", 512: "fails"}})
-    figure = draw([table])
+    [table] = tables_of(tmp_path, 2)
+    lines = (table.lines[0], replace(table.lines[1], break_point=BreakPoint("at", 512)))
+    figure = draw([replace(table, lines=lines)])
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
     assert [list(np.asarray(cross.get_xdata())) for cross in crosses] == [[512]]
     assert "Cross: the break point" in notes(figure)
 
 
-# Axes
-
-
-def test_the_scored_lengths_are_the_ticks_of_a_log2_axis_with_the_training_length_marked(
+def test_the_scored_lengths_are_the_ticks_of_a_log_axis_with_the_training_length_marked(
     tmp_path: Path,
 ) -> None:
     [axes] = draw(tables_of(tmp_path)).axes
-    assert axes.get_xscale() == "log"
-    assert list(axes.get_xticks()) == list(LENGTHS)
+    assert axes.get_xscale() == "log" and list(axes.get_xticks()) == list(LENGTHS)
     assert [label.get_text() for label in axes.get_xticklabels()] == list(map(str, LENGTHS))
     assert "training length 128" in [text.get_text() for text in axes.texts]
-    assert draws_training_length(axes, 128)
+    [mark] = [line for line in axes.lines if line.get_gid() == "training length"]
+    assert list(np.asarray(mark.get_xdata())) == [128, 128]
 
 
 def test_a_curve_that_fails_flattens_no_other_in_the_view_of_changes(tmp_path: Path) -> None:
@@ -180,33 +152,75 @@ def test_a_curve_that_fails_flattens_no_other_in_the_view_of_changes(tmp_path: P
         ends = axes.transData.transform([(128, low), (128, high)])[:, 1]
         return float(np.diff(ends)[0]) / axes.get_window_extent().height
 
-    assert height(by_level, 2.0, 2.06) < 0.01
-    assert height(by_change, 0.0, 0.06) > 0.1
-    assert by_change.get_yscale() == "asinh"
+    assert height(by_level, 2.0, 2.06) < 0.01 and height(by_change, 0.0, 0.06) > 0.1
+    assert by_change.get_yscale() == "symlog" and "+0.01" in shown_ticks(by_change)
     assert "the axis is logarithmic" in notes(draw(tables, "change"))
 
 
 def test_the_view_of_changes_begins_at_the_training_length_with_zero(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {64: 2.1, 128: 2.0, 256: 2.5})
-    add_run(tmp_path, "learned", {64: 2.1, 128: 2.0, 256: None})
-    figure = draw(build_tables(tmp_path), "change")
-    [axes] = figure.axes
+    levels = {"rope": {64: 2.1, 128: 2.0, 256: 2.05}, "learned": {64: 2.1, 128: 2.0, 256: None}}
+    axes = panel_of(tmp_path, levels, "change")
     [rope] = curve_lines(axes)
     assert list(np.asarray(rope.get_xdata())) == [128, 256]
-    assert np.asarray(rope.get_ydata()) == pytest.approx([0.0, 0.5])
+    assert np.asarray(rope.get_ydata()) == pytest.approx([0.0, 0.05])
     assert axes.get_ylabel() == "change against 128, bits per byte (+ is worse)"
     assert sorted(names_beside(axes)) == ["learned (none past 128)", "rope"]
     assert [patch.get_gid() for patch in axes.patches] == ["margin"]
 
 
-# Places
+@pytest.mark.parametrize(
+    ("levels", "scale"),
+    [
+        *(((2.0, 2.0), "linear"), ((4.486, 4.49), "linear"), ((2.0, 5.9), "linear"), ((0.0, 1e6), "linear")),
+        *(((0.05, 8.0), "linear"), ((2.0, 7.9), "linear")),  # what is as good as nothing is not magnified
+        *(((2.0, 8.1), "log"), ((1.5, 12.0), "log"), ((2.0, 9e9), "log"), ((0.2, 90.0), "log")),
+    ],
+)
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_an_axis_of_levels_spans_ten_margins_and_has_several_ticks_that_differ(
+    tmp_path: Path, levels: tuple[float, float], scale: str, seeds: int
+) -> None:
+    for seed in range(seeds):
+        add_run(tmp_path, "rope", dict(zip((128, 256), levels, strict=True)), seed=seed, spread=0.0)
+    [axes] = draw(build_tables(tmp_path)).axes
+    low, high = axes.get_ylim()
+    assert axes.get_yscale() == scale and high - low >= 0.1 - 1e-9
+    assert low < min(levels) and max(levels) < high
+    ticks = shown_ticks(axes)
+    assert 3 <= len(ticks) == len(set(ticks)) <= 10, ticks
 
 
 def test_places_are_spread_apart_in_order_inside_the_limits() -> None:
-    wanted = np.array([5.0, 5.0, 99.0, 0.0])
-    places = spread_apart(wanted, 10, 100)
+    places = spread_apart(np.array([5.0, 5.0, 99.0, 0.0]), 10, 100)
     assert np.all(np.diff(np.sort(places)) >= 10 - 1e-9)
-    assert places.min() >= 0
-    assert places.max() <= 100
+    assert places.min() >= 0 and places.max() <= 100
     assert np.argsort(places).tolist() == [3, 0, 1, 2]
     assert spread_apart(np.array([20.0, 80.0]), 10, 100).tolist() == [20.0, 80.0]
+
+
+def test_numbers_of_a_page_s_axis_keep_their_decimals_and_coordinates_have_two() -> None:
+    def draw_ticks() -> Figure:
+        figure = Figure()
+        figure.subplots().set_yticks([0.1, 0.2], ["3.825", "3.850"])
+        return figure
+
+    svg = inline_svg(draw_ticks, "picture", {})
+    assert ">3.825<" in svg and ">3.850<" in svg
+    assert not re.search(r'="[^"]*\d\.\d{3}', svg)
+
+
+def test_colours_follow_names_and_those_that_would_share_one_differ_where_there_are_enough() -> None:
+    names = names_in("encoding")
+    alone = {name: styles_of([name])[name] for name in [*names, *COMMON]}
+    assert styles_of(COMMON) == {name: alone[name] for name in COMMON}
+    assert len({alone[name].colour for name in COMMON}) == len(COLOURS)
+    for name in names:
+        assert styles_of([*COMMON[:3], name])["rope"] == alone["rope"], name
+    first, second = next((a, b) for a in names for b in names if a < b and alone[a].colour == alone[b].colour)
+    together = styles_of([second, first])
+    assert together[first].colour == alone[first].colour != together[second].colour
+
+
+@pytest.mark.parametrize("count", [2, 7, 8, 60])
+def test_no_two_lines_of_a_picture_look_alike(count: int) -> None:
+    assert len(set(styles_of(f"encoding{number}" for number in range(count)).values())) == count
