@@ -124,8 +124,7 @@ def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
         fails = Cell(failing or "0", style="fails" if failing else "")
         holds = f"{len(names['holds'])} of {len(result) - unknown}"
         summary.append([name, holds, fails, ", ".join(names["not claimed"])])
-    notes = [f"{name}: {one.note}" for name, each in results.items() for one in each.values() if one.note]
-    yield plain_grid(("encoding", "holds", "fails", "unclaimed"), summary, notes)
+    yield plain_grid(("encoding", "holds", "fails", "unclaimed"), summary)
     states = ("fails", "holds", "not claimed") if verbose else ("fails",)
     for name, result in results.items():
         rows = [
@@ -197,6 +196,8 @@ def _show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequenc
         require_writable("--plot", plot)
         picture_format(plot)
     subjects = resolve(arguments, search)
+    for subject in subjects:
+        _tell_examples("shown", subject.name, subject.examples)
     from pe_bench.inspection import picture
     from pe_bench.inspection.page import page
     from pe_bench.model.checks import user_code_errors

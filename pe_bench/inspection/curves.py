@@ -16,7 +16,6 @@ from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.model.attention.reference import logits, project, slice_tokens, weigh
 
-MAX_MASK_ROWS = 1_024  # rows of a picture; of longer texts every n-th token is shown
 MAX_ELEMENTS = 2**24  # numbers of one tensor
 TEXT = "A query sees some keys. What it makes of them depends on where they are. "
 
@@ -99,12 +98,10 @@ def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
 
 @torch.no_grad()
 def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor:
-    """Return which keys [.., n] each query [n, ..] sees in some head, of `length` or every n-th of these."""
+    """Return which keys [.., length] each query [length, ..] sees in some head."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
-    sides = _sides(subject, layer, x[:1], heads[:1], length)
-    step = max(1, length // MAX_MASK_ROWS)
-    visible = layer.visible(*(_every(side, step) for side in sides))
+    visible = layer.visible(*_sides(subject, layer, x[:1], heads[:1], length))
     return visible if visible.dim() == 2 else visible.any(0)
 
 
@@ -144,9 +141,3 @@ def _tokens(batch: int, length: int) -> Tensor:
     """Return bytes [B, T] of a text, for encodings that read it."""
     text = torch.tensor(list(TEXT.encode()))
     return text.repeat(length // len(text) + 1)[:length].expand(batch, -1)
-
-
-def _every(side: Side, step: int) -> Side:
-    values = {name: value[..., ::step] for name, value in side.values.items()}
-    tensors = (side.x[..., ::step, :], side.raw[..., ::step, :], side.position[..., ::step])
-    return Side(*tensors, side.index[::step], values)

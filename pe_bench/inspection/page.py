@@ -1,12 +1,10 @@
-"""The manual page of an encoding or a task: its docstring, options and where they are from, and claims."""
+"""The manual page of an encoding or a task: its docstring, its options and what they follow, and claims."""
 
 import inspect
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +13,9 @@ from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir, head_comment
 from pe_bench.config.parse import parse_config
 from pe_bench.data.tasks import build_task
-from pe_bench.encodings.signatures import complete, read_part
+from pe_bench.encodings.signatures import MISSING, USUAL
 from pe_bench.encodings.signatures import options_of as options_of_class
-from pe_bench.encodings.spec import NOT_OPTIONS, PartSpec
+from pe_bench.encodings.spec import PartSpec
 from pe_bench.errors import UserError, require
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 from pe_bench.system.terminal import PIPED_WIDTH, wrap
@@ -25,7 +23,6 @@ from pe_bench.system.terminal import PIPED_WIDTH, wrap
 MIN_LAST_COLUMN = 24  # columns that the last cell of a line needs; with fewer it goes below
 ITEM = re.compile(r"[-*+] |\d+[.)] ")  # of a list
 COMMENT = re.compile(r"^(?:  )?(\w+): .*? # (.*)$", re.MULTILINE)
-KEY = re.compile(r"\w+\.\w+")
 EXAMPLE_SIZE = 8  # of a task's example
 
 
@@ -33,34 +30,18 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH) -> str:
     """Return all that there is to say of an encoding, as text of at most `width` columns."""
     width = min(width, PIPED_WIDTH)  # longer lines are hard to read
     parts = sorted(subject.spec.parts, key=lambda part: part.key != f"encoding.modifiers.{subject.name}")
-    blocks = [block for part in parts for block in _describe_part(subject, part, width)]
-    folders = "".join(f" --config-dir {shlex.quote(str(folder))}" for folder in subject.config.search)
-    options = " KEY=VALUE ..." if subject.typed else ""
-    named = shlex.quote(f"encoding={subject.name}")
-    steps = [
-        ("check it", f"pe-bench check {shlex.quote(subject.name)}{folders}"),
-        ("train it", f"pe-bench train {named}{options}{folders}"),
+    where = f"(model={subject.config.model.name}, train.length={subject.config.train.length})"
+    facts = [
+        ("parameters", f"{parameter_count(subject.encoding):,}  {where}"),
+        ("past training", subject.encoding.past_training),
+        ("claims", ", ".join(sorted(subject.encoding.claims)) or "none"),
     ]
-    return _page_of(subject.label, [*blocks, _facts(subject, width), align(steps, width)])
+    blocks = [block for part in parts for block in _describe_part(subject, part, width)]
+    return _page_of(subject.label, [reflow(_preset(subject), width), *blocks, align(facts, width)])
 
 
 def _page_of(title: str, blocks: Sequence[str]) -> str:
     return "\n\n".join([f"{title}\n{'=' * len(title)}", *filter(None, blocks)]) + "\n"
-
-
-def _facts(subject: ResolvedEncoding, width: int) -> str:
-    """Describe what is known of the encoding once it is built."""
-    try:
-        encoding = subject.encoding
-    except UserError as error:  # some have options that no default could stand for
-        return wrap(f"cannot be built as it is: {error}", width)
-    where = f"(model={subject.config.model.name}, train.length={subject.config.train.length})"
-    facts = [
-        ("parameters", f"{parameter_count(encoding):,}  {where}"),
-        ("past training", encoding.past_training),
-        ("claims", ", ".join(sorted(encoding.claims)) or "none"),
-    ]
-    return align(facts, width)
 
 
 def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> list[str]:
@@ -74,8 +55,7 @@ def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> lis
         ("changeable", ", ".join(sorted(encoding_class.changeable_after_training))),
     ]
     options = align(list(options_of(subject, part)), width)
-    stated = align([fact for fact in facts if fact[1]], width)
-    return [reflow(_preset(subject, part), width), reflow(docstring, width), options, stated]
+    return [reflow(docstring, width), options, align([fact for fact in facts if fact[1]], width)]
 
 
 def reflow(docstring: str, width: int) -> str:
@@ -90,49 +70,33 @@ def reflow(docstring: str, width: int) -> str:
 
 
 def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str, ...]]:
-    """Yield each option's key, its value, where that is from, and what it means."""
-    path = _yaml_of(subject, part)
-    written = complete({"class": part.values["class"]}) if path is None else read_part(path)
-    options = options_of_class(str(part.values["class"]), subject.config.search)
-    meanings = {option.name: option.meaning for option in options}
-    for option, value in part.values.items():
-        if option in NOT_OPTIONS or option in part.nested:
+    """Yield each option's key, its value, the key that it follows, and what it means."""
+    for option in options_of_class(str(part.values["class"]), subject.config.search):
+        if option.name in part.nested:
             continue
-        text = str(written.get(option, "${the rest}"))
-        if f"{part.key}.{option}" in subject.typed:
-            origin = "given"
-        elif option in part.values.get("derived", []) and text.startswith("${"):
-            origin = f"from {' and '.join(KEY.findall(text)) or 'the rest'}"
-        else:
-            origin = "default" if written.get(option, value) == value else f"of {subject.name}"
-        shown = value if isinstance(value, str) and "\n" not in value else json.dumps(value)
-        yield f"{part.key}.{option}", shown, origin, meanings.get(option, "")
+        value = part.values[option.name]
+        follows = option.default is MISSING and option.name in part.values.get("derived", [])
+        origin = f"from {USUAL[option.name][2:-1]}" if follows and option.name in USUAL else ""
+        text = value if isinstance(value, str) and "\n" not in value else json.dumps(value)
+        shown = "(no default)" if option.name in subject.examples else text
+        yield f"{part.key}.{option.name}", shown, origin, option.meaning
 
 
-def _preset(subject: ResolvedEncoding, part: PartSpec) -> str:
-    """Return what the comment of a part's file says below its description, as that of a preset does."""
-    path = _yaml_of(subject, part)
-    lines = [] if path is None else head_comment(path)
+def _preset(subject: ResolvedEncoding) -> str:
+    """Return what the comment of an encoding's file says below its description, as that of a preset does."""
+    file = f"encoding/{subject.config.encoding['name']}.yaml"
+    paths = [path for folder in (*subject.config.search, config_dir()) if (path := folder / file).is_file()]
+    lines = head_comment(paths[0]) if paths else []
     return "\n".join(lines[lines.index("") + 1 :]) if "" in lines else ""
-
-
-def _yaml_of(subject: ResolvedEncoding, part: PartSpec) -> Path | None:
-    *_, group, name = ("", *part.key.split("."))
-    inner = f"modifier/{name}.yaml" if group == "modifiers" else f"encoding/{part.values['name']}.yaml"
-    paths = [folder / inner for folder in (*subject.config.search, config_dir())]
-    return next((path for path in paths if path.is_file()), None)
 
 
 def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
     """Align cells below each other; the last of a line, which may be long, is wrapped in its column."""
-    inner = [line[:-1] for line in lines]
-    widths = [max(map(len, column)) for column in zip_longest(*inner, fillvalue="")]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
     indent = sum(widths) + 2 * len(widths)
     hanging = indent if width - indent >= MIN_LAST_COLUMN else 4
-    return "\n".join(
-        wrap("  ".join([*map(str.ljust, line, widths), last]), width, hanging)
-        for line, (*_, last) in zip(inner, lines, strict=True)
-    )
+    texts = ["  ".join([*map(str.ljust, line, widths), line[-1]]) for line in lines]
+    return "\n".join(wrap(text.rstrip(), width, hanging) for text in texts)
 
 
 def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIPED_WIDTH) -> str:
@@ -144,10 +108,12 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     if config.task is None:
         raise UserError("name the task: pe-bench show task=NAME")
     task, length = build_task(config.task), config.train.length
-    file = config_dir() / "task" / f"{task.name}.yaml"
-    comments = dict(COMMENT.findall(file.read_text("utf-8")))
-    names = [name for name in config.task if name != "name"]
-    options = [(f"task.{name}", str(config.task[name]), comments.get(name, "").strip()) for name in names]
+    comments = dict(COMMENT.findall((config_dir() / "task" / f"{task.name}.yaml").read_text("utf-8")))
+    options = [
+        (f"task.{name}", str(value), comments.get(name, "").strip())
+        for name, value in config.task.items()
+        if name != "name"
+    ]
     facts = [
         ("tokens", f"{len(task.symbols_and_signs)} different ones"),
         ("guessing", f"{100 * task.chance:.3g} % of answers are right"),
@@ -157,10 +123,6 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     tokens, is_answer, _ = task.example(np.random.default_rng(config.seed), size)
     texts = [task.vocabulary[token] for token in tokens]
     shown = " ".join(f"[{text}]" if right else text for text, right in zip(texts, is_answer, strict=True))
-    blocks = [
-        *(reflow(sys.modules[type(task).__module__].__doc__ or "", width), align(options, width)),
-        align(facts, width),
-        f"an example of size {size}, with its answers in brackets:\n\n{wrap(f'    {shown}', width, 4)}",
-        align([("train it", f"pe-bench train task={task.name} encoding=rope")], width),
-    ]
-    return _page_of(task.name, blocks)
+    example = f"an example of size {size}, with its answers in brackets:\n\n{wrap(f'    {shown}', width, 4)}"
+    docstring = reflow(sys.modules[type(task).__module__].__doc__ or "", width)
+    return _page_of(task.name, [docstring, align(options, width), align(facts, width), example])

@@ -1,11 +1,9 @@
 """The encodings that the arguments of `show`, `check` and `speed` name, each in a resolved configuration."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +29,11 @@ SHARED = ("model", "train", "eval", "seed", "precision", "threads", "device", "r
 class ResolvedEncoding:
     """An encoding in a model, by the name that it was asked for.
 
-    typed: keys among the command's overrides, such as encoding.base. examples: values for options that its
-    class requires and nobody gave.
+    examples: values for options that its class requires and nobody gave.
     """
 
     name: str
     config: Config
-    typed: frozenset[str] = frozenset()
     examples: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -86,8 +82,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[ResolvedEncoding]:
     """Resolve each encoding that `arguments` name, with the overrides that are there.
 
-    An option of an encoding goes to those that have it, and several values of it make several encodings.
-    Raises `UserError` for what cannot be.
+    An option of an encoding goes to those that have it; one that has no default gets an example. Raises
+    `UserError` for what cannot be.
     """
     typed_names, texts = split_arguments(arguments)
     require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
@@ -95,20 +91,18 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     overrides = [parse_override(text) for text in texts]
     options = [override for override in overrides if _is_option(override)]
     shared = [str(override) for override in overrides if not _is_option(override)]
-    composed = {name: compose([f"encoding={name}", *shared], search) for name in names}
-    subjects, chosen = [], set()
-    for name, values in composed.items():
+    composed, used = {}, set()
+    for name in names:
+        values = compose([f"encoding={name}", *shared], search)
         in_whole = {option: in_full(name, values["encoding"], option) for option in options}
-        chosen_options = [option for option in in_whole.values() if option]
-        chosen |= {option for option, key in in_whole.items() if key or option.prefix}
-        keys = frozenset(parse_override(text).key for text in (*shared, *map(str, chosen_options)))
-        for texts in product(*map(_each_value, chosen_options)):
-            config = compose([f"encoding={name}", *shared, *texts], search) if texts else values
-            subjects.append(ResolvedEncoding(name, parse_config(config, search), keys))
-    for key in [option.key for option in options if option not in chosen]:
+        used |= {option for option, key in in_whole.items() if key or option.prefix}
+        chosen = [str(option) for option in in_whole.values() if option]
+        composed[name] = compose([f"encoding={name}", *shared, *chosen], search) if chosen else values
+    for key in [option.key for option in options if option not in used]:
         keys = [each for values in composed.values() for each in keys_in(values)]
         raise unknown_key(key if "." in key or close_to(key, keys) else f"encoding.{key}", keys)
-    return subjects
+    subjects = [ResolvedEncoding(name, parse_config(values, search)) for name, values in composed.items()]
+    return [subject.with_examples() for subject in subjects]
 
 
 def _is_option(override: Override) -> bool:
@@ -116,13 +110,6 @@ def _is_option(override: Override) -> bool:
     return override.section == "encoding" or (
         "." not in override.key and override.key not in (*GROUPS, *KEYS)
     )
-
-
-def _each_value(option: Override) -> list[str]:
-    """Split `encoding.base=500,10000` into two overrides, one for each encoding that is made."""
-    value = option.value or ""
-    values = [value] if re.search(r"[][(){}'\"]", value) else value.split(",")
-    return [str(replace(option, value=each)) for each in values]
 
 
 def resolve_timed(
@@ -137,4 +124,4 @@ def resolve_timed(
     shared = [text for text in overrides if parse_override(text).section in SHARED]
     subjects = resolve([REFERENCE, *shared], search)
     subjects += resolve([*(names or encoding_names(search)), *overrides], search)
-    return " ".join(shared), list({subject.label: subject.with_examples() for subject in subjects}.values())
+    return " ".join(shared), list({subject.label: subject for subject in subjects}.values())

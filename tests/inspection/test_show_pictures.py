@@ -9,7 +9,6 @@ from matplotlib.text import Text
 from support.encodings import one_of_a_kind
 from support.shown import NAMES, SMALL, one
 
-from pe_bench.errors import UserError
 from pe_bench.inspection import curves
 from pe_bench.inspection.picture import draw, rows_of
 from pe_bench.inspection.resolve import resolve
@@ -37,9 +36,6 @@ def test_hidden_keys_have_no_score_and_the_mask_shows_them():
     mask = curves.mask(subject, subject.encoding.layer(0), 64)
     row, column = torch.arange(64).unsqueeze(-1), torch.arange(64)
     assert torch.equal(mask, (column <= row) & (row - column < 20))
-    subject = one("nope", "train.length=1024")
-    mask = curves.mask(subject, subject.encoding.layer(0), 4_096)
-    assert torch.equal(mask, torch.ones(1_024, 1_024).tril().bool()), "every fourth token"
 
 
 def test_without_positions_attention_is_even_and_a_replaced_softmax_is_shown_by_its_weights():
@@ -70,7 +66,6 @@ def test_wavelengths_are_those_of_the_window():
     assert torch.allclose(of("rope_pi")[0], 8 * of("rope")[0])
     assert torch.allclose(of("rope_pi", length=128)[0], of("rope")[0])
     assert of("alibi") == of("p_rope", "fraction=0") == []
-    assert draw(rows_of([one("p_rope", "fraction=0", *SMALL)])).axes
 
 
 def test_layers_that_differ_are_shown_apart_and_alike_ones_once():
@@ -80,51 +75,28 @@ def test_layers_that_differ_are_shown_apart_and_alike_ones_once():
 
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))
 def test_every_encoding_has_something_to_draw(name):
-    subject = one(name, *SMALL)
-    try:
-        rows = rows_of([subject])
-    except UserError as refusal:
-        pytest.skip(str(refusal))
+    rows = rows_of([one(name, *SMALL)])
     assert rows
     for row in rows:
         assert np.isfinite(row.curves).any(1).all()
         assert row.weights is None or np.isfinite(row.weights).all()
 
 
-# Pictures
-
-
-def shown(figure) -> list[str]:
-    figure.draw_without_rendering()
-    return [text.get_text() for text in figure.findobj(Text)]
-
-
-def test_heads_are_named_where_they_differ_with_what_the_panel_leaves_out():
-    texts = shown(draw(rows_of(resolve(["alibi"]))))
-    assert "head 3" in texts and "head 0 (to \N{MINUS SIGN}250)" in texts
-    rows = rows_of(resolve(["rope", "sliding_window", "window=20"]))
+def test_heads_are_named_where_they_differ_and_each_encoding_has_a_row_below_a_panel_of_all():
+    subjects = resolve(["alibi", "sliding_window", "learned", "window=20"])
+    rows = rows_of(subjects)
+    assert [row.title for row in rows] == ["alibi", subjects[1].label, "learned: the input"]
+    styles = styles_of(subject.label for subject in subjects)
+    assert [row.colour for row in rows] == [styles[subject.label].colour for subject in subjects]
+    assert rows[2].curves.shape == (1, 128), "undefined past the training length"
+    assert [row.mask is None for row in rows] == [True, False, True], "others would be the same triangle"
     figure = draw(rows)
-    texts = shown(figure)
-    assert {"all heads", "all heads (masked from 20)", "10,000"} <= {*texts}
+    figure.draw_without_rendering()
+    texts = [text.get_text() for text in figure.findobj(Text)]
+    assert {"head 3", "all heads (masked from 20)", "10,000", "alibi: half within 19"} <= {*texts}
     assert "6 of 16 feature pairs turn fully\nwithin the training length (dashed)" in texts
     assert not [text for text in texts if "$" in text], "no text is a formula"
-    assert [row.mask is None for row in rows] == [True, False], "every other mask would be the same triangle"
     assert len([axes for axes in figure.axes if axes.get_images()]) == 1
-    learned = rows_of(resolve(["learned"]))
-    assert learned[0].curves.shape == (1, 128) and "undefined" in shown(draw(learned))
-
-
-def test_several_encodings_have_a_row_each_and_one_panel_of_all():
-    rows = rows_of(resolve(["rope", "alibi", "sinusoidal"]))
-    assert [row.title for row in rows] == ["rope", "alibi", "sinusoidal: the input"]
-    styles = styles_of(["rope", "alibi", "sinusoidal"])
-    assert [row.colour for row in rows] == [styles[row.label].colour for row in rows]
-    legend = draw(rows).axes[0].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "alibi: half within 19",
-        "rope: half within 216",
-        "sinusoidal: changes inputs, not scores",
-    ]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
@@ -133,5 +105,4 @@ def test_a_picture_is_written_in_the_format_of_its_name_the_same_each_time(comma
     for file in files:
         outcome = command("show", "rope", *SMALL, "--plot", str(file))
         assert outcome.code == 0 and f"wrote {file}" in outcome.err, outcome.err
-        assert "RoPE: each pair" in outcome.out
     assert files[0].read_bytes() == files[1].read_bytes() and files[0].read_bytes().startswith(start)

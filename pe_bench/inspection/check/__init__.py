@@ -10,15 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pe_bench.inspection.check import decoder, layers
-from pe_bench.inspection.check.case import (
-    Case,
-    FailureError,
-    Finding,
-    UnclaimedError,
-    changed_hooks,
-    describe,
-)
-from pe_bench.system.signals import INTERRUPTIONS
+from pe_bench.inspection.check.case import Case, Finding, changed_hooks, judge
 
 
 class Property(NamedTuple):
@@ -27,10 +19,10 @@ class Property(NamedTuple):
     name: str
     means: str
     look: str  # where the fault may be
-    check: Callable[[Case], str | Finding]
+    check: Callable[[Case], str]
 
 
-def _property(check: Callable[[Case], str | Finding]) -> Property:
+def _property(check: Callable[[Case], str]) -> Property:
     means, look, *_ = (" ".join(part.split()) for part in (inspect.getdoc(check) or "").split("\n\n"))
     look = look.removeprefix("Look at: ").removesuffix(".")
     return Property(check.__name__, means[0].lower() + means[1:].removesuffix("."), look, check)
@@ -47,20 +39,13 @@ BASICS = PROPERTIES[:3]  # the first that fails ends the check: all others would
 
 
 def check(case: Case, prop: Property) -> Finding:
-    """Check one property; an encoding that raises has failed it, whatever it is."""
-    try:
-        result = prop.check(case)
-    except INTERRUPTIONS:
-        raise
-    except UnclaimedError as reason:
-        return Finding("not claimed", str(reason))
-    except FailureError as failure:
-        changed = [] if prop in BASICS else changed_hooks(case.encoding, decoder.SHAPES)
-        lines = dict.fromkeys(f"{decoder.line_of(part, hook)} {hook}" for part, hook in changed)
-        return Finding("fails", str(failure), lines=tuple(lines))
-    except BaseException as error:
-        return Finding("fails", describe(error))
-    return result if isinstance(result, Finding) else Finding("holds", result)
+    """Check one property, and name the lines of the hooks that may be wrong."""
+    finding = judge(prop.check, case)
+    if finding.state != "fails" or prop in BASICS:
+        return finding
+    changed = changed_hooks(case.encoding, decoder.SHAPES)
+    lines = dict.fromkeys(f"{decoder.line_of(part, hook)} {hook}" for part, hook in changed)
+    return finding._replace(lines=tuple(lines))
 
 
 def check_all(case: Case) -> Iterator[tuple[Property, Finding]]:

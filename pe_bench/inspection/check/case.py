@@ -4,8 +4,7 @@ Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from pe_bench.inspection.resolve import resolve
 from pe_bench.model.attention.reference import project
 from pe_bench.model.checks import describe_user_code_error
 from pe_bench.model.decoder import Decoder
+from pe_bench.system.signals import INTERRUPTIONS
 
 # Small, and no two sizes are equal, so that none can be mistaken for another; but two heads share keys.
 MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
@@ -41,7 +41,6 @@ class Finding(NamedTuple):
 
     state: Literal["holds", "fails", "not claimed", "not checked"]
     measured: str
-    note: str = ""  # shown even where all is well
     lines: tuple[str, ...] = ()  # `FILE:LINE hook` of what may be wrong
 
 
@@ -141,13 +140,9 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
     """
     sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
     subjects = resolve([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], search)
-    names = Counter(subject.name for subject in subjects)
-    cases = []
-    for subject in [subject.with_examples() for subject in subjects]:
-        _ = subject.encoding
-        name = subject.name if names[subject.name] == 1 else subject.label
-        cases.append(Case(name, subject.spec, subject.examples))
-    return cases
+    for subject in subjects:
+        _ = subject.encoding  # which raises where it cannot be built
+    return [Case(subject.name, subject.spec, subject.examples) for subject in subjects]
 
 
 # The parts of an encoding
@@ -223,6 +218,20 @@ def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 # Errors
+
+
+def judge(check: Callable[[Case], str], case: Case) -> Finding:
+    """Return what a check finds; an encoding that raises has failed it, whatever it is."""
+    try:
+        return Finding("holds", check(case))
+    except INTERRUPTIONS:
+        raise
+    except UnclaimedError as reason:
+        return Finding("not claimed", str(reason))
+    except FailureError as failure:
+        return Finding("fails", str(failure))
+    except BaseException as error:
+        return Finding("fails", describe(error))
 
 
 def expect(holds: bool, measured: str) -> None:

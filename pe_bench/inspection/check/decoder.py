@@ -69,7 +69,6 @@ SHAPES = {
 }
 OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit")  # may return None
 SHARED = "BHQ"  # axes along which one value may serve all
-AXES = {"H": "head", "n": "distance", "T": "token", "Q": "query", "N": "key"}
 # The keys that each query of a case sees: where it sees none, scores do not matter.
 CAUSAL = torch.ones(TOKENS, TOKENS).tril().bool()
 
@@ -169,27 +168,18 @@ def _fault(hook: str, value: Any, seen: Tensor | None) -> str:
         return f"returned {type(value).__name__}, must be a tensor {expected}"
     if hook == "visible" and value.dtype != torch.bool:
         return f"returned {value.dtype}, must be torch.bool: true for the keys that a query may see"
-    axes = next((axes for shape in SHAPES[hook] if (axes := _axes(value.shape, shape)) is not None), None)
-    if axes is None:
+    if not any(_fits(value.shape, shape) for shape in SHAPES[hook]):
         return f"returned the shape {list(value.shape)}, must be {expected}"
     bad = ~value.detach().isfinite() & (True if seen is None else seen)
-    if not bad.any():
-        return ""
-    index = tuple(bad.nonzero()[0].tolist())
-    where = ", ".join(
-        f"{AXES[axis]} {number}" for axis, number in zip(axes, index, strict=True) if axis in AXES
-    )
-    return f"is {value[index].item()} at {where}; {int(bad.sum())} of its {bad.numel()} values are not finite"
+    return f"has {int(bad.sum())} values of {bad.numel()} that are not finite" if bad.any() else ""
 
 
-def _axes(sizes: torch.Size, shape: str) -> list[str] | None:
-    """Return the letter of each axis, if the sizes are those of a shape; None otherwise."""
+def _fits(sizes: torch.Size, shape: str) -> bool:
     letters = shape.replace("*", "*" * (len(sizes) - len(shape) + 1))
-    fits = len(letters) == len(sizes) and all(
+    return len(letters) == len(sizes) and all(
         letter == "*" or size == SIZES[letter] or (size == 1 and letter in SHARED)
         for size, letter in zip(sizes, letters, strict=True)
     )
-    return list(letters) if fits else None
 
 
 # What the code says
@@ -245,16 +235,12 @@ def _is_read(encoding_class: type, option: str) -> bool:
 
 
 def never_called(part: nn.Module) -> str:
-    """Return a method that would never be called: a hook of the other kind of class, or a misspelt one."""
-    kind = kind_of(part)
-    other = PositionalEncoding if kind is LayerEncoding else LayerEncoding
-    foreign = [name for name in _methods(other) if not hasattr(kind, name)]
+    """Return a method that would never be called: a misspelt hook, or one of the other kind of class."""
+    kind, hooks = kind_of(part), [*_methods(LayerEncoding), *_methods(PositionalEncoding)]
     for name in _methods(type(part)):
-        if name in foreign:
-            return f"{name} is never called: it is a hook of {other.__name__}"
-        close = get_close_matches(name, [*_methods(kind), *foreign], 1, 0.8)
+        close = get_close_matches(name, hooks, 1, 0.8)
         if close and not hasattr(kind, name):
-            return f"{name} is never called: is it {close[0]}?"
+            return f"{name} is never called: is it {close[0]} of a {kind.__name__}?"
     return ""
 
 

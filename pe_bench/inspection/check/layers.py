@@ -13,24 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Stack, leaves_of
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.check.case import (
     EXACT,
     MODEL,
-    SHOWS,
     TRAIN_LENGTH,
     Case,
-    FailureError,
-    Finding,
     Inputs,
     UnclaimedError,
     as_type,
     at_most,
-    describe,
     expect,
+    judge,
     largest,
     layer_inputs,
     one_token_repeated,
@@ -214,26 +211,7 @@ def decay(case: Case) -> str:
     return measured
 
 
-@torch.no_grad()
-def heads(case: Case) -> str:
-    """An encoding with values for each head tells heads apart that share a key.
-
-    Look at: a parameter or constant that is n_kv_heads long and repeated.
-    """
-    if "n_heads" not in {option for part in case.spec.parts for option in part.options}:
-        return "takes no n_heads"
-    x, *rest = case.inputs(TRAIN_LENGTH)
-    q, k, v = (tensor[:, :1].expand_as(tensor) for tensor in rest)  # all heads are given the same
-    group = MODEL.n_heads // MODEL.n_kv_heads
-    for layer in case.layers:
-        output = reference_attention(layer, x, q, k, v, torch.arange(TRAIN_LENGTH)).unflatten(1, (-1, group))
-        within, between = worst(output[:, :, 0], output[:, :, 1]), worst(output[:, 0], output[:, 1])
-        measured = f"heads of two keys differ by {between:.1e}, and those of one key do not"
-        expect(within > EXACT or between <= SHOWS, measured)
-    return "heads that share a key differ as others do"
-
-
-def sight(case: Case) -> Finding:
+def sight(case: Case) -> str:
     """A query sees as many of the latest keys as `window` says.
 
     Look at: visible and ranges: `distance < window`, because the query's own key is one of them.
@@ -247,9 +225,7 @@ def sight(case: Case) -> Finding:
             is_wrong = isinstance(window, int) and latest not in (window, length)
             expect(not is_wrong, f"window={window}, and a query sees {latest:,} of the latest keys")
         counts.add("every key" if seen.all() else f"{int(seen.sum()):,} keys")
-    measured = f"sees {' or '.join(sorted(counts))}"
-    note = "" if counts == {"every key"} else measured
-    return Finding("holds", f"of {length} keys, the last query {measured}", note)
+    return f"of {length} keys, the last query sees {' or '.join(sorted(counts))}"
 
 
 def _seen_keys(case: Case, layer: LayerEncoding, length: int) -> Tensor:
@@ -355,8 +331,9 @@ def sizes(case: Case) -> str:
     spec = EncodingSpec(with_options(case.spec.values, options), case.spec.search).with_examples()
     wide = replace(case, spec=spec, sizes=replace(MODEL, d_head=WIDE))
     for check in (norm, score_scale, blocks, _rough_paths, sight):
-        failure = _failure(wide, check)
-        expect(not failure or bool(_failure(case, check)), f"with d_head={WIDE} {failure}")
+        finding = judge(check, wide)
+        is_new = finding.state == "fails" and judge(check, case).state != "fails"
+        expect(not is_new, f"with d_head={WIDE} {finding.measured}")
     return f"as with d_head={MODEL.d_head}"
 
 
@@ -395,19 +372,6 @@ def _off_beside_later_rows(layer: LayerEncoding, inputs: Inputs, keys: int) -> f
 def _first(inputs: Inputs, length: int) -> Inputs:
     x, q, k, v = inputs
     return x[:, :length], q[:, :, :length], k[:, :, :length], v[:, :, :length]
-
-
-def _failure(case: Case, check: Callable[[Case], object]) -> str:
-    """Return how a check fails; empty where it does not."""
-    try:
-        check(case)
-    except (LengthError, UnclaimedError):
-        return ""
-    except FailureError as failure:
-        return str(failure)
-    except Exception as error:
-        return describe(error)
-    return ""
 
 
 def with_options(values: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
