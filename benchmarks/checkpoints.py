@@ -88,7 +88,7 @@ def write_model(folder: Path, window: int | None, layers: int) -> None:
 @torch.no_grad()
 def measure(folder: Path, way: str, length: int) -> dict[str, float]:
     """Return seconds, the most memory that the process held, and the mean NLL of the targets."""
-    source = Source(str(folder), folder)
+    source = Source(f"hf:{folder}", folder)
     tokens = torch.randint(SIZES["vocab_size"], (1, length + 1), generator=torch.Generator().manual_seed(0))
     targets = tokens[0, -TARGETS:]
     score = ours(source, tokens, targets) if way == "pe-bench" else theirs(source, tokens, targets)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import stack
-from pe_bench.errors import UserError, require
+from pe_bench.errors import require
 from pe_bench.model.attention import attention
 
 NAME = "pe_bench"
@@ -31,14 +31,14 @@ WITHOUT_EFFECT = frozenset(
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+@dataclass(eq=False)
 class PassMask:
     """The mask of one forward pass: transformers' function of indices, of which no tensor is made."""
 
-    def __init__(self, function: MaskFunction, is_causal: bool, device: torch.device) -> None:
-        self.function = function
-        self.is_causal = is_causal
-        self.device = device
-        self._first: dict[tuple[int, int], int] = {}
+    function: MaskFunction
+    is_causal: bool
+    device: torch.device
+    _first: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def visible(self, query_Q: Tensor, key_N: Tensor) -> Tensor:
         """Return which keys the queries see [Q, N], from their indices."""
@@ -110,13 +110,13 @@ class PassState:
     """What the layers of one forward pass read: set before it, on each module of the model.
 
     layers: the encoding of each layer. caught: where it is there, layers keep in it by their number what they
-    attend with, and hand on the values as they are.
+    attend with, and hand on the values as they are. is_neutral: the model's own rotation is undone.
     """
 
     layers: Sequence[LayerEncoding] = ()
     ids: Tensor = field(default_factory=lambda: torch.empty(0))
     window: int | None = None
-    is_neutral: bool = False  # the model's own rotation is undone
+    is_neutral: bool = False
     caught: dict[int, Caught] | None = None
 
     def end(self) -> None:
@@ -132,13 +132,9 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, make_mask)
 
 
-def make_mask(
-    *_: Any, device: torch.device, mask_function: MaskFunction | None = None, **more: Any
-) -> PassMask:
+def make_mask(*_: Any, device: torch.device, mask_function: MaskFunction, **more: Any) -> PassMask:
     from transformers.masking_utils import causal_mask_function
 
-    if mask_function is None:
-        raise UserError("the model makes a mask in a way that pe-bench does not know")
     return PassMask(mask_function, mask_function is causal_mask_function, torch.device(device))
 
 
@@ -154,8 +150,11 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Return [B, T, H, K] of a layer's queries [B, H, T, K], and of keys and values [B, G, T, K]."""
+    effective = {name for name, argument in more.items() if argument is not None and argument is not False}
+    unknown = ", ".join(sorted(effective - WITHOUT_EFFECT))
+    message = f"{type(module).__name__} hands {unknown} to its attention, which pe-bench does not know"
+    require(not unknown, message)
     state: PassState = module._pe_bench  # pyright: ignore[reportAssignmentType]
-    _refuse_unknown(module, attention_mask, more)
     number: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
     group = query.shape[1] // key.shape[1]
     key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
@@ -172,16 +171,3 @@ def attend(
     x = query.new_empty(*query.shape[:1], query.shape[2], 0)  # of the encodings here none reads it
     mixed = attention(stack(parts), x, query, key, value, state.ids, state.window)
     return mixed.transpose(1, 2).contiguous(), None
-
-
-def _refuse_unknown(module: nn.Module, mask: Any, more: dict[str, Any]) -> None:
-    """Raise `UserError` for what could change a layer's output and is not known here."""
-    kind = type(module).__name__
-    used = {name for name, value in more.items() if value is not None and value is not False}
-    unknown = ", ".join(sorted(used - WITHOUT_EFFECT))
-    require(not unknown, f"{kind} hands {unknown} to its attention, which pe-bench does not know")
-    is_numbered = isinstance(getattr(module, "layer_idx", None), int)
-    require(is_numbered, f"{kind} has no layer_idx, so that its layer is not known")
-    is_causal = mask is not None or getattr(module, "is_causal", False)
-    require(is_causal, f"{kind} attends without a mask, and does not say that it is causal")
-    require(isinstance(mask, PassMask | None), f"{kind} has a mask of its own ({type(mask).__name__})")

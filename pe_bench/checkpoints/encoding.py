@@ -14,6 +14,7 @@ Letters: B batch, H query heads, T tokens, K head width.
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ NEUTRAL = "pe_bench.encodings.nope:NoPE"
 TRAINED_TIMES = 2  # a layer that sees a text of so many training lengths sees everything
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 
+Parameters = Sequence[Mapping[str, Any]]  # of rotations, as transformers' configurations have them
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -51,17 +54,25 @@ class Rotation:
     factor: float
     d_head: int
 
+    def turn(self, x: Tensor, position: Tensor) -> Tensor:
+        """Return x [..., T, K] at these positions [T], turned."""
+        frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=x.device)
+        turned = rotate(x, position, frequencies, self.layout)
+        turned[..., : 2 * len(frequencies)] *= self.factor
+        return turned
+
+
+UNKNOWN = Rotation("half", (), 0.0, 0)  # it is not that of one of the model's rotary modules
+
 
 @dataclass(frozen=True)
 class Answer:
     """What the layers do. rotations: of each layer, None where it turns nothing.
 
-    explained: whether its rotation is all that its rotary module does. reads_positions: something else does,
-    too.
+    reads_positions: something other than a rotation does.
     """
 
     rotations: list[Rotation | None]
-    explained: list[bool]
     layers: list[Caught]
     reads_positions: bool
 
@@ -97,66 +108,51 @@ def _by_nothing(module: nn.Module, output: Any) -> Any:
 
 
 @torch.no_grad()
-def ask(model: Any, trunk: Any, state: PassState) -> Answer | None:
+def ask(model: Any, state: PassState) -> Answer | None:
     """Return what each layer of a model does; None where none of them lets its attention be replaced."""
-    actual = _caught(model, trunk, state, is_neutral=False)
+    actual = _caught(model, state, is_neutral=False)
     if not actual:
         return None
-    if sorted(actual) != list(range(len(actual))):
-        raise UserError(f"{type(model).__name__} has layers without attention, or of other kinds, beside it")
-    plain = _caught(model, trunk, state, is_neutral=True)
-    later = _caught(model, trunk, state, is_neutral=True, later=LATER)
-    layers = range(len(actual))
-    explained = [_explain(model, actual[n].queries, plain[n].queries) for n in layers]
-    moves = any(not _same(plain[n].queries, later[n].queries) for n in layers)
-    rotations, are_explained = [each for each, _ in explained], [each for _, each in explained]
-    return Answer(rotations, are_explained, [actual[n] for n in layers], moves)
+    plain = _caught(model, state, is_neutral=True)
+    later = _caught(model, state, is_neutral=True, first=LATER)
+    rotations = [_explain(model, actual[n].queries, plain[n].queries) for n in sorted(actual)]
+    moves = any(not _is_same(plain[n].queries, later[n].queries) for n in plain)
+    return Answer(rotations, [actual[n] for n in sorted(actual)], moves)
 
 
-def _caught(
-    model: Any, trunk: Any, state: PassState, *, is_neutral: bool, later: int = 0
-) -> dict[int, Caught]:
-    """Return what each layer attends with, by its number."""
+def _caught(model: Any, state: PassState, *, is_neutral: bool, first: int = 0) -> dict[int, Caught]:
+    """Return what each layer attends with, by its number, in a window that begins at a position."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     tokens_1T = torch.randint(vocab_size, (1, TOKENS), generator=generator).to(model.device)
+    ids_1T = torch.arange(first, first + TOKENS, device=model.device)[None]
     caught: dict[int, Caught] = {}
     state.caught, state.is_neutral = caught, is_neutral
-    try:
-        ids_1T = torch.arange(later, later + TOKENS, device=model.device)[None]
-        trunk(input_ids=tokens_1T, position_ids=ids_1T, use_cache=False)
-    finally:
-        state.caught, state.is_neutral = None, False
+    model.get_decoder()(input_ids=tokens_1T, position_ids=ids_1T, use_cache=False)
+    state.caught, state.is_neutral = None, False
     return caught
 
 
-def _explain(model: nn.Module, actual: Tensor, plain: Tensor) -> tuple[Rotation | None, bool]:
-    """Return the rotation from `plain` to `actual` queries [1, H, T, K], if any, and whether that is known.
+def _explain(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation | None:
+    """Return the rotation from `plain` to `actual` queries [1, H, T, K]; None where they are equal.
 
     It has the frequencies, and the factor of cosines and sines, of one of the model's rotary modules.
     """
-    if _same(actual, plain):
-        return None, True
-    ids = torch.arange(actual.shape[-2], device=actual.device)
-    modules = rotary_modules(model)
-    scalars = [getattr(module, name) for module in modules for name in vars(module) if FACTOR in name]
-    factors = {1.0, *(float(value) for value in scalars if isinstance(value, int | float))}
-    buffers = [each for module in modules for each in module.named_buffers(recurse=False)]
-    candidates = [buffer.double() for name, buffer in buffers if FREQUENCIES in name and buffer.dim() == 1]
-    candidates = [each for each in candidates if 2 * len(each) <= actual.shape[-1]]
-    for frequencies, layout in itertools.product(candidates, LAYOUTS):
-        turned, rest = plain.double().tensor_split([2 * len(frequencies)], -1)
-        rotated = rotate(turned, ids, frequencies, layout)
-        measured = float(actual.double()[..., : rotated.shape[-1]].norm() / rotated.norm())
-        factor = min(factors, key=lambda factor, measured=measured: abs(factor - measured))
-        if _same(actual.double(), torch.cat([factor * rotated, rest], -1)):
-            return Rotation(layout, tuple(frequencies.tolist()), factor, actual.shape[-1]), True
-    return None, False
+    if _is_same(actual, plain):
+        return None
+    width, ids = actual.shape[-1], torch.arange(actual.shape[-2], device=actual.device)
+    buffers = [buffer for name, buffer in model.named_buffers() if FREQUENCIES in name]
+    attributes = [each for module in model.modules() for each in vars(module).items()]
+    numbers = [value for name, value in attributes if FACTOR in name and isinstance(value, int | float)]
+    for layout, buffer, factor in itertools.product(LAYOUTS, buffers, {1.0, *numbers}):
+        rotation = Rotation(layout, tuple(buffer.double().tolist()), float(factor), width)
+        if 2 * len(buffer) <= width and _is_same(actual, rotation.turn(plain.double(), ids)):
+            return rotation
+    return UNKNOWN
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    coarse = one.dtype in (torch.bfloat16, torch.float16)
-    return bool((one - other).abs().max() <= (2e-2 if coarse else TOLERANCE) * one.abs().max())
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return bool((one.double() - other.double()).abs().max() <= TOLERANCE * one.abs().max())
 
 
 class Turned(LayerEncoding):
@@ -165,20 +161,14 @@ class Turned(LayerEncoding):
     def __init__(self, rotation: Rotation) -> None:
         super().__init__()
         self.rotation = rotation
-        self.frequencies = torch.tensor(rotation.frequencies, dtype=torch.float64)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        return self._turn(queries.x, queries.position), self._turn(keys.x, keys.position)
-
-    def _turn(self, x: Tensor, position: Tensor) -> Tensor:
-        frequencies = self.frequencies.to(x.device)
-        turned, rest = x.tensor_split([2 * len(frequencies)], -1)
-        turned = self.rotation.factor * rotate(turned, position, frequencies, self.rotation.layout)
-        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+        turn = self.rotation.turn
+        return turn(queries.x, queries.position), turn(keys.x, keys.position)
 
 
 def describe(
-    answer: Answer, parameters: Sequence[Mapping[str, Any]], train_length: int, *, has_table: bool
+    answer: Answer, parameters: Parameters, train_length: int, *, has_table: bool
 ) -> tuple[dict[str, Any], dict[int, LayerEncoding], bool]:
     """Return the encoding, as a configuration has it, and what other layers keep, by their number.
 
@@ -186,25 +176,22 @@ def describe(
     parameters: of rotations in the checkpoint's configuration. has_table: the model has learned vectors of
     positions.
     """
+    if UNKNOWN in answer.rotations:
+        return neutral("own"), {}, False
     primary = _primary(answer, TRAINED_TIMES * train_length)
     fixed = {
         number: LayerEncoding() if rotation is None else Turned(rotation)
         for number, rotation in enumerate(answer.rotations)
         if rotation != primary
     }
-    if not all(answer.explained):
-        return neutral("own"), {}, False
     if primary is None:
-        rotates = any(rotation is not None for rotation in answer.rotations)
         name = "learned" if has_table else "own" if answer.reads_positions else "nope"
-        return neutral(name), fixed if rotates else {}, True
+        return neutral(name), fixed, True
     values = name_of(primary, parameters, train_length)
     return (neutral("own"), {}, False) if values is None else (values, fixed, True)
 
 
-def name_of(
-    rotation: Rotation, parameters: Sequence[Mapping[str, Any]], train_length: int
-) -> dict[str, Any] | None:
+def name_of(rotation: Rotation, parameters: Parameters, train_length: int) -> dict[str, Any] | None:
     """Return the encoding that a rotation is, as a configuration has it; None where it is none of ours."""
     groups = (_candidates(rotation, group, train_length) for group in parameters)
     return next((values for group in groups for values in group if _is(values, rotation)), None)
@@ -275,14 +262,16 @@ def _is(values: dict[str, Any], rotation: Rotation) -> bool:
         built = EncodingSpec(values).build(1).layer(0)
     except UserError:  # such options do not fit
         return False
-    factor, frequencies = 1.0, torch.empty(0)
+    assert isinstance(built, RoPE | RopeScaling)
     if isinstance(built, RopeScaling):
-        frequencies, factor = built.scaled(built.train_length)
-        frequencies = built.kept(frequencies)
-    elif isinstance(built, RoPE):
-        frequencies = built.frequencies
+        scaled, factor = built.scaled(built.train_length)
+        frequencies = built.kept(scaled)
+    else:
+        frequencies, factor = built.frequencies, 1.0
     expected = torch.tensor(rotation.frequencies, dtype=torch.float64)
-    is_factor = abs(factor - rotation.factor) <= TOLERANCE * rotation.factor
-    if frequencies.shape != expected.shape or not is_factor:
-        return False
-    return bool(((frequencies - expected).abs() <= TOLERANCE * expected.abs()).all())
+    is_factor = math.isclose(factor, rotation.factor, rel_tol=TOLERANCE)
+    return (
+        is_factor
+        and frequencies.shape == expected.shape
+        and torch.allclose(frequencies, expected, rtol=TOLERANCE, atol=0)
+    )

@@ -7,7 +7,7 @@ they go out multiplied, and apart from the head.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +17,15 @@ from torch import Tensor
 from pe_bench.checkpoints.source import quiet
 from pe_bench.config.schema import Config
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.masks.sliding_window import SlidingWindow
-from pe_bench.encodings.nope import NoPE
-from pe_bench.encodings.rotary.p_rope import PRoPE
-from pe_bench.encodings.rotary.rope import RoPE
-from pe_bench.encodings.scalings.llama3 import Llama3
-from pe_bench.encodings.scalings.longrope import LongRoPE, longrope_attention_factor
-from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
-from pe_bench.encodings.scalings.rope_ntk import RopeNTK
-from pe_bench.encodings.scalings.rope_pi import RopePI
-from pe_bench.encodings.scalings.yarn import YaRN
+from pe_bench.encodings.scalings.longrope import longrope_attention_factor
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import RunError, UserError, require
+from pe_bench.errors import RunError, require
 from pe_bench.model.decoder import Decoder
 
+ROTATIONS = ("rope", "p_rope", "rope_pi", "rope_ntk", "rope_dynamic_ntk", "yarn", "llama3", "longrope")
 EXPORTED = (
-    "rope, p_rope, nope, rope_pi, rope_ntk, rope_dynamic_ntk, yarn, llama3 and longrope, each also with the "
-    "modifier sliding_window; smollm3, cohere2, and local_global of one rotation and nope"
+    f"{', '.join(ROTATIONS)} and nope, each also with the modifier sliding_window; smollm3, cohere2, and "
+    "local_global of one rotation and nope"
 )
 NO_MODEL = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED}"
 MAX_DIFFERENCE = 1e-4  # of logits, over the largest
@@ -52,8 +44,6 @@ NAMES = {
     "feedforward.down": "mlp.down_proj",
 }
 
-Options = Mapping[str, Any]
-
 
 def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple[dict[str, Any], bool]:
     """Return the configuration of transformers' model, and whether ours interleaves pairs of features.
@@ -64,21 +54,18 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
     layers = [model.encoding.layer(number) for number in range(model.n_layers)]
     parts = [getattr(layer, "parts", (layer,)) for layer in layers]
     of_model = [model.encoding.base, *model.encoding.modifiers.values()]
-    is_known = all(type(part) in (SlidingWindow, NoPE, *ROTATIONS) for of_layer in parts for part in of_layer)
+    flat = [part for of_layer in parts for part in of_layer]
+    is_known = all(_kind(part) in ("sliding_window", "nope", *ROTATIONS) for part in flat)
     is_known &= not any(part.overrides(hook) for part in of_model for hook in ("ids", "embed"))
-    windows = [next((part.window for part in each if isinstance(part, SlidingWindow)), 0) for each in parts]
-    rotating = [part for of_layer in parts for part in of_layer if type(part) in ROTATIONS]
+    windows = [next((part.window for part in each if _kind(part) == "sliding_window"), 0) for each in parts]
+    rotating = [part for part in flat if _kind(part) in ROTATIONS]
     # Layers share one rotation, or have RoPE of the same frequencies.
-    alike = {
-        (part.layout, *part.frequencies.tolist()) if type(part) is RoPE else id(part) for part in rotating
-    }
+    ropes = [part for part in rotating if _kind(part) == "rope"]
+    alike = {(part.layout, *part.frequencies.tolist()) for part in ropes} | {*rotating} - {*ropes}
     is_known &= len(alike) < 2 and len({*windows} - {0}) < 2
     require(is_known, NO_MODEL.format(spec.label))
     rotates = [any(part in rotating for part in of_layer) for of_layer in parts]
-    message = (
-        f"no model of transformers has model.qk_norm and {spec.label}: Qwen3 turns every layer, and so train "
-        "with encoding=rope or one of its scalings"
-    )
+    message = f"no model of transformers has model.qk_norm and {spec.label}: Qwen3 turns every layer alike"
     require(not size.qk_norm or (all(rotates) and len(set(windows)) == 1), message)
     rotation = _rotation(spec, rotating[0], config.train.length) if rotating else {}
     # Of a scaling the length that it reaches; a dynamic one begins at the training length.
@@ -109,11 +96,9 @@ def _family(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -
     window = max(windows) or None
     windowed = {"use_sliding_window": window is not None, WINDOW: window}
     if qk_norm:
-        return {"model_type": "qwen3", **(windowed | {"max_window_layers": 0} if window else {})}
-    if all(rotates) and all(windows):
-        return {"model_type": "mistral", WINDOW: window}
-    if all(rotates) and window is None:
-        return {"model_type": "llama"}
+        return {"model_type": "qwen3", **windowed, "max_window_layers": 0 if window else len(windows)}
+    if all(rotates) and len(set(windows)) == 1:
+        return {"model_type": "mistral", WINDOW: window} if window else {"model_type": "llama"}
     types = ["sliding_attention" if each else "full_attention" for each in windows]
     no_rope = {"no_rope_layers": list(map(int, rotates)), "layer_types": types}
     return {"model_type": "smollm3", **no_rope, **windowed}
@@ -123,55 +108,46 @@ def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dic
     # Encodings that differ from layer to layer hold another encoding, or have the options of RoPE themselves.
     holders = [each for each in spec.parts if each.encoding_class is type(part)]
     options = {"train_length": train_length, "factor": 1.0, **(holders or [spec.base])[0].options}
-    if options.get("fraction", 1.0) != 1 and not isinstance(part, PRoPE):
-        raise UserError(f"{spec.label} rotates a part of each head, and no exported model can")
+    message = f"{spec.label} rotates a part of each head, and no exported model can"
+    require(options.get("fraction", 1.0) == 1 or _kind(part) == "p_rope", message)
     message = f"{spec.label} has another factor in each window, and a checkpoint has one: train with "
     require(options["factor"] is not None, message + "encoding.factor=N")
-    kind, names, others_of = ROTATIONS[type(part)]
-    stated = {"factor": options["factor"], "original_max_position_embeddings": options["train_length"]}
-    same = {name: stated[name] for name in names}
-    return {"rope_type": kind, "rope_theta": options.get("base", 10_000.0), **same, **others_of(options)}
+    return {"rope_theta": options.get("base", 10_000.0), **_parameters(_kind(part), options)}
 
 
-def _yarn(options: Options) -> dict[str, Any]:
-    if options["ramp"] == "turns":
-        raise UserError("transformers has no yarn with ramp=turns: train with ramp=index or ramp=exact")
-    factor = {"attention_factor": options["attention_factor"]} if options["attention_factor"] else {}
-    return {"beta_fast": options["beta_fast"], "beta_slow": options["beta_slow"], **factor} | {
-        "truncate": options["ramp"] == "index"
-    }
+def _kind(part: LayerEncoding) -> str:
+    """Return the name of an encoding of ours; empty for any other."""
+    package, _, name = type(part).__module__.rpartition(".")
+    return name if package.startswith("pe_bench.encodings") else ""
 
 
-def _longrope(options: Options) -> dict[str, Any]:
-    factor, length = options["factor"], options["train_length"]
-    return {
-        "long_factor": options["long_factors"],
-        "short_factor": options["short_factors"] or [1.0] * (options["d_head"] // 2),
-        "attention_factor": longrope_attention_factor(factor, length),
-    }
-
-
-def _ntk(options: Options) -> dict[str, Any]:
-    width = options["d_head"]
-    return {"rope_theta": options["base"] * options["factor"] ** (width / (width - 2))}
-
-
-def _llama3(options: Options) -> dict[str, Any]:
-    return {f"{end}_freq_factor": options[f"{end}_frequency_factor"] for end in ("low", "high")}
-
-
-# transformers' name of each rotation, those options that it has under one name, and what follows from others.
-STRETCHED = ("factor", "original_max_position_embeddings")
-ROTATIONS: dict[type, tuple[str, tuple[str, ...], Callable[[Options], dict[str, Any]]]] = {
-    RoPE: ("default", (), lambda options: {}),
-    PRoPE: ("proportional", (), lambda options: {"partial_rotary_factor": options["fraction"]}),
-    RopePI: ("linear", ("factor",), lambda options: {}),
-    RopeNTK: ("default", (), _ntk),
-    RopeDynamicNTK: ("dynamic", ("factor",), lambda options: {}),
-    YaRN: ("yarn", STRETCHED, _yarn),
-    Llama3: ("llama3", STRETCHED, _llama3),
-    LongRoPE: ("longrope", STRETCHED, _longrope),
-}
+def _parameters(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what transformers calls a rotation of ours, with its options there."""
+    factor, width = options["factor"], options.get("d_head", 0)
+    stretched = {"factor": factor, "original_max_position_embeddings": options["train_length"]}
+    match kind:
+        case "p_rope":
+            return {"rope_type": "proportional", "partial_rotary_factor": options["fraction"]}
+        case "rope_pi" | "rope_dynamic_ntk":
+            return {"rope_type": "linear" if kind == "rope_pi" else "dynamic", "factor": factor}
+        case "rope_ntk":
+            base = options["base"] * factor ** (width / (width - 2))
+            return {"rope_type": "default", "rope_theta": base}
+        case "yarn":
+            message = "transformers has no yarn with ramp=turns: train with ramp=index or ramp=exact"
+            require(options["ramp"] != "turns", message)
+            names = ("beta_fast", "beta_slow", "attention_factor")
+            same = {name: options[name] for name in names if options[name]}
+            return {"rope_type": kind, **stretched, **same, "truncate": options["ramp"] == "index"}
+        case "llama3":
+            ends = {f"{end}_freq_factor": options[f"{end}_frequency_factor"] for end in ("low", "high")}
+            return {"rope_type": kind, **stretched, **ends}
+        case "longrope":
+            short = options["short_factors"] or [1.0] * (width // 2)
+            factors = {"long_factor": options["long_factors"], "short_factor": short}
+            attention = longrope_attention_factor(factor, options["train_length"])
+            return {"rope_type": kind, **stretched, **factors, "attention_factor": attention}
+    return {"rope_type": "default"}
 
 
 def write_model(

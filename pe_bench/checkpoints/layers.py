@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pe_bench.checkpoints.attention import Caught, PassMask
-from pe_bench.checkpoints.encoding import Rotation, name_of
+from pe_bench.checkpoints.encoding import UNKNOWN, Rotation, name_of
 from pe_bench.checkpoints.opened import open_checkpoint, rotations_of, train_length_of
 from pe_bench.checkpoints.source import load_config, read_source
 from pe_bench.encodings.spec import EncodingSpec
@@ -33,15 +33,14 @@ def layers_of(text: str) -> Grid:
     if answer is None:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")
     numbers: dict[tuple[str, ...], list[int]] = {}
-    layers = zip(answer.rotations, answer.explained, answer.layers, strict=True)
-    for number, (rotation, is_explained, layer) in enumerate(layers):
-        named = _rotation(rotation, rotations_of(config), length) if is_explained else ("unknown", "", "")
-        numbers.setdefault((*named, *_facts(layer)), []).append(number)
+    for number, (rotation, layer) in enumerate(zip(answer.rotations, answer.layers, strict=True)):
+        facts = (*_rotation(rotation, rotations_of(config), length), *_facts(layer))
+        numbers.setdefault(facts, []).append(number)
     notes = [] if table is None else [f"it has a table of {table:,} learned positions"]
     if answer.reads_positions and table is None:
         notes.append("something other than a rotation reads positions")
     notes.append("turned: the features of a head that the rotation turns; found with random tokens")
-    title = f"{source.name}: {type(config).__name__.removesuffix('Config')}, {opened.size.n_layers} layers"
+    title = f"{source.name}: {opened.architecture}, {opened.size.n_layers} layers"
     trained = f"training length {length:,}, by {length_from}"
     rows = [[Cell(_spans(of_row)), *map(Cell, row)] for row, of_row in numbers.items()]
     return Grid(COLUMNS, rows, (title, trained), notes=notes).without_empty()
@@ -64,13 +63,10 @@ def _rotation(rotation: Rotation | None, parameters: Sequence[Any], length: int)
     """Return the name of a rotation with its options, its base, and how many features of a head it turns."""
     if rotation is None:
         return "none", "", ""
+    if rotation == UNKNOWN or (values := name_of(rotation, parameters, length)) is None:
+        return "unknown", "", ""
     turned = 2 * sum(frequency != 0 for frequency in rotation.frequencies)
-    share, values = f"{turned} of {rotation.d_head}", name_of(rotation, parameters, length)
-    return (
-        ("unknown", "", share)
-        if values is None
-        else (EncodingSpec(values).label, f"{values['base']:,.0f}", share)
-    )
+    return EncodingSpec(values).label, f"{values['base']:,.0f}", f"{turned} of {rotation.d_head}"
 
 
 def _sees(mask: PassMask | None) -> str:

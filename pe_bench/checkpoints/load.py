@@ -9,21 +9,18 @@ from typing import Any
 
 import torch
 
-from pe_bench.checkpoints.opened import begin_of_text, open_checkpoint, train_length_of
-from pe_bench.checkpoints.source import Source, load_config, read_source
+from pe_bench.checkpoints.opened import open_checkpoint, train_length_of
+from pe_bench.checkpoints.source import TOKENIZER, Source, begin_of_text, load_config, read_source
 from pe_bench.config.compose import compose
-from pe_bench.config.overrides import parse_override
+from pe_bench.config.overrides import Override, parse_override
 from pe_bench.config.parse import parse_config, warn_unused
-from pe_bench.config.schema import Config, TokenizerConfig
+from pe_bench.config.schema import Config
 from pe_bench.data.packed import load_data_of
-from pe_bench.data.prompt import Prompts
-from pe_bench.data.tokenizer import load_file
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
 from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import TASK
-from pe_bench.scoring.needles import Probe
 from pe_bench.scoring.plans import Planner
 from pe_bench.scoring.protocols import Plan
 from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_threads
@@ -51,14 +48,16 @@ def checkpoint_config(
 
     prompts: the kind of prompts that it is scored on, in the place of text.
     """
-    _check_overrides(overrides, has_text=prompts is None)
+    parsed = [*map(parse_override, overrides)]
+    _check_keys(parsed, has_text=prompts is None)
+    keys = [override.key for override in parsed]
     source = read_source(text)
-    length, length_from = _train_length(source, load_config(source), overrides)
-    keys = {parse_override(text).key for text in overrides}
     files = ["data=files"] if "data.path" in keys and "data" not in keys else []
-    lengths = [] if TRAIN_LENGTH in keys else [f"{TRAIN_LENGTH}={length}"]
-    values = compose([*files, *overrides, "encoding=nope", *lengths])
-    data = values["data"]
+    values = compose([*files, *overrides, "encoding=nope"])
+    data, train = values["data"], values["train"]
+    is_told = TRAIN_LENGTH in keys
+    train["length"], length_from = (train["length"], "the command") if is_told else _train_length(source)
+    values["train"] |= {"steps": 0, "batch_tokens": train["length"]}
     is_one = data["source"] == "files" and data["validation_path"] is None
     if is_one and "data.validation_fraction" not in keys:
         data["validation_fraction"] = 1.0  # nothing is trained on, so all of it is scored
@@ -67,8 +66,7 @@ def checkpoint_config(
         values["eval"]["protocol"] = TASK
     values["eval"].update(without_none(changes))
     values |= {**without_none(machine), "results_dir": str(results_dir)}
-    values["train"] |= {"length": length, "steps": 0, "batch_tokens": length}
-    values["tokenizer"] = {"kind": "file", "name": str(source.tokenizer)}
+    values["tokenizer"] = {"kind": "file", "name": str(source.folder / TOKENIZER)}
     values["checkpoint"] = {
         "source": source.address,
         "identity": source.identity(values["cache_dir"]),
@@ -78,12 +76,12 @@ def checkpoint_config(
         "plain": plain,
     }
     config = parse_config(values)
-    changed = [f"eval.{name}" for name, value in changes.items() if value is not None]
-    warn_unused([config], [*keys, *changed])
+    warn_unused([config], [*keys, *(f"eval.{name}" for name in without_none(changes))])
     if config.eval.max_length is not None or not config.eval.lengths:
         return config
     # 16 times the training length, as in a run, is more than most documents have.
-    return replace(config, eval=replace(config.eval, max_length=max(length, *config.eval.lengths)))
+    longest = max(config.train.length, *config.eval.lengths)
+    return replace(config, eval=replace(config.eval, max_length=longest))
 
 
 def with_one_length(texts: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -91,26 +89,13 @@ def with_one_length(texts: Sequence[str], overrides: Sequence[str]) -> list[str]
 
     Raise `UserError` for what is no checkpoint.
     """
-    sources = map(read_source, texts)
-    lengths = [_train_length(source, load_config(source), overrides)[0] for source in sources]
-    if len(set(lengths)) == 1:
+    is_told = any(parse_override(override).key == TRAIN_LENGTH for override in overrides)
+    lengths = {_train_length(read_source(text))[0] for text in ([] if is_told else texts)}
+    if len(lengths) < 2:
         return [*overrides]
     shortest = f"{TRAIN_LENGTH}={min(lengths)}"
     say(f"{shortest}: all are measured from the shortest of their training lengths; another can be given")
     return [*overrides, shortest]
-
-
-def check_prompts(text: str, overrides: Sequence[str], probes: Sequence[Probe]) -> None:
-    """Raise `UserError` for an unknown kind of prompts, or one that does not fit the shortest length.
-
-    The model is not loaded.
-    """
-    source = read_source(text)
-    length, _ = _train_length(source, load_config(source), overrides)
-    tokenizer = load_file(TokenizerConfig("file", str(source.tokenizer)))
-    begins = begin_of_text(source) is not None
-    for probe in probes:
-        Prompts(str(probe.prompts), tokenizer, begins).shortest(min(probe.resolved_lengths(length)))
 
 
 @explain_out_of_memory(LESS_MEMORY)
@@ -120,55 +105,45 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     assert about is not None
     source = read_source(about.source + (f"@{about.revision}" if about.revision else ""))
     now = source.identity(config.cache_dir)
-    require(
-        now == about.identity,
-        f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): "
-        f"score it as it is now with `pe-bench eval {about.source}`",
-    )
+    message = f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): score it"
+    require(now == about.identity, f"{message} as it is now with `pe-bench eval {about.source}`")
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data_of(config)
     plans = planner(config, config.eval, data)
     dtype, length = DTYPES[config.eval.precision], config.train.length
     opened = open_checkpoint(source, load_config(source), length, about.begin, dtype, plain=about.plain)
-    require(
-        data.vocab_size <= opened.model.vocab_size,
-        f"the tokenizer of {source.name} has {data.vocab_size} tokens and its model "
-        f"{opened.model.vocab_size}: give a folder whose files are of one checkpoint",
-    )
+    sizes = data.vocab_size, opened.model.vocab_size
+    message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"
+    require(sizes[0] <= sizes[1], f"{message} whose files are of one checkpoint")
     layers = opened.size.n_layers - len(opened.model.fixed)
-    architecture = type(load_config(source)).__name__.removesuffix("Config")
-    about = replace(about, layers=layers, architecture=architecture)
+    about = replace(about, layers=layers, architecture=opened.architecture)
     config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
     facts = {"checkpoint": about.identity, "length": length, "data": data.hash, "plain": about.plain}
     setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     name, label = opened.size.name, EncodingSpec(config.encoding).label
     say(f"{name}: {label}, trained at {length:,} tokens ({about.train_length_from})")
-    if opened.difference is None:
-        say(f"{name}: keeps transformers' attention, without the window control and --with")
-    else:
-        say(f"{name}: logits equal transformers' own to {opened.difference:.1g} of the largest")
+    equal = f"logits equal transformers' own to {opened.difference or 0:.1g} of the largest"
+    plainly = "keeps transformers' attention, without the window control and --with"
+    say(f"{name}: {plainly if opened.difference is None else equal}")
     folder = runs_folder(Path(config.results_dir)) / f"hf-{source.name}-{setting}"
     return Job(config, folder, setting, label, label, device, dtype, threads, data, opened.model), plans
 
 
-def _check_overrides(overrides: Sequence[str], *, has_text: bool) -> None:
-    keys = SCORING_KEYS if has_text else SCORING_KEYS[1:]
+def _check_keys(overrides: Sequence[Override], *, has_text: bool) -> None:
+    """Raise `UserError` for a key that says something else than what to score, on which text and where."""
+    usable = SCORING_KEYS if has_text else SCORING_KEYS[1:]
     brings = "its own model, encoding and tokenizer" + ("" if has_text else ", and with --task its own text")
-    for text in overrides:
-        key = parse_override(text).key.lstrip("+~")
-        message = f"{text} has no effect on a checkpoint, which brings {brings}"
-        way_out = f"change {', '.join(keys[:-3])} or {TRAIN_LENGTH}"
-        require(key.split(".")[0] in keys or key == TRAIN_LENGTH, f"{message}: {way_out}")
+    for override in overrides:
+        message = (
+            f"{override} has no effect on a checkpoint, which brings {brings}: change {', '.join(usable)}"
+        )
+        is_usable = override.section in usable or override.key == TRAIN_LENGTH
+        require(is_usable, f"{message} or {TRAIN_LENGTH}")
 
 
-def _train_length(source: Source, config: Any, overrides: Sequence[str]) -> tuple[int, str]:
+def _train_length(source: Source) -> tuple[int, str]:
     """Return the length that the checkpoint was trained at, and who says so."""
-    for override in map(parse_override, overrides):
-        if override.key == TRAIN_LENGTH:
-            length = override.value or ""
-            require(length.isdecimal(), f"{TRAIN_LENGTH}={length} is not a whole number")
-            return int(length), "the command"
-    stated = train_length_of(config)
+    stated = train_length_of(load_config(source))
     if stated is None:
         what = f"the configuration of {source.name} does not say at what length it was trained"
         raise UserError(f"{what}: say {TRAIN_LENGTH}=N, in tokens")

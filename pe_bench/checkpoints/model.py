@@ -15,7 +15,7 @@ from torch.nn import functional
 from pe_bench.checkpoints.attention import PassMask, PassState
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.compose import Composition
-from pe_bench.errors import require
+from pe_bench.errors import RunError, first_line, require
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
@@ -30,23 +30,24 @@ class CheckpointModel(LanguageModel):
     state: what our attention reads; None for a model with its own. fixed: the encodings of layers
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
     the model's own rotation is undone. begin: the first token of each window. max_positions: the
-    size of a table of positions, if it has one. reads_beside_attention: tokens also affect each
-    other outside attention.
+    size of a table of positions, if it has one.
     """
 
-    def __init__(self, model: Any, encoding: Composition, n_layers: int, begin: int | None = None) -> None:
+    state: PassState | None = None
+    masks: Sequence[PassMask | None] = ()
+    is_neutral: bool = True
+    max_positions: int | None = None
+
+    def __init__(
+        self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: int | None = None
+    ) -> None:
         super().__init__()
-        self.causal = model
-        self.begin = begin
+        self.causal, self.encoding, self.n_layers = model, encoding, n_layers
+        self.train_length, self.begin = train_length, begin
         self.takes_positions = "position_ids" in inspect.signature(self.trunk.forward).parameters
-        self.max_positions: int | None = None
-        self.reads_beside_attention = False
-        self.encoding, self.n_layers = encoding, n_layers
         self.vocab_size = model.get_input_embeddings().weight.shape[0]
-        self.state: PassState | None = None
         self.fixed: dict[int, LayerEncoding] = {}
-        self.masks: Sequence[PassMask | None] = ()
-        self.is_neutral = True
+        self.eval()  # it is never trained here
 
     def with_encoding(self, encoding: Composition) -> Self:
         parts: list[Any] = [encoding.base, *encoding.modifiers.values()]
@@ -69,37 +70,33 @@ class CheckpointModel(LanguageModel):
         """
         if self.begin is not None:
             tokens_BT = torch.cat([torch.full_like(tokens_BT[:, :1], self.begin), tokens_BT[:, 1:]], 1)
-        if self.max_positions is not None and int(ids.max()) >= self.max_positions:
-            raise LengthError(
-                f"position {int(ids.max())} is past the model's table of {self.max_positions} positions"
-            )
+        last = int(ids.max())
+        if self.max_positions is not None and last >= self.max_positions:
+            raise LengthError(f"position {last} is past the model's table of {self.max_positions} positions")
         arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
         if self.takes_positions:
-            arguments["position_ids"] = (ids if ids.dim() == 2 else ids.unsqueeze(0)).expand(
-                len(tokens_BT), -1
-            )
+            arguments["position_ids"] = (ids if ids.dim() == 2 else ids[None]).expand(len(tokens_BT), -1)
         if self.state is not None:
-            layers = [self.fixed.get(n) or self.encoding.layer(n) for n in range(self.n_layers)]
-            self.state.layers, self.state.ids, self.state.window = layers, ids, window
-            self.state.is_neutral = self.is_neutral
+            self.state.layers = [self.fixed.get(n) or self.encoding.layer(n) for n in range(self.n_layers)]
+            self.state.ids, self.state.window, self.state.is_neutral = ids, window, self.is_neutral
         try:
             return self.trunk(**arguments)[0][:, first:]
-        except (IndexError, RuntimeError) as error:  # past a table's end, or from the model's own attention
-            is_of_length = isinstance(error, IndexError) or self.state is None
-            if is_out_of_memory(error) or not is_of_length:
+        except (IndexError, RuntimeError) as error:
+            if is_out_of_memory(error):
                 raise
-            raise LengthError(f"the model cannot compute position {int(ids.max())}: {error}") from error
+            # At a length that it was trained at, the length is not the reason.
+            kind = LengthError if last >= self.train_length else RunError
+            raise kind(f"the model cannot compute position {last}: {first_line(error)}") from error
         finally:
             if self.state is not None:
-                self.state.end()
+                self.state.is_neutral = False
 
     def find_table(self, length: int) -> None:
-        """Find whether a table of positions ends at the length that the configuration states."""
-        if self.takes_positions:  # the end of any other table shows only past it
-            try:
-                self.hidden(torch.zeros(1, 2, dtype=torch.long), torch.tensor([length - 1, length]))
-            except (LengthError, RuntimeError):
-                self.max_positions = length
+        """Find whether a table of positions ends at a length."""
+        try:
+            self.hidden(torch.zeros(1, 2, dtype=torch.long), torch.tensor([length - 1, length]))
+        except (LengthError, RunError):
+            self.max_positions = length
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
@@ -114,7 +111,7 @@ class CheckpointModel(LanguageModel):
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return [B, T, V], by all that the model does to the output of its last layer."""
         trunk = self.trunk
-        trunk.forward = lambda *_, **__: _Hidden(hidden_BTD)
+        trunk.forward = lambda *_, **__: _Hidden((hidden_BTD,))
         try:
             tokens = torch.zeros(hidden_BTD.shape[:2], dtype=torch.long, device=hidden_BTD.device)
             return self.causal(input_ids=tokens, use_cache=False).logits
@@ -126,7 +123,7 @@ class CheckpointModel(LanguageModel):
             return "the model keeps its own attention, which cannot be limited to a window"
         if control == "window" and self.masks and not any(sees_all(mask, length) for mask in self.masks):
             return "the model is windowed itself"
-        if control == "window" and self.reads_beside_attention:
+        if control == "window" and any(isinstance(part, nn.Conv1d) for part in self.causal.modules()):
             return "the model reads tokens beside its attention too, which a window does not limit"
         if control == "offset" and not self.takes_positions:
             return "the model takes no position ids"
@@ -137,30 +134,16 @@ class CheckpointModel(LanguageModel):
         """Return the part of the model that makes the hidden states."""
         return self.causal.get_decoder()
 
-    @property
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.causal.parameters())
-
-    def train(self, mode: bool = True) -> Self:
-        """Keep the checkpoint as it is: it is never trained here, and has no dropout."""
-        return self
-
 
 def sees_all(mask: PassMask | None, length: int) -> bool:
     return mask is None or mask.is_causal or mask.count(length) == length
 
 
-class _Hidden:
+class _Hidden(tuple[Tensor]):
     """The output of a model's last layer in the place of all that the layers return."""
 
-    def __init__(self, hidden_BTD: Tensor) -> None:
-        self.last_hidden_state = hidden_BTD
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.last_hidden_state if index == 0 else ()
-
-    def __getattr__(self, name: str) -> None:
-        return None
+    def __getattr__(self, name: str) -> Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
 
 
 def split_feedforward(model: nn.Module, tokens: int = FEEDFORWARD_TOKENS) -> None:

@@ -142,7 +142,7 @@ def _is_checkpoint(name: str) -> bool:
 
 def _of_checkpoints(names: Sequence[str], options: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the checkpoints among the names, each with its options, which include the names KEY=VALUE."""
-    from pe_bench.checkpoints.load import check_prompts, with_one_length
+    from pe_bench.checkpoints.load import with_one_length
     from pe_bench.scored import read_probe
 
     checkpoints = list(dict.fromkeys(filter(_is_checkpoint, names)))
@@ -154,8 +154,8 @@ def _of_checkpoints(names: Sequence[str], options: dict[str, Any]) -> list[tuple
         return [(name, options) for name in checkpoints]
     require(len(checkpoints) == 1, f"--task takes one checkpoint at a time, not {', '.join(checkpoints)}")
     each = [{**options, "task": kind.strip()} for kind in options["task"].split(",")]
-    probes = [probe for one in each if (probe := read_probe(one)) is not None]
-    check_prompts(checkpoints[0], options["overrides"], probes)
+    for one in each:
+        read_probe(one)  # all are checked before the first is scored
     return [(checkpoints[0], one) for one in each]
 
 

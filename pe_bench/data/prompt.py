@@ -17,7 +17,6 @@ import numpy as np
 from pe_bench.data.tasks import Example
 from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.errors import UserError
-from pe_bench.values import unknown
 
 FORMAT = 1  # of all prompts: raise it when they change for an equal seed
 STREAM = 0x7A5E  # of random numbers, different from those of tasks
@@ -39,10 +38,6 @@ class Prompts:
     name: str
     tokenizer: Tokenizer
     begins: bool
-
-    def __post_init__(self) -> None:
-        if self.name not in KINDS:
-            raise UserError(unknown(self.name, "--task", KINDS))
 
     @property
     def hash(self) -> str:

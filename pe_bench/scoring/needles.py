@@ -30,13 +30,14 @@ from torch import Tensor
 
 from pe_bench.config.schema import Config, EvalConfig, Half
 from pe_bench.data.packed import Data, Split
+from pe_bench.data.prompt import KINDS
 from pe_bench.errors import require
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, Plan, Window
 from pe_bench.scoring.targets import of_half, target_blocks
-from pe_bench.values import Range
+from pe_bench.values import Range, unknown
 
 SPAN, CUE = 32, 16
 ANSWER = SPAN - CUE
@@ -61,6 +62,10 @@ class Probe:
     depths: int = DEFAULT_DEPTHS
     windows: int = DEFAULT_WINDOWS
     prompts: str | None = None
+
+    def __post_init__(self) -> None:
+        is_known = self.prompts is None or self.prompts in KINDS
+        require(is_known, unknown(str(self.prompts), "--task", KINDS))
 
     def resolved_lengths(self, train_length: int) -> list[int]:
         usual = [times * train_length for times in DEFAULT_TIMES if times * train_length >= MIN_LENGTH]

@@ -10,12 +10,14 @@ import torch
 from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
 from support.commands import Command
 from torch import Tensor
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from pe_bench.checkpoints.attention import NAME
-from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
+from pe_bench.checkpoints.model import split_feedforward
 from pe_bench.checkpoints.opened import Opened
 from pe_bench.encodings.base import LayerEncoding, LengthError
-from pe_bench.errors import UserError
+from pe_bench.errors import RunError, UserError
 
 ENCODINGS = {
     "llama": "rope",
@@ -82,12 +84,9 @@ def test_logits_are_those_of_transformers_and_the_encoding_is_found(
     assert distance(logits, theirs(found, read)) < 1e-5
     assert sorted(found.model.fixed) == FIXED.get(name, [])
     if ENCODINGS[name] not in ("learned", "nope"):  # a rotation that was dropped would show
-        kept, found.model.fixed = (
-            found.model.fixed,
-            dict.fromkeys(range(found.model.n_layers), LayerEncoding()),
-        )
+        fixed, found.model.fixed = found.model.fixed, dict.fromkeys(range(9), LayerEncoding())
         assert distance(ours(found, read), logits) > 1e-2
-        found.model.fixed = kept
+        found.model.fixed = fixed
 
 
 def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Path) -> None:
@@ -145,34 +144,25 @@ def test_nll_is_that_of_the_logits_in_parts(
     found, read = checkpoints["gemma2"], tokens()  # its head caps the logits
     monkeypatch.setattr("pe_bench.checkpoints.model.LOGIT_ELEMENTS", 257 * 7)
     with torch.no_grad():
-        hidden = found.model.hidden(read, torch.arange(LENGTH))[0, :-1]
-        nll = found.model.nll(hidden, read[0, 1:])
-    wanted = torch.nn.functional.cross_entropy(theirs(found, read)[0, :-1], read[0, 1:], reduction="none")
-    assert torch.allclose(nll, wanted, atol=1e-4)
+        nll = found.model.nll(found.model.hidden(read, torch.arange(LENGTH))[0, :-1], read[0, 1:])
+    expected = functional.cross_entropy(theirs(found, read)[0, :-1], read[0, 1:], reduction="none")
+    assert torch.allclose(nll, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_feedforward_layers_take_a_part_of_the_tokens_at_a_time(tmp_path: Path, name: str) -> None:
-    found, read = opened(write_checkpoint(tmp_path / name, name)), tokens()
-    logits = ours(found, read)
+def test_feedforward_layers_take_a_part_of_the_tokens_at_a_time(tmp_path: Path) -> None:
+    found, read = opened(write_checkpoint(tmp_path / "llama", "llama")), tokens()
+    logits, sizes = ours(found, read), []
     split_feedforward(found.model.causal, tokens=16)
-    sizes: list[int] = []
-    modules = found.model.causal.named_modules()
-    linear = next(m for part, m in modules if ".mlp." in part and type(m).__name__ in ("Linear", "Conv1D"))
+    linear = found.model.causal.get_submodule("model.layers.0.mlp.up_proj")
     linear.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[1]))
     assert distance(ours(found, read), logits) < 1e-5
     assert max(sizes) == 16
 
 
+STRETCHED = {"factor": 4.0, "original_max_position_embeddings": TRAIN_LENGTH}
 SCALINGS = {
-    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAIN_LENGTH},
-    "llama3": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": TRAIN_LENGTH,
-    },
+    "yarn": {"rope_type": "yarn", **STRETCHED},
+    "llama3": {"rope_type": "llama3", **STRETCHED, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "rope_pi": {"rope_type": "linear", "factor": 2.0},
     "rope_dynamic_ntk": {"rope_type": "dynamic", "factor": 2.0},
     "p_rope": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
@@ -181,68 +171,67 @@ SCALINGS = {
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_a_scaling_of_the_configuration_is_ours(tmp_path: Path, name: str) -> None:
-    parameters = {"rope_theta": 10_000.0, **SCALINGS[name]}
     length = 64 if name == "rope_dynamic_ntk" else TRAIN_LENGTH  # it is plain up to there
-    folder = write_checkpoint(
-        tmp_path / "llama", "llama", rope_parameters=parameters, max_position_embeddings=length
-    )
-    found = opened(folder)
-    assert found.encoding["name"] == name
-    assert found.model.is_neutral
-    read = tokens(100)
+    changes = {"rope_parameters": {"rope_theta": 10_000.0, **SCALINGS[name]}}
+    folder = write_checkpoint(tmp_path / "llama", "llama", max_position_embeddings=length, **changes)
+    found, read = opened(folder), tokens(100)
+    assert found.encoding["name"] == name and found.model.is_neutral
     assert distance(ours(found, read), theirs(found, read)) < 1e-4
 
 
-def test_a_layer_that_computes_something_else_is_refused_with_both_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def scaled(forward: Any, *given: Any, **named: Any) -> Any:
+    attended, weights = forward(*given, **named)
+    is_ours = given[0].config._attn_implementation == NAME
+    return attended * (1.01 if is_ours else 1), weights
+
+
+def with_bias(forward: Any, *given: Any, **named: Any) -> Any:
+    return forward(*given, **named, position_bias=torch.zeros(1))
+
+
+def without_kernel(forward: Any, *given: Any, **named: Any) -> Any:
+    raise ImportError("it needs a package")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (scaled, r"differ .* by [\d.e-]+ of [\d.]+ .*and .* is allowed; --plain"),
+        (with_bias, "LlamaAttention hands position_bias to its attention"),
+        (without_kernel, r"cannot be run as its config.json describes it \(it needs a package"),
+    ],
+)
+def test_a_layer_that_computes_something_else_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, message: str
 ) -> None:
-    hidden = CheckpointModel.hidden
-    monkeypatch.setattr(CheckpointModel, "hidden", lambda *given, **named: hidden(*given, **named) * 1.01)
-    with pytest.raises(UserError, match=r"differ .* by [\d.e-]+ of [\d.]+ .*and .* is allowed; --plain"):
+    forward = LlamaAttention.forward
+    monkeypatch.setattr(LlamaAttention, "forward", lambda *given, **named: change(forward, *given, **named))
+    with pytest.raises(UserError, match=message):
         opened(write_checkpoint(tmp_path / "llama", "llama"))
 
 
-def test_an_argument_that_is_not_known_is_refused_by_its_name(
+def test_an_error_of_a_plain_model_is_undefined_only_past_its_training_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from transformers.models.llama import modeling_llama
+    found = opened(write_checkpoint(tmp_path / "llama", "llama"), plain=True)
 
-    forward = modeling_llama.LlamaAttention.forward
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no such kernel")
 
-    def with_bias(self: Any, *given: Any, **named: Any) -> Any:
-        return forward(self, *given, **named, position_bias=torch.zeros(1))
-
-    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", with_bias)
-    with pytest.raises(UserError, match="LlamaAttention hands position_bias to its attention"):
-        opened(write_checkpoint(tmp_path / "llama", "llama"))
-
-
-def test_a_model_that_cannot_be_run_is_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers.models.llama import modeling_llama
-
-    def without_kernel(*given: Any, **named: Any) -> Any:
-        raise ImportError("it needs a package")
-
-    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", without_kernel)
-    with pytest.raises(
-        UserError, match=r"cannot be run as its config.json describes it \(it needs a package"
-    ):
-        opened(write_checkpoint(tmp_path / "llama", "llama"))
+    monkeypatch.setattr(LlamaAttention, "forward", fail)
+    for length, kind in ((TRAIN_LENGTH, RunError), (TRAIN_LENGTH + 1, LengthError)):
+        with pytest.raises(kind, match=f"cannot compute position {length - 1}: no such kernel"):
+            ours(found, tokens(length))
 
 
 @pytest.mark.parametrize("name", ["bloom", "falcon", "mamba"])
 def test_a_model_without_the_interface_is_scored_as_it_is(tmp_path: Path, name: str) -> None:
-    found = opened(write_checkpoint(tmp_path / name, name))
-    assert found.difference is None
-    assert found.encoding["name"] == "as_is"
+    found, read = opened(write_checkpoint(tmp_path / name, name)), tokens()
+    assert (found.difference, found.encoding["name"]) == (None, "as_is")
     assert "keeps its own attention" in found.model.control_refusal("window", 64)
     assert found.model.control_refusal("swap", 64) == ""
-    read = tokens()
     with torch.no_grad():
-        wanted = found.model.causal(input_ids=read, use_cache=False).logits
-    assert distance(ours(found, read), wanted) < 1e-5
+        assert distance(ours(found, read), found.model.causal(read, use_cache=False).logits) < 1e-5
 
 
 def test_a_model_that_reads_later_tokens_is_refused(tmp_path: Path) -> None:

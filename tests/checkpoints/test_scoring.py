@@ -183,7 +183,7 @@ def test_what_a_checkpoint_cannot_take_is_refused(tmp_path: Path, score: Command
         (["--with", "alibi"], "alibi works on weights of no other encoding"),
         (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
         (["--with", "randomized", "--force"], "needs ids"),
-        (["train.length=x"], "train.length=x is not a whole number"),
+        (["train.length=x"], "train.length must be a whole number"),
         (["--key-tokens-of", "rope"], "key_tokens_of is for a run: leave it out"),
     ):
         done = score("llama", "--lengths", "64", *arguments)

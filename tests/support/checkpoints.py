@@ -78,7 +78,7 @@ def write_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: 
 def opened(
     folder: Path, *, plain: bool = False, begin: int | None = None, is_checked: bool = False
 ) -> Opened:
-    source = read_source(f"hf:{folder}") if is_checked else Source(str(folder), folder)
+    source = read_source(f"hf:{folder}") if is_checked else Source(f"hf:{folder}", folder)
     config = load_config(source)
     found = train_length_of(config)
     length = found[0] if found else TRAIN_LENGTH
