@@ -17,15 +17,24 @@ from torch import Tensor
 from pe_bench.checkpoints.source import quiet
 from pe_bench.config.schema import Config
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.scalings.longrope import longrope_attention_factor
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.rotary.p_rope import PRoPE
+from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.encodings.scalings.llama3 import Llama3
+from pe_bench.encodings.scalings.longrope import LongRoPE, longrope_attention_factor
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.scalings.rope_ntk import RopeNTK
+from pe_bench.encodings.scalings.rope_pi import RopePI
+from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, require
 from pe_bench.model.decoder import Decoder
 
-ROTATIONS = ("rope", "p_rope", "rope_pi", "rope_ntk", "rope_dynamic_ntk", "yarn", "llama3", "longrope")
+ROTATIONS = (RoPE, PRoPE, RopePI, RopeNTK, RopeDynamicNTK, YaRN, Llama3, LongRoPE)
 EXPORTED = (
-    f"{', '.join(ROTATIONS)} and nope, each also with the modifier sliding_window; smollm3, cohere2, and "
-    "local_global of one rotation and nope"
+    "rope, p_rope, nope, rope_pi, rope_ntk, rope_dynamic_ntk, yarn, llama3 and longrope, each also with the "
+    "modifier sliding_window; smollm3, cohere2, and local_global of one rotation and nope"
 )
 NO_MODEL = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED}"
 MAX_DIFFERENCE = 1e-4  # of logits, over the largest
@@ -55,12 +64,12 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
     parts = [getattr(layer, "parts", (layer,)) for layer in layers]
     of_model = [model.encoding.base, *model.encoding.modifiers.values()]
     flat = [part for of_layer in parts for part in of_layer]
-    is_known = all(_kind(part) in ("sliding_window", "nope", *ROTATIONS) for part in flat)
+    is_known = all(type(part) in (SlidingWindow, NoPE, *ROTATIONS) for part in flat)
     is_known &= not any(part.overrides(hook) for part in of_model for hook in ("ids", "embed"))
-    windows = [next((part.window for part in each if _kind(part) == "sliding_window"), 0) for each in parts]
-    rotating = [part for part in flat if _kind(part) in ROTATIONS]
+    windows = [next((part.window for part in each if isinstance(part, SlidingWindow)), 0) for each in parts]
+    rotating = [part for part in flat if type(part) in ROTATIONS]
     # Layers share one rotation, or have RoPE of the same frequencies.
-    ropes = [part for part in rotating if _kind(part) == "rope"]
+    ropes = [part for part in rotating if type(part) is RoPE]
     alike = {(part.layout, *part.frequencies.tolist()) for part in ropes} | {*rotating} - {*ropes}
     is_known &= len(alike) < 2 and len({*windows} - {0}) < 2
     require(is_known, NO_MODEL.format(spec.label))
@@ -109,44 +118,38 @@ def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dic
     holders = [each for each in spec.parts if each.encoding_class is type(part)]
     options = {"train_length": train_length, "factor": 1.0, **(holders or [spec.base])[0].options}
     message = f"{spec.label} rotates a part of each head, and no exported model can"
-    require(options.get("fraction", 1.0) == 1 or _kind(part) == "p_rope", message)
+    require(options.get("fraction", 1.0) == 1 or isinstance(part, PRoPE), message)
     message = f"{spec.label} has another factor in each window, and a checkpoint has one: train with "
     require(options["factor"] is not None, message + "encoding.factor=N")
-    return {"rope_theta": options.get("base", 10_000.0), **_parameters(_kind(part), options)}
+    return {"rope_theta": options.get("base", 10_000.0), **_parameters(part, options)}
 
 
-def _kind(part: LayerEncoding) -> str:
-    """Return the name of an encoding of ours; empty for any other."""
-    package, _, name = type(part).__module__.rpartition(".")
-    return name if package.startswith("pe_bench.encodings") else ""
-
-
-def _parameters(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what transformers calls a rotation of ours, with its options there."""
     factor, width = options["factor"], options.get("d_head", 0)
     stretched = {"factor": factor, "original_max_position_embeddings": options["train_length"]}
-    match kind:
-        case "p_rope":
+    match part:
+        case PRoPE():
             return {"rope_type": "proportional", "partial_rotary_factor": options["fraction"]}
-        case "rope_pi" | "rope_dynamic_ntk":
-            return {"rope_type": "linear" if kind == "rope_pi" else "dynamic", "factor": factor}
-        case "rope_ntk":
+        case RopePI() | RopeDynamicNTK():
+            return {"rope_type": "linear" if isinstance(part, RopePI) else "dynamic", "factor": factor}
+        case RopeNTK():
             base = options["base"] * factor ** (width / (width - 2))
             return {"rope_type": "default", "rope_theta": base}
-        case "yarn":
+        case YaRN():
             message = "transformers has no yarn with ramp=turns: train with ramp=index or ramp=exact"
             require(options["ramp"] != "turns", message)
             names = ("beta_fast", "beta_slow", "attention_factor")
             same = {name: options[name] for name in names if options[name]}
-            return {"rope_type": kind, **stretched, **same, "truncate": options["ramp"] == "index"}
-        case "llama3":
+            return {"rope_type": "yarn", **stretched, **same, "truncate": options["ramp"] == "index"}
+        case Llama3():
             ends = {f"{end}_freq_factor": options[f"{end}_frequency_factor"] for end in ("low", "high")}
-            return {"rope_type": kind, **stretched, **ends}
-        case "longrope":
+            return {"rope_type": "llama3", **stretched, **ends}
+        case LongRoPE():
             short = options["short_factors"] or [1.0] * (width // 2)
             factors = {"long_factor": options["long_factors"], "short_factor": short}
             attention = longrope_attention_factor(factor, options["train_length"])
-            return {"rope_type": kind, **stretched, **factors, "attention_factor": attention}
+            return {"rope_type": "longrope", **stretched, **factors, "attention_factor": attention}
     return {"rope_type": "default"}
 
 
