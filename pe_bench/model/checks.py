@@ -4,7 +4,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -119,37 +118,28 @@ def user_code_errors(
 def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str | None:
     """Return `FILE:LINE: AttributeError: ...` for an error in a user's code, None for any other.
 
-    Where one of `encodings` is a user's, errors of pe-bench's code are blamed on what its hooks returned, or
-    on their parameters.
-    """
-    where, described = user_code_line(error, *encodings), f"{type(error).__name__}: {first_line(error)}"
-    if where is not None:
-        return f"{where}: {described}"
-    file = next((module.__file__ for module in _users_modules(encodings)), None)
-    if file is None or isinstance(error, (UserError, RunError, OSError)):
-        return None
-    return f"{file}: a hook cannot be used: {described}"
-
-
-def user_code_line(error: BaseException, *encodings: nn.Module) -> str | None:
-    """Return the innermost line of users' code in the traceback.
-
     Users' code is what was loaded from a file, and the modules of those of `encodings` that are not
-    pe-bench's.
+    pe-bench's. Where one of these is a user's, errors of pe-bench's code are blamed on what its hooks
+    returned, or on their parameters.
     """
-    files = [module for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
-    names = {module.__file__ for module in [*files, *_users_modules(encodings)]}
-    frames = reversed(traceback.extract_tb(error.__traceback__))
-    return next((f"{frame.filename}:{frame.lineno}" for frame in frames if frame.filename in names), None)
+    described = f"{type(error).__name__}: {first_line(error)}"
+    loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
+    files = _users_files(encodings)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in (*loaded, *files):
+            return f"{frame.filename}:{frame.lineno}: {described}"
+    if not files or isinstance(error, (UserError, RunError, OSError)):
+        return None
+    return f"{files[0]}: a hook cannot be used: {described}"
 
 
 def is_users_own(encoding: nn.Module) -> bool:
     """Return whether any part of an encoding is a user's."""
-    return bool(_users_modules([encoding]))
+    return bool(_users_files([encoding]))
 
 
-def _users_modules(encodings: Sequence[nn.Module]) -> list[ModuleType]:
-    """Return the modules of the classes of encodings that are not pe-bench's own."""
+def _users_files(encodings: Sequence[nn.Module]) -> list[str | None]:
+    """Return the files of the classes of encodings that are not pe-bench's own."""
     parts = [type(part) for encoding in encodings for part in encoding.modules()]
     names = [part.__module__ for part in parts if issubclass(part, (LayerEncoding, PositionalEncoding))]
-    return [sys.modules[name] for name in dict.fromkeys(names) if name.partition(".")[0] != "pe_bench"]
+    return [sys.modules[name].__file__ for name in dict.fromkeys(names) if not name.startswith("pe_bench.")]

@@ -205,20 +205,17 @@ class Decoder(LanguageModel):
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Do as `LanguageModel.ends`; in every layer, first tokens are computed once for the C windows."""
+        if ids.dim() == 2:  # of each window, which may differ in its first tokens too
+            return super().ends(tokens_BCT, ids, first)
         count = tokens_BCT.shape[1]
         whole_BTD = self.embed(tokens_BCT.flatten(0, 1), ids)
-        shared_ids = ids if ids.dim() == 1 else ids[::count]
-        if ids.dim() == 2 and not torch.equal(
-            ids[:, :first], shared_ids[:, :first].repeat_interleave(count, 0)
-        ):
-            return self.layers(whole_BTD, ids, None, first)
         shared_BTD, end_BTD = whole_BTD[::count], whole_BTD[:, first:]
         for number, block in enumerate(self.blocks):
             layer = self.encoding.layer(number)
             before_BTD = shared_BTD[:, :first].repeat_interleave(count, 0)
             end_BTD = block(torch.cat([before_BTD, end_BTD], 1), layer, ids, None, first)
             if number < len(self.blocks) - 1:
-                shared_BTD = block(shared_BTD, layer, shared_ids, None)
+                shared_BTD = block(shared_BTD, layer, ids, None)
         return self.norm(end_BTD)
 
     def with_encoding(self, encoding: Composition) -> Self:

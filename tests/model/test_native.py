@@ -168,9 +168,9 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Half precision takes the kernel, with these tiles."""
     if request.param == "emulated":
         library = request.getfixturevalue("emulated_library")
-        monkeypatch.setattr(native, "usable_tiled_kernel", lambda: build.Kernel(library, "emulated"))
-    elif native.usable_tiled_kernel().library is None:
-        pytest.skip(native.usable_tiled_kernel().description)
+        monkeypatch.setattr(native, "usable_kernel", lambda *_: build.Kernel(library, "emulated"))
+    elif native.usable_kernel(torch.bfloat16).library is None:
+        pytest.skip(native.usable_kernel(torch.bfloat16).description)
 
 
 @here

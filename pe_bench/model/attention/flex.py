@@ -22,7 +22,6 @@ from pe_bench.model.attention.fused import can_tabulate, distance_table, scale_q
 from pe_bench.model.attention.reference import (
     precise,
     project,
-    ranges_in,
     share_of_keys,
     slice_tokens,
     visible_keys,
@@ -187,7 +186,7 @@ def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
 def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
     """Return the mask that `visible` gives the reference, whatever it is: mixed blocks are tiles.
 
-    Queries are taken in chunks, with the keys that are in their `ranges`: never all pairs at once.
+    Queries are taken in chunks: never all pairs at once.
     """
     tokens, device = queries.x.shape[-2], queries.x.device
     blocks = _blocks(tokens)
@@ -221,18 +220,9 @@ def _visible_rows(
     encoding: LayerEncoding, queries: Side, keys: Side, window: int | None, start: int, stop: int
 ) -> Tensor:
     """Return which keys these queries see [1 or H, Q, N], in whole blocks: what no text fills is hidden."""
-    tokens = queries.x.shape[-2]
-    parts = []
-    for one in ranges_in(encoding, start, stop, window):
-        some_queries, some_keys = slice_tokens(queries, start, stop), slice_tokens(keys, one.start, one.stop)
-        visible = visible_keys(encoding, some_queries, some_keys, window)
-        parts.append((one, visible if visible.dim() == 3 else visible.unsqueeze(0)))
-    heads = max((visible.shape[0] for _, visible in parts), default=1)
-    shape = heads, BLOCK * _blocks(stop - start), BLOCK * _blocks(tokens)
-    rows = torch.zeros(shape, dtype=torch.bool, device=queries.x.device)
-    for one, visible in parts:
-        rows[:, : stop - start, one.start : one.stop] = visible
-    return rows
+    visible = visible_keys(encoding, slice_tokens(queries, start, stop), keys, window)
+    rows = visible if visible.dim() == 3 else visible.unsqueeze(0)
+    return functional.pad(rows, (0, -rows.shape[2] % BLOCK, 0, -rows.shape[1] % BLOCK))
 
 
 def _blocked(some: Tensor, full: Tensor, seen: Seen, tokens: int) -> BlockMask:

@@ -25,13 +25,7 @@ def fused_attention(
     """Serve encodings with `transform`, `logit_scale` and `null_logit` alone."""
     queries, keys = project(encoding, x, q, k, position)
     scaled, null = scale_queries(encoding, queries), encoding.null_logit(queries)
-    scale = 1 / math.sqrt(q.shape[-1])
-    if torch.is_grad_enabled() or scaled.shape[-1] <= v.shape[-1]:
-        return fused(scaled, keys.x, v, None, scale, null)
-    # Padded values would take as much memory as the widened keys: those of one head at a time do not.
-    nulls = [None] * q.shape[1] if null is None else null.expand(*q.shape[:-1], 1).split(1, 1)
-    heads = zip(scaled.split(1, 1), keys.x.split(1, 1), v.split(1, 1), nulls, strict=True)
-    return torch.cat([fused(*qkv, mask=None, scale=scale, null=of_head) for *qkv, of_head in heads], 1)
+    return fused(scaled, keys.x, v, None, 1 / math.sqrt(q.shape[-1]), null)
 
 
 def fused(

@@ -34,7 +34,7 @@ def native_attention(
     queries, keys = project(encoding, x, q, k, position)
     table = distance_table(encoding, q)
     table = table.float() if table is not None else None
-    tiled = v.dtype == torch.bfloat16 and usable_tiled_kernel().library is not None
+    tiled = v.dtype == torch.bfloat16 and usable_kernel(torch.bfloat16).library is not None
     dtype = torch.bfloat16 if tiled else torch.float32
     scaled_q = scale_queries(encoding, queries).to(dtype)
     scale = 1 / math.sqrt(q.shape[-1])
@@ -76,22 +76,16 @@ def causal_attention(
 
 
 @functools.cache
-def usable_kernel() -> build.Kernel:
-    """Return the kernel, if it is here and computes what it should on this processor; else why not."""
-    return _tried(build.kernel(), torch.float32)
-
-
-@functools.cache
-def usable_tiled_kernel() -> build.Kernel:
-    """Return the bfloat16 kernel, if it is here and computes what it should on this CPU; else why not."""
-    return _tried(build.tiled_kernel(), torch.bfloat16)
+def usable_kernel(dtype: torch.dtype = torch.float32) -> build.Kernel:
+    """Return the kernel of a type, if it is here and computes what it should on this CPU; else why not."""
+    return _tried(build.tiled_kernel() if dtype == torch.bfloat16 else build.kernel(), dtype)
 
 
 def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
     """Describe what computes attention in training on a device. Our kernel is compiled for this CPU."""
     if device.type != "cpu":
         return "PyTorch's fused kernels and FlexAttention"
-    kernels = [usable_kernel()] if dtype == torch.float32 else [usable_kernel(), usable_tiled_kernel()]
+    kernels = [usable_kernel()] if dtype == torch.float32 else [usable_kernel(), usable_kernel(dtype)]
     has_ours = kernels[0].library is not None
     ours = "pe-bench's kernel" if has_ours else "PyTorch's fused kernels and the reference"
     return f"{ours} ({'; '.join(kernel.description for kernel in kernels)})"
@@ -107,7 +101,7 @@ def _tried(kernel: build.Kernel, dtype: torch.dtype) -> build.Kernel:
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
-    library = (usable_tiled_kernel if dtype == torch.bfloat16 else usable_kernel)().library
+    library = usable_kernel(dtype).library
     assert library is not None
     return library
 
