@@ -140,9 +140,8 @@ def test_the_value_that_is_asked_for_stands_beside_its_key_alone(size: int) -> N
     assert question.endswith(f"The value of {asked} is")
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_variables_are_those_that_lead_to_the_number(seed: int) -> None:
-    question, answers = vt(generator(seed), 40)
+def test_variables_are_those_that_lead_to_the_number() -> None:
+    question, answers = vt(generator(), 40)
     text, [number] = question.split("\n\n")[1], re.findall(r"value (\d+),", question.split("\n\n")[1])
     values: dict[str, str] = {}
     for name, value in re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", text):
@@ -152,13 +151,12 @@ def test_variables_are_those_that_lead_to_the_number(seed: int) -> None:
     assert text.count(". ") + 1 == 40 + len(answers)
 
 
-@pytest.mark.parametrize("size", [100, 1_000, 20_000])
+@pytest.mark.parametrize("size", [100, 20_000])
 def test_frequent_words_are_the_most_frequent_in_their_order(size: int) -> None:
     question, answers = fwe(generator(), size)
     counts = Counter(question.split("\n")[0].split())
     (dots, most), *words = counts.most_common(5)
-    assert counts.total() == size
-    assert dots == "..."
+    assert (counts.total(), dots) == (size, "...")
     assert most / size == pytest.approx(6 / np.pi**2, abs=0.005)
     assert tuple(word for word, _ in words[:3]) == answers
     assert len({count for _, count in words[:4]}) == 4  # no tie

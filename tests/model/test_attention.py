@@ -138,25 +138,6 @@ def test_a_class_that_changes_a_hook_does_not_inherit_the_faster_form_of_the_old
             assert worst(attention(encoding, *arguments), reference_attention(encoding, *arguments)) < 1e-6
 
 
-def test_columns_of_a_composition_are_the_sum_of_its_biases_and_no_bias_is_left_out() -> None:
-    class MoreColumns(LayerEncoding):
-        """A second low-rank bias: -j / 10."""
-
-        def bias(self, queries: Side, keys: Side) -> Tensor:
-            return (-keys.index / 10).expand(H, len(queries.index), -1)
-
-        def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-            ones = torch.ones(len(queries.index), 1)
-            return ones.expand(2, H, -1, -1), (-keys.index[:, None] / 10).expand(2, H, -1, -1)
-
-    inputs, position = layer_inputs(9), torch.arange(9)
-    alone = reference_attention(made("columns"), *inputs, position)
-    for encoding in (made("columns", MoreColumns), made("columns and a slope")):
-        exact = output_and_gradients(reference_attention, encoding, inputs, position)
-        assert largest_error(output_and_gradients(attention, encoding, inputs, position), exact) < 1e-6
-        assert worst(exact[0], alone) > 1e-3
-
-
 # Which path is taken
 
 NATIVE, FUSED, CHUNK, FLEX, REFERENCE = "native", "fused", "fused chunk", "fused flex", "reference"
@@ -217,9 +198,6 @@ def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: p
     assert {name: row[1] for name, row in taken().items()} == {name: row[2] for name, row in TAKEN.items()}
 
 
-# Ranges of keys
-
-
 # Long texts, and half precision
 
 
@@ -235,9 +213,6 @@ def test_in_a_model_that_is_autocast_no_error_is_larger_than_the_references(
         found = attention(encoding, *inputs, torch.arange(61))
         theirs = reference_attention(encoding, *inputs, torch.arange(61))
     assert found.dtype == torch.bfloat16 and worst(found, exact) <= worst(theirs, exact)
-
-
-# Parts of paths
 
 
 # Sums along a row, which end where the keys before no longer matter

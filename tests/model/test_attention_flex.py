@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support.attending import (
-    HIDING,
     SCORING,
     H,
     K,
@@ -32,15 +31,16 @@ torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
 BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 BLOCKS += ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
+MASKED = ("a window", "strides of heads")
 SERVED = [
     name
-    for name in {**HIDING, **SCORING}
+    for name in (*MASKED, *SCORING)
     if can_flex(made(name), layer_inputs(5, torch.float32)[1], torch.arange(5))
 ]
 
 
 def test_flex_attention_is_the_reference() -> None:
-    assert {"a slope", "buckets", "columns", "a window", "strides of heads", "a sink"} <= {*SERVED}
+    assert {"a slope", "buckets", "columns", *MASKED, "a sink"} <= {*SERVED}
     windowed = ("a slope", "columns", "a window", "a sink")
     for name, window in [*((name, None) for name in SERVED), *((name, 20) for name in windowed)]:
         arguments = (*layer_inputs(130), torch.arange(130), window)
@@ -50,9 +50,7 @@ def test_flex_attention_is_the_reference() -> None:
             assert worst(fast, reference_attention(encoding, *arguments)) < 1e-6, name
 
 
-@pytest.mark.parametrize(
-    "name", ["a slope", "buckets", "columns", "columns and a rotation", "a window", "a sink"]
-)
+@pytest.mark.parametrize("name", ["buckets", "columns and a rotation", "a window", "a sink"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which the compiler looks at
 def test_gradients_are_those_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a CPU the backward pass is there, and refused for being slow.
@@ -87,19 +85,11 @@ def shown(mask: BlockMask, tokens: int) -> Tensor:
     return mask.mask_mod(torch.zeros(()), *indices).expand(H, tokens, tokens)
 
 
-@pytest.mark.parametrize("tokens", [1, 130, 300])
+@pytest.mark.parametrize("tokens", [1, 300])
 def test_masks_hold_what_is_visible_and_nothing_else(tokens: int) -> None:
     for encoding in (
-        SlidingWindow(37),
-        SlidingWindow(200),
-        Chunks(50),
-        Chunks(BLOCK),
-        Streaming(K, cache=40),
-        StickBreaking(),
-        NoPE(),
-        Strided(),
-        WindowOfEachHead(),
-        made("a window within chunks"),
+        *(SlidingWindow(200), Chunks(BLOCK), Streaming(K, cache=40), StickBreaking(), NoPE(), Strided()),
+        *(WindowOfEachHead(), made("a window within chunks")),
     ):
         for window in (None, 60):
             mask = mask_of(encoding, tokens, window)
@@ -111,6 +101,3 @@ def test_masks_hold_what_is_visible_and_nothing_else(tokens: int) -> None:
                 for name in BLOCKS:
                     ours, theirs = getattr(mask, name), getattr(exact, name)
                     assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype and ours.is_contiguous()
-
-
-# Precision

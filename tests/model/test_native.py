@@ -15,15 +15,13 @@ from torch.nn import functional
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.inspection.check.case import layer_inputs
-from pe_bench.model.attention import CHUNK, NATIVE, attention, choose, native, reference_attention
+from pe_bench.model.attention import NATIVE, attention, choose, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_column_attention
 from pe_bench.native import build
 
 B, H, K = 2, 3, 20
 SCALE = 0.2
 ROUNDING = 2.0**-8  # of one number to bfloat16, relative to it
-UNIT = 2.0**-24  # of one to float32
-LARGE = 2**17  # of logits: their last place is 2^-6
 on_x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="tiles are of x86")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -85,6 +83,7 @@ def test_output_and_gradients_are_those_of_float64() -> None:
         *((128, 20, 33), (129, 64, 64), (300, 96, 16)),
     ):
         tensors = drawn(tokens, width, value_width)
+        tensors[0] *= 1_000 if tokens == 128 else 1  # large logits
         for biased in (True, False):
             exact = results(exactly, in_doubles(tensors), biased=biased)
             ours, theirs = (results(one, tensors, biased=biased) for one in (causal_attention, exactly))
@@ -108,11 +107,11 @@ def test_strides_and_threads_change_no_bit_and_the_output_lies_as_the_decoder_wa
 
 
 class OneSlope(LayerEncoding):
-    """A bias that all heads share, in a shape that broadcasts."""
+    """A bias that all heads share."""
 
-    def __init__(self, *shape: int):
+    def __init__(self):
         super().__init__()
-        self.slope = torch.nn.Parameter(torch.full(shape, 0.3))
+        self.slope = torch.nn.Parameter(torch.full((1,), 0.3))
 
     def distance_bias(self, distance: Tensor) -> Tensor:
         return -self.slope * distance
@@ -126,7 +125,7 @@ class OneKeyForAllHeads(LayerEncoding):
 @here
 def test_what_heads_share_is_read_as_the_reference_reads_it() -> None:
     inputs, position = layer_inputs(50, torch.float32), torch.arange(50)
-    for encoding in (OneSlope(1), OneSlope(1, 1), OneSlope(4, 1), OneKeyForAllHeads()):
+    for encoding in (OneSlope(), OneKeyForAllHeads()):
         assert choose(encoding, inputs[1].requires_grad_(), position) == NATIVE
         exact = output_and_gradients(reference_attention, encoding, inputs, position)
         assert largest_error(output_and_gradients(attention, encoding, inputs, position), exact) < 1e-4
@@ -145,10 +144,6 @@ def test_the_sums_of_fox_lose_no_digits_however_long_the_text(tokens: int) -> No
     found = native_column_attention(encoding, x, q.requires_grad_(), k, v, torch.arange(tokens))
     doubles = (one.detach().double() for one in (x, q, k, v))
     assert worst(found, reference_attention(encoding.double(), *doubles, torch.arange(tokens))) < 2e-6
-
-
-# Where logits are large, or one key has all the weight. Scores here are exact in float32, so that what is off
-# from float64 is the work of a path alone.
 
 
 # In bfloat16, with tiles that are emulated or real
@@ -205,47 +200,3 @@ def test_a_kernel_whose_first_trial_is_wrong_is_not_used(monkeypatch: pytest.Mon
     monkeypatch.setattr(native, "_forward", lambda *inputs: forward(*inputs[:-1], 1.01 * inputs[-1]))
     tried = native._tried(right, torch.float32)
     assert tried.library is None and "its results are off by" in tried.description
-
-
-def of_exact_scores(tokens: int, offset: int) -> list[Tensor]:
-    """Return queries, keys, values and a gradient of the output; all logits lie around `offset`."""
-    generator = torch.Generator().manual_seed(tokens)
-    q = torch.randint(-2, 3, (1, 2, tokens, 16), generator=generator).float()
-    k = torch.randint(-4, 5, (1, 2, tokens, 16), generator=generator).float() / 4
-    q[..., 0], k[..., 0] = 4 * offset, 1
-    v, slope = torch.randn(2, 1, 2, tokens, 16, generator=generator)
-    return [q, k, v, slope]
-
-
-def plain_results(attend: Callable[..., Tensor], tensors: list[Tensor], window: int | None) -> list[Tensor]:
-    q, k, v, slope = tensors
-    leaves = [leaf.detach().requires_grad_() for leaf in (q, k, v)]
-    output = attend(
-        LayerEncoding(), q.new_zeros(1, q.shape[-2], 32), *leaves, torch.arange(q.shape[-2]), window
-    )
-    return [output.detach(), *torch.autograd.grad((output * slope).sum(), leaves)]
-
-
-def errors(attend: Callable[..., Tensor], tensors: list[Tensor], window: int | None = None) -> list[float]:
-    """Return the largest errors of the output and of the gradients of queries, keys and values."""
-    truth = plain_results(reference_attention, in_doubles(tensors), window)
-    return [
-        worst(one, other) for one, other in zip(plain_results(attend, tensors, window), truth, strict=True)
-    ]
-
-
-@here
-@pytest.mark.parametrize("offset", [0, LARGE])
-def test_a_kernel_is_as_exact_as_promised_however_large_logits_are(offset: int) -> None:
-    tensors = of_exact_scores(300, offset)
-    ours, reference = (errors(attend, tensors) for attend in (attention, reference_attention))
-    assert all(a <= 2 * b for a, b in zip(ours, reference, strict=True)), (ours, reference)
-    # PyTorch's own keeps the bound that the docs give.
-    q, k, v, slope = (tensor.norm(dim=-1).max().item() for tensor in tensors)
-    for window in (1, 8):
-        assert choose(LayerEncoding(), tensors[0], torch.arange(300), window) == CHUNK
-        logit = 0 if window == 1 else offset + 10
-        of_logit = UNIT * (logit + 16) * slope * v / 4
-        bounds = [UNIT * 16 * v, of_logit * k, window * of_logit * q, window * UNIT * (logit + 16) * slope]
-        pairs = zip(errors(attention, tensors, window), bounds, strict=True)
-        assert all(error <= bound for error, bound in pairs)
