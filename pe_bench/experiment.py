@@ -59,7 +59,7 @@ from pe_bench.training.checkpoint import (
     load_weights,
 )
 from pe_bench.training.group import Group, LostProcessError, check_processes, joined, start_processes
-from pe_bench.training.trainer import NOTHING_TO_DO, Step, TrainingProgress, fit
+from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 
 LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -303,10 +303,9 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
     if begun is not None and begun.step < steps:
         say(f"{name}: continues from step {begun.step}")
     with bars(job.label, steps) as bar:
-        progress = TrainingProgress(bar, steps, tokens)
 
         def watch(step: Step) -> None:
-            progress(step)
+            show_progress(bar, step, steps)
             tracked.step(step)
 
         fit(job, watch, group)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.untrusted import open_regular, read_json, read_regular
 from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_text
-from pe_bench.training.group import Group
+from pe_bench.training.group import ALONE, Group
 from pe_bench.training.optimizer import Optimizers
 from pe_bench.training.sharding import distributed, gathered, is_sharded, own_part, own_rows
 
@@ -65,13 +65,12 @@ class Step:
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: Optimizers, state: Step, group: Group | None = None
+    folder: Path, model: nn.Module, optimizer: Optimizers, state: Step, group: Group = ALONE
 ) -> None:
     """Write the checkpoint after a step into `folder`, then drop all but it and the one before.
 
     Each process of a `group` that the model is sharded over calls this.
     """
-    group = group or Group()
     target = folder / _name(state.step)
     temporary = folder / group.broadcast(f"{TEMPORARY}{secrets.token_hex(4)}")
     part = f"-{group.rank + 1:05}-of-{group.count:05}" if group.count > 1 else ""
@@ -129,8 +128,7 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
     """Return the checkpoint of a run's last step where its weights are whole: scoring needs nothing else."""
-    checkpoint = read_checkpoint(run / "checkpoints" / _name(steps), (WEIGHTS,))
-    return checkpoint if checkpoint is not None and checkpoint.step == steps else None
+    return read_checkpoint(run / "checkpoints" / _name(steps), (WEIGHTS,))
 
 
 def read_checkpoint(path: Path, files: Sequence[str] = ()) -> Checkpoint | None:
@@ -174,21 +172,20 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
     """
     path = checkpoint / WEIGHTS
     try:
-        with safe_open(path, "pt") as file:
-            saved = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        saved = load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error}): delete {checkpoint}") from error
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted(saved.keys() ^ shapes.keys()):
+    here = model.state_dict()
+    for name in sorted(saved.keys() | here.keys()):
+        theirs, ours = (
+            list(tensors[name].shape) if name in tensors else "missing" for tensors in (saved, here)
+        )
         may_begin = name.startswith("encoding.") or name.endswith(("query_norm.weight", "key_norm.weight"))
-        misfit = f"{name} is missing {'here' if name in saved else 'there'}"
-        require(is_start and may_begin, f"the weights in {checkpoint} do not fit this model: {misfit}")
-    shared = [name for name in shapes if name in saved]
-    for name in shared:
-        misfit = f"{name} is {saved[name]} there and {shapes[name]} here"
-        require(saved[name] == shapes[name], f"the weights in {checkpoint} do not fit this model: {misfit}")
-    tensors = load_file(path)
-    model.load_state_dict({name: tensors[name] for name in shared}, strict=not is_start)
+        may_lack = is_start and may_begin and "missing" in (theirs, ours)
+        misfit = f"{name} is {theirs} there and {ours} here"
+        require(theirs == ours or may_lack, f"the weights in {checkpoint} do not fit this model: {misfit}")
+    shared = {name: saved[name] for name in here if name in saved}
+    model.load_state_dict(shared, strict=not is_start)
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizers) -> None:

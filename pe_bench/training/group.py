@@ -85,6 +85,9 @@ class Group:
         return texts[0]
 
 
+ALONE = Group()
+
+
 def check_processes(config: Config, device: torch.device) -> None:
     """Raise `UserError` where there are fewer GPUs than processes, or nothing to shard over."""
     processes, sharding = config.train.processes, config.train.sharding
@@ -92,6 +95,8 @@ def check_processes(config: Config, device: torch.device) -> None:
         f"train.sharding={sharding} has no effect in one process: add train.processes=N, or use torchrun"
     )
     require(sharding is None or processes > 1, message)
+    message = f"device={config.device} is one GPU, but train.processes={processes}: say device=cuda"
+    require(processes == 1 or ":" not in config.device, message)
     gpus, needed = torch.cuda.device_count(), local_world_size() if world_size() > 1 else processes
     message = f"train.processes={processes} needs as many GPUs, and this machine has {gpus}"
     require(device.type == "cpu" or processes == 1 or needed <= gpus, message)
@@ -101,7 +106,7 @@ def check_processes(config: Config, device: torch.device) -> None:
 def joined(device: torch.device, timeout: int) -> Iterator[Group]:
     """Be one of the processes of a run inside, and name those that are lost; without others, be one alone."""
     if world_size() == 1:
-        yield Group()
+        yield ALONE
         return
     if local_world_size() == world_size():  # all are on this machine, and listen on its loopback interface
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -135,14 +140,11 @@ def _beat(store: Any, over: threading.Event) -> None:
 
 
 def _lost_ranks(store: Any) -> list[int]:
-    looks = []
     try:
-        for pause in (SILENT_SECONDS, 0.0):
-            looks.append([store.add(f"beat {number}", 0) for number in range(world_size())])
-            time.sleep(pause)
-        pairs = enumerate(zip(*looks, strict=True))
-        is_silent = [number for number, (before, after) in pairs if before == after]
-        return [number for number in is_silent if not store.check([f"left {number}"])]
+        counts = {number: store.add(f"beat {number}", 0) for number in range(world_size())}
+        time.sleep(SILENT_SECONDS)
+        silent = [number for number, count in counts.items() if store.add(f"beat {number}", 0) == count]
+        return [number for number in silent if not store.check([f"left {number}"])]
     except RuntimeError:
         return [0]  # whose process holds the store
 

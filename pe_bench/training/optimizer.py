@@ -42,17 +42,14 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step with every parameter that has a gradient."""
         for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[Parameter]] = {}
-            for parameter in group["params"]:
+            alike: dict[tuple[int, ...], list[Parameter]] = {}
+            for index, parameter in enumerate(group["params"]):
                 if parameter.grad is not None:
-                    by_shape.setdefault(tuple(parameter.shape), []).append(parameter)
-            for shape, parameters in by_shape.items():
-                # Of sharded matrices one at a time is whole.
-                together = 1 if is_sharded(parameters[0]) else len(parameters)
-                for first in range(0, len(parameters), together):
-                    self._move(
-                        parameters[first : first + together], group, UPDATE_SIZE * math.sqrt(max(shape))
-                    )
+                    # Of sharded matrices one at a time is whole.
+                    key = (*parameter.shape, index if is_sharded(parameter) else 0)
+                    alike.setdefault(key, []).append(parameter)
+            for parameters in alike.values():
+                self._move(parameters, group, UPDATE_SIZE * math.sqrt(max(parameters[0].shape)))
 
     def _move(self, parameters: Sequence[Parameter], group: dict[str, Any], size: float) -> None:
         """Move parameters of one shape by `size` times their orthogonalised momentum."""

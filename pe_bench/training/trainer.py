@@ -26,7 +26,7 @@ from pe_bench.system.signals import Stopped, finish_step_on_signal, local_world_
 from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import Checkpoint, Step
-from pe_bench.training.group import Group
+from pe_bench.training.group import ALONE, Group
 from pe_bench.training.optimizer import learning_rate, make_optimizer
 from pe_bench.training.sharding import average_replicated, is_sharded, own_part, shard
 
@@ -34,14 +34,14 @@ StepWatcher = Callable[[Step], None]
 NOTHING_TO_DO = "nothing to do"  # what the first process tells the others of a finished run
 
 
-def fit(job: Job, watch: StepWatcher, group: Group | None = None) -> None:
+def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
     """Train the model of a job to its last step, of which a checkpoint is then on the disk.
 
     It goes on from the newest whole checkpoint of the run, and ends in the same weights as a run that was
     never stopped. Every process of a `group` calls this, and the first writes. Raise `RunError` where the
     loss is not finite.
     """
-    group, folder, model = group or Group(), job.folder / "checkpoints", job.model
+    folder, model = job.folder / "checkpoints", job.model
     assert isinstance(model, Decoder), "checkpoints of others are not trained"
     newest = checkpoint.latest_checkpoint(folder) if group.is_first else None
     name = group.broadcast(newest.path.name if newest else "")
@@ -97,7 +97,7 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
                         trainer.model,
                         trainer.optimizer,
                         state,
-                        group if train.sharding else None,
+                        group if train.sharding else ALONE,
                     )
             if is_stopping:
                 group.wait()  # the launcher ends all as soon as one has ended: the first has saved by now
@@ -136,9 +136,9 @@ class Trainer:
         data: Data,
         device: torch.device,
         dtype: torch.dtype,
-        group: Group | None = None,
+        group: Group = ALONE,
     ):
-        self.config, self.model, self.group = config, model, group or Group()
+        self.config, self.model, self.group = config, model, group
         self.device, self.dtype, is_sharded = device, dtype, config.train.sharding is not None
         self.losses = Losses(model, device, is_sharded=is_sharded)
         self.together: Any = self.losses  # as the processes call it together
@@ -156,8 +156,8 @@ class Trainer:
     def step(self, number: int, seconds: float) -> Step:
         """Take step `number` (from zero); `seconds` were spent before it."""
         train = self.config.train
-        started = time.perf_counter()
-        self.optimizer.set_rate(learning_rate(number, train))
+        started, rate = time.perf_counter(), learning_rate(number, train)
+        self.optimizer.set_rate(rate)
         # What an encoding may draw inside the model is a function of the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
         batch, count = self.windows.batch(train.batch, self.config.seed, number), train.micro_batches
@@ -175,8 +175,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
         seconds += time.perf_counter() - started
-        done, rate = number + 1, learning_rate(number, train)
-        return Step(done, done * train.batch_tokens, loss, None, rate, norm, seconds)
+        return Step(number + 1, (number + 1) * train.batch_tokens, loss, None, rate, norm, seconds)
 
     def _clip(self) -> float:
         """Scale the gradients down where their norm exceeds `train.clip`; return the norm before."""
@@ -199,7 +198,7 @@ class Trainer:
         """
         with self._gradients_shared(now=is_last):
             loss = self._nll(part, ids, self.together).sum() / count
-            (loss * self.group.count if self.group.count > 1 else loss).backward()
+            (loss * self.group.count).backward()
         if is_last and self.config.train.sharding:
             average_replicated(self.model)
         return loss.item()
@@ -240,29 +239,19 @@ class Trainer:
             return losses(tokens_BT, targets_BT, ids, has_loss)
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
-        for name, value in {"the loss": loss, "the gradient's norm": norm}.items():
-            if not math.isfinite(value):
-                way_out = f"what was saved is kept: lower train.lr={self.config.train.lr:g}"
-                if number == 0:  # no weight has changed yet
-                    way_out = f"try `pe-bench check {self.config.encoding['name']}`"
-                raise NonFiniteError(f"{name} ({value}) is not finite at step {number + 1}; {way_out}")
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        what = f"the gradient's norm ({norm})" if math.isfinite(loss) else f"the loss ({loss})"
+        way_out = f"what was saved is kept: lower train.lr={self.config.train.lr:g}"
+        if number == 0:  # no weight has changed yet
+            way_out = f"try `pe-bench check {self.config.encoding['name']}`"
+        raise NonFiniteError(f"{what} is not finite at step {number + 1}; {way_out}")
 
 
-class TrainingProgress:
-    """A display of loss, tokens per second and the time left, after each step."""
-
-    def __init__(self, bar: Bar, total_steps: int, batch_tokens: int):
-        self.bar, self.total, self.batch_tokens = bar, total_steps, batch_tokens
-        self.first, self.since = 0, 0.0
-
-    def __call__(self, state: Step) -> None:
-        step, now = state.step, time.perf_counter()
-        if not self.since:  # the first step warms up, and a resumed run does not begin at zero
-            self.first, self.since = step, now
-        text = f"step {step} of {self.total}  loss {state.loss:.3f}"
-        if step > self.first:
-            speed = (step - self.first) * self.batch_tokens / max(now - self.since, 1e-9)
-            left = (self.total - step) * self.batch_tokens / speed
-            text += f"  {speed:,.0f} tokens/s  {duration(left)} left"
-        is_due = step * LINES_PER_RUN // self.total > (step - 1) * LINES_PER_RUN // self.total
-        self.bar.show(step, text, text if is_due else None)
+def show_progress(bar: Bar, state: Step, total: int) -> None:
+    """Show the loss, tokens per second and the time left after a step of a run of `total` steps."""
+    step, left = state.step, state.seconds * (total - state.step) / state.step
+    speed = f"{state.tokens / state.seconds:,.0f} tokens/s  {duration(left)} left"
+    text = f"step {step} of {total}  loss {state.loss:.3f}  {speed}"
+    is_due = step * LINES_PER_RUN // total > (step - 1) * LINES_PER_RUN // total
+    bar.show(step, text, text if is_due else None)

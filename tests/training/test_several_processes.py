@@ -182,9 +182,13 @@ def test_what_processes_cannot_share_is_refused_with_both_values(train, folder, 
 
 
 def test_more_processes_than_gpus_are_refused(folder):
-    config = parse_config(compose([*tiny_overrides(folder), "train.processes=4"]))
-    with pytest.raises(UserError, match=r"train.processes=4 needs as many GPUs, and this machine has \d+"):
-        check_processes(config, torch.device("cuda"))
+    for device, told in [
+        ("auto", r"train.processes=4 needs as many GPUs, and this machine has \d+"),
+        ("cuda:1", "device=cuda:1 is one GPU, but train.processes=4: say device=cuda"),
+    ]:
+        config = parse_config(compose([*tiny_overrides(folder), "train.processes=4", f"device={device}"]))
+        with pytest.raises(UserError, match=told):
+            check_processes(config, torch.device("cuda"))
 
 
 def test_the_shares_of_a_batch_add_up_to_it_in_order():
