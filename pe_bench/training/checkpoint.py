@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from pe_bench.errors import RunError, UserError, require
@@ -170,11 +170,8 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
     is_start: of another run, whose model may lack what begins here: parameters of the encoding, and norms of
     queries and keys. Its own encoding's are left out.
     """
-    path = checkpoint / WEIGHTS
-    try:
-        saved = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read as safetensors ({error}): delete {checkpoint}") from error
+    with _opened(checkpoint / WEIGHTS) as file:
+        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     here = model.state_dict()
     for name in sorted(saved.keys() | here.keys()):
         theirs, ours = (
@@ -188,6 +185,13 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
     model.load_state_dict(shared, strict=not is_start)
 
 
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read as safetensors ({error}): delete {path.parent}") from error
+
+
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizers) -> None:
     """Give every parameter its moments back, by name; one without had no gradient yet.
 
@@ -195,7 +199,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimize
     """
     paths = [checkpoint.path / name for name in sorted(checkpoint.checksums) if name != WEIGHTS]
     with ExitStack() as stack:
-        files = [stack.enter_context(safe_open(path, "pt")) for path in paths]
+        files = [stack.enter_context(_opened(path)) for path in paths]
         for name, parameter in model.named_parameters():
             for key in MOMENTS:
                 entry = f"{name}/{key}"

@@ -86,9 +86,12 @@ def test_weights_and_moments_of_another_model_are_refused_in_one_line_that_names
     for load, told in [
         (
             lambda: load_weights(saved.path, trained(width=5)[0]),
-            r"0.weight is \[3, 4\] there and \[5, 4\] here$",
+            r"0.bias is \[3\] there and \[5\] here$",
         ),
-        (lambda: load_weights(saved.path, nn.Sequential(nn.Linear(4, 3))), "1.bias is missing here$"),
+        (
+            lambda: load_weights(saved.path, nn.Sequential(nn.Linear(4, 3))),
+            r"1.bias is \[2\] there and missing here$",
+        ),
         (lambda: load_optimizer(saved, *trained(width=5)), "moments in .* fit this model: 0.weight/exp_avg"),
     ]:
         with pytest.raises(UserError, match=told):
