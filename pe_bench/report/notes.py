@@ -1,7 +1,6 @@
 """The lines under a table: what its numbers and marks mean, and why some are missing."""
 
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -18,18 +17,9 @@ from pe_bench.runs.find import is_checkpoint, one_a_run
 from pe_bench.runs.gather import COPYING
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
-from pe_bench.system.grid import MISSING, VERDICTS
+from pe_bench.system.grid import VERDICTS
 
-# What the marks of a task mean, by the marks.
-OF_TASK = {
-    "": f"no mark solves more than {100 * SOLVED:g} % of the examples for sure",
-    ">": f"> partial: fewer than {100 * SOLVED:g} %",
-    "!": "! chance: as few answers right as by guessing ({guessing})",
-    "?": "? unclear",
-}
-
-
-Lengths = dict[str, list[int]]  # of each line, by its label
+CONTEXT = "cannot judge context use"
 
 
 class Note(NamedTuple):
@@ -48,7 +38,10 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     They say what the numbers and marks mean, what a reader has to know about them, for which lengths there
     was no room, and what other words mean.
     """
+    train_length = table.key.train_length
     marks = {mark for line in table.lines for mark in cells.works_to(line, table).mark}
+    context = f"uses context: gains from reading more than {train_length} tokens back"
+    reads_nothing = f"; reads nothing: no better at {train_length} than at {quarter_of(train_length)}"
     notes = [
         ": ".join(filter(None, (_numbers_text(table), _marks_text(table)))),
         later_text(table) if "^" in marks else "",
@@ -56,10 +49,14 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
         *table.caveats,
         f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else "",
         "a length with ?: unclear from a shorter one on" if "?" in marks else "",
-        _context_text(table),
+        context + (reads_nothing if _reads_nothing(table) else "") if cells.has_controls(table) else "",
         _below_text(table),
     ]
     return [*filter(None, notes)]
+
+
+def _reads_nothing(table: Table) -> bool:
+    return any(cells.context_answer(line).text == "reads nothing" for line in table.lines)
 
 
 def later_text(table: Table) -> str:
@@ -113,36 +110,20 @@ def _whose(table: Table) -> str:
 
 
 def _marks_text(table: Table) -> str:
-    """Return what the marks after numbers mean; empty where there are none."""
+    """Return what the marks after numbers mean; empty where no number can have one."""
     lengths = cells.short_lengths(table)
     shown = [cells.value_at(line, length, table) for line in table.lines for length in lengths]
-    marked = [cell for cell in shown if cell is not None and cell.style]
-    doubled = sorted({cell.mark for cell in marked if len(cell.mark) > 1})
+    doubled = sorted({cell.mark for cell in shown if cell is not None and len(cell.mark) > 1})
     of_models = f" ({' '.join(doubled)}: sure of these models, not of other seeds)" if doubled else ""
     if table.is_task and not table.baseline:
-        marked += filter(None, (cells.level_at_training(line, table) for line in table.lines))
-        guessing = {f"{100 * record.answers.chance:.3g} %" for record in table.records if record.answers}
-        marks = {mark for cell in marked for mark in (cell.mark or [""])}
-        meanings = (meaning for mark, meaning in OF_TASK.items() if mark in marks)
-        return ", ".join(meanings).format(guessing=" or ".join(sorted(guessing))) + of_models
-    is_below = not table.baseline and max(lengths, default=0) < table.key.train_length
-    if is_below or not marked or not (table.baseline or cells.has_trained_level(table)):
+        words, right = ("partial", "chance", "unclear"), f"solves more than {100 * SOLVED:g} % for sure"
+    elif table.baseline:
+        words, right = ("worse", "better", "unclear"), "the same"
+    elif any(cell is not None and cell.style for cell in shown) and cells.has_trained_level(table):
+        words, right = ("degrades", "fails", "improves", "unclear"), "holds"
+    else:
         return ""
-    words = ("worse", "better", "unclear") if table.baseline else ("degrades", "fails", "improves", "unclear")
-    marks = ", ".join(f"{VERDICTS[word].mark} {word}" for word in words)
-    return f"no mark the same, {marks}" if table.baseline else f"no mark holds, {marks}{of_models}"
-
-
-def _context_text(table: Table) -> str:
-    """Return what the shown answers on the use of context mean; empty if none is shown."""
-    if not cells.has_controls(table):
-        return ""
-    train_length = table.key.train_length
-    shown = {cells.context_answer(line).text for line in table.lines}
-    text = f"uses context: gains from reading more than {train_length} tokens back"
-    if "reads nothing" in shown:
-        text += f"; reads nothing: no better at {train_length} than at {quarter_of(train_length)}"
-    return f"{text}; -: cannot be judged" if MISSING in shown else text
+    return f"no mark {right}, {', '.join(f'{VERDICTS[word].mark} {word}' for word in words)}{of_models}"
 
 
 def _below_text(table: Table) -> str:
@@ -157,34 +138,21 @@ def _below_text(table: Table) -> str:
 
 
 def legend(table: Table) -> list[str]:
-    """Return what the terms of the detailed form mean, in whole lines."""
-    lines, margin = [], f"{table.margin:g}"
+    """Return what the verdicts of the detailed form follow from."""
     if table.is_task:
-        lines.append(
-            "exact: the share of the examples at a length all of whose answers are right, each given the "
-            "right answers before it; accuracy: of all answers; verdict (from the 95 % intervals): solves "
-            f"(exact above {SOLVED:g}), chance (accuracy less than {NEAR_CHANCE:g} above guessing), partial "
-            f"(exact below {SOLVED:g}, and not chance), unclear"
+        verdicts = (
+            f"solves (exact above {SOLVED:g}), chance (accuracy less than {NEAR_CHANCE:g} above guessing), "
+            f"partial (exact below {SOLVED:g}, and not chance)"
         )
-    elif any(record.change is not None for record in table.records):
-        lines.append(
-            f"change: in bits/byte against {table.key.train_length}{_whose(table)}, on the same targets; + "
-            "is worse; ±: half the width of its 95 % interval, from which follows the verdict: improves or "
-            f"degrades (by more than {margin}), fails (by more than {FAILURE:g}), holds (at most {margin} "
-            "worse), unclear"
+    else:
+        margin = f"{table.margin:g}"
+        verdicts = (
+            f"improves or degrades (by more than {margin}), fails (by more than {FAILURE:g}), "
+            f"holds (at most {margin} worse)"
         )
-    if cells.has_controls(table):
-        lines.append(
-            "uses context: yes = better than at the training length, and hurt when far context comes from "
-            f"another document; no = hurt by less than {margin}; beats window: better than sliding-window "
-            "attention of the training length in every layer; - = cannot be judged; n/a = windowed itself"
-        )
+    lines = [f"verdict: from the 95 % interval (±: half its width): {verdicts}, unclear"]
     if table.baseline:
-        sign = "+" if table.measure.higher_is_better else "-"
-        lines.append(
-            f"vs {table.baseline}: {table.measure.name} minus its own at the same length, seed and targets; "
-            f"{sign} is better; same is within {margin}; those at one length are corrected together (Holm)"
-        )
+        lines.append(f"vs {table.baseline}: the verdicts at one length are corrected together (Holm)")
     later = later_text(table)
     return [*lines, f"break point and uses context, {later}"] if later else lines
 
@@ -235,16 +203,6 @@ def _which(labels: Iterable[str], lines: Sequence[Line]) -> str:
     """Return the labels in brackets, or only the first few; empty if they are those of all lines."""
     names = list(dict.fromkeys(labels))
     return "" if len(names) == len(lines) else f" ({few_names(names)})"
-
-
-def _lengths_of(lines: Iterable[Line], say: Callable[[Record], str]) -> dict[str, Lengths]:
-    """Return the lengths, by label, of each result of `say`, which is empty for most records."""
-    lengths: dict[str, Lengths] = {}
-    for line in lines:
-        for length, record in sorted(line.records.items()):
-            if said := say(record):
-                lengths.setdefault(said, {}).setdefault(line.label, []).append(length)
-    return lengths
 
 
 # What the lines are
@@ -334,29 +292,26 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
             yield f"{status.replace('_', ' ')}: {where}: {records[0].reason or 'no reason is given'}"
 
 
-# Seeds and documents
+# Seeds, documents and targets
 
 
 def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield where numbers are means over different seeds, and so of different models."""
+    """Yield that numbers are means over different seeds, and so of different models."""
     counts = {line.seeds for line in lines}
     if len(counts) > 1:
         yield (
             f"lines have {min(counts)} to {max(counts)} seeds, which also affects their levels and order: "
             "--baseline compares only seeds that both have"
         )
-    if any(0 < len(record.levels) < line.seeds for line in lines for record in line.records.values()):
-        yield "numbers that --details marks (n=...) are of fewer seeds than their line has"
 
 
 def _few_documents(records: Sequence[Record]) -> Iterator[str]:
     few = [record for record in records if record.levels and record.documents < MIN_DOCUMENTS]
-    if not few:
-        return
-    fewest, segments = min(record.documents for record in few), max(r.compared.segments for r in few)
-    documents = "1 document" if fewest == 1 else f"{fewest} documents"
-    parts = f", in {segments} segments each" if segments > 1 else ""
-    yield f"only {documents}{parts}: intervals over so few say little about other documents"
+    if few:
+        segments = max(record.compared.segments for record in few)
+        parts = f", in {segments} segments each" if segments > 1 else ""
+        fewest = min(record.documents for record in few)
+        yield f"few documents ({fewest}{parts}): intervals over so few say little about other documents"
 
 
 def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
@@ -395,26 +350,13 @@ def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
 
 
 def _target_sets(table: Table) -> Iterator[str]:
-    """Yield the lengths at which levels are of different text from line to line, or along a line."""
+    """Yield the lengths at which levels are of different text from line to line."""
     labels_at = {length: tuple(on_other_targets(table.lines, length)) for length in table.lengths}
     for labels in dict.fromkeys(filter(None, labels_at.values())):
         alike = [length for length in table.lengths if labels_at[length] == labels]
         yield (
             f"{_list_lengths(alike)}: not all rows were scored on the same targets "
             f"({few_names(labels)} on others), which also affects their levels"
-        )
-    if table.is_task:
-        return
-    apart: set[int] = set()
-    for line in table.lines:
-        set_of = {length: record.target_hash for length, record in line.records.items() if record.levels}
-        most = Counter(set_of.values()).most_common(1)
-        main = set_of.get(table.key.train_length) or (most[0][0] if most else "")
-        apart |= {length for length, target_hash in set_of.items() if target_hash != main}
-    if apart:
-        yield (
-            f"{_list_lengths(apart)}: scored on another set of targets than the other lengths, so levels are "
-            "not comparable along the row; a change is always within one set"
         )
 
 
@@ -423,24 +365,29 @@ def _target_sets(table: Table) -> Iterator[str]:
 
 def _missing(table: Table) -> Iterator[Note]:
     """Yield the changes, intervals, differences and answers on context that are missing, and why."""
+    places: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for line in table.lines:
+        for length, record in sorted(line.records.items()):
+            for kind_and_reason in _lacks(record):
+                places.setdefault(kind_and_reason, {}).setdefault(line.label, []).append(length)
+    for (kind, reason), lengths_of in places.items():
+        lengths = [length for of_line in lengths_of.values() for length in of_line]
+        if kind == CONTEXT:
+            yield Note(f"{kind}{_which(lengths_of, table.lines)}: {reason}", is_caveat=False)
+        else:
+            where = f"{', '.join(lengths_of)} at {_list_lengths(lengths)}"
+            yield Note(f"{kind}: {where}: {reason}", max(lengths) >= table.key.train_length)
 
-    def change(record: Record) -> str:
+
+def _lacks(record: Record) -> Iterator[tuple[str, str]]:
+    """Yield what a record lacks, and why."""
+    if record.compared.missing:
         kind = "no change" if record.change is None else "a change without an interval"
-        return f"{kind}: {{}}: {record.compared.missing}" if record.compared.missing else ""
-
-    def difference(record: Record) -> str:
-        missing = record.baseline.missing if record.baseline is not None else ""
-        return f"no comparison: {{}}: {missing}" if missing else ""
-
-    for say in (change, difference):
-        for text, places in _lengths_of(table.lines, say).items():
-            is_all = say is change and len(places) == len(table.lines) > 1
-            lengths = [length for of_line in places.values() for length in of_line]
-            where = f"{'all' if is_all else ', '.join(places)} at {_list_lengths(lengths)}"
-            yield Note(text.replace("{}", where, 1), max(lengths) >= table.key.train_length)
-    unjudged = _lengths_of(table.lines, lambda record: record.use.missing if record.use else "")
-    for reason, places in unjudged.items():
-        yield Note(f"cannot judge context use{_which(places, table.lines)}: {reason}", is_caveat=False)
+        yield kind, record.compared.missing
+    if record.baseline is not None and record.baseline.missing:
+        yield "no comparison", record.baseline.missing
+    if record.use is not None and record.use.missing:
+        yield CONTEXT, record.use.missing
 
 
 def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
@@ -453,9 +400,9 @@ def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
     }
     for row in rows:
         label, level = labels.get((row.run, row.scored_with)), row.bits_per_byte
+        reference = levels.get((row.run, row.scored_with, row.target_hash))
         if row.control != "offset" or label is None:
             continue
-        reference = levels.get((row.run, row.scored_with, row.target_hash))
         if level is None or reference is None:
             yield Note(f"offset control: {label} up to position {row.length}: {row.reason}")
         else:
