@@ -172,4 +172,5 @@ def _probes(report: "Report", outputs: Outputs) -> Contents:
 def _html(report: "Report") -> str:
     from pe_bench.report.page import to_html
 
-    return to_html(report.tables, report.probes)
+    runs = {run for table in report.tables for line in table.lines for run in line.runs}
+    return to_html(report.tables, report.probes, {run: report.folder_of(run).losses for run in runs})

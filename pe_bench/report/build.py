@@ -36,12 +36,14 @@ from pe_bench.values import unknown
 class Report:
     """Tables to show.
 
-    probes: of the same runs. others: how many more tables there are. problems: what is left out, and what is
-    not known of a run; the notes of the last table have them too.
+    probes: of the same runs. others: how many more tables there are. folder_of: what was read of a run, by
+    its name. problems: what is left out, and what is not known of a run; the notes of the last table have
+    them too.
     """
 
     tables: list[Table]
     others: int
+    folder_of: Callable[[str], RunFolder]
     problems: tuple[str, ...] = ()
     probes: tuple[ProbeTable, ...] = ()
 
@@ -91,13 +93,13 @@ def build_report(
     probed = groups_of_newest(probed, results_dir) if newest_only else probed
     probes = tuple(probe_tables(probed, runs, selection))
     if not groups and probes:  # a checkpoint that was only probed
-        return Report([], 0, tuple(problems), probes)
+        return Report([], 0, runs.folder_of, tuple(problems), probes)
     tables = _tables(shown, rows, runs, selection)
     others = len(groups) - len(shown)
     _require_shown(tables, selection, others)
     last = tables[-1]
     last = replace(last, notes=(*last.notes, *problems), caveats=(*problems, *last.caveats))
-    return Report([*tables[:-1], last], others, tuple(problems), probes)
+    return Report([*tables[:-1], last], others, runs.folder_of, tuple(problems), probes)
 
 
 def run_tables(

@@ -1,4 +1,4 @@
-"""The pictures of a report: a panel of curves for each table."""
+"""The pictures of a report: a panel of curves for each table, and the training losses of its runs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,9 @@ MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
 BETWEEN = 0.45  # inches between two charts
 PANEL_WIDTH, PANEL_HEIGHT = 4.9, 3.1  # inches: small, so that letters are large on a telephone
 PAGE_PANEL = 6.4  # inches, the width of a panel of the page
-ON_PAGE, TALL_ON_PAGE = 2.9, 4.6  # inches that a picture of the page is high
+ON_PAGE, TALL_ON_PAGE, LOSSES = 2.9, 4.6, 2.2  # inches that a picture of the page is high
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
+MAX_LOSSES = 200  # points of a run's training losses
 MAX_TICKS = 9  # on the y axis
 TICK_GAP, TICK_GAP_ON_PAGE = 26, 45  # points between two numbers; letters are larger in a narrow window
 NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
@@ -36,6 +37,7 @@ STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
 LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
 Styles = Mapping[str, Style]
+Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
 Look = dict[str, Any]  # what matplotlib takes
 
 
@@ -108,6 +110,31 @@ def chart_svg(
         _draw_panel(axes, chart, styles, width, height, MAX_NAME_ON_PAGE if is_named else 0)
         return figure
 
+    return paper.inline_svg(page_figure, key, parts)
+
+
+def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]) -> str:
+    """Return the training losses of a table's runs as an element of a page; empty where none is known."""
+    trained = [line for line in table.lines if line.scored_with == line.encoding]
+    curves = [(line.label, losses[run]) for line in trained for run in line.runs if losses.get(run)]
+    if not curves:
+        return ""
+
+    def page_figure() -> Figure:
+        figure = paper.new_figure(paper.WIDTH, LOSSES + BELOW)
+        axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
+        for label, points in curves:
+            look: Look = {"color": styles[label].colour, "linestyle": styles[label].stroke, "linewidth": 1.0}
+            steps, values = zip(*points[:: math.ceil(len(points) / MAX_LOSSES)], strict=True)
+            axes.plot(steps, values, gid=f"losses of {label}", **look)
+        axes.grid(axis="y", color=paper.RULE)
+        axes.set_xlabel("step")
+        return figure
+
+    parts: dict[str, list[Attributes]] = {
+        f"losses of {label}": [{"class": f"line {class_of(styles[label])}", "data-line": keys[label]}]
+        for label, _ in curves
+    }
     return paper.inline_svg(page_figure, key, parts)
 
 

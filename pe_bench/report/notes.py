@@ -150,7 +150,10 @@ def legend(table: Table) -> list[str]:
             f"improves or degrades (by more than {margin}), fails (by more than {FAILURE:g}), "
             f"holds (at most {margin} worse)"
         )
-    lines = [f"verdict: from the 95 % interval (±: half its width): {verdicts}, unclear"]
+    lines = [
+        *filter(None, [_numbers_text(table)]),
+        f"verdict: from the 95 % interval (±: half its width): {verdicts}, unclear",
+    ]
     if table.baseline:
         lines.append(f"vs {table.baseline}: the verdicts at one length are corrected together (Holm)")
     later = later_text(table)

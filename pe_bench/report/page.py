@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jinja2 import Environment as Templates
@@ -16,7 +17,7 @@ from pe_bench.plot.paper import Style, styles_of
 from pe_bench.report.cells import number_text
 from pe_bench.report.columns import details_of, point_text, short
 from pe_bench.report.curves import POSITION_LABEL, Chart, Curve, chart_of, chart_over_position
-from pe_bench.report.draw import MAX_NAMED, chart_svg, class_of
+from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
 from pe_bench.report.notes import legend
 from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, Table
@@ -62,8 +63,13 @@ class Picture(NamedTuple):
     is_named: bool
 
 
-def to_html(tables: Sequence[Table], probes: Sequence[ProbeTable] = (), title: str = TITLE) -> str:
-    """Return the page as text.
+def to_html(
+    tables: Sequence[Table],
+    probes: Sequence[ProbeTable] = (),
+    losses: Losses = MappingProxyType({}),
+    title: str = TITLE,
+) -> str:
+    """Return the page as text; losses: of training, by the names of runs.
 
     Style and script are in the page, and by its own policy it may ask for nothing else. Whatever comes from a
     run stands on one line and is escaped by the templates.
@@ -84,7 +90,7 @@ def to_html(tables: Sequence[Table], probes: Sequence[ProbeTable] = (), title: s
         style=style,
         script=script,
         policy=_policy(style, script),
-        sections=[_section(table, f"{number}", styles) for number, table in enumerate(tables)],
+        sections=[_section(table, f"{number}", styles, losses) for number, table in enumerate(tables)],
         probes=[grid_of(table) for table in probes],
     )
 
@@ -106,7 +112,7 @@ def describe_result(table: Table) -> str:
     )
 
 
-def _section(table: Table, prefix: str, styles: Mapping[str, Style]) -> dict[str, Any]:
+def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
     """Return a table's section; `prefix` begins the keys of its lines, and tells its pictures from others.
 
     Of each line there are its cells, and its details, for which it opens. reading: what changes how the table
@@ -117,7 +123,9 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style]) -> dict[str
         line.label: Name(line.label, f"{prefix}-{number}", *_look_of(line, styles))
         for number, line in enumerate(table.all_lines)
     }
-    charts = [chart_of(table), chart_over_position(table)]
+    of_changes = [] if table.is_task else [chart_of(table, "change")]
+    charts = [chart_of(table), *of_changes, chart_over_position(table)]
+    keys = {label: name.key for label, name in names.items()}
     lines = zip(table.all_lines, grid.rows, strict=True)
     return {
         "table": table,
@@ -127,6 +135,7 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style]) -> dict[str
             for number, chart in enumerate(charts)
             if chart.points
         ],
+        "losses": Markup(losses_svg(table, losses, styles, f"{prefix}-losses", keys)),
         "grid": grid,
         "lines": [(names[line.label], cells, _details(line, table)) for line, (_, *cells) in lines],
         "is_tall": len(grid.rows) > TALL,

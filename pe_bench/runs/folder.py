@@ -179,11 +179,20 @@ class RunFolder:
     @cached_property
     def validation_loss(self) -> float | None:
         """Return the last validation loss of train.csv, in nats per token; None where there is none."""
+        losses = self._logged("validation_loss")
+        return losses[-1][1] if losses else None
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """Return the training losses of the logged steps, in nats per token."""
+        return self._logged("loss")
+
+    def _logged(self, name: str) -> list[tuple[int, float]]:
+        """Return the steps of train.csv that have a number in a column, with it; none where it is damaged."""
         with suppress(*UNREADABLE, KeyError, csv.Error):
-            records = csv.DictReader(io.StringIO(read_regular(self.path / "train.csv"), newline=""))
-            losses = [record["validation_loss"] for record in records if record["validation_loss"]]
-            return float(losses[-1]) if losses else None
-        return None
+            records = list(csv.DictReader(io.StringIO(read_regular(self.path / "train.csv"), newline="")))
+            return [(int(record["step"]), float(record[name])) for record in records if record[name]]
+        return []
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -103,7 +103,11 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
     text = next(label for label in labels if label.startswith("sinusoidal at 1024 tokens\n"))
     assert f"\nbits/byte {cell.bits_per_byte:.3f}\nppl " in text and "\nverdict fails\n" in text
     assert f"\nchange {cell.change:+.3f} ± {(cell.interval.high - cell.interval.low) / 2:.3f}\n" in text
-    charts = (chart for table in tables for chart in (chart_of(table), chart_over_position(table)))
+    charts = (
+        chart
+        for table in tables
+        for chart in (chart_of(table), chart_of(table, "change"), chart_over_position(table))
+    )
     assert len(labels) == sum(len(chart.points) for chart in charts)
 
 
@@ -124,3 +128,13 @@ def test_lines_have_the_same_style_as_in_the_pictures():
     assert f"stroke{len(STROKES) - 1}" in style and f"stroke{len(STROKES)}" not in style
     assert set(MARKER_PATHS) == set(MARKERS)
     assert len(set(styles_of(str(number) for number in range(60)).values())) == 60
+
+
+def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(tables, page):
+    one = replace(tables[0], lines=tables[0].lines[:1])
+    losses = {run: [(step, 3.0 - 0.01 * step) for step in range(100)] for run in one.lines[0].runs}
+    text = to_html([one], losses=losses)
+    curves = re.findall(r'<g class="line colour\d stroke0" data-line="0-0">', text)
+    assert len(curves) == 5, "three pictures, and two runs"
+    caption = "Training loss of each run by step, nats per token"
+    assert caption in Page(text).find("figcaption") and caption not in page.find("figcaption")

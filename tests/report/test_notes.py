@@ -23,14 +23,6 @@ def test_a_note_lists_a_few_names_and_counts_the_rest(tmp_path: Path) -> None:
     assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)
 
 
-def test_lengths_on_another_set_of_targets_are_named(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
-    add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0, 8192: 5.0}, target_hash="0ther")
-    add_run(tmp_path, "alibi", {128: 3.0, 256: 3.1})
-    [note] = [note for note in only(tmp_path).notes if "not comparable along the row" in note]
-    assert note.startswith("256: ")
-
-
 @pytest.mark.parametrize(("moved", "is_caveat"), [(3.5, True), (3.001, False)])
 def test_a_note_says_how_far_the_offset_control_moves_the_level(
     tmp_path: Path, moved: float, is_caveat: bool
