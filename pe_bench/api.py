@@ -100,7 +100,7 @@ def evaluate(
     controls NAME: auto (2 and 16 x training length), offset (auto, and moved positions), all or none
         (paired).
     per_position: Also score by position, at the longest length.
-    precision NAME: float32, or bfloat16 (bf16), which is coarser and has its own table.
+    precision NAME: float32, or bfloat16, which is coarser and has its own table.
     half NAME: both, or the first or second half of the documents, which has its own table.
     device NAME: auto, cpu or cuda.
     threads NUMBER: Processor cores.
@@ -243,7 +243,6 @@ def results(
     """
     report = read_report(**locals(), numbers_only=True)
     require_levels(report)
-    say_problems(report)
     from pe_bench.report.columns import to_frame
 
     return to_frame(report.tables)
@@ -269,14 +268,12 @@ def read_report(
     from pe_bench.runs.find import find_runs, is_checkpoint, parse_condition
     from pe_bench.runs.gather import require_results_folder
     from pe_bench.runs.rows import ALL
-    from pe_bench.values import check_type, listed, plain_value
+    from pe_bench.system.terminal import say
+    from pe_bench.values import check_type, listed
 
-    kinds = dict.fromkeys(("by", "best", "baseline"), str) | {"protocol": Protocol, "slice": Slice}
-    values = {
-        name: check_type(plain_value(options.get(name)), kind | None, name)
-        for name, kind in {**kinds, "margin": float}.items()
-    }
-    by, best, margin = (values[name] for name in ("by", "best", "margin"))
+    by, best, margin = (options.get(name) for name in ("by", "best", "margin"))
+    protocol = check_type(options.get("protocol"), Protocol | None, "protocol")
+    part = check_type(options.get("slice") or ALL, Slice, "slice")
     several = sum(map(is_checkpoint, listed(runs))) > 1
     keys = parse_by(by) if by is not None else ("model",) if several else ()
     if sort is not None:
@@ -285,22 +282,17 @@ def read_report(
         check_margin(margin, "--margin")
     if best is not None:
         check_best(best, keys)
-    selection = Selection(
-        where=tuple(map(parse_condition, listed(options.get("where")))),
-        by=keys,
-        best=best,
-        sort=sort,
-        baseline=values["baseline"],
-        margin=margin,
-        slice=values["slice"] or ALL,
-        numbers_only=numbers_only,
-        lengths=tuple(lengths),
-    )
+    where = tuple(map(parse_condition, listed(options.get("where"))))
+    baseline, shown = options.get("baseline"), tuple(lengths)
+    selection = Selection(where, keys, best, sort, baseline, margin, part, numbers_only, shown)
     folder = Path(results_dir)
     require_results_folder(folder)
     names = [run.name for run in find_runs(listed(runs), folder)] or None
-    newest_only = not (everything or names or selection.where)
-    return build_report(folder, names, values["protocol"], selection, newest_only=newest_only)
+    newest_only = not (everything or names or where)
+    report = build_report(folder, names, protocol, selection, newest_only=newest_only)
+    for problem in report.problems if numbers_only else ():  # notes of the tables that people read
+        say(f"warning: {problem}")
+    return report
 
 
 def require_levels(report: "Report") -> None:
@@ -309,14 +301,6 @@ def require_levels(report: "Report") -> None:
 
     message = "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
     require(bool(report.tables), message)
-
-
-def say_problems(report: "Report") -> None:
-    """Print the problems that tables show as notes and a data frame has no place for."""
-    from pe_bench.system.terminal import say
-
-    for problem in report.problems:
-        say(f"warning: {problem}")
 
 
 def try_change(

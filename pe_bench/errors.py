@@ -4,23 +4,18 @@
 class UserError(ValueError):
     """A mistake in the input: shown as one line, without a traceback, with exit code 2.
 
-    The text names the value that was given, the value that was needed, and the way out. `key` is the key or
-    the argument that it is about, for those that answer in another spelling or name the job of a sweep.
+    The text names the value that was given, the value that was needed, and the way out.
     """
-
-    def __init__(self, message: str, key: str = "") -> None:
-        super().__init__(message)
-        self.key = key
 
 
 class RunError(RuntimeError):
     """A failure although the input was right (a full disk, a lost run): one line, exit code 1."""
 
 
-def require(condition: bool, message: str, key: str = "") -> None:
+def require(condition: bool, message: str) -> None:
     """Raise `UserError` with `message` unless `condition` holds."""
     if not condition:
-        raise UserError(message, key)
+        raise UserError(message)
 
 
 def first_line(error: BaseException) -> str:
@@ -31,13 +26,5 @@ def first_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         reason, name = error.strerror, error.filename
         return f"{name}: {reason[0].lower()}{reason[1:]}" if name is not None else reason
-    lines = (line.strip() for line in text_of(error).splitlines())
+    lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)
-
-
-def text_of(error: BaseException) -> str:
-    """Return an error's text, which is empty where a class of somebody else's fails to make one."""
-    try:
-        return str(error)
-    except Exception:
-        return ""

@@ -5,16 +5,14 @@ import math
 import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pe_bench.errors import UserError, require
 
 MAX_INTEGER = 2**63 - 1  # what PyTorch and numpy take for a whole number
-MIN_LAST_PART = 0.75  # likeness of a word to the last part of a name
 SHOWN = 60  # characters of a wrong value
 
 
@@ -44,33 +42,31 @@ Share = Annotated[float, Range(0, 1)]
 Fraction = Annotated[float, Range(0, 1, is_open=True)]  # a share that is not 0
 
 
-def unknown(word: str, kind: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+def unknown(word: str, kind: str, names: Iterable[str]) -> str:
     """Return `unknown key 'x': did you mean 'y'?`, or the names that there are when none is close."""
-    names = sorted(set(names))
-    close = close_to(word, names, cutoff)
-    section = word.rpartition(".")[0]
-    beside = [name for name in names if name.rpartition(".")[0] == section] or names
-    offered = " or ".join(f"'{name}'" for name in close)
-    hint = f"did you mean {offered}?" if close else f"there are: {', '.join(beside)}"
+    names = sorted({*names})
+    offered = " or ".join(f"'{name}'" for name in close_to(word, names))
+    hint = f"did you mean {offered}?" if offered else f"there are: {', '.join(_beside(word, names))}"
     return f"unknown {kind} '{word}': {hint}"
 
 
-def close_to(word: str, names: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Return the names that were probably meant: the closest one, or those whose last part `word` is like.
+def close_to(word: str, names: Sequence[str]) -> list[str]:
+    """Return the names that were probably meant: the closest, or those whose last part `word` is like.
 
     `lr` is for `train.lr`, and `lenght` for `train.length`.
     """
-    names = list(names)
-    section, _, last = word.rpartition(".")
-    beside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == section]
-    if section and beside:
-        return [f"{section}.{part}" for part in difflib.get_close_matches(last, beside, n=1, cutoff=cutoff)]
-    if not section:
-        last_parts = [name.rpartition(".")[2] for name in names]
-        parts = difflib.get_close_matches(word, last_parts, n=1, cutoff=max(cutoff, MIN_LAST_PART))
-        if parts and parts[0] not in names:
-            return [name for name, part in zip(names, last_parts, strict=True) if part == parts[0]]
-    return difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+    last_parts = {name: name.rpartition(".")[2] for name in _beside(word, names)}
+    close = difflib.get_close_matches(word.rpartition(".")[2], last_parts.values(), n=1)
+    return [name for name in names if name in close] or [
+        name for name, part in last_parts.items() if part in close
+    ]
+
+
+def _beside(word: str, names: Sequence[str]) -> Sequence[str]:
+    """Return the names in the section of a word such as `train.lenght`, or all where it has none."""
+    section = word.rpartition(".")[0]
+    beside = [name for name in names if name.rpartition(".")[0] == section]
+    return beside if section and beside else names
 
 
 def check_type(value: Any, kind: Any, key: str) -> Any:
@@ -81,26 +77,12 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
     try:
         return _convert(value, kind)
     except ValueError:
-        way_out = f": write {key}=[{value}]" if _is_part_of_list(value, kind) else ""
-        raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}", key) from None
-
-
-def _is_part_of_list(value: Any, kind: Any) -> bool:
-    """Whether the type takes a list, and a list of this value alone is right."""
-    for part in (kind, *typing.get_args(kind)):
-        if typing.get_origin(part) is list:
-            with suppress(ValueError):
-                _convert([value], part)
-                return True
-    return False
+        raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}") from None
 
 
 def shown(value: Any) -> str:
     """Return a wrong value for a message: as it was given, and not at length."""
-    if value is None:
-        return "null"
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return "null" if value is None else repr(value)[:SHOWN]
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -119,14 +101,13 @@ def _convert(value: Any, kind: Any) -> Any:
         kinds = arguments if origin is tuple else arguments * len(value)
         if len(kinds) == len(value):
             return origin(_convert(one, kind) for one, kind in zip(value, kinds, strict=True))
-    elif origin is Literal and value in arguments:
-        return value
-    elif dict in (origin, kind) and isinstance(value, dict):
-        return dict(value)
-    elif kind is Any or (kind is bool and isinstance(value, bool)) or (kind is type(None) and value is None):
-        return value
     elif kind in (int, float, str):
         return _convert_scalar(value, kind)
+    elif origin is Literal or kind is Any:
+        if kind is Any or value in arguments:
+            return value
+    elif isinstance(value, origin or kind):
+        return value
     raise ValueError
 
 
@@ -160,9 +141,8 @@ def _describe(kind: Any) -> str:
 def parse_lengths(text: str) -> list[int]:
     """Read `512,2048` as numbers. Raises `UserError` for anything but positive whole ones."""
     lengths = [length.strip() for length in text.split(",")]
-    for length in lengths:
-        is_length = length.isdecimal() and int(length) > 0
-        require(is_length, f"--lengths takes positive whole numbers, and '{length}' is not one")
+    are_lengths = all(length.isdecimal() and int(length) > 0 for length in lengths)
+    require(are_lengths, f"--lengths takes positive whole numbers such as 512,2048, not '{text}'")
     return [int(length) for length in lengths]
 
 
@@ -178,16 +158,9 @@ def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value as YAML has it: paths as text, numbers and arrays of NumPy as Python's.
-
-    Raise `UserError` for what is neither a text, a number nor a list of these.
-    """
-    if isinstance(value, str | bool | None):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Real):
-        return int(value) if isinstance(value, Integral) else float(value)
-    is_list = isinstance(value, Iterable) and not isinstance(value, Mapping | bytes)
-    require(is_list, f"{value!r} is no value of a key: give a text, a number or a list")
-    return [plain_value(inner) for inner in value]
+    """Return a value as YAML has it: paths as text, numbers and arrays of NumPy as Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple | range):
+        return [plain_value(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value

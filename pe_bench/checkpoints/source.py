@@ -6,6 +6,7 @@ transformers loads it: no code of its folder runs, and nothing of it is left to 
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch
 
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.system.files import cache_root, cached_digest, check_name, expand_path
+from pe_bench.system.files import cache_root, cached_digest
 from pe_bench.system.terminal import one_line
 from pe_bench.values import check_type
 
@@ -79,9 +80,8 @@ class Source:
 def read_source(text: str) -> Source:
     """Return the checkpoint that `hf:REPO_OR_FOLDER[@revision]` names; a repository is downloaded."""
     named = text.removeprefix(PREFIX)
-    folder = expand_path(named, PREFIX)
+    folder = Path(os.path.expanduser(named))
     if named and folder.is_dir():
-        check_name(str(folder.resolve()), PREFIX)
         return checked(Source(f"{PREFIX}{folder.resolve()}", folder.resolve()))
     repository, _, revision = named.partition("@")
     message = f"{text} is neither a folder nor a repository: say hf:FOLDER or hf:OWNER/NAME[@REVISION]"

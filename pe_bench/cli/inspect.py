@@ -48,7 +48,7 @@ def check(
       pe-bench check my.py:MyEncoding --verbose
       pe-bench check --all
     """
-    from pe_bench.config.groups import encoding_names
+    from pe_bench.config.groups import names_in
     from pe_bench.config.overrides import parse_override
     from pe_bench.inspection.resolve import split_arguments
 
@@ -60,7 +60,7 @@ def check(
         is_option = "." not in override.key or override.section == "encoding"
         message = f"check uses its own model: leave out {text}, which is not an option of an encoding"
         require(is_option, message)
-    every = encoding_names(config_dir) if everything else []
+    every = names_in("encoding", config_dir) if everything else []
     print_checks(check_each([*every, *arguments], config_dir), verbose=verbose, as_json=as_json)
 
 

@@ -6,7 +6,6 @@ mapping with a `name`, which replaces what was there. Whatever it leaves out is 
 """
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -21,7 +20,6 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.encodings.signatures import NOT_OPTIONS, complete, read_part
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.system.files import expand_path
 
 # Overrides before the user's own: how tests run the README's commands on shorter budgets.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
@@ -68,10 +66,10 @@ def multirun(overrides: Sequence[str], search: Sequence[Path], task: Callable[[A
         hydra.multirun(CONFIG, task, [*overrides])
 
 
-def print_config(overrides: Sequence[str], search: Sequence[Path], kind: str, *, resolve: bool) -> None:
-    """Print the keys of a job, of Hydra, or all. Raises `UserError`."""
+def print_config(overrides: Sequence[str], search: Sequence[Path]) -> None:
+    """Print the keys of a job. Raises `UserError`."""
     with explain_hydra_errors(overrides, search), _hydra(search) as hydra:
-        hydra.show_cfg(CONFIG, [*overrides], cfg_type=kind, package=None, resolve=resolve)
+        hydra.show_cfg(CONFIG, [*overrides], cfg_type="job", package=None)
 
 
 @contextmanager
@@ -94,11 +92,6 @@ def _hydra(search: Sequence[Path]) -> Iterator[Any]:
         yield Hydra.create_main_hydra2("train", path)
     finally:
         GlobalHydra.instance().hydra = outer
-
-
-def config_flags(search: Sequence[Path]) -> list[str]:
-    """Return the flags without which overrides would compose something else."""
-    return [word for folder in search for word in ("--config-dir", str(folder))]
 
 
 def register_resolvers() -> None:
@@ -153,27 +146,12 @@ def _require_value(otherwise: str) -> None:
     raise UserError(otherwise)
 
 
-def _seed_of(run: str) -> int:
-    match = re.search(r"-s(\d+)-[0-9a-f]+$", run)
-    if match is None:
-        raise UserError(f"the name of {run} has no seed: give a run's name in full")
-    return int(match[1])
-
-
-def _divide(d_model: int, n_heads: int) -> int:
-    is_possible = all(isinstance(value, int) and value > 0 for value in (d_model, n_heads))
-    message = f"model.d_model={d_model} is not divisible by model.n_heads={n_heads}: give a multiple"
-    require(is_possible and d_model % n_heads == 0, message)
-    return d_model // n_heads
-
-
 RESOLVERS: dict[str, Callable[..., Any]] = {
-    "divide": _divide,
     "quotient": lambda a, b: max(1, a // b),
     "times": lambda a, b: a * b,
     "required": _require_value,
-    "seed_of": _seed_of,
-    "expanduser": lambda path: str(expand_path(path, "results_dir=")),
+    "seed_of": lambda run: int(run.rpartition("-s")[2].partition("-")[0]),
+    "expanduser": os.path.expanduser,
 }
 
 

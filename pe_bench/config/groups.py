@@ -52,7 +52,7 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     by_name = {name: name for name in names} | (aliases() if group == "encoding" else {})
     folded = {_fold(name): first for name, first in by_name.items()}
     if typed not in by_name and _fold(typed) not in folded:
-        raise UserError(unknown(typed, group, by_name), key=group)
+        raise UserError(unknown(typed, group, by_name))
     return by_name.get(typed) or folded[_fold(typed)]
 
 
@@ -101,7 +101,7 @@ def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str,
     files = [folder / group / f"{name}.yaml" for folder in (config_dir(), *search)]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        raise UserError(unknown(name, group, names_in(group, search)), key=group)
+        raise UserError(unknown(name, group, names_in(group, search)))
     part = read_part(file)
     result: dict[str, Any] = {}
     for entry in part.pop("defaults", ()):
@@ -154,12 +154,6 @@ def option_keys(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterat
     for name in {*names["task"]} & {*names_in("task")}:
         task = read_part(config_dir() / "task" / f"{name}.yaml")["task"]
         yield from (f"task.{option}" for option in task if option != "name")
-
-
-def encoding_names(search: Sequence[Path] = ()) -> list[str]:
-    """Return the name of every encoding: the shipped ones first, then those in a person's own folders."""
-    shipped = names_in("encoding")
-    return [*shipped, *(name for name in names_in("encoding", search) if name not in shipped)]
 
 
 LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")

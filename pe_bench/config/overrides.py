@@ -2,7 +2,6 @@
 
 import re
 import sys
-import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,8 +11,6 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import GROUPS, MAY_BE_NONE, find_name, keys_in, names_in, option_keys, plain_keys
-from pe_bench.config.schema import FIELD_OF_KEY, SECTIONS
-from pe_bench.encodings.signatures import require_class
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import plain_value, unknown
 
@@ -24,7 +21,7 @@ KEY = re.compile(r"[A-Za-z_][\w$/@.:-]*", re.ASCII)
 PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
 NOT_TEXT = ("null", "true", "false", "nan", "inf")  # what Hydra reads plain text as
 # A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
-NAME = r"(?:[\w.+-]+|[\w.+/~ -]+:\w+)"
+NAME = r"(?:[\w.+-]+|[\w.+/~ -]+(?::\w+|\.py))"
 NAMES = re.compile(rf"\[?{NAME}(,{NAME})*,?\]?", re.ASCII)
 # Hydra's words
 REFUSED_KEY = re.compile(r"Could not override '(.*)'")
@@ -75,9 +72,6 @@ def quote(value: Any) -> str:
 def overrides_of(key: str, value: Any) -> Iterator[str]:
     """Yield the override that sets a key to a value, or those that set the keys of a group to a mapping."""
     if isinstance(value, Mapping):
-        require(
-            bool(value), f"{key}={{}} names no key and changes nothing: leave it out, or name a key in it"
-        )
         for name, inner in value.items():
             yield from overrides_of(f"{key}.{name}", inner)
     else:
@@ -121,28 +115,22 @@ def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str
 
 
 def _checked(text: str, search: Sequence[Path]) -> Override:
+    """Return an override. Raises `UserError` for text that is none, and for several encodings of one run."""
     override = parse_override(text)
     group, value = override.key, override.value
-    is_read = KEY.fullmatch(group) and (value is not None or override.prefix == "~")
-    if not is_read or (group in GROUPS and value == ""):
-        of = next((each for each in GROUPS if text in names_in(each, search)), "KEY")
-        way = f"{of}={'VALUE' if of == 'KEY' else text}" if group not in GROUPS else f"{group}=NAME"
-        raise UserError(f"'{text}' cannot be read: say {way}")
-    several = "{" if group == "modifier" else ("[", "{")
-    is_one = group not in GROUPS or not (value or "").startswith(several)
-    require(
-        is_one, f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
-    )
-    for name in (value or "").split(",") if group == "encoding" else ():
-        require_class(name, search)
+    if not KEY.fullmatch(group) or (value is None and override.prefix != "~"):
+        of = next((each for each in GROUPS if text in names_in(each, search)), None)
+        raise UserError(f"'{text}' cannot be read: say {f'{of}={text}' if of else 'KEY=VALUE'}")
+    is_several = group in GROUPS and group != "modifier" and (value or "").startswith("[")
+    message = f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
+    require(not is_several, message)
     return override
 
 
 def _with_file_names(override: Override, search: Sequence[Path]) -> Override:
-    group, value = override.key, override.value
-    if group not in GROUPS or value is None or not NAMES.fullmatch(value):
-        return override
-    if group in MAY_BE_NONE and value == "null":
+    group, value = override.key, override.value or ""
+    is_none = group in MAY_BE_NONE and value == "null"
+    if group not in GROUPS or is_none or not NAMES.fullmatch(value):
         return override
     parts = re.split(r"([][,])", value)  # names, and the commas and brackets between
     names = [part if part in ("", *"[],") else find_name(group, part, search) for part in parts]
@@ -161,15 +149,6 @@ def _with_nested_as_text(override: Override) -> Override:
     return replace(override, value=",".join(map(quote, texts)))
 
 
-def takes_list(key: str) -> bool:
-    """Return whether a key of a section takes a list of values."""
-    section, _, name = key.partition(".")
-    if section not in SECTIONS:
-        return False
-    hint: Any = typing.get_type_hints(SECTIONS[section]).get(FIELD_OF_KEY.get(key, name))
-    return any(typing.get_origin(kind) in (list, tuple) for kind in (hint, *typing.get_args(hint)))
-
-
 @contextmanager
 def explain_hydra_errors(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterator[None]:
     """Turn Hydra's and OmegaConf's errors into a `UserError` of one line."""
@@ -184,17 +163,6 @@ def explain_hydra_errors(overrides: Sequence[str], search: Sequence[Path] = ()) 
         raise cause(error) or _explained(error, overrides, search) from error
     except yaml.YAMLError as error:
         raise UserError(f"a YAML file cannot be read: {' '.join(str(error).split())}") from error
-
-
-@contextmanager
-def name_job_in_error(overrides: Sequence[str]) -> Iterator[None]:
-    """Name the job of a sweep in its error, unless the error is about one key, which it names."""
-    try:
-        yield
-    except UserError as error:
-        if error.key:
-            raise
-        raise UserError(f"{error} (the job {' '.join(overrides)})") from error
 
 
 def cause(error: BaseException | None) -> UserError | None:
@@ -230,5 +198,5 @@ def unknown_key(key: str, keys: Iterable[str]) -> UserError:
     names, section = [*keys, *GROUPS], key.rpartition(".")[0]
     has_options = any(name.startswith(f"{section}.") for name in names)
     if section.startswith("encoding") and not has_options:
-        return UserError(f"unknown key '{key}': {section} has no options", key)
-    return UserError(unknown(key, "key", names), key)
+        return UserError(f"unknown key '{key}': {section} has no options")
+    return UserError(unknown(key, "key", names))

@@ -6,10 +6,10 @@ the two together. Nothing heavy is imported here: a mistake must be answered at 
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pe_bench.errors import UserError, require
 from pe_bench.values import (
@@ -82,7 +82,7 @@ class DataConfig:
         has_path = self.path is not None or self.source not in needs
         require(has_path, f"data={self.name} needs {needs.get(self.source)}")
         message = f"data.path={self.path} is not read with data={self.name}: say data=files, or leave it out"
-        require(self.path is None or self.source in needs, message, "data.path")
+        require(self.path is None or self.source in needs, message)
         try:
             " ".encode(self.encoding)
         except LookupError as error:
@@ -147,8 +147,7 @@ class TrainConfig:
         require(self.from_run is None or self.beside is None, message)
         message = "train.only=encoding goes on from a run whose other weights stay: give train.from=RUN"
         require(self.from_run is not None or self.only is None, message)
-        way = f"try train.batch_tokens={length * max(1, round(tokens / length))}"
-        message = f"train.batch_tokens={tokens} is not a multiple of train.length={length}: {way}"
+        message = f"train.batch_tokens={tokens} is not a multiple of train.length={length}: give one"
         require(tokens % length == 0, message)
         message = f"train.processes={self.processes} times train.micro_batches={self.micro_batches} does not "
         windows = f"divide the {self.batch} windows of a step (train.batch_tokens / train.length)"
@@ -192,16 +191,10 @@ class EvalConfig:
         room = min(MAX_DEFAULT_BLOCK, self.first_length or train_length)
         return self.target_tokens or 1 << room.bit_length() - 1
 
-    def check(self) -> None:
-        require(self.lengths != [], "eval.lengths is empty: name lengths, or null for the default ones")
-
 
 @dataclass(frozen=True)
 class ReportConfig:
     margin: float = MARGIN
-
-    def check(self) -> None:
-        check_margin(self.margin, "report.margin")
 
 
 @dataclass(frozen=True)
@@ -252,8 +245,9 @@ class Config:
 
     def check(self) -> None:
         """Raise `UserError` for what cannot work; each text says the value and the way out."""
-        for section in (self.model, self.data, self.tokenizer, self.eval, self.report):
+        for section in (self.model, self.data, self.tokenizer):
             section.check()
+        check_margin(self.report.margin, "report.margin")
         if self.checkpoint is None:
             self.train.check()
         data, protocol, task = self.data.source, self.eval.protocol, (self.task or {}).get("name", "null")
@@ -263,24 +257,14 @@ class Config:
             "say task=NAME, such as task=majority, and leave the two others out",
         )
         shortest = min(self.eval.resolved_lengths(self.train.length))
-        require(
-            protocol != "paired" or shortest >= MIN_PAIRED_LENGTH,
-            f"length {shortest} is too short for eval.protocol=paired: "
-            f"choose {MIN_PAIRED_LENGTH} tokens or more",
-        )
+        message = f"length {shortest} is too short for eval.protocol=paired: choose 2 tokens or more"
+        require(protocol != "paired" or shortest >= MIN_PAIRED_LENGTH, message)
         _check_part(self.encoding, "encoding")
         _check_name(self.encoding.get("name"), "encoding.name")
 
 
 KEYS = tuple(field.name for field in fields(Config) if field.name not in ("search", "checkpoint"))
-SECTIONS: dict[str, type[Any]] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "tokenizer": TokenizerConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "report": ReportConfig,
-}
+SECTIONS = {name: kind for name, kind in get_type_hints(Config).items() if is_dataclass(kind)}
 
 
 def keys_of_sections() -> Iterator[str]:
@@ -295,18 +279,14 @@ def check_margin(margin: float, key: str) -> None:
     require(0 < margin < FAILURE, message)
 
 
-def _check_part(part: Any, key: str) -> None:
-    """Raise `UserError` for a part of an encoding, or an encoding in an option, without a class."""
-    name = part.get("class") if isinstance(part, dict) else None
+def _check_part(part: Mapping[str, Any], key: str) -> None:
+    """Raise `UserError` for an encoding or a modifier without a class, and for modifiers of unfit names."""
+    name = part.get("class")
     message = f"{key}.class must be text such as file.py:Class, not {shown(name)}"
-    require(isinstance(name, str) and name != "", message)
-    modifiers = check_type(part.get("modifiers") or {}, dict, f"{key}.modifiers")
-    for name, modifier in modifiers.items():
+    require(isinstance(name, str), message)
+    for name, modifier in check_type(part.get("modifiers") or {}, dict, f"{key}.modifiers").items():
         _check_name(name, "a modifier's name")
-        _check_part(modifier, f"{key}.modifiers.{name}")
-    for option, value in part.items():
-        if option != "modifiers" and isinstance(value, dict) and "class" in value:
-            _check_part(value, f"{key}.{option}")
+        _check_part(check_type(modifier, dict, f"{key}.modifiers.{name}"), f"{key}.modifiers.{name}")
 
 
 def _check_name(name: Any, key: str) -> None:

@@ -88,7 +88,7 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     root = Path(path).expanduser()
     if not root.exists():
         where = "" if root.is_absolute() else f" in {Path.cwd()}"
-        raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file", key)
+        raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file")
     is_empty, problems = True, list[str]()
     for file in files_in(root) if root.is_dir() else [root]:
         name = file.relative_to(root).as_posix() if root.is_dir() else file.name
@@ -101,9 +101,9 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
             problems.append(f"{name} ({error})")
     if problems:
         names = ", ".join(problems[:MAX_NAMED])
-        raise UserError(f"{key}={path}: {len(problems)} of its files cannot be read: {names}: {NO_TEXT}", key)
+        raise UserError(f"{key}={path}: {len(problems)} of its files cannot be read: {names}: {NO_TEXT}")
     if is_empty:
-        raise UserError(f"{key}={path} holds no text (hidden files are ignored): put text files into it", key)
+        raise UserError(f"{key}={path} holds no text (hidden files are ignored): put text files into it")
 
 
 def files_in(folder: Path) -> list[Path]:

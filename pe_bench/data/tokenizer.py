@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -13,7 +14,7 @@ import numpy as np
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.system.files import expand_path, write_text
+from pe_bench.system.files import write_text
 from pe_bench.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
 
 def tokenizer_file(config: TokenizerConfig) -> Path:
     """Return the file that `tokenizer.name` means. Raises `UserError` where there is none."""
-    named = expand_path(str(config.name), "tokenizer.name=")
+    named = Path(os.path.expanduser(str(config.name)))
     path = named / "tokenizer.json" if named.is_dir() else named
     require(path.is_file(), f"tokenizer.name={config.name}: there is no file {path}")
     return path

@@ -2,12 +2,12 @@
 
 import ast
 import hashlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pe_bench.errors import UserError
-from pe_bench.system.files import expand_path
 
 INSTALLED = ("site-packages", "dist-packages")  # folders whose files are other packages
 NEVER_OF_A_FOLDER = {*sys.stdlib_module_names, "pe_bench"}
@@ -15,7 +15,7 @@ NEVER_OF_A_FOLDER = {*sys.stdlib_module_names, "pe_bench"}
 
 def find_file(location: str, search: Sequence[Path]) -> Path:
     """Return the file of a custom encoding, in the working folder or those of `search`."""
-    location = str(expand_path(location, "encoding="))
+    location = os.path.expanduser(location)
     folders = [Path(), *(folder / inner for folder in search for inner in ("", "encoding"))]
     for folder in folders:
         if (folder / location).is_file():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.compose import OVERRIDES_VARIABLE, compose
-from pe_bench.config.groups import GROUPS, encoding_names, find_name, keys_in
+from pe_bench.config.groups import GROUPS, find_name, keys_in, names_in
 from pe_bench.config.overrides import Override, in_full, parse_override, unknown_key
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
@@ -123,5 +123,5 @@ def resolve_timed(
     overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *typed]
     shared = [text for text in overrides if parse_override(text).section in SHARED]
     subjects = resolve([REFERENCE, *shared], search)
-    subjects += resolve([*(names or encoding_names(search)), *overrides], search)
+    subjects += resolve([*(names or names_in("encoding", search)), *overrides], search)
     return " ".join(shared), list({subject.label: subject for subject in subjects}.values())

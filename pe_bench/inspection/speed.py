@@ -22,7 +22,6 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings import LengthError
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import text_of
 from pe_bench.inspection.resolve import REFERENCE, ResolvedEncoding
 from pe_bench.model.attention import choose
 from pe_bench.model.checks import describe_user_code_error
@@ -213,7 +212,7 @@ def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
     """Return the status and reason of a row without numbers. Raises the error again if it is our fault."""
-    reason = " ".join(text_of(error).split())
+    reason = " ".join(str(error).split())
     if is_out_of_memory(error):
         return "out_of_memory", reason
     if isinstance(error, LengthError):

@@ -18,16 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pe_bench.config.compose import complete_overrides, compose, config_flags, multirun, parse_composed
+from pe_bench.config.compose import complete_overrides, compose, multirun, parse_composed
 from pe_bench.config.groups import OPTIONS_OF_GROUP, names_in
 from pe_bench.config.overrides import (
     PREFIXES,
     Override,
     explain_hydra_errors,
-    name_job_in_error,
     parse_override,
     quote,
-    takes_list,
 )
 from pe_bench.config.parse import parse_config, warn_unused
 from pe_bench.config.schema import Config
@@ -71,12 +69,11 @@ def check_sweep(
     configs = []
     say("sweep: checking every value before the first job starts")
     for index, chosen in enumerate(combinations):
-        with name_job_in_error([value for value in chosen if value not in combinations[0]] or chosen):
-            configs.append(parse_config(compose([*plain, *chosen], search), search))
-            if index < MAX_CHECKED:
-                from pe_bench.experiment import prepare
+        configs.append(parse_config(compose([*plain, *chosen], search), search))
+        if index < MAX_CHECKED:
+            from pe_bench.experiment import prepare
 
-                (check or prepare)(configs[-1])
+            (check or prepare)(configs[-1])
     warn_unused(configs, [text.key for text in (texts if typed is None else map(parse_override, typed))])
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
     folder = Path(configs[0].results_dir).absolute() / "sweeps" / name
@@ -84,17 +81,10 @@ def check_sweep(
 
 
 def _values(override: Any, search: Sequence[Path]) -> list[str]:
-    """Return the values of a sweep as overrides of one value.
-
-    Raise `UserError` for `eval.lengths=64,128`: a sweep would score one run at 64, and one at 128.
-    """
+    """Return the values of a sweep as overrides of one value."""
     from hydra.core.override_parser.types import Glob
 
     text, pattern = parse_override(override.input_line), override.value()
-    is_part = takes_list(text.key) and not re.search(r"[\[(]", text.value or "")
-    message = f"{text} with -m makes a run for each value, but {text.key} takes a list: "
-    way_out = f"say '{text.key}=[{text.value}]' for one list, '{text.key}=[...],[...]' for several"
-    require(not is_part, message + way_out, text.key)
     if isinstance(pattern, Glob):
         values = pattern.filter(names_in(override.key_or_group, search))
     else:
@@ -186,7 +176,8 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
 
     def note(composed: Any) -> None:
         parse_composed(composed)
-        words = [*HydraConfig.get().overrides.task, *config_flags(search)]
+        flags = [word for folder in search for word in ("--config-dir", str(folder))]
+        words = [*HydraConfig.get().overrides.task, *flags]
         commands.append(shlex.join(["pe-bench", "train", *words]))
 
     launcher = ("hydra/launcher", "hydra.launcher.")

@@ -18,7 +18,7 @@ import filelock
 import platformdirs
 
 from pe_bench.errors import RunError, require
-from pe_bench.system.terminal import CONTROL, say
+from pe_bench.system.terminal import say
 
 TEMPORARY = ".partial-"
 META = "meta.json"
@@ -83,24 +83,18 @@ def flush_to_disk(path: Path) -> None:
 # Paths that a person names
 
 
-def expand_path(path: str | Path, key: str = "") -> Path:
-    """Return a path with the home folder in place of `~`; `key`, such as `cache_dir=`, is for messages."""
-    check_name(str(path), key)
-    return Path(os.path.expanduser(path))
-
-
 def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
     """Return the folder, which need not exist yet.
 
     Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
     """
     require(str(folder) != "", f"{key} is empty: name a folder")
-    path = expand_path(folder, f"{key}=")
+    path = Path(os.path.expanduser(folder))
     existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path())
     require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
     way_out = f"say {key}=FOLDER with one that can, or change its permissions"
     message = f"{key}={folder}: {existing} cannot be written: {way_out}"
-    require(not is_written or os.access(existing, os.W_OK), message, key)
+    require(not is_written or os.access(existing, os.W_OK), message)
     return path
 
 
@@ -112,21 +106,13 @@ def require_writable(option: str, path: Path) -> None:
     require(path.is_file() or not path.exists(), message)
 
 
-def check_name(name: str, key: str = "") -> None:
-    """Raise `UserError` for a name that would damage the files that hold it."""
-    sign = "${" if "${" in name else next(iter(CONTROL.findall(name)), "")
-    require(not sign, f"{key}{name!a} has {sign!a} in it, which no run may hold: give it another name")
-
-
 # The cache
 
 
 def cache_root(cache_dir: str | None) -> Path:
     """Return `cache_dir`, else $PE_BENCH_CACHE, else the user's cache folder."""
-    if cache_dir:
-        return expand_path(cache_dir, "cache_dir=")
-    chosen = os.environ.get("PE_BENCH_CACHE")
-    return expand_path(chosen, "PE_BENCH_CACHE=") if chosen else platformdirs.user_cache_path("pe-bench")
+    chosen = cache_dir or os.environ.get("PE_BENCH_CACHE")
+    return Path(os.path.expanduser(chosen)) if chosen else platformdirs.user_cache_path("pe-bench")
 
 
 def key_of(*parts: Any) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import torch
 
-from pe_bench.errors import RunError, first_line, require, text_of
+from pe_bench.errors import RunError, first_line, require
 from pe_bench.system.signals import local_rank, world_size
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -162,7 +162,7 @@ def _glibc() -> Any:
 def is_out_of_memory(error: BaseException) -> bool:
     return (
         isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or "can't allocate memory" in text_of(error)  # how PyTorch says it on a CPU
+        or "can't allocate memory" in str(error)  # how PyTorch says it on a CPU
     )
 
 
