@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pe_bench.cli.completion import LISTS
 from pe_bench.cli.data import print_data
@@ -13,11 +13,7 @@ from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
 from pe_bench.values import unknown
 
-if TYPE_CHECKING:
-    from pe_bench.config.schema import ModelConfig
-
 Record = Mapping[str, Any]
-BYTES = 257  # the vocabulary of tokenizer=bytes: every byte, and the end of a document
 MAX_LENGTHS = 3  # how many lengths of a run are shown by name
 ABOUT_STUDIES = (
     "minutes: an estimate for two cores, and of gpu for one GPU; --quick takes a few.\n"
@@ -73,8 +69,6 @@ def _listing(name: str, results_dir: Path) -> Listing:
     from pe_bench.config.groups import description, keys, names_in
 
     match name:
-        case "models":
-            return _models()
         case "keys":
             names = ("key", "default", "meaning")
             return Listing([dict(zip(names, key, strict=True)) for key in keys()], _fields(*names))
@@ -159,28 +153,3 @@ def _studies(results_dir: Path) -> Listing:
         **_fields("question"),
     }
     return Listing(records, columns, [ABOUT_STUDIES])
-
-
-def _models() -> Listing:
-    from pe_bench.config.compose import compose
-    from pe_bench.config.groups import names_in
-    from pe_bench.config.parse import parse_config
-
-    models = [parse_config(compose([f"model={name}", "encoding=nope"])).model for name in names_in("model")]
-    records = [
-        {**asdict(model), "parameters": decoder_parameters(model, BYTES), "vocabulary": BYTES}
-        for model in models
-    ]
-    sizes = {"layers": itemgetter("n_layers"), "width": itemgetter("d_model"), "heads": itemgetter("n_heads")}
-    remark = f"parameters: with the {BYTES} tokens of tokenizer=bytes; each other adds the width"
-    return Listing(records, {"model": itemgetter("name"), **_fields("parameters"), **sizes}, [remark])
-
-
-def decoder_parameters(model: "ModelConfig", vocabulary: int) -> int:
-    """Count the decoder's parameters without an encoding by arithmetic: PyTorch takes a second to load."""
-    width = model.d_model
-    attention = 2 * width * model.d_head * (model.n_heads + model.n_kv_heads)
-    norms = 2 * width + (2 * model.d_head if model.qk_norm else 0)
-    layer = attention + 3 * width * model.d_ff + norms
-    embeddings = vocabulary * width * (1 if model.tie_embeddings else 2)
-    return embeddings + model.n_layers * layer + width

@@ -14,7 +14,6 @@ from pe_bench.runs.commands import results_option
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import listed as listed_values
 
-PRINTED = ("job", "hydra", "all")
 EXIT_CODES = {"better": 0, "not better": 3, "unclear": 4}
 TRIES = ("number", "change", "baseline", "at training", "at longest", "seeds", "answer")
 
@@ -25,7 +24,6 @@ def train(
     *,
     multirun: bool = False,
     cfg: str | None = None,
-    resolve: bool = False,
     plan: Path | None = None,
     as_json: bool = False,
     config_dir: Sequence[Path] = (),
@@ -36,8 +34,7 @@ def train(
         (`pe-bench list keys` has all): encoding=rope, model=tiny, data=stdlib, seed=0, threads=auto,
         train.length=128, train.steps=null, train.lr=0.005, eval.lengths=null, results_dir=results.
     multirun: A sweep: train each combination of listed values.
-    cfg job|hydra|all: Print every key and its value instead of training.
-    resolve: Print them with computed values.
+    cfg job: Print every key and its value instead of training.
     plan FILE: Train nothing: check all jobs, and write the command of each on a line of its own.
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
@@ -47,13 +44,12 @@ def train(
       pe-bench train -m encoding=rope,alibi seed=0,1,2     # a sweep of six runs
       pe-bench train --cfg job                             # every key and its value
     """
-    if cfg or resolve:
-        require(cfg is None or cfg in PRINTED, f"--cfg prints one of {', '.join(PRINTED)}, not '{cfg}'")
-        is_one = plan is None and not multirun
-        require(is_one, "--cfg prints the keys of one job: leave out -m and --plan")
+    if cfg is not None:
+        is_one = cfg == "job" and plan is None and not multirun
+        require(is_one, "--cfg job prints the keys of one job: leave out -m and --plan")
         from pe_bench.config.compose import complete_overrides, print_config
 
-        print_config(complete_overrides(overrides, config_dir), config_dir, cfg or "job", resolve=resolve)
+        print_config(complete_overrides(overrides, config_dir), config_dir)
     elif plan is not None:
         _write_plan(overrides, config_dir, plan)
     elif multirun:
@@ -90,7 +86,7 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
     check_sweep(overrides, search)
     commands = plan_sweep(overrides, search)
     write_text(plan, "\n".join([*commands, ""]))
-    say(f"{plan}: {len(commands)} command{'s' if len(commands) > 1 else ''}; each does what is missing")
+    say(f"{plan}: the commands of {len(commands)} jobs; each does what is missing")
 
 
 @command("extend", api.extend)

@@ -62,7 +62,7 @@ def find_run(name: str, results_dir: Path) -> Path:
     """Return the one finished run that a path or a name stands for. Raise `UserError` for several."""
     runs = without_tries(find_runs([name], results_dir, anywhere=True))
     names = ", ".join(run.name for run in runs)
-    require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}", name)
+    require(len(runs) == 1, f"'{name}' is the name of several runs: give one in full: {names}")
     return runs[0]
 
 
@@ -83,7 +83,7 @@ def find_runs(
     runs: dict[Path, None] = {}
     for name in names:
         message = f"'{name}' is no run: say --where {shlex.quote(name)}"
-        require(CONDITION.fullmatch(name) is None, message, name)
+        require(CONDITION.fullmatch(name) is None, message)
         runs |= dict.fromkeys(_named(name, results_dir, anywhere=anywhere))
     if not where:
         return [_finished(run) if anywhere else run for run in runs]
@@ -119,7 +119,7 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
     if is_checkpoint(typed):
         of_it = [run for run in runs if scores_checkpoint(RunFolder(run), typed)]
         way_out = f"score it with `pe-bench eval {shlex.quote(typed)}`"
-        require(bool(of_it), f"no finished run of {typed} in {folder}: {way_out}", typed)
+        require(bool(of_it), f"no finished run of {typed} in {folder}: {way_out}")
         return of_it
     ways: tuple[Callable[[Path], bool], ...] = (
         lambda run: run.name == name,
@@ -141,7 +141,7 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         if begun.name.startswith(name):
             return [_finished(begun)]
     way_out = "say --all for all of them" if name == "all" else "see `pe-bench list runs`"
-    raise UserError(f"no finished run '{typed}' in {folder}: {way_out}", typed)
+    raise UserError(f"no finished run '{typed}' in {folder}: {way_out}")
 
 
 def names_of_label(label: str) -> tuple[str, ...]:

@@ -11,12 +11,7 @@ from support.commands import Command
 from support.results import add_run
 
 from pe_bench.cli.completion import complete_word
-from pe_bench.cli.list import decoder_parameters
-from pe_bench.config.compose import compose
-from pe_bench.config.groups import names_in
-from pe_bench.config.parse import parse_config
 from pe_bench.inspection.catalogue import catalogue as encodings
-from pe_bench.model.decoder import build_decoder
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +76,6 @@ def test_other_lists_have_a_name_and_what_it_is(command: Command) -> None:
         assert all(row[key] for row in rows for key in ("what_it_is", "meaning", "question") if key in row)
         shown = command("list", name).out
         assert all(str(next(iter(row.values()))) in shown for row in rows)
-
-
-def test_parameters_of_a_model_are_those_that_it_is_built_with(command: Command) -> None:
-    several = ["model.tie_embeddings=false", "model.n_kv_heads=1"]
-    for name, options in [*((name, []) for name in names_in("model")), ("tiny", several)]:
-        overrides = [f"model={name}", "model.n_layers=2", "encoding=nope", *options]
-        config = parse_config(compose(overrides))
-        built = build_decoder(config, ["a"] * 300)
-        assert decoder_parameters(config.model, 300) == built.parameter_count, name
-    [gpt2] = [row for row in rows_of(command, "models") if row["name"] == "gpt2"]
-    assert f"{gpt2['parameters']:,}" in command("list", "models").out
 
 
 def test_lists_and_a_report_do_not_load_torch(tmp_path) -> None:

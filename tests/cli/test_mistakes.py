@@ -5,14 +5,13 @@ import shlex
 import pytest
 from support.commands import Command, files_in, only_run
 
-# What is typed, and what is told. BIDI is a sign that hides what follows.
+# What is typed, and what is told.
 MISTAKES = r"""
 trian -> No such command 'trian'. Did you mean 'train'?
 train encoding=ropee -> unknown encoding 'ropee': did you mean 'rope'?
-train modifier=[lgn] -> unknown modifier 'lgn': did you mean 'logn'?
 train train.leng=3 -> unknown key 'train.leng': did you mean 'train.length'?
 train +foo=3 -> unknown key 'foo'
-train foo=3 -> unknown key 'foo': there are: cache_dir, data, device, encoding, experiment, model,
+train foo=3 -> unknown key 'foo': there are: cache_dir, data,
 train ++encoding.foo=3 -> unknown option 'encoding.foo'
 train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
 train model.d_model=20 model.n_heads=4 -> model.d_head=5 is odd
@@ -22,49 +21,27 @@ train encoding=[rope,alibi] -> a run has one encoding
 train encoding=rope,alibi -> is several values: -m encoding=rope,alibi makes a run for each
 train encoding=null -> unknown encoding 'null': there are: alibi
 train encoding.name=null -> encoding.name must be letters, digits and the signs . + - _, not null
-train encoding.class=null -> encoding.class must be text such as file.py:Class
 train train=3 -> train is a group of keys and cannot be 3: say train.length=VALUE
 train =3 -> '=3' cannot be read: say KEY=VALUE
+train rope -> 'rope' cannot be read: say encoding=rope
 train seed=٣ -> 'seed=٣' cannot be read: put quotes around the value, as in 'seed="VALUE"'
 train results_dir= -> results_dir is empty
+train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
 train --plan none/plan -> --plan none/plan: there is no folder none; make it
-train experiment=quick "cache_dir='~nobody-here/x'" -> of ~nobody-here/x is not known
-train experiment=quick -m seed=0,1 "results_dir='~nobody-here/x'" -> of ~nobody-here/x is not known
-train 'results_dir="aBIDIb"' -> 'a\u202eb' has '\u202e' in it, which no run may hold
 train threads=100000000000 -> at most 1024, not 100000000000
-train encoding -> 'encoding' cannot be read: say encoding=NAME
-train rope -> 'rope' cannot be read: say encoding=rope
-train encoding=alibi encoding.base=500 -> unknown key 'encoding.base': there are: encoding.slope_scale
 train encoding=nope encoding.base=500 -> unknown key 'encoding.base': encoding has no options
 train --dry-run seed=1 -> No such option: --dry-run; keys are KEY=VALUE: `pe-bench list keys`
-train -m seed=0,1 --cfg=job -> --cfg prints the keys of one job: leave out -m
-train --cfg=jobb -> --cfg prints one of job, hydra, all, not 'jobb'
+train -m seed=0,1 --cfg=job -> --cfg job prints the keys of one job: leave out -m
 train -m 'encoding=glob(z*)' -> encoding=glob(z*) gives no values: name at least one
 train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not override 'hydra.launcher.n_job'
-train -m encoding=rope,alibi data=files data.path=/nowhere -> data.path=/nowhere does not exist
-train -m seed=0,1 results_dir=/dev/null/x -> /dev/null is not a folder
-train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
-train --config-dir -> '--config-dir' requires an argument
 train --config-dir /nowhere -> --config-dir /nowhere is not a folder
 train encoding=local_global 'encoding.global={name: rope, modifiers: [logn]}' -> must be a mapping
 train 'train.from="encoding=rope"' -> train.from=encoding=rope: no scored run
 train train.from=elsewhere -> no finished run 'elsewhere'
-train data=pg19 -> data=stdlib
-eval -> no finished run
-eval nothing -> no finished run 'nothing'
-eval --lenghts 512 -> No such option: --lenghts (Possible options: --lengths, --max-length)
-eval --lengths 5x -> positive whole numbers, and '5x' is not one
-eval --threads 0 -> Invalid value for '--threads'
-report -> no scored run
-report --protocol pared -> protocol must be one of paired
-list encoding -> unknown list 'encoding': did you mean 'encodings'?
-speed --length 512 -> No such option: --length (Possible options: --lengths)
-show rope threads=1 factor=2 -> unknown key 'encoding.factor': did you mean
-eval elsewhere threads=2 -> no finished run 'elsewhere'
-elsewhere --seed 3 -> No such command 'elsewhere'
+train experiment=drope -> give train.from=RUN
 train model.n_kv_heads=3 -> n_heads=4 is not divisible by model.n_kv_heads=3
-train model.d_model=130 -> model.d_model=130 is not divisible by model.n_heads=4
+train data=pg19 data.source=files data.path=/nowhere -> data.path=/nowhere does not exist
 train data.path=x -> data.path=x is not read with data=stdlib: say data=files
 train data=files -> say data.path=DIR
 train data.encoding=latin-x -> data.encoding=latin-x is no encoding of text
@@ -72,27 +49,29 @@ train tokenizer=hub -> say tokenizer.name=gpt2
 train train.batch_tokens=4000 -> train.batch_tokens=4000 is not a multiple of train.length=128
 train train.micro_batches=5 -> train.micro_batches=5 does not divide the 8 windows
 train train.betas=[0.9,1] -> train.betas must be below 1
-train -m encoding=rope,alibi train.lr=abc -> train.lr must be a number above 0, not 'abc'
-train experiment=drope -> give train.from=RUN
-train eval.lengths=[] -> eval.lengths is empty
-train eval.lengths=256 -> each a whole number of at least 1 or null, not 256: write eval.lengths=[256]
+train eval.lengths=256 -> eval.lengths must be a list, each a whole number of at least 1 or null, not 256
 train eval.lengths=[1] -> length 1 is too short for eval.protocol=paired: choose 2 tokens or more
-list -> name what to list: encodings, modifiers, models, data, tasks, tokenizers,
-list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'?
-list models --family bias -> --family and --papers are for pe-bench list encodings: leave
-list runs -> make one with `pe-bench train encoding=rope`
+eval -> no finished run
+eval --lenghts 512 -> No such option: --lenghts (Possible options: --lengths, --max-length)
+eval --lengths 5x -> --lengths takes positive whole numbers such as 512,2048, not '5x'
+eval --threads 0 -> Invalid value for '--threads'
+report -> no scored run in results/runs: make one with `pe-bench train encoding=rope`
+report --results-dir /dev/null -> /dev/null is not a folder
+report --protocol pared -> protocol must be one of paired
 report --csv - --markdown - -> choose one
+report --csv - --json -> choose one
 report --html - -> name a file
 report --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
 report --markdown /tmp -> --markdown /tmp is not a regular file
 report --plot a.jpg -> .png, .svg or .pdf
-report --plot-of change -> --plot-of change draws nothing: name a file with --plot
-report --probe --latex a.tex -> --latex has no probes: say --markdown, --html or --json
-report --probe --details -> --details adds nothing to --probe
 report --sort colour --json -> colour
+list encoding -> unknown list 'encoding': did you mean 'encodings'?
+list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'?
+list models --family bias -> --family and --papers are for pe-bench list encodings: leave
+list runs -> make one with `pe-bench train encoding=rope`
+show rope threads=1 fctor=2 -> unknown key 'fctor': did you mean
 extend -> no run is named: say pe-bench extend rope
 try -> name what to try
-probe --windows 0 -> Invalid value for '--windows'
 check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all
 check rope train.length=64 -> check uses its own model: leave out train.length=64
@@ -101,18 +80,16 @@ speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is
 # The same where a run of rope is finished.
 OF_A_RUN = r"""
 eval --where length=48 -> --where length chooses scores, and this command chooses runs: say --lengths
-eval --where scored_with=yarn -> say --with
 eval --where seed=7 -> no run meets --where seed=7
 eval --where train.lrr=1 -> did you mean 'train.lr'?
 eval --where 'seed<<3' -> needs a number
 eval seed=0 -> 'seed=0' is no run: say --where seed=0
 eval yarn -> no finished run 'yarn'
-report 'train.lr>=0.001' -> say --where 'train.lr>=0.001'
 report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
 probe --lengths 64 -> of at least 128, not [64]
 probe --depths 1 -> depths must be a whole number of at least 2, not 1
 probe --plain -> plain is for a checkpoint (hf:FOLDER): leave it out
-probe rope --task vt -> --task is for a checkpoint (hf:FOLDER): leave it out
+probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
 """
 
 
@@ -122,31 +99,20 @@ def test_a_mistake_is_one_line_and_exit_2_and_nothing_is_written(command, folder
     assert files_in(folder / "work") == []
 
 
-@pytest.mark.parametrize("case", OF_A_RUN.strip().splitlines())
-def test_a_mistake_about_a_run_leaves_it_as_it_was(begin, command, folder, case):
+def test_a_mistake_about_a_run_leaves_it_as_it_was(begin, command, folder):
     begin("encoding=rope")
     before = {path: path.read_bytes() for path in folder.rglob("*.csv")}
-    refused(command, case, "--results-dir", str(folder / "results"))
+    for case in OF_A_RUN.strip().splitlines():
+        refused(command, case, "--results-dir", str(folder / "results"))
     assert {path: path.read_bytes() for path in folder.rglob("*.csv")} == before
 
 
 def refused(command: Command, case: str, *options: str) -> None:
-    typed, message = case.replace("BIDI", "\u202e").split(" -> ")
+    typed, message = case.split(" -> ")
     outcome = command(*shlex.split(typed), *options)
-    assert (outcome.code, outcome.out) == (2, ""), outcome.err
+    assert (outcome.code, outcome.out) == (2, ""), (case, outcome.err)
     assert message in outcome.line
     assert "Traceback" not in outcome.err
-
-
-@pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])
-def test_a_folder_of_results_that_cannot_be_written_is_refused_with_a_way_out(
-    train, folder, monkeypatch, arguments
-):
-    monkeypatch.setattr("pe_bench.system.files.os.access", lambda path, mode: path != folder)
-    outcome = train(*arguments, f"results_dir={folder / 'r'}")
-    way_out = "say results_dir=FOLDER with one that can, or change its permissions"
-    assert outcome.line == f"pe-bench: results_dir={folder / 'r'}: {folder} cannot be written: {way_out}"
-    assert outcome.code == 2 and not (folder / "r").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\x01\xff\xfe" * 40])
@@ -161,43 +127,18 @@ def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, fol
     begin("encoding=rope")
     run = only_run(folder)
     results = ["--results-dir", str(folder / "results")]
-    weights = run / "checkpoints" / "step-00000008" / "weights.safetensors"
-    good = weights.read_bytes()
-
-    for old in (run / "checkpoints" / "step-00000006").iterdir():
-        old.unlink()
-    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    outcome = command("eval", run.name, *results)
-    assert outcome.code == 2 and "no whole checkpoint" in outcome.line
-    weights.write_bytes(good)
-
-    (run / "config.yaml").write_text("encoding: [")
-    outcome = command("eval", run.name, *results)
-    assert outcome.code == 2 and "config.yaml is missing or damaged" in outcome.line
-
-    (run / "result.json").write_text("{")
-    outcome = command("eval", run.name, *results)
-    assert outcome.code == 1 and "result.json is damaged" in outcome.line
-
+    for step in ("step-00000006", "step-00000008"):
+        weights = run / "checkpoints" / step / "weights.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    for file, text, code, message in (
+        (None, "", 2, "no whole checkpoint"),
+        ("config.yaml", "encoding: [", 2, "config.yaml is missing or damaged"),
+        ("result.json", "{", 1, "result.json is damaged"),
+    ):
+        if file is not None:
+            (run / file).write_text(text)
+        outcome = command("eval", run.name, *results)
+        assert outcome.code == code and message in outcome.line
     (run / "result.json").unlink()
     outcome = command("eval", run.name, *results)
     assert outcome.code == 2 and "is not finished" in outcome.line
-
-
-def test_a_cache_that_the_environment_names_and_no_system_has_is_refused(command, folder, monkeypatch):
-    cache = "~nobody-here/x"
-    monkeypatch.setenv("PE_BENCH_CACHE", cache)
-    outcome = command("train", "data=files", f"data.path={folder / 'corpus'}")
-    assert outcome.code == 2 and outcome.line.startswith(f"pe-bench: PE_BENCH_CACHE={cache[:40]}")
-    assert files_in(folder / "work") == []
-
-
-@pytest.mark.parametrize("name", ["a\x1b[31m", "${oc.env:HOME}", "a\u202eb"])
-def test_a_folder_whose_name_no_run_can_hold_is_refused_before_anything_is_written(command, folder, name):
-    (folder / "corpus").rename(folder / name)
-    (folder / name / "config.json").write_text("{}")
-    typed = str(folder / name).replace("$", r"\$")
-    for arguments in (["eval", f"hf:{folder / name}"], ["train", "data=files", f"data.path='{typed}'"]):
-        outcome = command(*arguments)
-        assert outcome.code == 2 and "which no run may hold: give it another name" in outcome.line
-    assert files_in(folder / "work") == []

@@ -1,4 +1,4 @@
-"""Hydra's overrides as they are: order, flags, sweeps, and completion of what is typed."""
+"""Hydra's overrides as they are: order, names, sweeps, and what is refused."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +14,8 @@ from pe_bench.config.compose import (
     multirun,
     parse_composed,
 )
-from pe_bench.config.groups import names_in
-from pe_bench.config.overrides import quote
+from pe_bench.config.groups import GROUPS, aliases, find_name, names_in
+from pe_bench.config.overrides import for_hydra, quote
 from pe_bench.config.schema import Config
 from pe_bench.errors import UserError
 from pe_bench.sweep.run import check_sweep, with_swept_options
@@ -44,9 +44,11 @@ HARD = ("a\\b", "ends\\", '\\"', "${seed}", "a\\${seed}", "C:\\x\\${y}", "file:/
 PLAIN = (1, 1e-05, True, None, [1, "a b"], [], {"a": [1.5, None]})
 
 
-@pytest.mark.parametrize("value", [*TEXTS, *HARD, *PLAIN])
-def test_a_quoted_value_is_read_by_hydra_as_it_was(value):
-    assert compose([f"+encoding.value={quote(value)}"])["encoding"]["value"] == value
+def test_a_quoted_value_is_read_by_hydra_as_it_was() -> None:
+    values = dict(enumerate([*TEXTS, *HARD, *PLAIN]))
+    overrides = [f"+encoding.value{number}={quote(value)}" for number, value in values.items()]
+    encoding = compose(overrides)["encoding"]
+    assert {number: encoding[f"value{number}"] for number in values} == values
 
 
 def test_a_job_gets_the_configuration_that_its_arguments_ask_for(monkeypatch):
@@ -58,7 +60,6 @@ def test_a_job_gets_the_configuration_that_its_arguments_ask_for(monkeypatch):
     (config,) = seen_by(["encoding=alibi", "train.length=64", "train.batch_tokens=640", "seed=3"])
     assert config.encoding["name"] == "alibi" and config.seed == 3
     assert (config.train.length, config.train.batch) == (64, 10)
-    assert config.search == ()
 
 
 def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
@@ -66,10 +67,6 @@ def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
     assert [config.encoding["n_heads"] for config in seen_by(arguments)] == [2, 2]
     arguments = ["-m", "encoding=t5", "encoding.buckets=8,16", f"results_dir={folder / 'r'}"]
     assert [config.encoding["buckets"] for config in seen_by(arguments)] == [8, 16]
-
-
-def checked_by(arguments: list[str], check=lambda config: None):
-    return check_sweep(*words_of(arguments), check)
 
 
 @pytest.mark.parametrize(
@@ -80,35 +77,20 @@ def checked_by(arguments: list[str], check=lambda config: None):
         (["encoding=t5,alibi", "encoding.bukets=3"], "'encoding.bukets': did you mean 'encoding.buckets'"),
         (["encoding=alibi,ropee"], "unknown encoding 'ropee'"),
         (["train.lr=1e-3,x"], "train.lr must be a number above 0, not 'x'"),
+        (["eval.lengths=64,128"], "eval.lengths must be a list, each a whole number"),
     ],
 )
-def test_an_option_that_one_value_of_a_sweep_lacks_is_refused(arguments, message):
+def test_what_one_value_of_a_sweep_cannot_have_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
-        checked_by(["-m", *arguments])
+        check_sweep(*words_of(["-m", *arguments]), lambda config: None)
 
 
-@pytest.mark.parametrize("values", ["texts,nowhere", "nowhere,texts"])
-def test_a_folder_that_is_not_there_is_named_by_its_value_and_by_where_it_was_looked_for(
-    train, folder, values
-):
+def test_a_folder_that_is_not_there_is_named_by_its_value_and_by_where_it_was_looked_for(train, folder):
     work = folder / "work"
     (work / "texts").symlink_to(folder / "corpus")
-    outcome = train("-m", "encoding=nope,rope", f"data.path={values}")
+    outcome = train("-m", "encoding=nope,rope", "data.path=texts,nowhere")
     assert outcome.code == 2 and files_in(work) == []
     assert outcome.line.startswith(f"pe-bench: data.path=nowhere does not exist in {work}: name a folder")
-    assert "the job" not in outcome.line, "the value is"
-
-
-@pytest.mark.parametrize(
-    "arguments", [["seed=0,1", "encoding=rope,alibi"], ["encoding=alibi,rope", "seed=0"]]
-)
-def test_a_job_of_a_sweep_that_cannot_run_is_named_where_its_error_names_no_value(arguments):
-    def check(config):
-        if config.encoding["name"] == "alibi":
-            raise UserError("too little text")
-
-    with pytest.raises(UserError, match=r"^too little text \(the job .*encoding=alibi.*\)$"):
-        checked_by(["-m", *arguments], check)
 
 
 def test_a_sweep_takes_every_combination_of_patterns_and_ranges_and_writes_nothing_here(folder):
@@ -121,41 +103,54 @@ def test_a_sweep_takes_every_combination_of_patterns_and_ranges_and_writes_nothi
     assert [name.split("/")[-1] for name in files_in(folder / "r")] == ["multirun.yaml"]
 
 
-@pytest.mark.parametrize("name", ["d[x]", "dir,é", 'it\'s "so"', "a b"])
-def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep(folder, name):
+def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep_and_its_files_come_before_aliases(folder):
+    name = 'd[x], "é"'
     (folder / name / "encoding").mkdir(parents=True)
-    (folder / name / "encoding" / "mine.yaml").write_text("defaults: [rope]\nname: mine\n")
-    arguments = ["--config-dir", str(folder / name), f"results_dir={folder / 'r'}", "encoding=mine"]
-    for given in (arguments, ["-m", *arguments]):
-        (config,) = seen_by(given)
+    (folder / name / "encoding" / "rotary.yaml").write_text("defaults: [nope]\nname: mine\n")
+    arguments = ["--config-dir", str(folder / name), f"results_dir={folder / 'r'}", "encoding=rotary"]
+    for typed in (arguments, ["-m", *arguments]):
+        (config,) = seen_by(typed)
         assert config.encoding["name"] == "mine" and config.search == (folder / name,)
+    (folder / name / "encoding" / "bad.yaml").write_text("defaults: [rope\n")
+    with pytest.raises(UserError, match="^a YAML file cannot be read: .*, line 2"):
+        compose_config(["encoding=bad"], [folder / name])
 
 
 def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once():
     checked = []
-    swept = checked_by(["-m", "encoding=rope,alibi,nope", "seed=0,1"], checked.append)
+    swept = check_sweep(*words_of(["-m", "encoding=rope,alibi,nope", "seed=0,1"]), checked.append)
     assert swept.jobs == 6 and swept.keys == ("encoding", "seed")
-    found = [(config.encoding["name"], config.seed) for config in checked]
-    assert found == [("rope", 0), ("alibi", 0), ("nope", 0), ("rope", 1)]
+    combinations = [(config.encoding["name"], config.seed) for config in checked]
+    assert combinations == [("rope", 0), ("alibi", 0), ("nope", 0), ("rope", 1)]
     checked.clear()
-    assert checked_by(["-m", "seed=range(0,30)"], checked.append).jobs == 30
+    assert check_sweep(*words_of(["-m", "seed=range(0,30)"]), checked.append).jobs == 30
     assert len(checked) == 20, "a big sweep starts quickly"
 
 
 def test_options_derived_from_the_rest_of_the_configuration_are_marked():
-    encoding = compose(["encoding=sliding_window", "encoding.base=5"])["encoding"]
+    encoding = compose(["encoding=sliding_window", "encoding.base=5", "train.length=64"])["encoding"]
     assert encoding["derived"] == ["d_head"]
-    assert encoding["modifiers"]["sliding_window"]["derived"] == ["window"]
-    assert (
-        compose(["encoding=sliding_window", "train.length=64"])["encoding"]["modifiers"]["sliding_window"][
-            "window"
-        ]
-        == 64
-    )
+    window = encoding["modifiers"]["sliding_window"]
+    assert window["derived"] == ["window"] and window["window"] == 64
 
 
-def test_a_file_that_is_no_yaml_is_refused_in_one_line(folder):
-    (folder / "encoding").mkdir()
-    (folder / "encoding" / "bad.yaml").write_text("defaults: [rope\n")
-    with pytest.raises(UserError, match="^a YAML file cannot be read: .*, line 2"):
-        compose_config(["encoding=bad"], [folder])
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_two_names_of_a_group_are_one_in_other_letters(group: str) -> None:
+    names = [*names_in(group), *(aliases() if group == "encoding" else [])]
+    assert len(names) == len({*names})
+    assert [find_name(group, name.upper().replace("_", "-")) for name in names] == [
+        find_name(group, name) for name in names
+    ]
+
+
+def test_a_name_is_found_by_an_alias_and_in_other_letters_and_the_rest_is_hydras() -> None:
+    for typed, names in [
+        ("encoding=rotary,alibi,ape", "encoding=rope,alibi,learned"),
+        ("encoding=SWA", "encoding=sliding_window"),
+        ("modifier=[LogN,sliding-window]", "modifier=[logn,sliding_window]"),
+        ("data.name=rotary", "data.name=rotary"),
+        ("encoding=glob(r*)", "encoding=glob(r*)"),
+        ("experiment=null", "experiment=null"),
+    ]:
+        assert for_hydra([typed]) == [names]
+    assert compose(["encoding=Rotary"]) == compose(["encoding=rope"])
