@@ -14,50 +14,9 @@ from pe_bench.values import check_type, parse_lengths
 
 if TYPE_CHECKING:
     from pe_bench.report.build import Report
-    from pe_bench.report.records import PlotValues
 
 TEXTS = ("--csv", "--markdown", "--latex")
-HINTS = ("intervals: --details", "marks: docs/marks.md", "picture: --plot curve.png")
-# For each option that names a file: returns its text, or draws a picture to it.
-Contents = Mapping[str, Callable[..., str | None]]
-
-
-class Outputs:
-    """The files that a command writes beside its table, by option; `-` prints a text instead of the table."""
-
-    def __init__(self, options: Mapping[str, Path | None], *, as_json: bool = False) -> None:
-        """Raise `UserError` for what cannot be written. as_json: data replace the table."""
-        from pe_bench.system.files import require_writable
-
-        paths = {option: path for option, path in options.items() if path is not None}
-        self.files = {option: path for option, path in paths.items() if str(path) != "-"}
-        self.printed = [f"{option} -" for option in paths.keys() - self.files.keys()]
-        printing = [*(["--json"] if as_json else []), *self.printed]
-        self.shows_table = not printing
-        require(
-            len(printing) < 2, f"{' and '.join(printing)} all print instead of the table: choose one of them"
-        )
-        for option in paths.keys() - {*TEXTS}:
-            require(option in self.files, f"{option} - would print something other than text: name a file")
-        for option, path in self.files.items():
-            require_writable(option, path)
-            if option == "--plot":
-                from pe_bench.plot.paper import picture_format
-
-                picture_format(path)
-
-    def write(self, contents: Contents) -> None:
-        """Print what is to be printed, and write each file."""
-        from pe_bench.system.files import write_text
-
-        for text in self.printed:
-            write_out(contents[text.removesuffix(" -")]() or "")
-        for option, path in self.files.items():
-            if option == "--plot":
-                contents[option](path)
-            else:
-                write_text(path, contents[option]() or "")
-            say(f"wrote {path}")
+HINT = "intervals: --details    marks: docs/marks.md    picture: --plot curve.png"
 
 
 @command("report", api.results)
@@ -71,7 +30,7 @@ def report(
     latex: Path | None = None,
     html: Path | None = None,
     plot: Path | None = None,
-    plot_of: str | None = None,
+    plot_of: str = "levels",
     details: bool = False,
     probe: bool = False,
     everything: bool = False,
@@ -99,78 +58,100 @@ def report(
       pe-bench report --plot curve.png --html report.html
     """
     from pe_bench.report.records import PlotValues
+    from pe_bench.system.files import write_text
 
     files = {"--csv": csv, "--markdown": markdown, "--latex": latex, "--html": html, "--plot": plot}
-    outputs = Outputs(files, as_json=as_json)
-    view: PlotValues = "levels" if plot_of is None else check_type(plot_of, PlotValues, "--plot-of")
-    message = f"--plot-of {plot_of} draws nothing: name a file with --plot"
-    require(plot_of is None or plot is not None, message)
-    if probe:
-        for option in ("--csv", "--latex", "--plot"):
-            require(files[option] is None, f"{option} has no probes: say --markdown, --html or --json")
-        require(not details, "--details adds nothing to --probe: leave it out")
-        options["protocol"] = None
-    tables = api.read_report(
+    printed, paths = _destinations(files, as_json=as_json)
+    view = check_type(plot_of, PlotValues, "--plot-of")
+    for option in ("--csv", "--latex", "--plot") if probe else ():
+        require(files[option] is None, f"{option} has no probes: say --markdown, --html or --json")
+    results = api.read_report(
         runs=runs,
         lengths=[] if lengths is None else parse_lengths(lengths),
         sort=sort,
         everything=everything,
-        numbers_only=outputs.printed == ["--csv -"] and not outputs.files,
+        numbers_only=printed == "--csv" and not paths,
         **options,
     )
-    contents = _probes(tables, outputs) if probe else _levels(tables, outputs, view, details)
+    if probe:
+        require(bool(results.probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
+    else:
+        api.require_levels(results)
+    texts = _texts(results, details=details, probe=probe)
     if as_json:
         names = ("tables", "probes", "problems", "others")
-        print_data("report", **{name: getattr(tables, name) for name in names})
-    outputs.write(contents)
+        print_data("report", **{name: getattr(results, name) for name in names})
+    elif printed:
+        write_out(texts[printed]())
+    else:
+        _show(results, details=details, probe=probe)
+    for option, path in paths.items():
+        if option == "--plot":
+            from pe_bench.report.draw import plot_tables
+
+            plot_tables(results.tables, path, view)
+        else:
+            write_text(path, texts[option]())
+        say(f"wrote {path}")
 
 
-def _levels(report: "Report", outputs: Outputs, view: "PlotValues", details: bool) -> Contents:
-    """Print the table, and return what files can get. Raises `UserError` if there is nothing to print."""
-    from pe_bench.report.columns import show, to_csv, to_latex, to_markdown
+def _destinations(files: Mapping[str, Path | None], *, as_json: bool) -> tuple[str, dict[str, Path]]:
+    """Return which text is printed in place of the table, if any, and the files that are written, by option.
 
-    api.require_levels(report)
+    Raises `UserError` for what cannot be printed or written.
+    """
+    from pe_bench.system.files import require_writable
+
+    paths = {option: path for option, path in files.items() if path is not None}
+    printed = [option for option, path in paths.items() if str(path) == "-"]
+    both = [*printed, *(["--json"] if as_json else [])]
+    require(len(both) < 2, f"{' and '.join(both)} all print instead of the table: choose one of them")
+    for option in printed:
+        require(option in TEXTS, f"{option} - would print something other than text: name a file")
+    written = {option: path for option, path in paths.items() if option not in printed}
+    for option, path in written.items():
+        require_writable(option, path)
+        if option == "--plot":
+            from pe_bench.plot.paper import picture_format
+
+            picture_format(path)
+    return "".join(printed), written
+
+
+def _show(report: "Report", *, details: bool, probe: bool) -> None:
+    """Print the tables, and how to see what else there is."""
+    from pe_bench.report.columns import show
+    from pe_bench.report.probes import show_probes
+
+    if probe:
+        show_probes(report.probes)
+        write_out("".join(f"{problem}\n" for problem in report.problems))
+        return
+    show(report.tables, hint=HINT, details=details)
+    if report.probes:
+        write_out("what pe-bench probe found: --probe\n")
+    if report.others:
+        write_out(f"other tables: {report.others}, shown by --all\n")
+
+
+def _texts(report: "Report", *, details: bool, probe: bool) -> Mapping[str, Callable[[], str]]:
+    """Return what makes the text of each option that writes one."""
+    from pe_bench.report.columns import to_csv, to_latex, to_markdown
+    from pe_bench.report.probes import probes_to_markdown
+
     tables = report.tables
-    if outputs.shows_table:
-        show(tables, hint="    ".join(HINTS[: 2 if "--plot" in outputs.files else 3]), details=details)
-        if report.probes:
-            write_out("what pe-bench probe found: --probe\n")
-        if report.others:
-            write_out(f"{report.others} other table{'s' if report.others > 1 else ''}: --all\n")
-    elif outputs.printed == ["--csv -"]:
-        api.say_problems(report)
 
-    def draw(path: Path) -> None:
-        from pe_bench.report.draw import plot_tables
+    def page() -> str:
+        from pe_bench.report.page import to_html
 
-        plot_tables(tables, path, view)
+        runs = {run for table in tables for line in table.lines for run in line.runs}
+        return to_html(tables, report.probes, {run: report.folder_of(run).losses for run in runs})
 
     return {
         "--csv": partial(to_csv, tables),
-        "--markdown": partial(to_markdown, tables, details=details),
         "--latex": partial(to_latex, tables, details=details),
-        "--html": partial(_html, report),
-        "--plot": draw,
+        "--markdown": partial(probes_to_markdown, report.probes)
+        if probe
+        else partial(to_markdown, tables, details=details),
+        "--html": page,
     }
-
-
-def _probes(report: "Report", outputs: Outputs) -> Contents:
-    """Print the tables of probes, and return what files can get. Raises `UserError` if nothing was probed."""
-    from pe_bench.report.probes import probes_to_markdown, show_probes
-
-    probes = report.probes
-    require(bool(probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
-    if outputs.shows_table:
-        show_probes(probes)
-        write_out("".join(f"{problem}\n" for problem in report.problems))
-    return {
-        "--markdown": partial(probes_to_markdown, probes),
-        "--html": partial(_html, report),
-    }
-
-
-def _html(report: "Report") -> str:
-    from pe_bench.report.page import to_html
-
-    runs = {run for table in report.tables for line in table.lines for run in line.runs}
-    return to_html(report.tables, report.probes, {run: report.folder_of(run).losses for run in runs})
