@@ -83,6 +83,7 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Re
 
 def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json: bool = False) -> None:
     """Print counts and what failed. Raises `RunError` where a property fails."""
+    states = [finding.state for result in results.values() for finding in result.values()]
     if as_json:
         findings = {
             name: [
@@ -98,14 +99,10 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
         from pe_bench.cli.tables import print_grids
 
         print_grids(_grids(results, verbose=verbose))
-    states = [finding.state for result in results.values() for finding in result.values()]
-    failed, unknown = states.count("fails"), states.count("not checked")
-    if failed:
-        told = f"{failed} of {len(states)} checks failed"
-        raise RunError(f"{told}, {unknown} could not be made" if unknown else told)
+    if "fails" in states:
+        raise RunError(f"{states.count('fails')} of {len(states)} checks failed")
     if not as_json:
-        hint = "" if verbose else "; the number of each: --verbose"
-        write_out(f"\n{states.count('holds')} checks hold, none fails{hint}\n")
+        write_out(f"\n{len(states) - states.count('not claimed')} checks hold, none fails\n")
 
 
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
@@ -115,22 +112,15 @@ def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
 
     summary: list[list[Cell | str]] = []
     for name, result in results.items():
-        names = {
-            state: [prop.name for prop, finding in result.items() if finding.state == state]
-            for state in (*SIGNS, "not checked")
-        }
-        unknown = len(names["not checked"])
-        failing = ", ".join([*names["fails"], *([f"{unknown} not checked"] if unknown else [])])
+        names = {sign: [prop.name for prop, each in result.items() if each.state == sign] for sign in SIGNS}
+        failing, holds = ", ".join(names["fails"]), f"{len(names['holds'])} of {len(result)}"
         fails = Cell(failing or "0", style="fails" if failing else "")
-        holds = f"{len(names['holds'])} of {len(result) - unknown}"
         summary.append([name, holds, fails, ", ".join(names["not claimed"])])
     yield plain_grid(("encoding", "holds", "fails", "unclaimed"), summary)
-    states = ("fails", "holds", "not claimed") if verbose else ("fails",)
     for name, result in results.items():
+        shown = [(prop, each) for prop, each in result.items() if verbose or each.state == "fails"]
         rows = [
-            [Cell(prop.name, style=finding.state), Cell(_explain(prop, finding, verbose))]
-            for prop, finding in result.items()
-            if finding.state in states
+            [Cell(prop.name, style=each.state), Cell(_explain(prop, each, verbose))] for prop, each in shown
         ]
         if rows:
             yield plain_grid(("property" if verbose else "fails", name), rows)

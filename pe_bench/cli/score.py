@@ -1,6 +1,6 @@
 """`eval` and `probe`: finished runs and checkpoints, scored, and their tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,17 +44,18 @@ def evaluate(
       pe-bench eval hf:A hf:B data.path=texts --lengths 4096 --baseline hf:A
     """
     from pe_bench.cli.tables import print_scored
+    from pe_bench.runs.find import is_checkpoint
     from pe_bench.sweep.show import SweepTable
 
     options["per_position"] = options["per_position"] or None
-    scored, failures = _score(api.evaluate, runs, where, everything, options)
+    scored, failures = _score(runs, where, everything, options)
     # One that lies elsewhere has no folder of results to be compared in.
     is_one = len(scored) == 1 and baseline is None
     alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
     compared = [run.path for run in scored if run not in alone]
     hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
-    together = [SweepTable(compared, list(hashes), None, "")] if compared else []
-    by = ("model",) if sum(map(_is_checkpoint, runs)) > 1 else ()
+    together = [SweepTable(compared, list(hashes), None)] if compared else []
+    by = ("model",) if sum(map(is_checkpoint, runs)) > 1 else ()
     print_scored("eval", alone, together, failures, as_json=as_json, by=by, baseline=baseline)
     _raise_failures(failures)
 
@@ -84,9 +85,7 @@ def probe(
       pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096
       pe-bench probe hf:FOLDER --task niah_multikey_3,vt,fwe --lengths 4096
     """
-    if options["task"] is not None:
-        require(any(map(_is_checkpoint, runs)), "--task is for a checkpoint (hf:FOLDER): leave it out")
-    scored, failures = _score(api.probe, runs, where, everything, options)
+    scored, failures = _score(runs, where, everything, options)
     if options["task"] is not None:
         from pe_bench.cli.tables import print_scored
 
@@ -111,55 +110,32 @@ def _print_probes(
 
 
 def _score(
-    call: Callable[..., "Run"],
-    names: Sequence[str],
-    where: Sequence[str],
-    everything: bool,
-    options: dict[str, Any],
+    names: Sequence[str], where: Sequence[str], everything: bool, options: dict[str, Any]
 ) -> tuple[list["Run"], list[str]]:
     """Score the named checkpoints or runs, runs that meet conditions, or all; by default the newest run."""
-    from pe_bench.runs.find import parse_condition, runs_to_score
-    from pe_bench.scored import score_each
+    from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score
+    from pe_bench.scored import read_probe, score, score_each
 
     options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
-    for name in names:
-        is_folder = (Path(name) / "config.json").is_file() and not (Path(name) / "config.yaml").exists()
-        require(not is_folder, f"{name} is a checkpoint of Hugging Face: say hf:{name}")
-    if any(map(_is_checkpoint, names)):
-        require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
-        runs = [call(name, **each) for name, each in _of_checkpoints(names, options)]
-        return runs, [run.failure for run in runs if run.failure and call is api.probe]
-    conditions = [*map(parse_condition, where)]
-    paths = runs_to_score(names, conditions, options["results_dir"], everything=everything)
-    if not (names or where or everything):
-        say(f"the newest finished run: {paths[0]}")
-    return score_each(paths, options)
-
-
-def _is_checkpoint(name: str) -> bool:
-    return name.startswith("hf:")
-
-
-def _of_checkpoints(names: Sequence[str], options: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the checkpoints among the names, each with its options, which include the names KEY=VALUE."""
+    checkpoints = [name for name in dict.fromkeys(names) if is_checkpoint(name)]
+    if not checkpoints:
+        conditions = [*map(parse_condition, where)]
+        paths = runs_to_score(names, conditions, options["results_dir"], everything=everything)
+        if not (names or where or everything):
+            say(f"the newest finished run: {paths[0]}")
+        return score_each(paths, options)
+    require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
     from pe_bench.checkpoints.load import with_one_length
-    from pe_bench.scored import read_probe
 
-    checkpoints = list(dict.fromkeys(filter(_is_checkpoint, names)))
-    overrides = [name for name in names if not _is_checkpoint(name)]
-    for override in overrides:
-        require("=" in override, f"{override} is not KEY=VALUE; score runs in a command without checkpoints")
-    options = {**options, "overrides": with_one_length(checkpoints, overrides)}
-    if options.get("task") is None:
-        return [(name, options) for name in checkpoints]
-    require(len(checkpoints) == 1, f"--task takes one checkpoint at a time, not {', '.join(checkpoints)}")
-    each = [{**options, "task": kind.strip()} for kind in options["task"].split(",")]
-    for one in each:
-        read_probe(one)  # all are checked before the first is scored
-    return [(checkpoints[0], one) for one in each]
+    options["overrides"] = with_one_length(checkpoints, [name for name in names if name not in checkpoints])
+    tasks = options["task"].split(",") if options.get("task") else [None]
+    calls = [options if task is None else {**options, "task": task} for task in tasks]
+    for call in calls:
+        read_probe(call)  # all are checked before the first is scored
+    runs = [score(name, call) for name in checkpoints for call in calls]
+    return runs, [run.failure for run in runs if run.failure]
 
 
 def _raise_failures(failures: Sequence[str]) -> None:
     if failures:
-        more = f" (and {len(failures) - 1} more runs)" if len(failures) > 1 else ""
-        raise RunError(f"{failures[0]}{more}")
+        raise RunError(failures[0] + (f" (and {len(failures) - 1} more)" if failures[1:] else ""))

@@ -166,7 +166,7 @@ def _check(change: str, search: Sequence[Path], *, as_json: bool) -> None:
     names = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides_in(change)]
     results = check_each(names, search)
     states = [finding.state for result in results.values() for finding in result.values()]
-    if {"fails", "not checked"} & {*states}:
+    if "fails" in states:
         print_checks(results, as_json=as_json)
     say(f"check: {states.count('holds')} properties hold, none fails")
 

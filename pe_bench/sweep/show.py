@@ -87,7 +87,6 @@ class SweepTable:
     runs: Sequence[Path]
     target_hashes: Sequence[str]  # of sets; empty: all that the runs were scored on
     margin: float | None  # that of the runs, if None
-    words: str  # of the command, that tell these jobs from others; empty if there are none
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,6 @@ class Summary:
                 [*dict.fromkeys(Path(state.run) for state in states if state.run is not None)],
                 sorted({target_hash for state in states for target_hash in state.target_hashes}),
                 states[0].margin,
-                ", ".join(dict.fromkeys(map(_words, states))) if len(groups) > 1 else "",
             )
             for states in groups.values()
         ]

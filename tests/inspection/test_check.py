@@ -20,8 +20,7 @@ def test_a_wrong_encoding_fails_where_it_is_wrong_and_nowhere_else_and_says_how(
     if expected and expected[0] in BASIC:  # which ends the check
         findings = {one.name: result for one, result in check_all(find_wrong(name))}
         failed = {key: result.measured for key, result in findings.items() if result.state == "fails"}
-        later = list(findings)[list(findings).index(expected[0]) + 1 :]
-        assert {findings[key].state for key in later} == {"not checked"}
+        assert list(findings)[-1] == expected[0]
     else:
         failed = failures(find_wrong(name), slow=LONG in expected)
     assert set(failed) == set(expected), failed
@@ -50,7 +49,7 @@ def test_a_right_encoding_exits_with_0(command) -> None:
     header, row, end = [line for line in outcome.out.splitlines() if line]
     assert re.fullmatch(r"encoding +holds +fails +unclaimed", header)
     assert re.match(rf"longrope +\d\d of {len(PROPERTIES)} +0 ", row)
-    assert re.fullmatch(r"\d+ checks hold, none fails; the number of each: --verbose", end)
+    assert re.fullmatch(r"\d+ checks hold, none fails", end)
 
 
 def test_a_failure_says_by_how_much_and_where_to_look_and_verbose_shows_every_property(
@@ -61,13 +60,9 @@ def test_a_failure_says_by_how_much_and_where_to_look_and_verbose_shows_every_pr
     outcome = command("check", *names, "nope", names[0])
     table = [line for line in outcome.out.split("\n\n")[0].splitlines()[1:] if line[0] != " "]
     rows = [re.split(r" {2,}", row) for row in table]
-    unknown = len(PROPERTIES) - 1
-    assert [(row[0].rpartition(":")[2], row[2]) for row in rows] == [
-        ("NormsChange", "norm"),
-        ("RaisesInForward", f"returns, {unknown} not checked"),
-        ("nope", "0"),
-    ]
-    counts = f"2 of {3 * len(PROPERTIES)} checks failed, {unknown} could not be made"
+    shown = [(row[0].rpartition(":")[2], row[2]) for row in rows]
+    assert shown == [("NormsChange", "norm"), ("RaisesInForward", "returns"), ("nope", "0")]
+    counts = f"2 of {2 * len(PROPERTIES) + 1} checks failed"
     assert outcome.code == 1 and outcome.line == f"pe-bench: {counts}"
     look = r"look at: wrong_encodings.py:\d+ transform; transform"
     pattern = rf"norm a norm changes by \d.* must hold: queries and keys keep .* {look}"

@@ -91,40 +91,28 @@ def test_a_sweep_counts_its_jobs_and_blames_one_without_a_final_state_unless_it_
     assert [each.partition(" (")[0] for each in rest] == ([] if is_stopped else blamed)
 
 
-def tables_of(*jobs: tuple[str, str, str], margins: tuple[float, ...] = ()) -> list[tuple[str, str, str]]:
-    """Return runs, targets and words of the tables of jobs: label, run, a letter for each set."""
+def tables_of(*jobs: tuple[str, str, str], margins: tuple[float, ...] = ()) -> list[tuple[str, str]]:
+    """Return runs and targets of the tables of jobs: label, run, a letter for each set."""
     finished = [
         JobState(n, label, DONE, run=f"results/runs/{run}", keys=[["a row"]], target_hashes=list(targets))
         for n, (label, run, targets) in enumerate(jobs)
     ]
     judged = [replace(each, margin=margin) for each, margin in zip(finished, margins, strict=False)]
     tables = Summary(Sweep(Path()), judged or finished).tables
-    return [(" ".join(run.name for run in t.runs), "".join(t.target_hashes), t.words) for t in tables]
+    return [(" ".join(run.name for run in table.runs), "".join(table.target_hashes)) for table in tables]
 
 
-def test_jobs_that_score_one_run_on_other_targets_have_separate_named_tables():
+def test_jobs_that_score_on_other_targets_or_with_another_margin_have_separate_tables():
     jobs = [
         (f"encoding={name} eval.targets={targets}", name, letter)
         for name in ("nope", "rope")
         for targets, letter in ((6, "a"), (9, "b"))
     ]
-    first, second = tables_of(*jobs)
-    assert first == ("nope rope", "a", "eval.targets=6") and second == ("nope rope", "b", "eval.targets=9")
+    assert tables_of(*jobs) == [("nope rope", "a"), ("nope rope", "b")]
     # Where rope failed with 6, its 9 belong to nope's all the same.
-    assert [table[:2] for table in tables_of(*jobs[:2], jobs[3])] == [("nope", "a"), ("nope rope", "b")]
-    protocols = [
-        (f"encoding={name} eval.protocol={protocol}", name, letter)
-        for name in ("nope", "rope")
-        for protocol, letter in (("paired", "a"), ("nonoverlapping", "b"), ("sliding", "b"))
-    ]
-    words = [words for _, _, words in tables_of(*protocols)]
-    assert words == ["eval.protocol=paired", "eval.protocol=nonoverlapping, eval.protocol=sliding"]
+    assert tables_of(*jobs[:2], jobs[3]) == [("nope", "a"), ("nope rope", "b")]
     two = ("report.margin=0.01", "nope", "a"), ("report.margin=0.1", "nope", "a")
     assert len(tables_of(*two, margins=(0.01, 0.1))) == 2
-
-
-def test_jobs_that_fit_into_one_table_share_it_without_a_name():
-    assert tables_of(("eval.lengths=[16]", "nope", "a")) == [("nope", "a", "")]
     texts = ("data=stdlib", "nope-1", "a"), ("data=files", "nope-2", "b")
-    assert tables_of(*texts) == [("nope-1 nope-2", "ab", "")]
+    assert tables_of(*texts) == [("nope-1 nope-2", "ab")]
     assert tables_of() == []

@@ -49,9 +49,9 @@ def check(case: Case, prop: Property) -> Finding:
 
 
 def check_all(case: Case) -> Iterator[tuple[Property, Finding]]:
-    """Check all properties; after a basic one that fails, the others are 'not checked'."""
-    is_broken = False
+    """Check all properties, or those up to a basic one that fails: the others rest on it."""
     for prop in PROPERTIES:
-        finding = Finding("not checked", "") if is_broken else check(case, prop)
-        is_broken = is_broken or (prop in BASICS and finding.state == "fails")
+        finding = check(case, prop)
         yield prop, finding
+        if prop in BASICS and finding.state == "fails":
+            return

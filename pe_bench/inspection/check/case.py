@@ -39,7 +39,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 class Finding(NamedTuple):
     """What one check found."""
 
-    state: Literal["holds", "fails", "not claimed", "not checked"]
+    state: Literal["holds", "fails", "not claimed"]
     measured: str
     lines: tuple[str, ...] = ()  # `FILE:LINE hook` of what may be wrong
 
