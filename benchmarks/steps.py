@@ -20,9 +20,9 @@ from pe_bench.inspection.speed import FACTS, Bench, Row, grid_of, path_of, rando
 from pe_bench.model.decoder import build_decoder
 from pe_bench.system.machine import (
     environment,
+    keep_freed_memory,
     resolve_device,
     resolve_precision,
-    retain_freed_memory,
     set_threads,
 )
 from pe_bench.training.trainer import Trainer
@@ -73,11 +73,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("steps.csv"), help="default: steps.csv")
     options = parser.parse_intermixed_args()
     rows: list[Row] = []
-    with retain_freed_memory():
-        for row in rows_of(options.words, parse_lengths(options.lengths), options.repeats):
-            rows.append(row)
-            write_rows(options.output, rows)
-            print("  ".join(filter(None, texts_of(row))), flush=True)
+    keep_freed_memory()
+    for row in rows_of(options.words, parse_lengths(options.lengths), options.repeats):
+        rows.append(row)
+        write_rows(options.output, rows)
+        print("  ".join(filter(None, texts_of(row))), flush=True)
     print_grids([grid_of(rows)])
 
 

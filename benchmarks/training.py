@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, replace
 from io import StringIO
 from pathlib import Path
@@ -30,7 +30,7 @@ from pe_bench.errors import UserError
 from pe_bench.inspection.speed import path_of
 from pe_bench.model.decoder import build_decoder
 from pe_bench.model.products import mm
-from pe_bench.system.machine import retain_freed_memory
+from pe_bench.system.machine import keep_freed_memory
 from pe_bench.training.trainer import Trainer
 
 ENCODINGS = "nope,rope,alibi,t5,kerple_log,sandwich,bam,fox,shaw"
@@ -66,9 +66,10 @@ def main() -> None:
     except UserError as error:
         sys.exit(str(error))
     steps |= steps_of_others(given, names, size)
-    with retain_freed_memory() if given.keep_memory else nullcontext():
-        calls = {name: step.run for name, step in steps.items()}
-        seconds = interleaved(calls, given.repeats, WARM_UP, given.cpu_time)
+    if given.keep_memory:
+        keep_freed_memory()
+    calls = {name: step.run for name, step in steps.items()}
+    seconds = interleaved(calls, given.repeats, WARM_UP, given.cpu_time)
     print(headline(given, size))
     print_table(*table(steps, seconds, size), left=2)
     if given.profile:

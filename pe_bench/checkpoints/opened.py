@@ -20,7 +20,7 @@ from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.model.checks import find_lookahead
-from pe_bench.system.machine import give_back_free_memory, is_out_of_memory
+from pe_bench.system.machine import is_out_of_memory
 
 PLAIN = "--plain scores it as it is, without the window control and --with"
 LENGTHS = ("original_max_position_embeddings", "max_position_embeddings", "max_seq_len", "seq_length")
@@ -135,7 +135,6 @@ def open_checkpoint(
     except (AttributeError, TypeError, RuntimeError, LookupError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN}") from error
-    give_back_free_memory()  # the comparison took some, and scores are measured above what is held
     return Opened(model, values, sizes, difference, answer)
 
 

@@ -31,7 +31,7 @@ from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 from pe_bench.system.files import name_write_errors, write_text
 from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid
-from pe_bench.system.machine import PeakMemory, give_back_free_memory, is_out_of_memory
+from pe_bench.system.machine import PeakMemory, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 
 BYTES = 256
@@ -229,7 +229,6 @@ def peak_of(first: Pass, device: torch.device) -> float | None:
     On a GPU of PyTorch's tensors, else of the whole process; None where the system cannot tell.
     """
     gc.collect()
-    give_back_free_memory()
     with PeakMemory(device) as before:
         pass
     with PeakMemory(device) as peak:

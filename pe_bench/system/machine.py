@@ -1,8 +1,8 @@
 """The machine of a run: its device, processor, cores, threads, memory, precision, and versions of programs.
 
 By default glibc gives every large tensor back to the system, which hands out each page again, zeroed, at the
-next step: at a large vocabulary a fifth of the time or more. What is kept here is given back at the end, so
-that it is part of no measurement of memory.
+next step: at a large vocabulary a fifth of the time or more. What a training keeps is given back before each
+measurement of memory.
 
 With `threads=auto` as many threads compute as other processes leave cores free. Threads of OpenMP meet
 several times in each layer, and wait there without sleeping. Where another process takes one of their cores,
@@ -125,34 +125,15 @@ def _cores() -> set[str]:
 # Memory
 
 _CLEAR_HIGHEST, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
-# Of malloc.h.
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
-# A tensor never has a mapping of its own, and the top of the heap is never given back.
-KEEPING = ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1))
-# Whoever sets a threshold stops glibc from adjusting it: these are where its own adjustment ends.
-AFTERWARDS = ((MMAP_MAX, 65_536), (MMAP_THRESHOLD, 32 * 2**20), (TRIM_THRESHOLD, 64 * 2**20))
-
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc.h
 LESS_TO_TRAIN = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
 
 
-@contextmanager
-def retain_freed_memory() -> Iterator[None]:
-    """Keep the memory that is freed inside, where the system has a glibc."""
-    library = _glibc()
-    for option, value in KEEPING if library else ():
-        library.mallopt(option, value)
-    try:
-        yield
-    finally:
-        for option, value in AFTERWARDS if library else ():
-            library.mallopt(option, value)
-        give_back_free_memory()
-
-
-def give_back_free_memory() -> None:
-    """Give free memory back to the system, so that what is taken next is seen."""
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed: no tensor has a mapping of its own, and the heap never shrinks."""
     if library := _glibc():
-        library.malloc_trim(0)
+        library.mallopt(MMAP_MAX, 0)
+        library.mallopt(TRIM_THRESHOLD, -1)
 
 
 def _glibc() -> Any:
@@ -193,6 +174,8 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
+            if library := _glibc():
+                library.malloc_trim(0)  # free memory, so that what is taken next is seen
             with suppress(OSError):  # some kernels lack the file or the command
                 self._is_counting = _CLEAR_HIGHEST.write_text("5") == 1
         return self

@@ -21,7 +21,7 @@ from pe_bench.model.checks import user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
-from pe_bench.system.machine import retain_freed_memory, set_threads, share_cores
+from pe_bench.system.machine import keep_freed_memory, set_threads, share_cores
 from pe_bench.system.signals import Stopped, finish_step_on_signal, local_world_size
 from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
 from pe_bench.training import checkpoint
@@ -60,8 +60,8 @@ def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
     if newest is not None:
         checkpoint.load_optimizer(newest, model, trainer.optimizer)
     set_threads(max(1, job.threads // local_world_size()))
-    with retain_freed_memory():
-        _take_steps(trainer, newest, job.folder, watch)
+    keep_freed_memory()
+    _take_steps(trainer, newest, job.folder, watch)
     set_threads(job.threads)
 
 
