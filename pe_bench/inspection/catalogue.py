@@ -1,15 +1,12 @@
 """What `list encodings` tells of each: all are built, for their facts follow from options."""
 
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import aliases, description, names_in, paper
 from pe_bench.config.parse import parse_config
-from pe_bench.data.tokenizer import ByteTokenizer
-from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.inspection.resolve import parameter_count
+from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -17,12 +14,11 @@ def catalogue() -> list[dict[str, Any]]:
     names, modifiers, first_names = names_in("encoding"), names_in("modifier"), aliases()
     # One configuration with all of them, because Hydra takes 50 ms for each.
     composed = compose([f"+encoding@catalogue.{name}={name}" for name in names])
-    configs = composed.pop("catalogue")
-    n_layers = parse_config(composed).model.n_layers
+    encodings = composed.pop("catalogue")
+    config = parse_config(composed)
     return [
         {
-            "encoding": name,
-            **_facts(name, configs[name], n_layers),
+            **_facts(ResolvedEncoding(name, replace(config, encoding=encodings[name])).with_examples()),
             "modifier": name in modifiers,
             "aliases": sorted(alias for alias, first in first_names.items() if first == name),
         }
@@ -30,16 +26,14 @@ def catalogue() -> list[dict[str, Any]]:
     ]
 
 
-def _facts(name: str, config: dict[str, Any], n_layers: int) -> dict[str, Any]:
-    spec = EncodingSpec(config).with_examples()
-    with torch.random.fork_rng(devices=[]):
-        built = spec.build(n_layers, ByteTokenizer().vocabulary)
-    declared = [spec.base, *spec.modifiers.values()][-1].encoding_class
+def _facts(subject: ResolvedEncoding) -> dict[str, Any]:
+    declared = [subject.spec.base, *subject.spec.modifiers.values()][-1].encoding_class
     return {
+        "encoding": subject.name,
         "family": declared.family,
-        "parameters": parameter_count(built),
-        "what_it_is": description("encoding", name),
-        "past_training": built.past_training,
-        "paper": paper(name) or declared.paper,
-        "label": "+".join([config["name"], *config.get("modifiers", {})]),
+        "parameters": parameter_count(subject.encoding),
+        "what_it_is": description("encoding", subject.name),
+        "past_training": subject.encoding.past_training,
+        "paper": paper(subject.name) or declared.paper,
+        "label": "+".join([subject.spec.values["name"], *subject.spec.modifiers]),
     }

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +15,11 @@ from pe_bench.data.tasks import build_task
 from pe_bench.encodings.signatures import MISSING, USUAL
 from pe_bench.encodings.signatures import options_of as options_of_class
 from pe_bench.encodings.spec import PartSpec
-from pe_bench.errors import UserError, require
+from pe_bench.errors import UserError
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 from pe_bench.system.terminal import PIPED_WIDTH, wrap
 
 MIN_LAST_COLUMN = 24  # columns that the last cell of a line needs; with fewer it goes below
-ITEM = re.compile(r"[-*+] |\d+[.)] ")  # of a list
-COMMENT = re.compile(r"^(?:  )?(\w+): .*? # (.*)$", re.MULTILINE)
 EXAMPLE_SIZE = 8  # of a task's example
 
 
@@ -59,12 +56,11 @@ def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> lis
 
 
 def reflow(docstring: str, width: int) -> str:
-    """Fill the paragraphs of a docstring; lines that are indented, and lists, keep their beginnings."""
+    """Fill the paragraphs of a docstring, but for those with a line that is indented."""
     paragraphs = []
     for text in inspect.cleandoc(docstring).split("\n\n"):
         lines = text.splitlines()
-        is_prose = not any(line.startswith(" ") or ITEM.match(line) for line in lines)
-        filled = [" ".join(lines)] if is_prose else lines
+        filled = lines if any(line.startswith(" ") for line in lines) else [" ".join(lines)]
         paragraphs.append("\n".join(wrap(line, width, 2) for line in filled))
     return "\n\n".join(paragraphs)
 
@@ -100,29 +96,17 @@ def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
 
 
 def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIPED_WIDTH) -> str:
-    """Return all that there is to say of the task that `task=NAME` names. Raises `UserError`."""
+    """Return what there is to say of the task that `task=NAME` names, with an example. Raises `UserError`."""
     width = min(width, PIPED_WIDTH)
-    encodings = [text for text in arguments if "=" not in text or text.startswith("encoding=")]
-    require(not encodings, f"show {' '.join(encodings)} and the task in two commands")
     config = parse_config(compose(arguments, search), search)
     if config.task is None:
         raise UserError("name the task: pe-bench show task=NAME")
-    task, length = build_task(config.task), config.train.length
-    comments = dict(COMMENT.findall((config_dir() / "task" / f"{task.name}.yaml").read_text("utf-8")))
-    options = [
-        (f"task.{name}", str(value), comments.get(name, "").strip())
-        for name, value in config.task.items()
-        if name != "name"
-    ]
-    facts = [
-        ("tokens", f"{len(task.symbols_and_signs)} different ones"),
-        ("guessing", f"{100 * task.chance:.3g} % of answers are right"),
-        ("sizes", f"{task.least} to {task.size_at(length)} at {length} tokens (train.length={length})"),
-    ]
-    size = max(task.least, min(EXAMPLE_SIZE, task.size_at(length)))
+    task = build_task(config.task)
+    size = max(task.least, min(EXAMPLE_SIZE, task.size_at(config.train.length)))
     tokens, is_answer, _ = task.example(np.random.default_rng(config.seed), size)
     texts = [task.vocabulary[token] for token in tokens]
     shown = " ".join(f"[{text}]" if right else text for text, right in zip(texts, is_answer, strict=True))
     example = f"an example of size {size}, with its answers in brackets:\n\n{wrap(f'    {shown}', width, 4)}"
+    options = [(f"task.{name}", str(value)) for name, value in config.task.items() if name != "name"]
     docstring = reflow(sys.modules[type(task).__module__].__doc__ or "", width)
-    return _page_of(task.name, [docstring, align(options, width), align(facts, width), example])
+    return _page_of(task.name, [docstring, align(options, width), example])

@@ -14,7 +14,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
-from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.encodings.base import LayerEncoding
 from pe_bench.inspection import curves
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.plot.paper import DASHES, GREY, STROKES, mark_length, styles_of, wrapped
@@ -59,18 +59,14 @@ class Row:
 
 def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
     """Return the rows of encodings, up to the training length where they have no meaning past it."""
-    styles, rows = styles_of(subject.label for subject in subjects), []
-    for subject in subjects:
-        colour, length = styles[subject.label].colour, subject.config.train.length
-        try:
-            rows += _rows(subject, colour, REACH * length, min(MASK_REACH * length, MAX_MASK))
-        except LengthError:
-            rows += _rows(subject, colour, length, min(length, MAX_MASK))
-    return rows
+    styles = styles_of(subject.label for subject in subjects)
+    return [row for subject in subjects for row in _rows(subject, styles[subject.label].colour)]
 
 
-def _rows(subject: ResolvedEncoding, colour: str, reach: int, mask_reach: int) -> Iterator[Row]:
+def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
     label, length = subject.label, subject.config.train.length
+    is_defined = subject.encoding.past_training != "undefined"
+    reach, mask_reach = (REACH * length, MASK_REACH * length) if is_defined else (length, length)
     products = curves.input_products(subject, reach)
     kinds = curves.kinds(subject.encoding, subject.config.model.n_layers)
     for stroke, numbers in zip(len(kinds) * STROKES, kinds, strict=False):
@@ -82,7 +78,7 @@ def _rows(subject: ResolvedEncoding, colour: str, reach: int, mask_reach: int) -
         meaning = "log of expected weight" if scores.is_weight else "expected score"
         weights = scores.weights.numpy().mean(0)
         wavelengths = [values.numpy() for values in curves.wavelengths(layer, reach)]
-        mask = curves.mask(subject, layer, mask_reach).numpy()
+        mask = curves.mask(subject, layer, min(mask_reach, MAX_MASK)).numpy()
         mask = None if np.array_equal(mask, np.tril(np.ones_like(mask))) else mask
         drawn = (scores.scores.numpy(), meaning, weights, wavelengths, mask)
         yield Row(title, colour, stroke, length, *drawn)

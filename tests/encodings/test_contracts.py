@@ -20,11 +20,10 @@ from pe_bench.config.groups import config_dir, paper
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import find_class
 from pe_bench.encodings.signatures import defaults_of, options_of
-from pe_bench.encodings.spec import PartSpec
+from pe_bench.encodings.spec import EncodingSpec, PartSpec
 from pe_bench.errors import UserError
 from pe_bench.inspection.check import PROPERTIES, Property, check
 from pe_bench.inspection.check.case import MODEL, TRAIN_LENGTH, VOCABULARY, Case, hidden, tokens, worst
-from pe_bench.inspection.check.layers import with_options
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import logits, project
 from pe_bench.model.decoder import Decoder
@@ -65,7 +64,10 @@ def _built(part: PartSpec, options: Mapping[str, Any]) -> nn.Module:
     """Build a part with only these options. If it has other encodings in it, they get them too."""
     if not part.nested:
         return part.encoding_class(**options)
-    return PartSpec(with_options(part.values, options)).build(options["n_layers"])
+    spec = EncodingSpec(dict(part.values)).changed(
+        lambda each: {key: options[key] for key in options.keys() & each.values.keys()}
+    )
+    return spec.base.build(options["n_layers"])
 
 
 def series(wave: str, *shape: int) -> Tensor:

@@ -135,13 +135,6 @@ class MadeOnTheCPU(LayerEncoding):
         return -torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * distance
 
 
-@fails("options", r"encoding.strength is taken by the constructor, and nothing reads")
-class OptionOnlyKept(Right):
-    def __init__(self, strength: float = 0.5):
-        super().__init__()
-        self.strength = strength
-
-
 # In a decoder.
 
 
