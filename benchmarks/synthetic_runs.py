@@ -13,7 +13,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.runs.folder import write_config
-from pe_bench.runs.gather import FORMAT, runs_folder
+from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.job import identity, run_name, setting
 from pe_bench.runs.rows import Row, write_rows
 from pe_bench.runs.scores import Scores, compute_level, keep_slices, save_scores, score_file
@@ -72,9 +72,7 @@ def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: 
     rows = [_scored(run, row, documents, sizes) for row in _plans(empty, config)]
     write_rows(run / "eval.csv", rows)
     keep_slices(run, {})
-    _write_json(
-        run / "result.json", {"format": FORMAT, "steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH}
-    )
+    _write_json(run / "result.json", {"steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH})
     return len(rows)
 
 

@@ -5,7 +5,6 @@ All checks come before anything is written. Repeating a run does what is missing
 
 import json
 import shutil
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -21,18 +20,18 @@ from pe_bench.data.batches import windows_of
 from pe_bench.data.packed import load_data_of, summary
 from pe_bench.encodings.source import sources
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.errors import RunError, UserError, require
 from pe_bench.model.attention import is_kernel_here
 from pe_bench.model.attention.native import training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
-from pe_bench.runs.folder import FirstStage, locked, read_config, record_error, write_config, write_error
-from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
+from pe_bench.runs.folder import FirstStage, RunFolder, locked, read_config, record_error, write_config
+from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores, keep_slices
-from pe_bench.runs.source import after_source, find_source, scored_as
+from pe_bench.runs.source import after_source, find_source
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import row_key, score, scored_rows
 from pe_bench.scoring.other_encodings import OtherEncoding
@@ -58,7 +57,7 @@ from pe_bench.training.checkpoint import (
     latest_checkpoint,
     load_weights,
 )
-from pe_bench.training.group import Group, LostProcessError, check_processes, joined, start_processes
+from pe_bench.training.group import Group, check_processes, joined, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 
 LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
@@ -87,11 +86,7 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     if config.tracker is not None:
         check_tracker(config.tracker)
     source, job = job.source, replace(job, source=None)
-    if latest_checkpoint(job.folder / "checkpoints") is not None:
-        return job, plans
-    if source is None:
-        if job.config.train.from_run and not _is_trained(job, plans):
-            find_source(config, job.data.hash)  # which says that it is gone: there is nothing to start from
+    if source is None or latest_checkpoint(job.folder / "checkpoints") is not None:
         return job, plans
     trained = require_trained(source, read_config(source).train.total_steps)
     load_weights(trained.path, job.model, is_start=True)
@@ -100,12 +95,9 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
 
 def _with_started_processes(config: Config) -> Config:
     """Return the configuration with as many processes as torchrun has started for this run."""
-    count, processes = world_size(), config.train.processes
-    if count == 1:
+    if world_size() == 1:
         return config
-    message = f"train.processes={processes}, and torchrun started {count} processes: leave the key out"
-    require(processes in (1, count), message)
-    config = replace(config, train=replace(config.train, processes=count))
+    config = replace(config, train=replace(config.train, processes=world_size()))
     config.check()
     return config
 
@@ -113,18 +105,14 @@ def _with_started_processes(config: Config) -> Config:
 def load(config: Config, planner: Planner = make_plans, run: Path | None = None) -> tuple[Job, list[Plan]]:
     """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong.
 
-    run: the folder of a finished run. Like one that has begun, it needs its source no more.
+    run: the folder of a finished run, which needs its source no more.
     """
     if config.checkpoint is not None:
         return load_checkpoint(config, planner)
     device, threads = resolve_device(config.device), set_threads(config.threads)
-    data = load_data_of(config)
-    source, gone, has_source = None, None, bool(config.train.from_run or config.train.beside)
-    if has_source:
-        try:
-            source = find_source(config, data.hash) if run is None else None
-        except UserError as error:
-            gone = error
+    data, source = load_data_of(config), None
+    if run is None and (config.train.from_run or config.train.beside):
+        source = find_source(config, data.hash)
         config = after_source(config, source)
     encoding = EncodingSpec(config.encoding, config.search)
     if source is not None and config.train.from_run:
@@ -143,17 +131,10 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     if source is not None:
         before = source.config if config.train.from_run else None
         label, first, together = source.stage(stage_label(encoding, before), config, together)
-    elif has_source:
-        about = read_result(folder)
-        if about is None:
-            raise gone or RunError(f"{folder} is not finished")
-        label, first, together = about["encoding"], FirstStage.read(about), about["setting"]
-        config = config if run else scored_as(config, read_config(folder).eval)
     plans = planner(config, config.eval, data)
     for side in ("training", "validation"):
         windows_of(data, config.train.length, side=side)  # which refuses data without any
-    names = config, folder, str(together), str(label), str(label)
-    job = Job(*names, device, dtype, threads, data, model, first=first)
+    job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first=first)
     return replace(job, source=source.run if source and config.train.from_run else None), plans
 
 
@@ -192,12 +173,9 @@ def _says_what_is_kept(job: Job) -> Iterator[None]:
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stopped:
-        run, steps = job.folder, job.config.train.total_steps
-        newest = latest_checkpoint(run / "checkpoints") if steps else None
-        kept = f"step {newest.step} of {steps} is" if newest else "the lengths scored so far are"
-        end = f"interrupted; {kept} saved, and the same command continues from there"
-        if newest is None and not any((run / "scores").glob("*")):
-            end = "interrupted; nothing was saved yet, so the same command starts from the beginning"
+        newest = latest_checkpoint(job.folder / "checkpoints")
+        kept = f"step {newest.step} of {job.config.train.total_steps}" if newest else "what was scored"
+        end = f"interrupted; {kept} is saved, and the same command continues from there"
         raise Stopped(str(stopped) or end) from stopped
 
 
@@ -236,12 +214,7 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
     if job.source is not None:
         config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
     with _says_what_is_kept(job):
-        try:
-            start_processes(processes, _finish_in_process, config, bars, waits)
-        except LostProcessError as error:
-            # The others know only what followed from it.
-            write_error(job.folder, "".join(traceback.format_exception(error)))
-            raise
+        start_processes(processes, _finish_in_process, config, bars, waits)
 
 
 def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] | None) -> None:
@@ -266,8 +239,7 @@ def _train_and_score(
     is_scored = len(rows) == len(plans)
     trained = None if is_scored else final_checkpoint(run, job.config.train.total_steps)
     if is_finished and not is_scored and trained is None:
-        lost = "its final weights are missing or damaged, and its scores are discarded"
-        say(f"warning: retraining {run.name}: {lost}")
+        say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
         is_finished = False
     if not is_finished:
@@ -277,15 +249,10 @@ def _train_and_score(
         return rows
     group.broadcast(NOTHING_TO_DO)
     say(f"{run} is already trained")
-    try:
-        read_config(run)
-    except UserError as error:  # the same command made it before
+    if not RunFolder(run).flat_config:  # the same command made it before
         _write_config(job)
-        say(f"warning: {first_line(error).partition(': ')[0]}, and was written again")
     if trained is not None:
         return score_encodings(_with_weights(job, trained), plans, bars=bars)
-    for line in shortages(job.config.eval, plans):
-        say(line)
     keep_derived(run, job.data, plans, job.config.first_length)
     record_command(run)
     return rows
@@ -337,13 +304,9 @@ def _describe(job: Job) -> None:
 def _write_config(job: Job) -> None:
     write_config(job.folder, job.config)
     parts = EncodingSpec(job.config.encoding, job.config.search).parts
-    modules = [part.code.path for part in parts if not part.is_built_in]
-    folders = [*dict.fromkeys(module.parent for module in modules)]  # two may have files of one name
-    for module in modules:
-        number = folders.index(module.parent)
-        copies = job.folder / "code" / (str(number + 1) if number else "")
+    for module in (part.code.path for part in parts if not part.is_built_in):
         for file in sources(module):
-            copy = copies / file.relative_to(module.parent)
+            copy = job.folder / "code" / file.relative_to(module.parent)
             copy.parent.mkdir(parents=True, exist_ok=True)
             # Byte for byte: `eval --code` compares its hash.
             write_atomically(copy, partial(shutil.copyfile, file))
@@ -351,7 +314,7 @@ def _write_config(job: Job) -> None:
 
 def _write_result(job: Job, trained: Checkpoint | None) -> None:
     """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
-    result: dict[str, Any] = {"format": FORMAT, "encoding": job.label, "seed": job.config.seed, "steps": 0}
+    result: dict[str, Any] = {"encoding": job.label, "seed": job.config.seed, "steps": 0}
     result |= {"parameters": job.model.parameter_count, "data_hash": job.data.hash, "setting": job.setting}
     result |= {"first_stage": asdict(job.first)} if job.first is not None else {}
     result |= {"checkpoint": job.config.checkpoint.source} if job.config.checkpoint is not None else {}
@@ -381,19 +344,19 @@ def load_finished(
     job = replace(job, folder=run)
     if config.checkpoint is not None:
         return job, plans, None
-    # The setting is that of the training, wherever it is scored.
-    dtype = DTYPES.get(str(result.get("train_dtype")), job.dtype)
-    job = replace(job, setting=str(result.get("setting", job.setting)), dtype=dtype)
     trained = require_trained(run, config.train.total_steps)
     if result.get("data_hash") != job.data.hash:
         say(
             f"warning: data={config.data.name} is not what {run.name} was trained on "
             f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
         )
-    if EncodingSpec(config.encoding).identity() != EncodingSpec(job.config.encoding).identity():
-        # The weights were trained with one version of its code, and the scores come from another.
-        scored_with = EncodingSpec(job.config.encoding).label
-        job = replace(job, label=str(result.get("encoding", job.label)), scored_with=scored_with)
+    # The label and the setting are those of the training, wherever it is scored.
+    label, dtype = str(result.get("encoding", job.label)), str(result.get("train_dtype"))
+    is_same = EncodingSpec(config.encoding).identity() == EncodingSpec(job.config.encoding).identity()
+    job = replace(
+        job, label=label, setting=str(result.get("setting", job.setting)), first=FirstStage.read(result)
+    )
+    job = replace(job, scored_with=label if is_same else job.scored_with, dtype=DTYPES.get(dtype, job.dtype))
     return job, plans, trained
 
 

@@ -1,7 +1,6 @@
 """A run with what a call scored of it, and how runs and checkpoints are scored, as by `eval` and `probe`."""
 
 import io
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,6 @@ from pe_bench.experiment import (
 )
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
-from pe_bench.runs.job import encoding_in
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
 from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe, ProbeLength
 from pe_bench.scoring.other_encodings import find_others, read_with
@@ -117,10 +115,8 @@ def score_each(runs: Sequence[Path], options: Options) -> tuple[list[Run], list[
         try:
             prepared.append(prepare(path, options))
         except UserError as error:
-            without = shlex.quote(f"encoding!={encoding_in(path.name)}")
-            joint = " Or" if str(error).endswith("?") else "; or"
             named = "" if path.name in str(error) else f"{path.name}: "
-            raise UserError(f"{named}{error}{joint} leave it out with --where {without}") from error
+            raise UserError(f"{named}{error}; or leave this run out with --where") from error
     scored, failures = [], []
     for number, (path, score_it) in enumerate(zip(runs, prepared, strict=True), 1):
         say(f"run {number} of {len(runs)}: {path.name}")

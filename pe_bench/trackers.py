@@ -124,26 +124,19 @@ class MLflow:
             self.id = self.client.create_run(number, tags=tags, run_name=run.name).info.run_id
             values = [self.entities.Param(name, str(value)) for name, value in to_plain(config).items()]
             self.client.log_batch(self.id, params=values)
-        self.last = max(self._steps("loss"), default=0)
 
     def step(self, step: Step) -> None:
-        if step.step > self.last:  # a step that is taken again is the same
-            self._log([(name, value, step.step) for name, value in _values_of(step).items()])
+        self._log([(name, value, step.step) for name, value in _values_of(step).items()])
 
     def results(self, rows: Sequence[Row], tables: Sequence["Table"], picture: Path) -> None:
         from pe_bench.report.columns import to_csv
 
-        steps = {name: self._steps(name) for name in map(_score_name, rows)}
-        new = [(_score_name(row), _level_of(row), row.length) for row in rows]
-        self._log([(name, level, length) for name, level, length in new if length not in steps[name]])
+        self._log([(_score_name(row), _level_of(row), row.length) for row in rows])
         self.client.log_text(self.id, to_csv(tables), "results.csv")
         self.client.log_artifact(self.id, str(picture))
 
     def end(self) -> None:
         self.client.set_terminated(self.id)
-
-    def _steps(self, name: str) -> set[int]:
-        return {metric.step for metric in self.client.get_metric_history(self.id, name)}
 
     def _log(self, values: Sequence[tuple[str, Any, int]]) -> None:
         now = int(time.time() * 1000)

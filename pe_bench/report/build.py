@@ -72,7 +72,6 @@ def build_report(
     """Return the same tables, or only those with the newest run; quick runs count as the oldest."""
     rows, problems = _read(results_dir, names)
     runs = _runs_of(results_dir)
-    problems += [*runs.anchors.problems, *_unreadable(rows, runs)]
     for key in selection.by:
         runs.require(rows, key, "--by")
     rows = runs.select(_of_protocol(rows, protocol), selection.where)
@@ -145,10 +144,10 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     """Return the rows of all runs or of those named that can be read, and what is left out."""
     gathered = read_all(results_dir)
     if not gathered.rows and gathered.problems:
-        raise RunError("\n".join(gathered.lines))
+        raise RunError("\n".join(gathered.problems.values()))
     folder = runs_folder(results_dir)
     require(bool(gathered.rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
-    left_out = [f"left out: {line}" for line in gathered.lines]
+    left_out = [f"left out: {line}" for line in gathered.problems.values()]
     if runs is None:
         return gathered.rows, left_out
     names = [Path(run).name for run in runs]
@@ -159,12 +158,6 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     if readable.isdisjoint(names):
         raise RunError("\n".join(gathered.problems[name] for name in dict.fromkeys(names)))
     return [row for row in gathered.rows if row.run in names], left_out
-
-
-def _unreadable(rows: Sequence[Row], runs: ScoredRuns) -> list[str]:
-    """Return a line for each run whose configuration cannot be read, so that its keys are not known."""
-    problems = {row.run: runs.folder_of(row.run).config_problem for row in one_a_run(rows)}
-    return [f"{run}: its config.yaml cannot be read ({text})" for run, text in problems.items() if text]
 
 
 def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:

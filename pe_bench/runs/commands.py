@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pe_bench.errors import RunError
@@ -70,18 +70,15 @@ def recorded_commands(run: Path) -> list[str]:
     """Return a run's commands in the order of their first use; none where they are missing or unreadable."""
     from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
 
-    try:
-        commands = json.loads(read_regular(run / FILE))
-    except (RunError, OSError, ValueError, RecursionError):
-        return []
-    return [command for command in commands if _is_ours(command)] if isinstance(commands, list) else []
+    with suppress(RunError, OSError, ValueError, RecursionError, TypeError):
+        return [command for command in json.loads(read_regular(run / FILE)) if _is_ours(str(command))]
+    return []
 
 
-def _is_ours(command: object) -> bool:
+def _is_ours(command: str) -> bool:
     """Return whether a shell would run pe-bench with it and nothing else: the file may be a stranger's."""
-    try:
-        arguments = shlex.split(str(command))
-    except ValueError:
-        return False
-    is_plain = command == shlex.join(arguments) and not CONTROL.search(str(command))
-    return is_plain and arguments[:1] == ["pe-bench"]
+    with suppress(ValueError):
+        arguments = shlex.split(command)
+        is_plain = command == shlex.join(arguments) and not CONTROL.search(command)
+        return is_plain and arguments[:1] == ["pe-bench"]
+    return False

@@ -42,11 +42,11 @@ def is_checkpoint(name: object) -> bool:
 def scores_checkpoint(run: RunFolder, name: str) -> bool:
     """Return whether a run is of the checkpoint that hf:FOLDER or hf:OWNER/NAME[@REVISION] names."""
     config, folder = run.flat_config, Path(name.removeprefix(CHECKPOINT)).expanduser()
-    address, _, revision = name.partition("@")
     if folder.is_dir():
-        address, revision = f"{CHECKPOINT}{folder.resolve()}", ""
-    is_revision = not revision or config.get("checkpoint.revision") == revision
-    return config.get("checkpoint.source") == address and is_revision
+        return config.get("checkpoint.source") == f"{CHECKPOINT}{folder.resolve()}"
+    address, _, revision = name.partition("@")
+    is_revision = revision in ("", config.get("checkpoint.revision"))
+    return is_revision and config.get("checkpoint.source") == address
 
 
 def finished_runs(results_dir: Path) -> list[Path]:
@@ -80,19 +80,15 @@ def find_runs(
     the path of a run, or a checkpoint's. Without names, conditions choose among all runs. With `anywhere`, a
     run may be outside `results_dir`. Raise `UserError` for a name of no run, and if no run is left.
     """
-    runs: dict[Path, None] = {}
-    for name in names:
-        message = f"'{name}' is no run: say --where {shlex.quote(name)}"
-        require(CONDITION.fullmatch(name) is None, message)
-        runs |= dict.fromkeys(_named(name, results_dir, anywhere=anywhere))
+    runs = list(dict.fromkeys(run for name in names for run in _named(name, results_dir, anywhere=anywhere)))
     if not where:
-        return [_finished(run) if anywhere else run for run in runs]
+        return runs
     among, folder = {run.name for run in runs}, runs_folder(results_dir)
     rows = [row for row in read_all(results_dir).rows if not runs or row.run in among]
     require(bool(rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
     selected = {row.run for row in RunValues(folders_in(folder)).select(rows, where)}
     words = " ".join(map(str, where))
-    require(bool(selected), f"no run meets --where {words}: `pe-bench list runs` shows what there is")
+    require(bool(selected), f"no run meets {words}: `pe-bench list runs` shows what there is")
     return [run for run in finished_runs(results_dir) if run.name in selected]
 
 
@@ -104,14 +100,13 @@ def runs_to_score(
     Raises `UserError` where there is none.
     """
     for condition in where:
-        way = "--lengths" if condition.key == "length" else "--with"
-        message = f"--where {condition.key} chooses scores, and this command chooses runs: say {way}"
+        message = f"--where {condition.key} chooses scores, and this command chooses runs: leave it out"
         require(condition.key not in SHOWN, message)
-    selected = find_runs(names, results_dir, where, anywhere=not where)
-    finished = [] if selected else finished_runs(results_dir)
-    folder, way_out = runs_folder(results_dir), "make one with `pe-bench train encoding=rope`"
-    require(bool(selected or finished), f"no finished run in {folder}: {way_out}")
-    return selected or (finished if everything else finished[-1:])
+    if names or where:
+        return find_runs(names, results_dir, where, anywhere=not where)
+    runs, folder = finished_runs(results_dir), runs_folder(results_dir)
+    require(bool(runs), f"no finished run in {folder}: make one with `pe-bench train encoding=rope`")
+    return runs if everything else runs[-1:]
 
 
 def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
@@ -124,24 +119,19 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
     ways: tuple[Callable[[Path], bool], ...] = (
         lambda run: run.name == name,
         lambda run: encoding_in(run.name) == name,
-        lambda run: run.name.startswith(name),
-        lambda run: fnmatch.fnmatch(run.name, name),
+        lambda run: fnmatch.fnmatch(run.name, f"{name}*"),
         lambda run: name in names_of_label(_encoding_label(run)),
     )
     for is_selected in ways if name else ():
         if selected := [run for run in runs if is_selected(run)]:
-            return selected
+            return [*map(_finished, selected)] if anywhere else selected
     if typed and os.path.isfile(os.path.join(typed, "config.yaml")):  # whatever was typed is no error here
         run = _finished(Path(typed).resolve())
         way_out = f"copy it there with `pe-bench import {shlex.quote(typed)}`, or say --results-dir"
         is_here = run.parent == folder.resolve()
         require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
         return [run if anywhere else folder / run.name]
-    for begun in folders_of_runs(results_dir) if name else []:
-        if begun.name.startswith(name):
-            return [_finished(begun)]
-    way_out = "say --all for all of them" if name == "all" else "see `pe-bench list runs`"
-    raise UserError(f"no finished run '{typed}' in {folder}: {way_out}")
+    raise UserError(f"no finished run '{typed}' in {folder}: see `pe-bench list runs`")
 
 
 def names_of_label(label: str) -> tuple[str, ...]:
@@ -183,12 +173,8 @@ class Condition:
     def holds(self, value: Any) -> bool:
         if self.sign in ORDERS:
             return is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
-        return any(self.fits(value, pattern) for pattern in self.values) is (self.sign == "=")
-
-    def fits(self, value: Any, pattern: str) -> bool:
-        """Return whether a pattern fits a value, or any of its names if it is an encoding."""
         names = names_of_label(str(value)) if self.key in LABELS else (value,)
-        return any(_equal(name, pattern) for name in names)
+        return any(_equal(name, each) for name in names for each in self.values) is (self.sign == "=")
 
 
 def parse_condition(word: str) -> Condition:
@@ -228,16 +214,8 @@ class RunValues:
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
         """Return the rows that meet all conditions, but for those on what is only shown.
 
-        Raises `UserError` for a key that no run has, and for an encoding that none has.
+        Raises `UserError` for a key that no run has.
         """
-        for condition in where:
-            if condition.key not in LABELS or condition.sign != "=":
-                continue
-            labels = {getattr(row, condition.key) for row in rows}
-            for name in condition.values:
-                if not any(condition.fits(label, name) for label in labels):
-                    names = {names_of_label(label)[-1] for label in labels}
-                    raise UserError(unknown(name, f"--where {condition.key}", names))
         chosen = [condition for condition in where if condition.key not in SHOWN]
         for condition in chosen:
             self.require(rows, condition.key, "--where")

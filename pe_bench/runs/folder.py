@@ -4,7 +4,6 @@ import csv
 import hashlib
 import io
 import traceback
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config
-from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import KeptMeans, Means, compute_means, load_scores, read_means, score_file
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
@@ -53,10 +52,10 @@ def read_values(run: Path) -> dict[str, Any]:
 
     Raise `ValueError` where they are damaged, and `OSError` where there is no such file.
     """
-    text = read_regular(run / "config.yaml")
-    first, _, below = text.partition("\n")
-    digest = hashlib.sha256(below.encode()).hexdigest()
-    if first.startswith(CONFIG_CHECKSUM) and first != CONFIG_CHECKSUM + digest:
+    first, _, text = read_regular(run / "config.yaml").partition("\n")
+    if not first.startswith(CONFIG_CHECKSUM):
+        return parse_mapping(f"{first}\n{text}")
+    if not first.endswith(hashlib.sha256(text.encode()).hexdigest()):
         raise ValueError("its checksum is of something else: delete its first line if you changed it")
     return parse_mapping(text)
 
@@ -88,15 +87,10 @@ def record_error(run: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        write_error(run, "".join(traceback.format_exception(error)))
+        with suppress(RunError, OSError):  # of a full disk
+            write_text(run / ERROR, "".join(traceback.format_exception(error)))
         raise
     (run / ERROR).unlink(missing_ok=True)
-
-
-def write_error(run: Path, text: str) -> None:
-    """Write `error.txt`; where the disk takes no more, the error is only printed."""
-    with suppress(RunError, OSError):
-        write_text(run / ERROR, f"{text.rstrip()}\n")
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class FirstStage:
         if values is None:
             return None
         values = check_type(values, dict[str, Any], "first_stage")
-        kinds = typing.get_type_hints(FirstStage)
+        kinds = FirstStage.__annotations__
         first = FirstStage(**{name: check_type(values.get(name), kind, name) for name, kind in kinds.items()})
         # A stranger's may be no name: a path could lead anywhere.
         is_name = NAME.fullmatch(first.run) is not None and not first.run.startswith(".")
@@ -141,18 +135,9 @@ class RunFolder:
     @cached_property
     def flat_config(self) -> dict[str, Any]:
         """Return its configuration with keys such as train.lr; empty where it cannot be read."""
-        return {} if self.config_problem else _flat(self.config, "")
-
-    @cached_property
-    def config_problem(self) -> str:
-        """Return why its configuration cannot be read; empty where it can."""
-        try:
-            _ = self.config
-        except FileNotFoundError:
-            return "it is missing"
-        except UNREADABLE as error:
-            return first_line(error)
-        return ""
+        with suppress(*UNREADABLE):
+            return _flat(self.config, "")
+        return {}
 
     @cached_property
     def first_stage(self) -> FirstStage | None:
@@ -160,12 +145,6 @@ class RunFolder:
         with suppress(*UNREADABLE):
             return FirstStage.read(read_json(self.path / "result.json"))
         return None
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        with suppress(*UNREADABLE):
-            return read_json(self.path / "environment.json")
-        return {}
 
     @cached_property
     def means(self) -> KeptMeans:

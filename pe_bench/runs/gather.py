@@ -4,8 +4,8 @@ A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebu
 a lock and never appended to, so that processes that finish together lose nothing.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -13,18 +13,15 @@ from typing import Any
 
 from filelock import FileLock
 
-from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.errors import RunError, first_line, require
 from pe_bench.runs.commands import eval_command
 from pe_bench.runs.folder import ERROR, RunFolder, read_config
 from pe_bench.runs.job import encoding_in
-from pe_bench.runs.rows import APART, Row, read_rows, to_csv
+from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import KEY, TEXT_SLICES
 from pe_bench.runs.untrusted import check_files, read_json
-from pe_bench.system.files import TEMPORARY, write_text
+from pe_bench.system.files import TEMPORARY
 from pe_bench.system.terminal import one_line, say
-
-READ_ONLY = 0o444
-FORMAT = 2  # of runs; those of format 1 have other names and columns
 
 
 @dataclass(frozen=True)
@@ -33,11 +30,6 @@ class Gathered:
 
     rows: list[Row]
     problems: dict[str, str]
-
-    @property
-    def lines(self) -> list[str]:
-        """Return what is wrong, each problem once: that of another version is the same for many runs."""
-        return list(dict.fromkeys(self.problems.values()))
 
 
 def runs_folder(results_dir: Path) -> Path:
@@ -57,8 +49,7 @@ def require_results_folder(results_dir: Path) -> None:
 def gather(results_dir: Path) -> Gathered:
     """Rebuild `results.csv` from every finished run, and return what went into it and what could not.
 
-    The runs are read under the lock: whoever writes last has seen what was finished before. The file is
-    read-only, because the next command would replace what somebody changes in it.
+    The runs are read under the lock: whoever writes last has seen what was finished before.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
     target = results_file(results_dir)
@@ -71,7 +62,7 @@ def gather(results_dir: Path) -> Gathered:
             means, of_targets = RunFolder(runs_folder(results_dir) / name).means, [*of_run]
             of_slices = [row for part in (*TEXT_SLICES, KEY) for row in means.rows_of_slice(of_targets, part)]
             rows += sorted([*of_targets, *of_slices], key=lambda row: row.order)
-        write_text(target, to_csv(rows), mode=READ_ONLY)
+        write_rows(target, rows)
     return gathered
 
 
@@ -81,7 +72,7 @@ def gather_and_warn(results_dir: Path) -> None:
     That results.csv cannot be written is a warning too: no run needs it, and the next command writes it.
     """
     try:
-        lines = gather(results_dir).lines
+        lines = [*gather(results_dir).problems.values()]
     except (RunError, OSError) as error:
         lines = [first_line(error)]
     for line in lines:
@@ -91,14 +82,8 @@ def gather_and_warn(results_dir: Path) -> None:
 def folders_of_runs(results_dir: Path) -> list[Path]:
     """Return what is in the folder of runs, in the order of names, but for plain and hidden files."""
     folder = runs_folder(results_dir)
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if not entry.is_file(follow_symlinks=False)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise RunError(f"{folder} cannot be read ({first_line(error)})") from error
-    return [folder / name for name in sorted(names) if not name.startswith(".")]
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in paths if not path.name.startswith(".") and not path.is_file()]
 
 
 def read_all(results_dir: Path) -> Gathered:
@@ -115,23 +100,15 @@ def read_all(results_dir: Path) -> Gathered:
 
 
 def read_result(run: Path) -> dict[str, Any] | None:
-    """Return a run's closing summary, or None while it is not finished.
-
-    Raise `RunError` for damage, and for a run of another version.
-    """
+    """Return a run's closing summary, or None while it is not finished. Raise `RunError` for damage."""
     path = run / "result.json"
     try:
         check_files(run)
-        result = read_json(path)
+        return read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
-    if result.get("format", FORMAT) != FORMAT:
-        about = RunFolder(run).environment
-        writer = f"pe-bench {about.get('pe_bench', 'of that time')} (git {about.get('git') or 'unknown'})"
-        raise RunError(f"{run.parent} has runs of another version: {writer} reads them")
-    return result
 
 
 def _rows_of(run: Path) -> list[Row]:
@@ -141,21 +118,19 @@ def _rows_of(run: Path) -> list[Row]:
     """
     rows, name = read_rows(run / "eval.csv"), run.name
     if not rows:
-        raise RunError(f"{run} has no scores: make them with {eval_command(run)}")
+        raise RunError(f"{run / 'eval.csv'} has no scores: make them with {eval_command(run)}")
     original = rows[0].run
-    is_beside = original != name and original == Path(original).name
-    if is_beside and (run.parent / original / "result.json").is_file():
+    if original not in (name, "") and original == Path(original).name and (run.parent / original).is_dir():
         raise RunError(f"{name} is a copy of {original}")
-    by_key = {row.key: row for row in (replace(row, run=name) for row in rows)}
-    return sorted(by_key.values(), key=lambda row: row.order)
+    return sorted((replace(row, run=name) for row in rows), key=lambda row: row.order)
 
 
 @dataclass(frozen=True)
 class RunState:
     """A run, how far it came, and what is wrong with it; what is not known is None or empty.
 
-    state: finished, not finished, failed, no scores (finished, without rows) or unreadable. encoding: its
-    label in tables. steps, total: steps done, and of the whole training. lengths: those with a number.
+    state: finished, not finished, failed or unreadable. encoding: its label in tables. steps, total: steps
+    done, and of the whole training. lengths: those with a number.
     """
 
     run: str
@@ -170,41 +145,30 @@ class RunState:
 
 def states_of_runs(results_dir: Path) -> Iterator[RunState]:
     """Yield the state of each run in the order of their names. A damaged one hides no other."""
-    problems = {""}
     for run in folders_of_runs(results_dir):
         name = one_line(run.name)
         try:
             yield _state(run, name)
         except (RunError, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-            is_told = isinstance(error, (RunError, UserError, OSError))
-            lacking = "result.json or a checkpoint's meta.json lacks steps or loss"
-            problem = one_line(first_line(error)) if is_told else lacking
-            yield RunState(name, encoding_in(name), problem="" if problem in problems else problem)
-            problems.add(problem)
+            yield RunState(name, encoding_in(name), problem=one_line(first_line(error)))
 
 
 def _state(run: Path, name: str) -> RunState:
-    result, label, problem = read_result(run), encoding_in(name), ""
-    if result is None and not os.path.lexists(run / "config.yaml"):
-        problem = "it has no config.yaml: nothing was trained in it"
-        return RunState(name, label, "not finished", problem=problem)
-    rows = read_rows(run / "eval.csv")
-    if result is None:
-        state = "failed" if (run / ERROR).exists() else "not finished"
-        newest = max((run / "checkpoints").glob("step-*/meta.json"), default=None)
-        about: Mapping[str, Any] = read_json(newest) if newest else {"step": 0}
-        steps, total = about["step"], read_config(run).train.total_steps
-    else:
-        if damage := RunFolder(run).config_problem:
-            raise RunError(f"{run / 'config.yaml'} is missing or damaged ({damage}): train the run again")
-        about = result
-        steps = total = about["steps"]
-        state = "finished" if rows else "no scores"
-        problem = "" if rows else f"it has no eval.csv: make its scores with {eval_command(run)}"
-    loss = float(f"{about['loss']:.3f}") if steps else None
-    scored = {row.length for row in rows if row.protocol not in APART and row.nll is not None}
-    label = rows[0].encoding if rows else label
-    return RunState(name, label, state, int(steps), int(total), loss, tuple(sorted(scored)), problem)
+    result = read_result(run)
+    if result is not None:
+        rows, steps = _rows_of(run), int(result["steps"])
+        lengths = sorted({row.length for row in rows if row.protocol not in APART and row.nll is not None})
+        loss = _rounded(result.get("loss"))
+        return RunState(name, rows[0].encoding, "finished", steps, steps, loss, tuple(lengths))
+    state = "failed" if (run / ERROR).exists() else "not finished"
+    newest = max((run / "checkpoints").glob("step-*/meta.json"), default=None)
+    about: Mapping[str, Any] = read_json(newest) if newest else {"step": 0}
+    total, loss = read_config(run).train.total_steps, _rounded(about.get("loss"))
+    return RunState(name, encoding_in(name), state, int(about["step"]), total, loss)
+
+
+def _rounded(loss: Any) -> float | None:
+    return None if loss is None else float(f"{loss:.3f}")
 
 
 # Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each
@@ -221,7 +185,6 @@ class StoredAnchors:
 
     rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
     folders: dict[str, RunFolder] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
 
     def of(self, label: str, rows: Iterable[Row]) -> list[Row]:
         """Return the rows of one anchor that belong to rows of runs, each once."""
@@ -248,20 +211,17 @@ def anchors_folder(run: Path) -> Path | None:
 
 
 def read_anchors(folder: Path | None) -> StoredAnchors:
-    """Return all anchors of a folder of results. A damaged one is named and hides no other."""
+    """Return all anchors of a folder of results, without those that are damaged: `eval` makes them again."""
     anchors = StoredAnchors()
     for path in sorted(folder.glob("*/eval.csv")) if folder is not None else []:
         anchor = path.parent
-        if not anchor.name.startswith(tuple(f"{name}-s" for name in ANCHOR_NAMES.values())):
-            continue  # a folder with a run's name would stand in for the run's own
-        try:
-            check_files(anchor)
-            rows = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]
-        except RunError as error:
-            reason = str(error).partition(": delete")[0]
-            way_out = "pe-bench eval RUN... counts them again"
-            anchors.problems.append(one_line(f"no anchors from {anchor}: {reason}; {way_out}"))
-            continue
-        anchors.folders[anchor.name] = RunFolder(anchor)
-        anchors.rows.update({(row.encoding, *anchor_key(row)): replace(row, run=anchor.name) for row in rows})
+        # A folder with a run's name would stand in for the run's own.
+        if anchor.name.startswith(tuple(f"{name}-s" for name in ANCHOR_NAMES.values())):
+            with suppress(RunError):
+                check_files(anchor)
+                rows = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]
+                anchors.folders[anchor.name] = RunFolder(anchor)
+                anchors.rows.update(
+                    {(row.encoding, *anchor_key(row)): replace(row, run=anchor.name) for row in rows}
+                )
     return anchors

@@ -4,12 +4,13 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pe_bench.config.schema import NAME
 from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.runs.folder import ERROR, read_config
+from pe_bench.runs.folder import read_config
 from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.untrusted import check_files
@@ -28,29 +29,24 @@ class Imported:
 def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     """Copy runs as `pe_bench.import_runs` says, and gather `results.csv`."""
     runs = [run for folder in folders for run in _runs_in(Path(folder))]
-    results = check_folder(results_dir, "--results-dir", is_written=True)
-    imported = Imported()
+    results, imported = check_folder(results_dir, "--results-dir", is_written=True), Imported()
     for run in runs:
         target = runs_folder(results) / run.name
         try:
             _check(run)
             if os.path.lexists(target):
-                way_out = "delete it, or finish it: repeat the command that trained it"
-                require(read_result(target) is not None, f"it is not finished here: {way_out}")
+                require(read_result(target) is not None, "it is not finished here: finish it, or delete it")
                 imported.present.append(run.name)
             else:
                 _copy(run, target)
                 imported.copied.append(run.name)
         except (RunError, UserError, OSError) as error:
             imported.refused[run.name] = first_line(error)
-    anchors = dict.fromkeys(run.parent.parent / "anchors" for run in runs)
-    for anchor in (file.parent for folder in anchors for file in folder.glob("*/eval.csv")):
-        try:
-            check_files(anchor)  # a link would be followed
-            if not os.path.lexists(results / "anchors" / anchor.name):
-                _copy(anchor, results / "anchors" / anchor.name)
-        except (RunError, OSError) as error:
-            imported.refused[anchor.name] = first_line(error)
+    for folder in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
+        for anchor in (file.parent for file in folder.glob("*/eval.csv")):
+            with suppress(RunError):  # its own scoring makes an anchor again
+                if not os.path.lexists(results / "anchors" / anchor.name):
+                    _copy(anchor, results / "anchors" / anchor.name)
     gather_and_warn(results)
     return imported
 
@@ -67,19 +63,20 @@ def _runs_in(folder: Path) -> list[Path]:
 def _check(run: Path) -> None:
     """Raise `UserError` for a run that is not finished, or that no command here would read."""
     require(NAME.fullmatch(run.name) is not None, f"{run.name!a} is no name of a run")
-    require(read_result(run) is not None, "it is not finished")  # which checks all of its files
+    require(read_result(run) is not None, "it is not finished")
     read_config(run)
     names = {row.run for row in read_rows(run / "eval.csv")}
     require(names == {run.name}, "its eval.csv has no rows, or those of another run")
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy a folder whole or not at all. Raise `RunError` for one with links."""
+    check_files(source)
     temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    ignore = shutil.ignore_patterns("lock", ERROR, f"{TEMPORARY}*")
+    ignore = shutil.ignore_patterns("lock", f"{TEMPORARY}*")
     try:
         shutil.copytree(source, temporary, symlinks=True, ignore=ignore)
-        check_files(temporary)  # what was checked before may have changed since
         os.replace(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

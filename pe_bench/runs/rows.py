@@ -2,11 +2,10 @@
 
 import csv
 import dataclasses
-import hashlib
 import io
 import re
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -108,51 +107,29 @@ _VALUES_OF = attrgetter(*COLUMNS)
 _KINDS = {name: typing.get_args(kind) or (kind,) for name, kind in typing.get_type_hints(Row).items()}
 MAYBE_WHOLE = {name for name, kinds in _KINDS.items() if kinds == (int, type(None))}
 _IN_FILE_NAMES = {"protocol", "control", "target_hash", "score_dtype", "stride_rule"}  # of scores
-_AT_LEAST = {"train_length": 1, "length": 1, "targets": 1}
+_LEAST = {"train_length": 1, "length": 1, "targets": 1}
 MAX_REMEMBERED = 2**14  # cells: many rows share most of theirs
-# The last column of a run's file: in each row the hash of all other cells, so that the file is still a
-# table and a kill cannot part rows and checksum. A file that was edited by hand may have none.
-CHECKSUM = "rows_sha256"
 
 
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of one CSV file, none where there is no file. Raise `RunError` where it is damaged."""
     try:
-        return _parse([*csv.reader(io.StringIO(read_regular(path), newline=""), strict=True)])
+        lines = csv.DictReader(io.StringIO(read_regular(path), newline=""), strict=True)
+        return [Row(*[_read(name, line[name]) for name in COLUMNS]) for line in lines]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, LookupError, TypeError, csv.Error) as error:
+        reason = f"it has no column {error}" if isinstance(error, KeyError) else first_line(error)
         again = f"delete it and score the run again, {eval_command(path.parent)}"
-        raise RunError(f"{path} is damaged ({first_line(error)}): {again}") from error
+        raise RunError(f"{path} is damaged ({reason}): {again}") from error
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Replace a run's file by these rows with their checksum; of rows with the same key, the last wins."""
-    lines = _lines(rows)
-    checksum = [_checksum(lines)]
-    write_text(path, _to_text((*COLUMNS, CHECKSUM), [cells + checksum for cells in lines]))
-
-
-def to_csv(rows: Iterable[Row]) -> str:
-    """Return rows as CSV, later ones winning over earlier ones of the same key."""
-    return _to_text(COLUMNS, _lines(rows))
-
-
-def _lines(rows: Iterable[Row]) -> list[list[str]]:
-    """Return the cells of each row, the last one of each key."""
-    latest = {row.key: row for row in rows}
-    return [[*map(_spell, _VALUES_OF(row))] for row in latest.values()]
-
-
-def _to_text(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([columns, *lines])
-    return text.getvalue()
-
-
-def _checksum(lines: Sequence[Sequence[str]]) -> str:
-    """Return the hash of all cells, whatever quotes and ends of lines they are written with."""
-    return hashlib.sha256("\x1e".join("\x1f".join(cells) for cells in lines).encode()).hexdigest()
+    """Replace a file by these rows; of those with the same key, the last wins."""
+    latest, text = {row.key: row for row in rows}, io.StringIO()
+    lines = [[*map(_spell, _VALUES_OF(row))] for row in latest.values()]
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *lines])
+    write_text(path, text.getvalue())
 
 
 def _spell(value: object) -> str:
@@ -165,22 +142,6 @@ def _spell(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _parse(lines: list[list[str]]) -> list[Row]:
-    if not lines:
-        raise ValueError("it is empty")
-    columns, *lines = (cells for cells in lines if cells)
-    if any(len(cells) != len(columns) for cells in lines):
-        raise ValueError(f"a line does not have {len(columns)} cells")
-    if columns[-1] == CHECKSUM:
-        columns, checksums = columns[:-1], {cells.pop() for cells in lines}
-        if lines and checksums != {_checksum(lines)}:
-            raise ValueError("its rows are not those of its checksum")
-    if columns != [*COLUMNS]:
-        different = ", ".join(sorted({*columns} ^ {*COLUMNS}))
-        raise ValueError(f"its columns are not those of this version of pe-bench: {different}")
-    return [Row(*map(_read, COLUMNS, cells)) for cells in lines]
-
-
 @lru_cache(maxsize=MAX_REMEMBERED)
 def _read(name: str, text: str) -> Any:
     """Return the value of a cell."""
@@ -191,11 +152,11 @@ def _read(name: str, text: str) -> Any:
         return None
     try:
         value = {"True": True, "False": False}[text] if kind is bool else kind(text)
-    except (KeyError, ValueError) as error:
-        what = "neither True nor False" if kind is bool else "not a number"
-        raise ValueError(f"{name} is {text!r:.60}, which is {what}") from error
-    if kind is int and not _AT_LEAST.get(name, 0) <= value <= MAX_INTEGER:
-        raise ValueError(f"{name} is {value}, which cannot be")
+        is_possible = kind is not int or _LEAST.get(name, 0) <= value <= MAX_INTEGER
+    except (KeyError, ValueError):
+        is_possible = False
+    if not is_possible:
+        raise ValueError(f"{name} is {text!r:.60}, which cannot be")
     return value
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from pe_bench.errors import RunError
-from pe_bench.runs.rows import APART, TASK, Row, read_rows, read_text
+from pe_bench.runs.rows import ALL, APART, TASK, Row, read_rows, read_text
 from pe_bench.runs.untrusted import open_regular
 from pe_bench.system.files import write_atomically
 
@@ -33,7 +33,6 @@ ANSWERS = {"correct": np.float32}  # a fourth tensor, where targets are answers
 MEANS, SLICES = "means.safetensors", "slices.safetensors"
 RECALL, NOVEL, KEY = "recall", "novel", "key"
 TEXT_SLICES = (RECALL, NOVEL)  # that the text alone decides
-SLICES_VERSION = 1  # of the definitions: raise it when other targets belong to a slice
 DAMAGE = (OSError, SafetensorError, RecursionError, ArithmeticError)
 DAMAGE += (AttributeError, LookupError, TypeError, ValueError)
 
@@ -115,15 +114,6 @@ class Scores:
     def clusters(self) -> Clusters:
         return Clusters(self.document, self.bytes)
 
-    def nats_by_document(self) -> np.ndarray:
-        """Return the sum of nats of each document, by rising document number, float64 [documents]."""
-        return np.bincount(self.clusters.group, weights=self.nll.astype(np.float64))
-
-    def by_document(self) -> np.ndarray:
-        """Return the bits per byte of each document with bytes, by rising document number, float64."""
-        some = self.clusters.sizes > 0
-        return self.nats_by_document()[some] / math.log(2) / self.clusters.sizes[some]
-
     def by_cluster(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the clusters in a fixed order, and the bits per byte of each, float64 [clusters].
 
@@ -148,9 +138,11 @@ def compute_level(scores: Scores, protocol: str) -> dict[str, float]:
     byte are NaN if the targets have no bytes.
     """
     if protocol in ("paired", "probe", "task"):
-        nll = float(np.mean(scores.nats_by_document() / scores.clusters.counts))
-        by_document = scores.by_document()
-        bits = float(np.mean(by_document)) if by_document.size else math.nan
+        clusters = scores.clusters
+        nats_of_documents = np.bincount(clusters.group, weights=scores.nll.astype(np.float64))
+        nll, some = float(np.mean(nats_of_documents / clusters.counts)), clusters.sizes > 0
+        bits_of_documents = nats_of_documents[some] / math.log(2) / clusters.sizes[some]
+        bits = float(np.mean(bits_of_documents)) if some.any() else math.nan
     else:
         nats, size = float(np.sum(scores.nll, dtype=np.float64)), int(scores.bytes.sum())
         nll, bits = nats / len(scores.nll), nats / math.log(2) / size if size else math.nan
@@ -234,10 +226,10 @@ def read_slices(run: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     There are none if the file is lost.
     """
     with suppress(RunError, *DAMAGE):
-        masks, facts = read_tensors(run / SLICES)
-        if facts["version"] == SLICES_VERSION and all(len(words.split()) == 2 for words in masks):
-            judges = {words: str(facts["judges"].get(words, "")) for words in masks}
-            return {words: mask for words, mask in masks.items() if mask.dtype == bool}, judges
+        tensors, facts = read_tensors(run / SLICES)
+        is_mask = {words: len(words.split()) == 2 and tensors[words].dtype == bool for words in tensors}
+        masks = {words: mask for words, mask in tensors.items() if is_mask[words]}
+        return masks, {words: str(facts["judges"].get(words, "")) for words in masks}
     return {}, {}
 
 
@@ -247,21 +239,13 @@ def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
     judge: the run whose scores chose the targets. Only the holder of the run's lock may call this.
     """
     slices, judges = read_slices(run)
-    new = {
-        f"{target_hash} {name}": mask
-        for target_hash, of_set in masks.items()
-        for name, mask in of_set.items()
-    }
+    new = {f"{name} {part}": mask for name, of_set in masks.items() for part, mask in of_set.items()}
     if new:
         slices, judges = slices | new, judges | dict.fromkeys(new, judge)
         chosen = {words: judge for words, judge in sorted(judges.items()) if judge}
-        write_tensors(run / SLICES, slices, {"version": SLICES_VERSION, "judges": chosen})
-    kept = read_means(run)
-    rows = [
-        row
-        for row in read_rows(run / "eval.csv")
-        if row.status == "ok" and row.protocol not in (*APART, TASK)
-    ]
+        write_tensors(run / SLICES, slices, {"judges": chosen})
+    kept, rows = read_means(run), read_rows(run / "eval.csv")
+    rows = [row for row in rows if row.status == "ok" and row.protocol not in (*APART, TASK)]
     if new or any(kept.of(row) is None for row in rows):
         _write_means(run, rows, slices, judges)
 
@@ -272,7 +256,8 @@ class Means:
 
     names: of the clusters, int64 [clusters]. bits: bits per byte of each, float64 [clusters]. level: their
     row's bits per byte. segments: into how many each document is cut. sizes: bytes of each cluster's targets,
-    float64 [clusters], where clusters count by them; None where all count the same.
+    float64 [clusters], where clusters count by them; None where all count the same. targets, slice_hash,
+    judge: of a slice.
     """
 
     names: np.ndarray
@@ -280,6 +265,9 @@ class Means:
     level: float
     segments: int
     sizes: np.ndarray | None = None
+    targets: int = 0
+    slice_hash: str = ""
+    judge: str = ""
 
 
 def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None) -> Means:
@@ -290,9 +278,8 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
     """
     clusters = scores.clusters
     if mask is None:
-        return Means(
-            *scores.by_cluster(), compute_level(scores, protocol)["bits_per_byte"], clusters.segments
-        )
+        level = compute_level(scores, protocol)["bits_per_byte"]
+        return Means(*scores.by_cluster(), level, clusters.segments)
     if mask.shape != scores.nll.shape:
         raise RunError(f"a slice is of {len(mask)} targets, and the scores are of {len(scores.nll)}")
     bits, sizes = (
@@ -301,47 +288,44 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
     )
     some = sizes > 0
     level = float(bits[some].sum() / sizes.sum()) if some.any() else math.nan
-    return Means(clusters.names[some], bits[some] / sizes[some], level, clusters.segments, sizes[some])
+    slice_hash = hashlib.sha256(mask.tobytes()).hexdigest()[:16]
+    means = Means(clusters.names[some], bits[some] / sizes[some], level, clusters.segments, sizes[some])
+    return replace(means, targets=int(mask.sum()), slice_hash=slice_hash)
 
 
 @dataclass(frozen=True)
 class KeptMeans:
-    """What a run keeps of its scores: means by `_entry`, and what rows say of their slices.
-
-    slices: by the hash of a set and the name of a slice, the number of targets, their hash, and the judge.
-    """
+    """The means that a run keeps of its scores, by `_entry`."""
 
     means: Mapping[str, Means] = field(default_factory=dict)
-    slices: Mapping[str, tuple[int, str, str]] = field(default_factory=dict)
 
     def of(self, row: Row) -> Means | None:
         """Return the means of a row, or of one of a slice; None where there are none of its level."""
-        means, level = self.means.get(_entry(row, row.slice_hash)), row.bits_per_byte
+        means, level = self.means.get(_entry(row, row.slice)), row.bits_per_byte
         if means is None or level is None:
             return None
         return means if np.array_equal(means.level, level, equal_nan=True) else None
 
-    def rows_of_slice(self, rows: Iterable[Row], name: str) -> Iterator[Row]:
+    def rows_of_slice(self, rows: Sequence[Row], name: str) -> Iterator[Row]:
         """Yield the rows of one slice, for rows of all targets; none where there are no means of it.
 
         A length without a number has a row without one.
         """
-        documents: dict[str, int] = {}
-        empty: list[Row] = []
+        of_sets: dict[str, dict[str, Any]] = {}  # what the rows of a set of targets share
         for row in rows:
-            targets, slice_hash, judge = self.slices.get(f"{row.target_hash} {name}", (0, "", ""))
-            of_slice = replace(row, slice=name, judge=judge, slice_hash=slice_hash, targets=targets)
-            means = self.means.get(_entry(of_slice, slice_hash))
-            if targets and row.bits_per_byte is None:
-                empty.append(of_slice)
-            elif targets and means is not None and means.sizes is not None and self.of(row) is not None:
-                nll = means.level * math.log(2) * float(means.sizes.sum()) / targets
-                level = {"nll": nll, "perplexity": perplexity_of(nll), "bits_per_byte": means.level}
-                documents[row.target_hash] = len(np.unique(means.names // means.segments))
-                yield replace(of_slice, documents=documents[row.target_hash], **level)
-        for row in empty:
-            if row.target_hash in documents:
-                yield replace(row, documents=documents[row.target_hash])
+            means = self.means.get(_entry(row, name))
+            if means is None or means.sizes is None or not means.targets or self.of(row) is None:
+                continue
+            nll = means.level * math.log(2) * float(means.sizes.sum()) / means.targets
+            level = {"nll": nll, "perplexity": perplexity_of(nll), "bits_per_byte": means.level}
+            of_sets[row.target_hash] = {
+                **{fact: getattr(means, fact) for fact in ("targets", "slice_hash", "judge")},
+                "documents": len(np.unique(means.names // means.segments)),
+            }
+            yield replace(row, slice=name, **of_sets[row.target_hash], **level)
+        for row in rows:
+            if row.bits_per_byte is None and row.target_hash in of_sets:
+                yield replace(row, slice=name, **of_sets[row.target_hash])
 
 
 def read_means(run: Path) -> KeptMeans:
@@ -349,34 +333,30 @@ def read_means(run: Path) -> KeptMeans:
     with suppress(RunError, *DAMAGE):
         tensors, facts = read_tensors(run / MEANS)
         means = {}
-        for entry, (level, segments) in facts["means"].items():
+        for entry, (level, segments, targets, slice_hash, judge) in facts["means"].items():
             names, bits, *sizes = tensors[entry].astype(np.float64)
-            means[entry] = Means(names.astype(np.int64), bits, float(level), int(segments), *sizes[:1])
-        slices = {
-            words: (int(targets), str(slice_hash), read_text(judge, "judge"))
-            for words, (targets, slice_hash, judge) in facts["slices"].items()
-        }
-        return KeptMeans(means, slices)
+            of_slice = sizes[0] if sizes else None, int(targets), str(slice_hash), read_text(judge, "judge")
+            means[entry] = Means(names.astype(np.int64), bits, float(level), int(segments), *of_slice)
+        return KeptMeans(means)
     return KeptMeans()
 
 
 def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[str, str]) -> None:
-    hashes = {words: hashlib.sha256(mask.tobytes()).hexdigest()[:16] for words, mask in slices.items()}
-    tensors, levels = {}, {}
+    tensors, facts = {}, {}
     for row in rows:
-        of_set = [words for words in slices if words.split()[0] == row.target_hash]
+        of_set = {words.split()[1]: words for words in slices if words.split()[0] == row.target_hash}
         with suppress(RunError):  # a report names damaged scores, and scoring makes them again
             scores = load_scores(score_file(run, row))
-            for words in ("", *of_set):
+            for name, words in {ALL: "", **of_set}.items():
                 means = compute_means(scores, row.protocol, slices[words] if words else None)
-                entry = _entry(row, hashes.get(words, ""))
-                sizes = [] if means.sizes is None else [means.sizes]
+                entry, sizes = _entry(row, name), [] if means.sizes is None else [means.sizes]
                 tensors[entry] = np.stack([means.names.astype(np.float64), means.bits, *sizes])
-                levels[entry] = means.level, means.segments
-    about = {words: (int(mask.sum()), hashes[words], judges[words]) for words, mask in slices.items()}
+                about = means.targets, means.slice_hash, judges.get(words, "")
+                facts[entry] = means.level, means.segments, *about
     if tensors:
-        write_tensors(run / MEANS, tensors, {"means": levels, "slices": about})
+        write_tensors(run / MEANS, tensors, {"means": facts})
 
 
-def _entry(row: Row, slice_hash: str) -> str:
-    return f"{score_name(row)} {slice_hash}".rstrip()
+def _entry(row: Row, name: str) -> str:
+    """Return the name of the means of a row's targets in a slice."""
+    return f"{score_name(row)} {name}"

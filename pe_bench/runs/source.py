@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.errors import UserError, require
-from pe_bench.runs.find import CONDITION, find_run, find_runs, is_checkpoint, parse_condition
+from pe_bench.errors import require
+from pe_bench.runs.find import CONDITION, find_run, find_runs, parse_condition
 from pe_bench.runs.folder import FirstStage, read_config
 from pe_bench.runs.gather import read_result
 from pe_bench.runs.job import hashed
@@ -44,13 +44,12 @@ def find_source(config: Config, data_hash: str) -> Source:
     """Return the source of a run that has one. Raises `UserError` where there is no such run."""
     train, word = config.train, str(config.train.from_run or config.train.beside)
     key = "train.from" if train.from_run else "train.beside"
-    message = f"{key}={word} is a checkpoint, and training goes on from runs alone"
-    require(not is_checkpoint(word), message)
     if all(CONDITION.fullmatch(part) for part in word.split(",")) and not Path(word).exists():
         run = _run_that_meets(word, key, config, data_hash)
     else:
         run = find_run(word, Path(config.results_dir))
     trained, result = read_config(run), read_result(run) or {}
+    message = f"{key}={word} is a checkpoint, and training goes on from runs alone"
     require(trained.checkpoint is None, message)
     length, setting = trained.train.length, str(result.get("setting"))
     first = FirstStage.read(result) or FirstStage(
@@ -59,38 +58,25 @@ def find_source(config: Config, data_hash: str) -> Source:
     return Source(run, trained, str(result.get("encoding")), setting, first)
 
 
-def after_source(config: Config, source: Source | None) -> Config:
+def after_source(config: Config, source: Source) -> Config:
     """Return a configuration that names its source, and takes over how it is scored unless that was chosen.
 
-    The name's hash says what the source is, wherever it lies, also where it is gone.
+    The name's hash says what the source is, wherever it lies.
     """
-    train = config.train
-    name = source.run.name if source is not None else Path(str(train.from_run or train.beside)).name
+    train, name = config.train, source.run.name
     train = replace(train, from_run=name) if train.from_run else replace(train, beside=name)
-    config = replace(config, train=train)
-    if source is None:
-        return config
-    return scored_as(config, replace(source.config.eval, first_length=source.first.length))
-
-
-def scored_as(config: Config, scores: EvalConfig) -> Config:
-    """Return the configuration with `scores` in place of the values of `eval` that are defaults."""
-    chosen = {
-        name: value for name, value in vars(config.eval).items() if value != getattr(EvalConfig(), name)
-    }
-    return replace(config, eval=replace(scores, **chosen))
+    scores = replace(source.config.eval, first_length=source.first.length)
+    defaults = EvalConfig()
+    chosen = {key: value for key, value in vars(config.eval).items() if value != getattr(defaults, key)}
+    return replace(config, train=train, eval=replace(scores, **chosen))
 
 
 def _run_that_meets(word: str, key: str, config: Config, data_hash: str) -> Path:
     """Return the only run with the seed, the data and the model of `config` that meets conditions."""
     where = [parse_condition(part) for part in word.split(",")]
-    try:
-        runs = find_runs([], Path(config.results_dir), where)
-    except UserError as error:
-        raise UserError(f"{key}={word}: {error}") from error
     runs = [
         run
-        for run in runs
+        for run in find_runs([], Path(config.results_dir), where)
         if (read_result(run) or {}).get("data_hash") == data_hash and _is_alike(read_config(run), config)
     ]
     what = f"seed={config.seed} on this data with this model"

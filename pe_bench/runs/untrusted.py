@@ -4,7 +4,6 @@ Whatever reads or writes a run calls `check_files` first, and opens each file by
 may change in between; `docs/security.md` says what follows from it.
 """
 
-import errno
 import io
 import json
 import os
@@ -31,57 +30,27 @@ def check_files(run: Path) -> None:
 
     So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
     """
-    try:
-        mode = run.lstat().st_mode
-        _check(run, stat.S_ISLNK(mode), stat.S_ISDIR(mode) or stat.S_ISREG(mode))
-        folders = [str(run)]
-        while folders:  # no link is followed; what another process deletes meanwhile is left out
-            with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-                folders += [folder for entry in entries if (folder := _check_entry(entry))]
-    except PermissionError as error:
-        raise _unreadable(error) from error
+    _check(str(run))
+    for folder, folders, files in os.walk(run):  # which follows no link
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):  # another process may delete it meanwhile
+                _check(os.path.join(folder, name))
 
 
-def _check_entry(entry: os.DirEntry[str]) -> str:
-    """Return the path of an entry that is a folder; empty for a file, or for an entry that is gone."""
-    try:
-        is_folder = entry.is_dir(follow_symlinks=False)
-        is_plain = is_folder or entry.is_file(follow_symlinks=False)
-    except FileNotFoundError:
-        return ""
-    _check(entry.path, entry.is_symlink(), is_plain)
-    return entry.path if is_folder else ""
-
-
-def _check(path: Path | str, is_link: bool, is_plain: bool) -> None:
-    if is_link:
-        raise RunError(f"{path} is a symbolic link, and a run's files lie in its own folder: {WAY_OUT}")
-    if not is_plain:
-        raise RunError(f"{path} is not a regular file: {WAY_OUT}")
-    if CONTROL.search(os.path.basename(path)):
-        raise RunError(f"{path} has control characters in its name: {WAY_OUT}")
-
-
-def _unreadable(error: PermissionError) -> RunError:
-    way_out = "`chmod -R u+rwX` makes it readable to its owner"
-    return RunError(f"{error.filename} cannot be read (no permission): {way_out}")
+def _check(path: str) -> None:
+    mode = os.lstat(path).st_mode
+    reason = "has control characters in its name" if CONTROL.search(os.path.basename(path)) else ""
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        reason = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
+    if reason:
+        raise RunError(f"{path} {reason}: {WAY_OUT}")
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file to read, follow no link, and wait for nothing.
-
-    Raise `RunError` where that is not permitted, and `OSError` for all that is no regular file.
-    """
+    """Open a regular file to read, follow no link, and wait for nothing. Raise `OSError` for all else."""
     # Windows has none of these, nor pipes that have a place among files.
     flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))
-    try:
-        descriptor = os.open(path, os.O_RDONLY | flags)
-    except PermissionError as error:
-        raise _unreadable(error) from error
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError("it is a symbolic link") from error
-        raise
+    descriptor = os.open(path, os.O_RDONLY | flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError("it is no plain file")
@@ -105,11 +74,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the plain values of a file. Raise as `open_regular`, and `ValueError` for anything else."""
     try:
         values = json.loads(read_regular(path))
+        _check_plain(values)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(values, dict):
         raise ValueError("it is no JSON object")
-    _check_plain(values)
     return values
 
 
@@ -139,13 +108,11 @@ def parse_mapping(text: str) -> dict[str, Any]:
     return values
 
 
-def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raise `ValueError` for values that are not plain or nested too deeply, and for control characters."""
-    if depth == MAX_DEPTH:
-        raise ValueError("it is nested too deeply")
+def _check_plain(value: Any) -> None:
+    """Raise `ValueError` for values that are not plain, and for control characters."""
     if isinstance(value, (dict, list)):
         for inner in (*value, *value.values()) if isinstance(value, dict) else value:
-            _check_plain(inner, depth + 1)
+            _check_plain(inner)
     elif isinstance(value, str):
         if CONTROL.search(value):
             raise ValueError(f"it has control characters: {value!a:.60}")

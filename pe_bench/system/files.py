@@ -48,18 +48,9 @@ def name_write_errors(path: Path) -> Iterator[None]:
         raise RunError(f"{path} could not be written: {error.strerror or error}") from error
 
 
-def write_text(path: Path, text: str, mode: int | None = None) -> None:
-    """Write a text file, with the same line breaks on every system, so that hashes of the files agree.
-
-    mode: permissions that it has from the start, such as 0o444.
-    """
-
-    def write(temporary: Path) -> None:
-        temporary.write_bytes(text.encode())
-        if mode is not None:
-            temporary.chmod(mode)
-
-    write_atomically(path, write)
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, with the same line breaks on every system, so that hashes of the files agree."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(text.encode()))
 
 
 def remove_leftovers(folder: Path) -> None:

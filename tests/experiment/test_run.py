@@ -11,14 +11,6 @@ from support.commands import files_in, only_run
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import read_rows
 
-OWN = """from pe_bench.encodings import LayerEncoding
-
-
-class {name}(LayerEncoding):
-    def adjust(self, scores, visible, queries, keys):
-        return scores * 2
-"""
-
 
 def test_scoring_a_run_elsewhere_writes_nothing_next_to_it(train, command, folder):
     train("encoding=rope")
@@ -63,30 +55,26 @@ def test_a_run_is_scored_from_any_folder_and_with_data_that_moved_or_differ(
     assert outcome.code == 0 and "is not what" in outcome.err
 
 
-def test_fine_tuning_is_not_restarted_when_its_source_is_gone(train, folder):
-    train("encoding=rope")
+def test_fine_tuning_is_not_restarted_when_its_source_is_gone(begin, train, command, folder):
+    begin("encoding=rope")
     source = only_run(folder)
     overrides = ["encoding=nope", f"train.from={source.name}", "train.steps=3"]
     outcome = train(*overrides)
     assert outcome.code == 0
     assert "rope, then nope (192) " in outcome.out, "it is not the model trained without positions"
+    assert train("encoding=rope", "train.lr=0.01").code == 0
+    other = next(run for run in source.parent.glob("rope-*") if run != source)
+    assert train("encoding=nope", f"train.from={other}", "train.steps=3").code == 0
+    first, second = (folder / "results" / "runs").glob("nope-*")  # two sources are two runs
     shutil.rmtree(source)
-    run = only_run(folder)
+    shutil.rmtree(other)
+    shutil.rmtree(second)
+    before = files_in(first)
     outcome = train(*overrides)
-    assert outcome.code == 0 and "is already trained" in outcome.err
-    shutil.rmtree(run / "checkpoints")
-    for _ in ("finished, but without the weights to score", "begun"):
-        before = files_in(run)
-        outcome = train(*overrides, "eval.lengths=[16,64]")
-        assert outcome.code == 2 and f"no finished run '{source.name}'" in outcome.line
-        assert files_in(run) == before, "it is not trained from other weights than those"
-        (run / "result.json").unlink(missing_ok=True)
-    outcome = train(*overrides, "seed=1")
     assert outcome.code == 2 and f"no finished run '{source.name}'" in outcome.line
-    train("encoding=rope", "seed=1")
-    path = next((folder / "results" / "runs").glob("rope-s1-*"))
-    assert train("encoding=nope", f"train.from={path}", "train.steps=3").code == 0
-    assert len(list((folder / "results" / "runs").glob("nope-*"))) == 2, "two sources are two runs"
+    assert files_in(first) == before, "it is not trained from other weights than those"
+    scored = command("eval", first.name, "--lengths", "48", "--results-dir", str(folder / "results"))
+    assert scored.code == 0 and "rope, then nope (192) " in scored.out
 
 
 def test_data_shorter_than_a_window_writes_nothing(train, folder):
@@ -122,17 +110,3 @@ def test_training_out_of_memory_is_one_line_with_the_way_out(train, monkeypatch)
         outcome = train("encoding=nope")
         assert outcome.code == 1 and outcome.line.startswith("pe-bench: out of memory (")
         assert "train.micro_batches=2" in outcome.line
-
-
-def test_two_files_of_one_name_are_kept_beside_each_other(train, folder):
-    for name in ("base", "logs"):
-        (folder / name).mkdir()
-        (folder / name / "my.py").write_text(OWN.format(name=name.title()))
-    outcome = train(
-        f"encoding={folder}/base/my.py:Base",
-        f"+encoding.modifiers={{logs: {{name: logs, class: '{folder}/logs/my.py:Logs'}}}}",
-    )
-    assert outcome.code == 0, outcome.err
-    code = only_run(folder) / "code"
-    copies = [(code / path).read_text() for path in ("my.py", "2/my.py")]
-    assert copies == [(folder / name / "my.py").read_text() for name in ("base", "logs")]

@@ -64,7 +64,7 @@ def test_the_gain_over_swap_is_paired_over_seeds_and_documents(tmp_path: Path) -
     for run in sorted((tmp_path / "runs").iterdir()):
         of = {(row.length, row.control): row for row in read_rows(run / "eval.csv")}
         bits = {
-            control: load_scores(score_file(run, of[512, control])).by_document()
+            control: load_scores(score_file(run, of[512, control])).by_cluster()[1]
             for control in ("none", "swap")
         }
         differences.append(bits["swap"] - bits["none"])

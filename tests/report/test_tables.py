@@ -37,7 +37,7 @@ def test_seeds_are_averaged_and_perplexity_is_that_of_the_mean_nll(tmp_path: Pat
 def test_the_change_is_paired_over_the_documents_of_the_score_files(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
     row_of = {row.length: row for row in read_rows(run / "eval.csv")}
-    bits = {length: load_scores(score_file(run, row_of[length])).by_document() for length in (128, 256)}
+    bits = {length: load_scores(score_file(run, row_of[length])).by_cluster()[1] for length in (128, 256)}
     expected = paired_interval((bits[256] - bits[128])[None, :])
     cell = line_of(only(tmp_path), "rope").records[256]
     assert cell.interval == expected

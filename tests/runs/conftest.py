@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from support.commands import Command, Outcome, tiny_overrides, write_corpus
-from support.results import edit_text
 
 from pe_bench.cli import program
 
@@ -64,10 +63,6 @@ class Stranger:
         values = yaml.safe_load((self.run / "config.yaml").read_text())
         change(values)
         (self.run / "config.yaml").write_text(yaml.safe_dump(values))
-
-    def replace_in_rows(self, old: str, new: str) -> None:
-        """Leave the checksum away, as a stranger can."""
-        edit_text(self.run / "eval.csv", old, new)
 
     def sign(self) -> None:
         """Write matching checksums, as a stranger can."""

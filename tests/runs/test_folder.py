@@ -1,4 +1,4 @@
-"""A run's folder is read once, says how it was made, and what is damaged in it hides nothing else."""
+"""A run's folder is read once, what is damaged in it hides nothing else, and it keeps its commands."""
 
 import json
 import os
@@ -6,38 +6,27 @@ from pathlib import Path
 
 from support.results import add_run
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
 from pe_bench.runs.commands import VARIABLE, called_with, record_command, recorded_commands, remember_command
-from pe_bench.runs.folder import RunFolder, folders_in, write_config
+from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.rows import read_rows
-
-FACTS = {"pe_bench": "0.1.0", "git": "", "torch": "2.13.0", "device": "cpu", "threads": 2}
-FACTS |= {"python": "3.11.2", "platform": "Linux", "processor": "EPYC", "cores": 4}
-
-
-def add_whole_run(results: Path, encoding="rope", overrides=(), **changes) -> Path:
-    run = add_run(results, encoding, {128: 2.0, 256: 2.1}, **changes)
-    write_config(run, parse_config(compose([f"encoding={encoding}", *overrides])))
-    (run / "environment.json").write_text(json.dumps({**FACTS, "date": "2026-01-02T03:04:05+00:00"}))
-    return run
 
 
 def test_each_file_is_read_once_and_what_cannot_be_read_is_empty(tmp_path: Path) -> None:
-    run = add_whole_run(tmp_path)
+    run = add_run(tmp_path, "rope", {128: 2.0, 256: 2.1})
     (run / "config.yaml").write_text("train:\n  lr: 0.001\n  optimizer: muon\nseed: 1\n")
+    (run / "train.csv").write_text("step,loss,validation_loss\n1,3.0,\n2,2.0,2.5\n3,1.0,\n")
     folder_of, rows = folders_in(tmp_path / "runs"), read_rows(run / "eval.csv")
     for _ in range(2):
         folder = folder_of(run.name)
-        assert (folder.rows, folder.environment["processor"]) == (rows, "EPYC")
+        assert (folder.rows, folder.validation_loss) == (rows, 2.5)
         assert folder.flat_config == {"train.lr": 0.001, "train.optimizer": "muon", "seed": 1}
-        for name in ("config.yaml", "environment.json"):
-            (run / name).unlink(missing_ok=True)
+        (run / "config.yaml").unlink(missing_ok=True)
     for text in ("{", "[]", '{"device": "\\u001b[2J"}', '{"a":' * 50 + "1" + "}" * 50, "\0", "a: &a [*a]"):
-        (run / "environment.json").write_text(text)
-        (run / "config.yaml").write_text(text)
+        for name in ("config.yaml", "train.csv", "result.json"):
+            (run / name).write_text(text)
         damaged = RunFolder(run)
-        assert (damaged.environment, damaged.flat_config, damaged.rows) == ({}, {}, rows)
+        assert (damaged.validation_loss, damaged.flat_config, damaged.first_stage) == (None, {}, None)
+        assert damaged.rows == rows
 
 
 def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
@@ -61,6 +50,17 @@ def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
         record_command(run)
         kept.append(f"pe-bench {command}")
         assert recorded_commands(run) == kept
+    taken = [
+        *kept,
+        "rm -rf ~",
+        "pe-bench train; rm -rf ~",
+        "pe-bench $(rm -rf ~)",
+        "pe-bench '\x1b'",
+        7,
+        None,
+    ]
+    (run / "commands.json").write_text(json.dumps(taken))
+    assert recorded_commands(run) == kept, "a stranger may have written others"
     for text in ("{", '{"a": 1}', "null"):
         (run / "commands.json").write_text(text)
         assert recorded_commands(run) == []

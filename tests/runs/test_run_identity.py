@@ -131,7 +131,7 @@ def test_a_name_selects_all_the_runs_that_it_describes(tmp_path, monkeypatch):
         assert set(find_runs([name], tmp_path)) == expected, name
     where = [parse_condition("seed=1")]
     assert find_runs([], tmp_path, where) == find_runs(["rope"], tmp_path, where) == [seed]
-    with pytest.raises(UserError, match="no run meets --where seed=1"):
+    with pytest.raises(UserError, match="no run meets seed=1"):
         find_runs(["nope"], tmp_path, where)
     assert find_run("rope-s1", tmp_path) == seed
     with pytest.raises(UserError, match="'rope' is the name of several runs: give one in full: "):
@@ -152,9 +152,6 @@ def test_a_report_takes_the_path_of_a_run_in_its_folder_as_eval_does(tmp_path, m
     other = add_named(tmp_path / "other", "rope", "rope")
     with pytest.raises(UserError, match="is not one of .*: copy it there with `pe-bench import /"):
         find_runs([str(other)], tmp_path / "results")
-    (run / "result.json").unlink()
-    with pytest.raises(UserError, match="is not finished"):
-        find_run(str(run), tmp_path / "results")
 
 
 def test_the_newest_run_is_the_one_that_finished_last_and_runs_are_written_with_what_made_them(train, folder):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import struct
@@ -16,10 +17,10 @@ from pathlib import Path
 
 import pytest
 from support.commands import files_in
+from support.results import edit_text
 
 from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.errors import RunError, UserError
-from pe_bench.runs.commands import recorded_commands
 from pe_bench.runs.folder import FirstStage, read_config
 from pe_bench.runs.gather import read_all
 from pe_bench.runs.untrusted import MAX_BYTES, check_files, read_regular
@@ -51,22 +52,22 @@ NOT_SAFETENSORS = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_SAFETENSORS)
-def test_invalid_tensors_are_refused_by_name_or_made_again(stranger, name):
-    content, weights = NOT_SAFETENSORS[name], stranger.step / "weights.safetensors"
-    score = stranger.score.read_bytes()
-    stranger.score.write_bytes(content)
-    (stranger.run / "means.safetensors").unlink()
-    assert f"{stranger.score.name} is damaged" in stranger.report("--markdown", "-").out
-    assert stranger.eval().code == 0
-    assert stranger.score.read_bytes() == score
+def test_invalid_tensors_are_refused_by_name_or_made_again(stranger):
+    weights, score = stranger.step / "weights.safetensors", stranger.score.read_bytes()
     before = weights.read_bytes()
-    weights.write_bytes(content)
-    stranger.sign()
-    for outcome in (stranger.eval(), stranger.start_from(stranger.results / "new")):
-        assert outcome.code == 2 and f"{weights} cannot be read as safetensors" in outcome.line
-    weights.write_bytes(before)
-    (stranger.step / "optimizer.safetensors").write_bytes(content)
+    for content in NOT_SAFETENSORS.values():
+        stranger.score.write_bytes(content)
+        (stranger.run / "means.safetensors").unlink()
+        assert f"{stranger.score.name} is damaged" in stranger.report("--markdown", "-").out
+        assert stranger.eval().code == 0
+        assert stranger.score.read_bytes() == score
+        weights.write_bytes(content)
+        stranger.sign()
+        for outcome in (stranger.eval(), stranger.start_from(stranger.results / "new")):
+            assert outcome.code == 2 and f"{weights} cannot be read as safetensors" in outcome.line
+        weights.write_bytes(before)
+        stranger.sign()
+    (stranger.step / "optimizer.safetensors").write_bytes(NOT_SAFETENSORS["a pickle"])
     stranger.sign()
     stranger.unfinish()
     outcome = stranger.train()
@@ -115,20 +116,20 @@ INTERPOLATIONS = (
     "${oc.env:PE_BENCH_SECRET}",
     *(rf'"{dollar}{{oc.env:PE_BENCH_SECRET}}"' for dollar in (r"\x24", r"\u0024", r"\U00000024")),
     *(r'"$\x7boc.env:PE_BENCH_SECRET}"', '"$\\\n  {oc.env:PE_BENCH_SECRET}"'),
-    *(r'["\x24{oc.env:PE_BENCH_SECRET}"]', r'{"\x24{oc.env:PE_BENCH_SECRET}": 1}'),
+    r'{"\x24{oc.env:PE_BENCH_SECRET}": 1}',
 )
 
 
 def test_no_interpolation_is_resolved_however_its_dollar_sign_is_written(stranger, monkeypatch):
     monkeypatch.setenv("PE_BENCH_SECRET", "hunter2")
     path = stranger.run / "config.yaml"
-    lines = path.read_text().splitlines()[1:]
-    [index] = [number for number, line in enumerate(lines) if line.startswith("  d_model: ")]
-    for text in INTERPOLATIONS:
-        path.write_text("\n".join([*lines[:index], f"  d_model: {text}", *lines[index + 1 :]]) + "\n")
+    text = path.read_text().partition("\n")[2]
+    for sign in INTERPOLATIONS:
+        path.write_text(re.sub(r"(?m)^  d_model: .*", lambda _: f"  d_model: {sign}", text))  # noqa: B023
         with pytest.raises(UserError, match="it has interpolations"):
             read_config(stranger.run)
-    assert not any("hunter2" in outcome.out + outcome.err for _, outcome in stranger.each())
+    for outcome in (stranger.eval(), stranger.report("--html", str(stranger.page), "--by", "seed")):
+        assert "hunter2" not in outcome.out + outcome.err
     for file in stranger.results.parent.rglob("*"):
         assert not file.is_file() or b"hunter2" not in file.read_bytes()
 
@@ -186,15 +187,19 @@ NOT_JSON = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_JSON)
-def test_invalid_json_is_named_or_skipped(stranger, name):
-    for file in ("environment.json", "commands.json", "meta.json", "result.json"):
-        path = stranger.step / file if file == "meta.json" else stranger.run / file
-        path.write_text(NOT_JSON[name])
-        outcomes = [stranger.eval(), stranger.report("--html", str(stranger.page))]
-        for outcome in outcomes if file != "result.json" else [*outcomes, stranger.list(), stranger.train()]:
-            assert outcome.code in (0, 1, 2) and not CONTROL.search(outcome.out + outcome.err), file
-            assert outcome.code == 0 or outcome.line
+def test_invalid_json_is_named_or_skipped(stranger):
+    paths = [stranger.run / file for file in ("commands.json", "environment.json", "result.json")]
+    for path in (stranger.step / "meta.json", *paths):
+        before = path.read_bytes()
+        for text in NOT_JSON.values():
+            path.write_text(text)
+            outcomes = [stranger.eval()]
+            if path.name == "result.json":
+                outcomes += [stranger.list(), stranger.report("--html", str(stranger.page))]
+            for outcome in outcomes:
+                assert outcome.code in (0, 1, 2) and not CONTROL.search(outcome.out + outcome.err), path
+                assert outcome.code == 0 or outcome.line
+        path.write_bytes(before)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "..", "", 7])
@@ -212,7 +217,7 @@ ROWS = {
     "a path in a hash": ("paired,", "paired/../../../outside,", "cannot stand in a file's name"),
     "a length below zero": (",32,", ",-32,", "which cannot be"),
     "a length beyond all": (",32,", f",{10**30},", "which cannot be"),
-    "a number of many digits": (",32,", f",{'9' * 10_000},", "not a number"),
+    "a number of many digits": (",32,", f",{'9' * 10_000},", "which cannot be"),
 }
 
 
@@ -221,13 +226,12 @@ def test_rows_that_could_do_harm_are_refused_by_name(stranger):
     content = path.read_bytes()
     for old, new, reason in ROWS.values():
         path.write_bytes(content)
-        stranger.replace_in_rows(old, new)
-        [problem] = read_all(stranger.results).lines
+        edit_text(path, old, new)
+        [problem] = read_all(stranger.results).problems.values()
         assert "eval.csv is damaged" in problem and reason in problem
         assert not CONTROL.search(problem)
-    for told, outcome in stranger.each():
-        assert not CONTROL.search(outcome.out + outcome.err), told
-        assert told != "eval" or (outcome.code == 1 and "eval.csv is damaged" in outcome.line)
+    outcome = stranger.eval()
+    assert outcome.code == 1 and "eval.csv is damaged" in outcome.line
 
 
 LIES = [("paired,", "unheard,"), (",none,", ",other,"), (",ok,", ",fine,"), (",32,", ",1,")]
@@ -239,20 +243,10 @@ def test_rows_with_false_values_are_shown_as_text_and_do_no_harm(stranger):
     content = path.read_bytes()
     for lie in LIES:
         path.write_bytes(content)
-        stranger.replace_in_rows(*lie)
+        edit_text(path, *lie)
         outcome = stranger.report("--html", str(stranger.page), "--markdown", "-")
         assert outcome.code in (0, 1, 2), lie
         assert "<script" not in outcome.out and "<script>alert" not in stranger.page.read_text()
-
-
-def test_commands_that_are_not_pe_benchs_are_not_shown(stranger):
-    fine = "pe-bench train encoding=rope seed=0"
-    typed = [fine, "rm -rf ~", "pe-bench train; rm -rf ~", "pe-bench train $(rm -rf ~)"]
-    typed += [f"pe-bench '{ESCAPE}'", f"pe-bench '{SCRIPT}'", 7, None, "pe-bench '"]
-    (stranger.run / "commands.json").write_text(json.dumps(typed))
-    assert recorded_commands(stranger.run) == [fine, f"pe-bench '{SCRIPT}'"]
-    assert stranger.report("--html", str(stranger.page)).code == 0
-    assert "rm -rf" not in stranger.page.read_text() and SCRIPT not in stranger.page.read_text()
 
 
 def test_control_characters_in_a_folders_name_are_shown_as_text(stranger):
@@ -272,30 +266,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in files_in(folder)}
 
 
-@pytest.mark.parametrize("name", ["scores", "eval.csv", "lock", "deep/inside"])
+@pytest.mark.parametrize("name", ["scores", "eval.csv", "lock", ""])
 def test_a_link_is_refused_by_name_and_what_it_points_to_stays_as_it_is(stranger, name, tmp_path):
     path, outside = stranger.run / name, tmp_path / "outside"
-    outside.mkdir()
-    (outside / "diary.txt").write_text("dear diary")
-    if path.exists():
-        path.rename(outside / path.name)
-    path.parent.mkdir(exist_ok=True)
-    target = outside / path.name if (outside / path.name).exists() else outside
-    path.symlink_to(target if "lock" not in name else outside / "diary.txt")
-    before = contents(outside)
-    for told, outcome in stranger.each():
-        if told in ("eval", "train"):
-            assert outcome.code in (1, 2) and "is a symbolic link" in outcome.line, told
-    assert contents(outside) == before
-
-
-def test_a_run_that_is_itself_a_link_is_not_written_to(stranger, tmp_path):
-    elsewhere = Path(shutil.move(stranger.run, tmp_path / "elsewhere"))
-    (elsewhere / "result.json").unlink()
-    stranger.run.symlink_to(elsewhere)
-    before = contents(elsewhere)
-    assert f"{stranger.run} is a symbolic link" in stranger.train().line
-    assert contents(elsewhere) == before
+    if not name:
+        (stranger.run / "result.json").unlink()  # so that the training begins
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+    before = outside.read_bytes() if outside.is_file() else contents(outside)
+    for outcome in (stranger.eval(), stranger.train()) if name else (stranger.train(),):
+        assert outcome.code in (1, 2) and f"{path} is a symbolic link" in outcome.line
+    assert (outside.read_bytes() if outside.is_file() else contents(outside)) == before
 
 
 @pytest.fixture
@@ -321,17 +302,19 @@ NOT_FILES: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["eval.csv", "config.yaml", "meta.json", "result.json", "commands.json"])
 @pytest.mark.usefixtures("no_waiting")
-def test_a_pipe_is_never_waited_for(stranger, name, tmp_path):
-    if name == "meta.json":
-        stranger.unfinish()
-    (path,) = [path for path in stranger.run.rglob(name) if path.parent.name != "step-00000006"]
-    path.unlink()
-    os.mkfifo(path)
-    for told, outcome in stranger.each():
-        assert outcome.code in (0, 1, 2), told
-        assert not outcome.code or outcome.line, told
+def test_a_pipe_is_never_waited_for(stranger):
+    stranger.unfinish()
+    folder = stranger.step.with_name("step-00000007")
+    for path in (
+        *(stranger.run / name for name in ("commands.json", "eval.csv", "config.yaml")),
+        folder / "meta.json",
+    ):
+        path.unlink()
+        os.mkfifo(path)
+        for told, outcome in stranger.each():
+            assert outcome.code in (0, 1, 2), told
+            assert not outcome.code or outcome.line, told
     assert stranger.start_from(stranger.results / "new").code in (0, 1, 2)
 
 

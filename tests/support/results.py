@@ -1,6 +1,5 @@
 """Results that were never trained, written through the functions that write real ones."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pe_bench.runs.gather import runs_folder
-from pe_bench.runs.rows import CHECKSUM, Row, read_rows, write_rows
+from pe_bench.runs.rows import Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, compute_level, save_scores, score_file
 from pe_bench.system.files import write_text
 
@@ -97,11 +96,9 @@ def edit_rows(run: Path, edit: Callable[[Row], Row]) -> None:
 
 
 def edit_text(path: Path, old: str, new: str) -> None:
-    """Replace text of a file of rows, which then has no checksum, as those of older versions have none."""
     text = path.read_text(encoding="utf-8")
     assert old in text
-    plain = re.sub(rf",({CHECKSUM}|[0-9a-f]{{64}})$", "", text, flags=re.MULTILINE)
-    path.write_text(plain.replace(old, new), encoding="utf-8")
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def _at(row: Row, length: int, stride: int | None, context_is_given: bool) -> Row:

@@ -15,7 +15,7 @@ NOT_SAME = ("results_dir", "cache_dir", CONFIG_CHECKSUM)
 
 
 # What depends on the clock or on the process, and not on what was computed.
-CLOCK = {"seconds", "tokens_per_second", "peak_memory_mb", "date", "git", "rows_sha256"}
+CLOCK = {"seconds", "tokens_per_second", "peak_memory_mb", "date", "git"}
 
 
 def contents(results: Path) -> dict[str, object]:
