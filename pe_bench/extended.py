@@ -29,9 +29,9 @@ from pe_bench.runs.untrusted import read_json
 from pe_bench.scored import OF_MACHINE, prepare, score_each
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
+    option_to_give,
     own_overrides,
     search_option,
-    searched_option,
     stage_overrides,
     with_factor,
 )
@@ -153,7 +153,7 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
 
     It is kept in the run's folder, so that it is searched once.
     """
-    option = searched_option(requested, config)
+    option = option_to_give(requested, config, "searched")
     path, name = run / SEARCHED, f"{requested.text} at {length}"
     if not option:
         return requested

@@ -99,15 +99,11 @@ def window_hashes(text: bytes) -> np.ndarray:
     ones = np.frombuffer(text, np.uint8).astype(np.uint64)
     hashes = ones[:-2] << np.uint64(16) | ones[1:-1] << np.uint64(8) | ones[2:]
     for width in (3, 6, 12, 24):
-        hashes = _mix(hashes[:-width] * MULTIPLIER + hashes[width:])
+        hashes = hashes[:-width] * MULTIPLIER + hashes[width:]
+        # What a multiplication leaves in the high bits is spread over the low ones too.
+        hashes = (hashes ^ hashes >> np.uint64(32)) * MULTIPLIER
+        hashes ^= hashes >> np.uint64(29)
     return hashes
-
-
-def _mix(values: np.ndarray) -> np.ndarray:
-    """Spread what a multiplication leaves in the high bits over the low ones too."""
-    values = values ^ values >> np.uint64(32)
-    values *= MULTIPLIER
-    return values ^ values >> np.uint64(29)
 
 
 def _sampled(text: bytes, rate: int) -> np.ndarray:

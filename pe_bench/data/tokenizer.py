@@ -75,10 +75,10 @@ class SubwordTokenizer:
         tokenizer.post_processor = None  # it would add special tokens and trim spaces off the offsets
         tokenizer.encode_special_tokens = True  # a special token that occurs in the text is text
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values()) + 1
+        size = max(vocabulary.values()) + 1
         named = [vocabulary[name] for name in END_OF_TEXT_NAMES if name in vocabulary]
-        self.end_of_text = named[0] if named else self.vocab_size
-        self.vocab_size = max(self.vocab_size, self.end_of_text + 1)
+        self.end_of_text = [*named, size][0]
+        self.vocab_size = max(size, self.end_of_text + 1)
         self.label = label
 
     @property

@@ -14,7 +14,7 @@ from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention.reference import logits, project, slice_tokens, weigh
+from pe_bench.model.attention.reference import logits, project, take, weigh
 
 MAX_ELEMENTS = 2**24  # numbers of one tensor
 TEXT = "A query sees some keys. What it makes of them depends on where they are. "
@@ -54,7 +54,7 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
     sums, visible = torch.zeros(2, model.n_heads, length), torch.empty(0)
     for x_part, heads_part in zip(x.split(samples), heads.split(samples), strict=True):
         queries, keys = _sides(subject, layer, x_part, heads_part, length)
-        last = slice_tokens(queries, length - 1, length)
+        last = take(queries, range(length - 1, length))
         scores, visible = logits(layer, last, keys, 1 / math.sqrt(model.d_head))
         weights = weigh(layer, scores, visible, last)
         # Scores of one sample or head hold for all.

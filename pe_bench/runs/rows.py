@@ -38,7 +38,7 @@ class Row:
     control: str
     stride: int | None  # of the sliding protocol, at this length
     stride_rule: str  # of the sliding protocol: half (the length), or the number that eval.stride gives
-    status: str  # ok, undefined, out_of_memory, failed, too_few_documents
+    status: str  # ok, undefined, out_of_memory, failed
     reason: str
     nll: float | None
     perplexity: float | None

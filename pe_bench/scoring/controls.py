@@ -64,16 +64,13 @@ def controlled_lengths(
     return default or possible[-1:]
 
 
-def why_not(plan: Plan, model: LanguageModel) -> tuple[str, str] | None:
-    """Return the status and the reason of a control that would say nothing; None for one to score."""
-    refusal = model.control_refusal(plan.control, plan.length)
-    if refusal:
-        return "undefined", refusal
+def why_not(plan: Plan, model: LanguageModel) -> str:
+    """Return the reason why a control would say nothing; empty for one to score."""
     if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):
-        return "undefined", "the encoding is windowed itself"
+        return "the encoding is windowed itself"
     if plan.control == "swap" and any(window.donor == window.document for window in plan.windows):
-        return "too_few_documents", "all targets are of one document, and there is no other to swap with"
-    return None
+        return "all targets are of one document, and there is no other to swap with"
+    return model.control_refusal(plan.control, plan.length)
 
 
 def is_windowed(encoding: PositionalEncoding, n_layers: int, length: int) -> bool:

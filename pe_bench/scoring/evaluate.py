@@ -17,11 +17,12 @@ from pe_bench.system.machine import device_name, git_commit, package_version, to
 from pe_bench.system.terminal import Bars, say
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
-# What a row takes from its plan, and from its job.
+# What a row takes from its plan, what is measured, and what it takes from its job.
 OF_PLAN = (
     *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),
     *("documents", "target_hash", "chance", "depth"),
 )
+MEASURED = ("nll", "perplexity", "bits_per_byte", "peak_memory_mb")
 OF_JOB = ("scored_with", "forced", "setting", "train_dtype", "threads")
 
 
@@ -115,6 +116,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
     return Row(
         **{name: getattr(plan, name) for name in OF_PLAN},
         **{name: getattr(job, name) for name in OF_JOB},
+        **dict.fromkeys(MEASURED),
         run=job.folder.name,
         encoding=job.label,
         knows_length="prefix_consistent" not in job.model.encoding.claims,
@@ -123,9 +125,6 @@ def _empty_row(job: Job, plan: Plan) -> Row:
         train_length=train.length,
         status="ok",
         reason="",
-        nll=None,
-        perplexity=None,
-        bits_per_byte=None,
         data=data.name,
         data_hash=data.hash,
         tokenizer=data.tokenizer,
@@ -134,7 +133,6 @@ def _empty_row(job: Job, plan: Plan) -> Row:
         steps=train.total_steps,
         train_tokens=train.total_steps * train.batch_tokens,
         tokens_per_second=round(job.tokens_per_second, 1),
-        peak_memory_mb=None,
         device=device_name(job.device),
         score_dtype=config.eval.precision,
         torch=torch.__version__,

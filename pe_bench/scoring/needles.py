@@ -71,10 +71,6 @@ class Probe:
         usual = [times * train_length for times in DEFAULT_TIMES if times * train_length >= MIN_LENGTH]
         return sorted({*(self.lengths or usual or [MIN_LENGTH])})
 
-    @property
-    def resolved_depths(self) -> list[float]:
-        return [round(index / (self.depths - 1), 4) for index in range(self.depths)]
-
     def plans(self, config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
         """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
         lengths = self.resolved_lengths(config.train.length)
@@ -85,7 +81,7 @@ class Probe:
         return [
             plan
             for length in lengths
-            for depth in self.resolved_depths
+            for depth in np.linspace(0, 1, self.depths).round(4).tolist()
             for plan in needle_plans(data, length, depth, self.windows, evaluation.seed, evaluation.half)
         ]
 
@@ -180,12 +176,10 @@ def _other_spans(cues: np.ndarray, index: int, last: int) -> list[int]:
 
     There are fewer than `CHOICES` - 1 where the body has no more ends.
     """
-    count = last + 1 - FIRST
-    spans: list[int] = []
-    endings = {cues[index + CUE].tobytes()}
+    body = np.arange(FIRST, last + 1)
+    spans, endings = list[int](), {cues[index + CUE].tobytes()}
     for number in range(1, CHOICES):
-        begin = index + number * count // CHOICES
-        around = (FIRST + (begin - FIRST + step) % count for step in range(count))
+        around = np.roll(body, FIRST - (index + number * len(body) // CHOICES)).tolist()
         start = next((start for start in around if cues[start + CUE].tobytes() not in endings), None)
         if start is not None:
             spans.append(start)

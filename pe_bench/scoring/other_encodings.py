@@ -121,8 +121,6 @@ def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterato
     for name, before, part in pairs:
         if not _has_other_class(before, part):
             yield from _changed_options(name, before, part)
-    for name in kept.keys() - encoding.modifiers.keys():
-        yield f"this run was trained with {name}, which stays"
     replaced = [encoding.base] if _has_other_class(trained.base, encoding.base) else []
     for part in replaced + [part for name, part in encoding.modifiers.items() if name not in kept]:
         compatible = part.encoding_class.compatible_with
@@ -131,10 +129,7 @@ def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterato
             yield f"{part.name} works on weights of {works_on}, and this run used {base}"
         for name, modifier in kept.items():
             if base not in modifier.encoding_class.compatible_with:
-                yield (
-                    f"this run was trained with {base} and {name}, and on such weights only {name}'s options "
-                    f"may change {_changeable(modifier)}"
-                )
+                yield f"this run was trained with {name}, whose weights work with {base} alone"
 
 
 def _has_other_class(before: PartSpec, part: PartSpec) -> bool:
@@ -150,14 +145,11 @@ def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[st
             for reason in _incompatibilities(before.nested[option], part.nested[option]):
                 yield f"{option}: {reason}"
         else:
+            changeable = ", ".join(sorted(part.encoding_class.changeable_after_training)) or "none"
             yield (
                 f"this run was trained with {name} {option}={shown(old)}, and {option} "
-                f"cannot change to {shown(value)} after training {_changeable(part)}"
+                f"cannot change to {shown(value)} after training (changeable: {changeable})"
             )
-
-
-def _changeable(part: PartSpec) -> str:
-    return f"(changeable: {', '.join(sorted(part.encoding_class.changeable_after_training)) or 'none'})"
 
 
 def _checked(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:

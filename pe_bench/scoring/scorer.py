@@ -80,9 +80,8 @@ class Scorer:
             yield plan, self._try(plan)
 
     def _try(self, plan: Plan) -> Scored:
-        impossible = why_not(plan, self.model)
-        if impossible is not None:
-            return Scored(NOTHING, NOTHING, None, *impossible)
+        if reason := why_not(plan, self.model):
+            return Scored(status="undefined", reason=reason)
         try:
             problem = self._find_lookahead(plan)
             return Scored(status="failed", reason=problem) if problem else self.score(plan)

@@ -40,16 +40,11 @@ SPREAD = 0.15  # of the logarithm of a value, from one round to the next
 
 def with_factor(requested: Requested, factor: float, trained: Config | None) -> str:
     """Return a requested encoding as it is typed, with a factor where it takes one and none is given."""
-    option = _option_to_give(requested, trained, "window_factor")
+    option = option_to_give(requested, trained, "window_factor")
     return f"{requested.text} {option}={factor:g}" if option else requested.text
 
 
-def searched_option(requested: Requested, trained: Config) -> str:
-    """Return the option that an encoding's method searches, and that is not given; empty for none."""
-    return _option_to_give(requested, trained, "searched")
-
-
-def _option_to_give(requested: Requested, trained: Config | None, kind: str) -> str:
+def option_to_give(requested: Requested, trained: Config | None, kind: str) -> str:
     """Return the option of this kind that an encoding's classes declare, and that is not given."""
     search = trained.search if trained is not None else ()
     names = [f"encoding={requested.base or 'nope'}", f"modifier=[{','.join(requested.modifiers)}]"]

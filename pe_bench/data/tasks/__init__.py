@@ -119,7 +119,7 @@ def symbol_texts(count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class StringCopy(Task):
-    """A copy of a string: the string, a separator, the string once more and its end."""
+    """A copy of a string: what shows it, a separator, the string alone and its end."""
 
     symbols: AtLeast2
 
@@ -134,35 +134,31 @@ class StringCopy(Task):
     def tokens(self, size: int) -> int:
         return 2 * size + 3
 
-    @abstractmethod
     def string(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Return the symbols of a string, int64 [size]."""
+        return rng.integers(self.symbols, size=size)
+
+    def shown(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
+        """Return the tokens that show the string."""
+        return string
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
         string = self.string(rng, size)
+        shown = self.shown(rng, string)
         begin, separator, end = self.ids(BEGIN, SEPARATOR, END)
-        tokens = np.array([begin, *string, separator, *string, end])
-        return Example(tokens, np.arange(len(tokens)) > size + 1)
+        tokens = np.array([begin, *shown, separator, *string, end])
+        return Example(tokens, np.arange(len(tokens)) > len(shown) + 1)
 
 
 def build_task(values: Mapping[str, Any]) -> Task:
     """Return the task of a configuration's section `task`. Raises `UserError`."""
     name, names = str(values.get("name")), names_in("task")
     require(name in names, unknown(name, "task", names))
-    task_class = _class_of(name)
+    module = importlib.import_module(f"pe_bench.data.tasks.{name}")
+    [task_class] = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
     hints = typing.get_type_hints(task_class, include_extras=True)
     options, typed = [f"task.{field.name}" for field in fields(task_class)], {}
     for option in values.keys() - {"name"}:
         require(f"task.{option}" in options, unknown(f"task.{option}", "key", options))
         typed[option] = check_type(values[option], hints[option], f"task.{option}")
     return task_class(**typed)
-
-
-def _class_of(name: str) -> type[Task]:
-    module = importlib.import_module(f"pe_bench.data.tasks.{name}")
-    [task_class] = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Task) and value.__module__ == module.__name__
-    ]
-    return task_class

@@ -9,8 +9,6 @@ every example begins at the first position.
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from pe_bench.data.tasks import StringCopy
 from pe_bench.values import AtLeast2
 
@@ -20,6 +18,3 @@ class Copy(StringCopy):
     """Copy of a string, symbols of which may repeat."""
 
     symbols: AtLeast2 = 26
-
-    def string(self, rng: np.random.Generator, size: int) -> np.ndarray:
-        return rng.integers(self.symbols, size=size)

@@ -29,11 +29,8 @@ class MultiQueryRecall(Task):
     spread: int = 8
 
     def __post_init__(self) -> None:
-        require(
-            self.spread >= 4 and self.spread % 2 == 0,
-            f"task.spread must be an even number of at least 4 (a pair, a query and its value), "
-            f"not {self.spread}",
-        )
+        is_possible = self.spread >= 4 and self.spread % 2 == 0  # a pair, a query and its value
+        require(is_possible, f"task.spread must be an even number of at least 4, not {self.spread}")
 
     @property
     def symbols_and_signs(self) -> list[str]:

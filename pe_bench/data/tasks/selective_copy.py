@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pe_bench.data.tasks import BEGIN, END, SEPARATOR, Example, Task, symbol_texts
+from pe_bench.data.tasks import BEGIN, END, SEPARATOR, StringCopy, symbol_texts
 from pe_bench.values import AtLeast2, Natural
 
 BLANK = "_"
 
 
 @dataclass(frozen=True)
-class SelectiveCopy(Task):
+class SelectiveCopy(StringCopy):
     """Copy of the symbols between blanks; `blanks` is their number for each symbol."""
 
     symbols: AtLeast2 = 16
@@ -28,17 +28,10 @@ class SelectiveCopy(Task):
     def symbols_and_signs(self) -> list[str]:
         return [*symbol_texts(self.symbols), BLANK, BEGIN, SEPARATOR, END]
 
-    @property
-    def chance(self) -> float:
-        return 1 / (self.symbols + 1)
-
     def tokens(self, size: int) -> int:
         return (2 + self.blanks) * size + 3
 
-    def example(self, rng: np.random.Generator, size: int) -> Example:
-        string = rng.integers(self.symbols, size=size)
-        blank, begin, separator, end = self.ids(BLANK, BEGIN, SEPARATOR, END)
-        mixed = np.full((1 + self.blanks) * size, blank)
-        mixed[np.sort(rng.permutation(len(mixed))[:size])] = string
-        tokens = np.array([begin, *mixed, separator, *string, end])
-        return Example(tokens, np.arange(len(tokens)) > len(mixed) + 1)
+    def shown(self, rng: np.random.Generator, string: np.ndarray) -> np.ndarray:
+        mixed = np.full((1 + self.blanks) * len(string), self.symbols)  # blanks
+        mixed[np.sort(rng.permutation(len(mixed))[: len(string)])] = string
+        return mixed

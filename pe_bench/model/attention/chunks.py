@@ -13,7 +13,7 @@ from torch.nn import functional
 from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side
 from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse, times
-from pe_bench.model.attention.reference import precise, project, ranges_in, slice_tokens, visible_keys
+from pe_bench.model.attention.reference import joined, precise, project, ranges_in, take, visible_keys
 
 # So many queries are taken at a time, and fewer where a bias or near scores [B, H, Q, N] would have more
 # elements.
@@ -29,8 +29,8 @@ def fused_chunk_attention(
     outputs = []
     # The last chunks first, as in the reference: the memory of the largest serves the others.
     for start, stop, ranges in reversed(_chunks(encoding, q, window)):
-        seen, values = _gathered(keys, ranges), _joined(v, ranges, -2)
-        outputs.append(_attend(encoding, slice_tokens(queries, start, stop), seen, values, window))
+        seen, values = take(keys, *ranges), joined(v, ranges, -2)
+        outputs.append(_attend(encoding, take(queries, range(start, stop)), seen, values, window))
     return torch.cat(outputs[::-1], -2)
 
 
@@ -111,24 +111,6 @@ def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
     dtype = precise(v.dtype) if v.device.type == "cpu" else v.dtype
     mask = bias.to(dtype).masked_fill(~visible, float("-inf"))
     return mask if mask.dim() == 4 else mask.unsqueeze(0)
-
-
-def _gathered(side: Side, ranges: Sequence[range]) -> Side:
-    """Return the tokens in the ranges of one side."""
-    if len(ranges) == 1:
-        return slice_tokens(side, ranges[0].start, ranges[0].stop)
-    return Side(
-        _joined(side.x, ranges, -2),
-        _joined(side.raw, ranges, -2),
-        _joined(side.position, ranges, -1),
-        _joined(side.index, ranges, -1),
-        {name: _joined(value, ranges, -1) for name, value in side.values.items()},
-    )
-
-
-def _joined(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
-    parts = [x.narrow(axis, one.start, len(one)) for one in ranges]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 # Attention with a table of rows by distance: near keys through shifted views, all others fused.

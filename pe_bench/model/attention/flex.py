@@ -23,7 +23,7 @@ from pe_bench.model.attention.reference import (
     precise,
     project,
     share_of_keys,
-    slice_tokens,
+    take,
     visible_keys,
 )
 
@@ -95,15 +95,11 @@ def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added
         return add_columns(*encoding.columns(queries, keys), like=queries.x)
     table = distance_table(encoding, queries.x)
     assert table is not None
-    return add_table(table.to(precise(queries.x.dtype)))
-
-
-def add_table(table: Tensor) -> Added:
-    """Return a function that adds the value of each head and distance, from a table [H, T]."""
+    table_HT = table.to(precise(queries.x.dtype))
 
     def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         # Keys after the query are masked, but an index before the table would be read all the same.
-        return score + table[head, (query - key).clamp(min=0)]
+        return score + table_HT[head, (query - key).clamp(min=0)]
 
     return added
 
@@ -220,7 +216,7 @@ def _visible_rows(
     encoding: LayerEncoding, queries: Side, keys: Side, window: int | None, start: int, stop: int
 ) -> Tensor:
     """Return which keys these queries see [1 or H, Q, N], in whole blocks: what no text fills is hidden."""
-    visible = visible_keys(encoding, slice_tokens(queries, start, stop), keys, window)
+    visible = visible_keys(encoding, take(queries, range(start, stop)), keys, window)
     rows = visible if visible.dim() == 3 else visible.unsqueeze(0)
     return functional.pad(rows, (0, -rows.shape[2] % BLOCK, 0, -rows.shape[1] % BLOCK))
 

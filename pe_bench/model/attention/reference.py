@@ -4,6 +4,7 @@ Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -46,8 +47,8 @@ def reference_attention(
         stop = min(start + block, rows.stop)
         # No query of the block may see a key after its last one, or before its first one's window.
         first = 0 if window is None else max(0, start - window + 1)
-        seen = slice_tokens(keys, first, stop)
-        asking = slice_tokens(queries, start - before, stop - before)
+        seen = take(keys, range(first, stop))
+        asking = take(queries, range(start - before, stop - before))
         weights = weigh(encoding, *logits(encoding, asking, seen, scale, window), asking)
         outputs.append(encoding.mix(weights.to(v.dtype), v[:, :, first:stop], asking, seen))
     return torch.cat(outputs[::-1], -2)
@@ -98,21 +99,26 @@ def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: 
     """Return all keys and the given queries, maybe of the last tokens alone, before and after `transform`."""
     position = position if position.dim() == 1 else position.unsqueeze(1)
     keys = Side(k, k, position, torch.arange(k.shape[-2], device=k.device), encoding.prepare(x))
-    queries = slice_tokens(keys, k.shape[-2] - q.shape[-2], k.shape[-2])
+    queries = take(keys, range(k.shape[-2] - q.shape[-2], k.shape[-2]))
     queries = queries._replace(x=q, raw=q)
     turned_q, turned_k = encoding.transform(queries, keys)
     return queries._replace(x=turned_q), keys._replace(x=turned_k)
 
 
-def slice_tokens(side: Side, start: int, stop: int) -> Side:
-    """Return the tokens from `start` to `stop` of one side."""
+def take(side: Side, *ranges: range) -> Side:
+    """Return the tokens in these ranges of one side."""
     return Side(
-        side.x[..., start:stop, :],
-        side.raw[..., start:stop, :],
-        side.position[..., start:stop],
-        side.index[start:stop],
-        {name: value[..., start:stop] for name, value in side.values.items()},
+        joined(side.x, ranges, -2),
+        joined(side.raw, ranges, -2),
+        joined(side.position, ranges, -1),
+        joined(side.index, ranges, -1),
+        {name: joined(value, ranges, -1) for name, value in side.values.items()},
     )
+
+
+def joined(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
+    parts = [x.narrow(axis, one.start, len(one)) for one in ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 
 def precise(dtype: torch.dtype) -> torch.dtype:
