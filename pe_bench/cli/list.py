@@ -138,13 +138,11 @@ def _lengths(record: Record) -> str:
 
 
 def _studies(results_dir: Path) -> Listing:
-    from pe_bench.studies.study import Progress, read_study, study_names
+    from pe_bench.studies.study import read_study, study_names
 
     records = []
     for study in map(read_study, study_names()):
-        progress = Progress(results_dir, study)
-        steps = [progress.find(study.key(sweep)) for sweep in study.sweeps]
-        done = sum(len(step.runs) for step in steps if step is not None)
+        done = study.runs if study.picture(results_dir).exists() else 0
         facts = {"study": study.name, "minutes": study.minutes, "done": done}
         records.append(facts | {"runs": study.runs, "question": study.question})
     columns = {

@@ -40,7 +40,7 @@ def reproduce(
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
 
     Examples:
-      pe-bench reproduce                       # the studies, and what is finished
+      pe-bench reproduce                       # the studies, and which are done
       pe-bench reproduce alibi --quick         # a toy of it: does everything work?
       pe-bench reproduce alibi
       pe-bench reproduce alibi --text books    # the same on texts in a folder
@@ -54,7 +54,7 @@ def reproduce(
         list_("studies", results_dir=results_dir)
         return
     from pe_bench.studies.runs import StudyRuns
-    from pe_bench.studies.study import STDLIB, Progress, read_study, study_names
+    from pe_bench.studies.study import STDLIB, read_study, study_names
 
     studies = ", ".join(study_names(config_dir))
     require(len(names) == 1, f"one study at a time: {', '.join(names) or 'name one'}; there are {studies}")
@@ -69,7 +69,7 @@ def reproduce(
 
         message = f"the study {study.name} needs a GPU, and PyTorch finds none: --quick is its toy size"
         require(torch.cuda.is_available(), f"{message} for a processor")
-    _report(StudyRuns(study, machine, Progress(results_dir, study)), write_table)
+    _report(StudyRuns(study, machine, results_dir), write_table)
 
 
 def _check_machine(text: str) -> None:
@@ -89,7 +89,7 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
     from pe_bench.studies.claims import Measurements
     from pe_bench.studies.outcomes import judge_study, render, write_levels
 
-    measured = Measurements(runs.progress.results_dir, steps)
+    measured = Measurements(runs.results_dir, steps)
     outcomes = judge_study(runs.study, measured)
     write_out(render(outcomes, min(width_of(sys.stdout), 100)))
     _draw(runs, measured)
@@ -98,7 +98,7 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
         write_levels(table, outcomes.ours)
         say(f"wrote {table}")
     elif differing:
-        raise RunError(f"{differing} level{'s differ' if differing > 1 else ' differs'} from {table}")
+        raise RunError(f"levels that differ from {table}: {differing}")
 
 
 def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
@@ -110,13 +110,15 @@ def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
     from pe_bench.runs.find import Condition
     from pe_bench.runs.rows import TASK
 
-    results_dir, path = runs.progress.results_dir, runs.progress.path.with_suffix(".png")
+    study, results_dir = runs.study, runs.results_dir
+    path = study.picture(results_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [row for rows in measured.rows.values() for row in rows if row.protocol in ("paired", TASK)]
     where = tuple(
         Condition(column, "=", tuple(sorted({str(getattr(row, column)) for row in rows})))
         for column in ("target_hash", "length", "scored_with")
     )
-    names, sweeps = sorted({row.run for row in rows}), runs.study.sweeps
+    names, sweeps = sorted({row.run for row in rows}), study.sweeps
     # Sweeps that differ in these keys are lines of one panel, instead of a panel each.
     values = {
         "train.tokens": {sweep.tokens for sweep in sweeps if not sweep.source},

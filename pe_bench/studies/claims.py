@@ -4,8 +4,6 @@ All follow from 95 % intervals of paired differences by the rules of statistics.
 with twenty of them, one is judged wrongly by chance.
 """
 
-import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +24,7 @@ from pe_bench.report.verdicts import TaskVerdict, answers_of, judge_answers
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import read_anchors, runs_folder
 from pe_bench.runs.rows import TASK, Row
-from pe_bench.studies.study import ALIKE, KINDS, WINDOWS, Claim, Step
+from pe_bench.studies.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
 
 Outcome = Literal["contradicted", "holds", "unclear"]
 Judgement = tuple[Outcome, Paired, int]  # what was measured, and the length that decides
@@ -42,7 +40,6 @@ UNLEARNED: dict[Unlearned, str] = {
 NOT_SCORED = "not scored"
 UNDECIDED = "no length where one surely breaks and the other surely holds"
 UNSOLVED = "no encoding solves it at the training length: the training may be too short"
-CODE_VERSION = re.compile("@[0-9a-f]{4}")  # in labels
 
 
 class Series(NamedTuple):
@@ -55,10 +52,7 @@ class Series(NamedTuple):
         return f"{self.label} ({self.sweep})" if self.label and self.sweep else self.label or self.sweep
 
     def has(self, row: Row) -> bool:
-        """Return whether a row is of the series; the version of a user's own encoding need not be named."""
-        label = label_of(row)
-        names = (label, CODE_VERSION.sub("", label))
-        return self.label in names if self.label else row.scored_with == row.encoding
+        return self.label == label_of(row) if self.label else row.scored_with == row.encoding
 
 
 class Measurements:
@@ -78,11 +72,8 @@ class Measurements:
             rows.setdefault(step.sweep, {}).update((row.key, row) for row in of_step)
         # All rows of each sweep that a step asked for, those of controls included.
         self.rows = {sweep: list(of_sweep.values()) for sweep, of_sweep in rows.items()}
-
-    @property
-    def length(self) -> int:
-        """Return the training length of the study, which is that of its first sweep."""
-        return next(row.train_length for rows in self.rows.values() for row in rows)
+        # The training length of the study, which is that of its first sweep.
+        self.length = next(row.train_length for of_sweep in self.rows.values() for row in of_sweep)
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
@@ -122,7 +113,7 @@ class Measurements:
         )
 
     def change(self, series: Series, length: int, protocol: str) -> Paired:
-        return self.paired(self.changes(series, length, protocol))
+        return paired(self.changes(series, length, protocol), self._runs, NOT_SCORED)
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
@@ -130,13 +121,14 @@ class Measurements:
         changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
         return {length: judge_change(interval) for length, interval in changes.items() if interval}
 
-    def difference(self, claim: Claim, length: int, *, of_changes: bool) -> Paired:
-        """Return the level, or the change, of the first series minus that of the second, seed by seed."""
-        both, protocol = series_of(claim), claim.protocol
-        if not of_changes:
-            rows, others = (self.at(series, length, protocol) for series in both)
-            return self.paired(pairs_of(rows, others, BY_SEED))
-        changes = (self.changes(series, length, protocol) for series in both)
+    def difference_of_levels(self, claim: Claim, length: int) -> Paired:
+        """Return the level of the first series minus that of the second, seed by seed."""
+        rows, others = (self.at(series, length, claim.protocol) for series in series_of(claim))
+        return paired(pairs_of(rows, others, BY_SEED), self._runs, NOT_SCORED)
+
+    def difference_of_changes(self, claim: Claim, length: int) -> Paired:
+        """Return the change of the first series minus that of the second, seed by seed."""
+        changes = (self.changes(series, length, claim.protocol) for series in series_of(claim))
         ours, theirs = ({pair[0].seed: pair for pair in pairs} for pairs in changes)
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
@@ -146,7 +138,7 @@ class Measurements:
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
         """Return the level of one protocol and control minus that of another."""
         rows, others = (self.at(series, length, *kind) for kind in kinds)
-        return self.paired(pairs_of(rows, others))
+        return paired(pairs_of(rows, others), self._runs, NOT_SCORED)
 
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
         """Return the share of a task's examples that are right, and the verdict on it; None without any."""
@@ -155,9 +147,6 @@ class Measurements:
             return None
         answers, *_ = answers_of(rows, self._runs)
         return answers.exact, judge_answers(answers)
-
-    def paired(self, pairs: list[tuple[Row, Row]]) -> Paired:
-        return paired(pairs, self._runs, NOT_SCORED)
 
 
 @dataclass(frozen=True)
@@ -177,11 +166,9 @@ class Judged:
     def __str__(self) -> str:
         """Return the claim as a sentence."""
         claim, (of, than) = self.claim, series_of(self.claim)
-        sentence, first = KINDS[claim.kind][0], f"{round(self.length / claim.at):,}"
-        if claim.kind == "order" and claim.measure == "change":
-            sentence = "{of} loses less than {than} from its training length to {at}"
+        first = f"{round(self.length / claim.at):,}"
         windows = f" ({claim.protocol} windows)" if claim.protocol in WINDOWS else ""
-        return sentence.format(of=of, than=than, at=f"{self.length:,}", first=first) + windows
+        return KINDS[claim.kind][0].format(of=of, than=than, at=f"{self.length:,}", first=first) + windows
 
     @property
     def evidence(self) -> str:
@@ -191,18 +178,17 @@ class Judged:
             return missing or "no interval"
         where = f" at {self.decided_at:,}" if self.decided_at != self.length else ""
         reason = f": {missing}" if missing else ""
-        bounds = f"[{interval.low:+.3f}, {interval.high:+.3f}], {count_of(interval.seeds, 'seed')}"
+        bounds = f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds: {interval.seeds}"
         return f"{KINDS[self.claim.kind][1]}{where} {interval.mean:+.3f} {bounds}{reason}"
 
 
 def judge_claim(claim: Claim, scores: Measurements) -> Judged:
     """Return what our runs say of a claim; it is unclear if they lack scores for it."""
     length = round(claim.at * scores.length)
-    of_levels = claim.kind in ("order", "alike") and claim.measure == "level"
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
             # A later stage had learned before: its level says how much of that is left.
-            is_judged = of_levels and scores.is_later_stage(series)
+            is_judged = claim.kind in OF_LEVELS and scores.is_later_stage(series)
             if not is_judged and (reason := scores.unlearned(series)):
                 missing = Paired(missing=f"{series} has {UNLEARNED[reason]}")
                 return Judged(claim, length, "unclear", missing, length)
@@ -215,14 +201,16 @@ def judge_claim(claim: Claim, scores: Measurements) -> Judged:
 
 def series_of(claim: Claim) -> tuple[Series, Series]:
     """Return what a claim is about, and what it compares that with."""
-    return Series(claim.of, claim.sweep), Series(*claim.second)
+    return Series(claim.of, claim.sweep), Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
 
 
 def _judge_difference(claim: Claim, scores: Measurements, length: int) -> Judgement:
     """Judge a claim by one difference; for one in `OPPOSED`, judge the opposite claim."""
     of, protocol = series_of(claim)[0], claim.protocol
-    if claim.kind in ("order", "alike"):
-        measured = scores.difference(claim, length, of_changes=claim.measure == "change")
+    if claim.kind in OF_LEVELS:
+        measured = scores.difference_of_levels(claim, length)
+    elif claim.kind == "loses_less":
+        measured = scores.difference_of_changes(claim, length)
     elif claim.kind == "early_tokens":  # late ones would score better in nonoverlapping windows
         measured = scores.gain(of, length, *((windows, "none") for windows in WINDOWS))
     elif claim.kind in ("reads_past_window", "stays_in_window"):
@@ -233,7 +221,7 @@ def _judge_difference(claim: Claim, scores: Measurements, length: int) -> Judgem
 
 
 def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
-    if interval is None or math.isnan(interval.low) or math.isnan(interval.high):
+    if interval is None:
         return "unclear"
     if claim.kind in ("reads_past_window", "stays_in_window"):
         return GAINS[judge_gain_over_control(interval)]
@@ -275,7 +263,7 @@ def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judge
     if bool(earlier) is bool(later):
         return "unclear", Paired(missing=UNDECIDED), length
     decided_at = min(earlier | later)
-    measured = scores.difference(claim, decided_at, of_changes=True)
+    measured = scores.difference_of_changes(claim, decided_at)
     return "holds" if earlier else "contradicted", measured, decided_at
 
 
@@ -293,7 +281,3 @@ def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judgemen
     if length > scores.length or any(each and each[1] == "solves" for each in trained):
         return "contradicted", measured, length
     return "unclear", Paired(interval.mean, interval, UNSOLVED), length
-
-
-def count_of(count: int, name: str) -> str:
-    return f"1 {name}" if count == 1 else f"{count} {name}s"

@@ -14,11 +14,10 @@ import numpy as np
 
 from pe_bench.report.pairs import grouped, has_number, level_of
 from pe_bench.report.records import label_of
-from pe_bench.runs.rows import TASK, Row
-from pe_bench.studies.claims import Judged, Measurements, Outcome, Series, count_of, judge_claim
+from pe_bench.runs.rows import Row
+from pe_bench.studies.claims import Judged, Measurements, Outcome, Series, judge_claim
 from pe_bench.studies.study import STDLIB, Study
 from pe_bench.system.files import write_text
-from pe_bench.system.terminal import one_line
 
 TOLERANCE = 0.02  # of a level: machines round in other orders, and a thousand steps magnify it
 SEED_DEVIATIONS = 3.0
@@ -59,7 +58,7 @@ class Outcomes:
 
     @property
     def differing(self) -> list[tuple[Level, Level]]:
-        return [pair for pair in self.compared if not _are_alike(*pair)]
+        return [pair for pair in self.compared if _differ(*pair)]
 
 
 def judge_study(study: Study, scores: Measurements) -> Outcomes:
@@ -95,9 +94,9 @@ def _level(rows: Sequence[Row]) -> dict[str, str]:
     return {name: str(value) for name, value in values.items()}
 
 
-def _are_alike(ours: Level, table: Level) -> bool:
+def _differ(ours: Level, table: Level) -> bool:
     here, there = float(ours["level"]), float(table["level"])
-    return here == there or abs(here - there) <= tolerance(table)  # two infinite ones are equal
+    return here != there and not abs(here - there) <= tolerance(table)  # two infinite ones are equal
 
 
 def tolerance(level: Level) -> float:
@@ -115,11 +114,10 @@ def compare(
     level_of_key = {key_of(level): level for level in ours}
     variants = {key[:2] for key in level_of_key}
     compared, incomparable = [], Counter[str]()
-    for level in table:
-        key = key_of(level)
-        mine = level_of_key.get(key)
+    for level in (level for level in table if key_of(level)[:2] in variants):
+        mine = level_of_key.get(key_of(level))
         reason = _reason(mine, level) if mine else "our runs have no score there"
-        if key[:2] in variants and reason:
+        if reason:
             incomparable[reason] += 1
         elif mine:
             compared.append((mine, level))
@@ -164,7 +162,7 @@ def render(outcomes: Outcomes, width: int) -> str:
         lines += [*_comparison(outcomes), "", _counts(outcomes.judged)]
     else:
         lines += [*_claims(outcomes.judged), "", _counts(outcomes.judged), "", *_comparison(outcomes)]
-    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(one_line(line), width))
+    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
 
 
 def _wrap(line: str, width: int) -> list[str]:
@@ -175,10 +173,10 @@ def _wrap(line: str, width: int) -> list[str]:
 
 def _heading(study: Study) -> Iterator[str]:
     text = "the standard library's source code" if study.text == STDLIB else study.text
-    data = f"text: {text}" if study.reads_text else "tasks"
+    data = ", ".join(dict.fromkeys(sweep.task or f"text: {text}" for sweep in study.sweeps))
     yield f"{study.name}: {study.title}"
     yield study.source
-    yield f"trained at {study.length} tokens, {count_of(study.seeds, 'seed')}, {data}"
+    yield f"trained at {study.length} tokens, seeds: {study.seeds}, {data}"
     if study.size == "quick":
         yield "--quick: toy models show that everything works, and their verdicts mean nothing"
 
@@ -191,9 +189,8 @@ def _claims(judged: Sequence[Judged]) -> Iterator[str]:
 
 def _counts(judged: Sequence[Judged]) -> str:
     counts = [f"{sum(claim.outcome == outcome for claim in judged)} {outcome}" for outcome in ORDER]
-    is_task = any(claim.claim.protocol == TASK for claim in judged)
-    unit = "of the share of examples that are right" if is_task else "in bits per byte"
-    return f"{count_of(len(judged), 'claim')}: {', '.join(counts)} (each by a 95 % interval, {unit})"
+    unit = "bits per byte, or of the share of right examples"
+    return f"claims: {', '.join(counts)} (each by a 95 % interval, in {unit})"
 
 
 def _comparison(outcomes: Outcomes) -> Iterator[str]:
@@ -207,9 +204,7 @@ def _comparison(outcomes: Outcomes) -> Iterator[str]:
         control = f", control {level['control']}" if level["control"] != "none" else ""
         where = f"{Series(level['encoding'], level['sweep'])} at {int(level['length']):,}"
         here, there = (f"{float(each['level']):.3f}" for each in (ours, level))
-        yield (
-            f"  differs: {where} ({level['protocol']}{control}): {here} here, {there} in the table, "
-            f"may differ by {tolerance(level):.3f}"
-        )
+        allowed = f"{here} here, {there} in the table, may differ by {tolerance(level):.3f}"
+        yield f"  differs: {where} ({level['protocol']}{control}): {allowed}"
     for reason, count in outcomes.incomparable.items():
-        yield f"{table}: {count_of(count, 'level')} not comparable: {reason}"
+        yield f"{table}: levels not comparable: {count}, {reason}"

@@ -1,14 +1,14 @@
 """The runs of a study: a sweep of each of its parts, and more scores of what it trained."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.errors import RunError
-from pe_bench.studies.study import STDLIB, Progress, ScoringStep, Step, Study, Sweep
+from pe_bench.runs.gather import runs_folder
+from pe_bench.studies.study import STDLIB, ScoringStep, Step, Study, Sweep
 from pe_bench.system.terminal import say
 
 MACHINE_KEYS = ("threads", "device", "cache_dir")  # beside Hydra's keys; none changes a result
@@ -21,33 +21,31 @@ class StudyRuns:
 
     study: Study
     machine: Sequence[str]
-    progress: Progress
+    results_dir: Path
 
     def steps(self) -> Iterator[Step]:
-        """Yield all steps of the study; do each that is not done yet."""
+        """Yield all steps of the study; finished work is reused. Raise `UserError` before the first."""
+        from pe_bench.scoring.other_encodings import read_with
+
+        encodings = [name for sweep in self.study.sweeps for name in sweep.encodings]
+        scored_with = [text for scoring in self.study.scorings for text in scoring.scored_with or []]
+        read_with([*encodings, *scored_with], self.study.search)
         runs_of: dict[str, Sequence[str]] = {"": ()}
         for sweep in self.study.sweeps:
-            key = self.study.key(sweep)
-            trained = self._once(key, partial(self._train, sweep, runs_of[sweep.source]))
+            trained = self._train(sweep, runs_of[sweep.source])
             runs_of[sweep.name] = trained.runs
             yield trained
             for scoring in self.study.scorings:
                 if not scoring.of or sweep.name in scoring.of:
-                    yield self._once(f"{key} | {scoring}", partial(self._score, scoring, sweep, trained))
-
-    def _once(self, key: str, do: Callable[[], Step]) -> Step:
-        step = self.progress.find(key) or do()
-        self.progress.add(key, step)
-        return step
+                    yield self._score(scoring, sweep, trained)
 
     def _train(self, sweep: Sweep, sources: Sequence[str]) -> Step:
         """Run a sweep. Raises `RunError` or `Stopped` where it is not done."""
         from pe_bench.sweep.run import launch
 
-        count = len(sweep.encodings) * self.study.seeds
         name = f"{self.study.name} {sweep.name}".strip()
-        say(f"{name}: {count} {'run' if count == 1 else 'runs'}, {', '.join(sweep.encodings)}")
-        results = f"results_dir={quote(str(self.progress.results_dir))}"
+        say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds}")
+        results = f"results_dir={quote(str(self.results_dir))}"
         summary = launch((*self.study.of_sweep(sweep, sources), *self.machine, results), self.study.search)
         summary.end()
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
@@ -77,15 +75,15 @@ class StudyRuns:
             "config_dir": study.search if scoring.scored_with else (),
             "code": [path for folder in study.search for path in folder.glob("encoding/*.py")],
             "data_path": None if study.text == STDLIB or sweep.task else study.text,
-            "results_dir": self.progress.results_dir,
-            **{parse_override(text).key: getattr(config, parse_override(text).key) for text in machine},
+            "results_dir": self.results_dir,
+            **{key: getattr(config, key) for key in MACHINE_KEYS},
         }
         what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
-        keys: dict[tuple[str, ...], None] = {}
+        row_keys: dict[tuple[str, ...], None] = {}
         for number, run in enumerate(trained.runs, 1):
             say(f"{run}: {what} ({number} of {len(trained.runs)})")
-            scored = prepare(self.progress.runs / run, options, evaluation, waits=say)()
+            scored = prepare(runs_folder(self.results_dir) / run, options, evaluation, waits=say)()
             if scored.failure:
                 raise RunError(scored.failure)
-            keys |= dict.fromkeys(row.key for row in scored.scored)
-        return Step(sweep.name, trained.runs, tuple(keys))
+            row_keys |= dict.fromkeys(row.key for row in scored.scored)
+        return Step(sweep.name, trained.runs, tuple(row_keys))

@@ -4,25 +4,16 @@ The files lie with all other YAML, in configs/study: so they are installed with 
 folder (--config-dir) can have more. They are no group of Hydra, because a study has no keys of one run.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from hashlib import sha256
-from importlib.metadata import version
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from platform import python_version
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Protocol
-from pe_bench.data.sources import files_in
-from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.runs.gather import runs_folder
-from pe_bench.runs.job import IDENTITY_VERSION
-from pe_bench.runs.rows import read_rows
-from pe_bench.runs.untrusted import parse_mapping, read_json
-from pe_bench.system.files import write_text
+from pe_bench.errors import UserError, first_line, require
+from pe_bench.runs.untrusted import parse_mapping
 from pe_bench.values import check_type, shown, unknown
 
 GROUP = "study"
@@ -31,22 +22,20 @@ ALIKE = 0.02  # bits per byte, of levels that count as the same
 # What a claim of each kind says, and what its interval is of.
 KINDS = {
     "order": ("{of} is better than {than} at {at}", "difference"),
+    "loses_less": ("{of} loses less than {than} from its training length to {at}", "difference of changes"),
     "alike": (f"{{of}} lies within {ALIKE} of {{than}} at {{at}}", "difference"),
     "falls": ("{of} is better at {at} than at {first}", "change"),
     "rises": ("{of} is worse at {at} than at {first}", "change"),
     "holds": ("{of} holds up to {at}", "change"),
     "breaks": ("{of} degrades or fails at {at}", "change"),
-    "breaks_first": ("{of} breaks before {than}", "difference of the changes"),
-    "early_tokens": (
-        "{of} at {at}: nonoverlapping windows look worse than sliding ones",
-        "nonoverlapping minus sliding",
-    ),
+    "breaks_first": ("{of} breaks before {than}", "difference of changes"),
+    "early_tokens": ("{of} at {at}: nonoverlapping windows look worse", "nonoverlapping minus sliding"),
     "reads_past_window": ("{of} at {at} gains from text beyond its training length", "gain over the window"),
     "stays_in_window": ("{of} at {at} gains nothing beyond its training length", "gain over the window"),
     "solves": ("{of} solves examples of {at} tokens", "right"),
     "misses": ("{of} does not solve examples of {at} tokens", "right"),
 }
-Measure = Literal["level", "change"]
+OF_LEVELS = ("order", "alike")
 WINDOWS = ("nonoverlapping", "sliding")
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
 QUICK_SEEDS = 2
@@ -108,13 +97,7 @@ class Claim:
     than: str = ""
     sweep: str = ""
     than_sweep: str = ""
-    measure: Measure = "level"
     protocol: Protocol = "paired"
-
-    @property
-    def second(self) -> tuple[str, str]:
-        """Return the encoding, and its sweep, that the claim compares `of` with."""
-        return self.than or self.of, self.than_sweep or self.sweep
 
 
 @dataclass(frozen=True)
@@ -152,14 +135,14 @@ class Study:
         return self.seeds * sum(len(sweep.encodings) for sweep in self.sweeps)
 
     @property
-    def reads_text(self) -> bool:
-        """Return whether any of its runs train on text: the others have tasks."""
-        return not all(sweep.task for sweep in self.sweeps)
-
-    @property
     def table(self) -> Path:
         """Return where its table lies: beside its file, so that it is installed with it."""
         return self.path.with_suffix(".csv")
+
+    def picture(self, results_dir: Path) -> Path:
+        """Return where its picture lies, which is drawn when all is done."""
+        kinds = ["quick" if self.size == "quick" else "", "" if self.text == STDLIB else "files"]
+        return results_dir / "studies" / f"{'-'.join(filter(None, (self.name, *kinds)))}.png"
 
     def quick(self) -> "Study":
         """Return its toy size, for any machine."""
@@ -168,19 +151,6 @@ class Study:
 
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})
-
-    def key(self, sweep: Sweep) -> str:
-        """Return all that determines a sweep's runs: overrides, software versions, and the user's files."""
-        overrides = " ".join(self.of_sweep(sweep))
-        if sweep.source:
-            [source] = [each for each in self.sweeps if each.name == sweep.source]
-            return f"{self.key(source)} > {overrides}"
-        files = [path for folder in self.search for path in folder.glob("*/*")]
-        files = [path for path in files if path.suffix in (".yaml", ".py") and path.parent.name != GROUP]
-        files += [] if self.text == STDLIB else files_in(Path(self.text))
-        states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
-        made_with = (IDENTITY_VERSION, python_version(), version("torch"), states)
-        return f"{sha256(repr(made_with).encode()).hexdigest()[:8]}: {overrides}"
 
     def of_sweep(self, sweep: Sweep, sources: Sequence[str] = ()) -> list[str]:
         """Return the overrides of `train -m` that make the runs of a sweep, from or beside these sources."""
@@ -226,22 +196,18 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
         _check(study)
     except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
         raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
-    tasks = {sweep.name for sweep in study.sweeps if sweep.task}
-    claims = [replace(claim, protocol="task") if claim.sweep in tasks else claim for claim in study.claims]
-    return replace(study, name=name, path=path, claims=tuple(claims), search=tuple(search))
+    return replace(study, name=name, path=path, search=tuple(search))
 
 
 def _part(kind: type[Any], values: Any, key: str) -> Any:
     """Return a mapping of a study's file as a dataclass. Raise `UserError` with the key."""
     require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
-    types = get_type_hints(kind)
-    parts: dict[str, Any] = {}
+    types, parts = get_type_hints(kind), {}
     for name, value in values.items():
         require(name in types, unknown(str(name), f"key of {key}", types))
-        if name not in PARTS:
-            parts[name] = check_type(value, types[name], f"{key}.{name}")
-        else:
-            parts[name] = tuple(_part(PARTS[name], one, name) for one in check_type(value, list[Any], name))
+        part = PARTS.get(name)
+        checked = check_type(value, list[Any] if part else types[name], f"{key}.{name}")
+        parts[name] = tuple(_part(part, one, name) for one in checked) if part else checked
     return kind(**parts)
 
 
@@ -254,7 +220,7 @@ def _check(study: Study) -> None:
         earlier.append(sweep.name)
     for claim in study.claims:
         require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
-    named = [name for claim in study.claims for name in (claim.sweep, claim.second[1])]
+    named = [name for claim in study.claims for name in (claim.sweep, claim.than_sweep)]
     for name in (*named, *(name for scoring in study.scorings for name in scoring.of)):
         require(name in earlier, unknown(name, "sweep", earlier))
 
@@ -270,37 +236,3 @@ class Step:
     sweep: str
     runs: tuple[str, ...]
     keys: tuple[tuple[str, ...], ...]
-
-
-class Progress:
-    """A file with the finished steps of a study of one size and kind of text, so that none is done twice.
-
-    A step has a key (`Study.key`), so that a changed study, or another Python, has other steps. It counts
-    only while all of its runs and rows are there.
-    """
-
-    def __init__(self, results_dir: Path, study: Study) -> None:
-        self.results_dir, self.runs = results_dir, runs_folder(results_dir)
-        size, text = "-quick" if study.size == "quick" else "", "" if study.text == STDLIB else "-files"
-        self.path = results_dir / "studies" / f"{study.name}{size}{text}.json"
-
-    def find(self, key: str) -> Step | None:
-        """Return the finished step of that key; None where it is still to do."""
-        try:
-            values = self._steps()[key]
-            step = Step(values["sweep"], tuple(values["runs"]), tuple(map(tuple, values["keys"])))
-            rows = {row.key for run in step.runs for row in read_rows(self.runs / run / "eval.csv")}
-            is_done = all((self.runs / run / "result.json").is_file() for run in step.runs)
-        except (RunError, ValueError, TypeError, KeyError):  # missing or damaged: its runs are found again
-            return None
-        return step if is_done and rows.issuperset(step.keys) else None
-
-    def add(self, key: str, step: Step) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, json.dumps({**self._steps(), key: asdict(step)}))
-
-    def _steps(self) -> dict[str, Any]:
-        try:
-            return read_json(self.path)
-        except (OSError, ValueError):
-            return {}

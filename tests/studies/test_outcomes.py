@@ -17,7 +17,7 @@ from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows
 from pe_bench.studies.claims import Judged, Measurements, Outcome
 from pe_bench.studies.outcomes import Level, Outcomes, compare, levels_of, read_table, render, write_levels
-from pe_bench.studies.study import KINDS, Claim, Progress, Step, Study, Sweep
+from pe_bench.studies.study import KINDS, Claim, Step, Study, Sweep
 
 STUDY = Study("A toy", "why?", "nobody", 1, (Sweep(["rope"]),), [1.0], (), name="toy", path=Path("toy.yaml"))
 CHANGE = Paired(0.12, Interval(0.12, 0.05, 0.2, seeds=3, documents=70), "")
@@ -47,9 +47,9 @@ def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_bel
     lines = printed(judged("unclear"), judged("holds"), replace(judged("contradicted"), decided_at=160))
     begins = [line.split()[0] for line in lines if re.match("contradicted|holds|unclear", line)]
     assert begins == ["contradicted", "holds", "unclear"]
-    assert any(line.startswith("3 claims: 1 contradicted, 1 holds, 1 unclear") for line in lines)
+    assert any(line.startswith("claims: 1 contradicted, 1 holds, 1 unclear") for line in lines)
     index = lines.index("holds         rope holds up to 256")
-    assert lines[index + 1].strip() == "change +0.120 [+0.050, +0.200], 3 seeds (paper: table 2, +0.017)"
+    assert lines[index + 1].strip() == "change +0.120 [+0.050, +0.200], seeds: 3 (paper: table 2, +0.017)"
     assert any(line.strip().startswith("change at 160 +0.120") for line in lines)
     # A toy cannot judge claims: it says whether its levels agree.
     same = compare(levels(1.8, 2.5), levels(1.8, 2.5))
@@ -63,7 +63,7 @@ def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
         text = str(judged("holds", kind, than="alibi"))
         assert text.startswith("rope ") and ("256" in text or "before alibi" in text)
     assert str(judged("holds", "falls", "", sweep="yarn 128k")) == "yarn 128k is better at 256 than at 128"
-    claim = judged("holds", "order", sweep="256k tokens", than_sweep="2M tokens", measure="change")
+    claim = judged("holds", "loses_less", sweep="256k tokens", than_sweep="2M tokens")
     assert str(claim) == "rope (256k tokens) loses less than rope (2M tokens) from its training length to 256"
 
 
@@ -104,15 +104,13 @@ def test_only_what_was_made_alike_is_compared(ours: Any, table: Any, reason: str
     assert [bool(re.search(reason or "", each)) for each in incomparable] == ([True] if reason else [])
     assert not compared if reason else True
     text = " ".join(" ".join(printed(compared=(compared, incomparable))).split())
-    assert ("1 level not comparable: " in text) is bool(reason)
+    assert ("levels not comparable: 1, " in text) is bool(reason)
 
 
 def test_levels_that_differ_are_named() -> None:
     lines = printed(compared=compare(levels(1.8, 1.8), levels(1.0, 1.8)))
     assert sum(line.startswith("  differs: rope at 128") for line in lines) == 1
     assert any("1 of 2 levels agree" in line for line in lines)
-    hostile = printed(compared=compare(levels(1.8), levels(1.8, torch="\x1b[2J")))
-    assert "\\x1b[2J" in " ".join(hostile)
 
 
 def test_a_table_keeps_levels_of_other_texts(tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_curves_of_other_studies_of_the_same_runs_are_not_drawn(
     drawn: list[Any] = []
     monkeypatch.setattr(draw, "plot_tables", lambda tables, path: drawn.extend(tables))
     study = replace(STUDY, sweeps=(Sweep(["rope"], tokens=1), Sweep(["rope"], "2M", tokens=2)))
-    runs: Any = SimpleNamespace(progress=Progress(tmp_path, STUDY), study=study)
+    runs: Any = SimpleNamespace(results_dir=tmp_path, study=study)
     steps = [Step("", (run.name,), keys), Step("2M", (longer.name,), of_longer)]
     command._draw(runs, Measurements(tmp_path, steps))
     [table] = drawn  # what sweeps differ in sets lines apart

@@ -3,13 +3,11 @@
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from support.commands import Command, Outcome
-from support.results import add_run
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir
@@ -17,9 +15,10 @@ from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.job import identity, run_name
-from pe_bench.runs.rows import read_rows, write_rows
+from pe_bench.runs.rows import read_rows
+from pe_bench.studies.claims import series_of
 from pe_bench.studies.outcomes import read_table
-from pe_bench.studies.study import WINDOWS, Progress, Step, read_study, study_names
+from pe_bench.studies.study import WINDOWS, read_study, study_names
 
 COMPARING = ("order", "alike", "breaks_first")
 
@@ -76,7 +75,7 @@ def arguments(configs: Path) -> list[str]:
     return ["reproduce", "toy", *folders, "threads=1"]
 
 
-def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_again(
+def test_a_study_runs_is_judged_and_compared_and_its_repetition_trains_nothing_again(
     command: Command, configs: Path
 ) -> None:
     def reproduce(*options: str) -> Outcome:
@@ -88,7 +87,7 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
         "unclear       rope (first) holds up to 64",
         "tuned is better than rope -> rope_pi factor=2.0 (first) at 32\n",
         "has not learned: at the training length no better than token frequencies",
-        "2 claims: 0 contradicted, 0 holds, 2 unclear",
+        "claims: 0 contradicted, 0 holds, 2 unclear",
         "toy.csv has nothing of this size and text",
     ):
         assert said in first.out
@@ -101,24 +100,18 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
         assert {row.scored_with for row in of_first} == scored_with
         assert len({row.target_hash for row in rows if row.protocol == protocol}) == 1
 
-    times = {path: path.stat().st_mtime_ns for path in Path("results/runs").rglob("*.csv")}
+    times = {path: path.stat().st_mtime_ns for path in Path("results/runs").rglob("*.safetensors")}
+    shutil.rmtree(tuned)
     again = reproduce("--write-table")
-    assert again.code == 0 and again.out == first.out
-    assert "1 run, rope" in first.err and "1 run, rope" not in again.err
-    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert again.code == 0 and again.out == first.out and (tuned / "result.json").is_file()
+    kept = [path for path in times if tuned not in path.parents]
+    assert kept and all(path.stat().st_mtime_ns == times[path] for path in kept)
     path = configs / "study" / "toy.csv"
     table = read_table(path)
     assert {level["protocol"] for level in table} == {"paired", "nonoverlapping"}
     assert "rope -> rope_pi factor=2.0" in {level["encoding"] for level in table}
-
     level = float(table[0]["level"])
     path.write_text(path.read_text().replace(f",{level},", f",{level + 0.5:.6f},", 1))
-    shutil.rmtree(tuned)
-    differing = reproduce()
-    assert differing.code == 1 and "1 job: 1 done" in differing.err and (tuned / "result.json").is_file()
-    assert f"{len(table) - 1} of {len(table)} levels agree" in differing.out
-    assert "differs: rope" in differing.out
-    assert differing.line == f"pe-bench: 1 level differs from {path}"
 
     # The toy size has fewer seeds and tokens, the same lengths over training, and scores few tokens.
     before = set(Path("results/runs").iterdir())
@@ -126,6 +119,10 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_does_nothing_aga
     for run in set(Path("results/runs").iterdir()) - before:
         rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "nonoverlapping"]
         assert rows and all(0 < row.targets <= 4096 for row in rows)
+    differing = reproduce()
+    assert f"{len(table) - 1} of {len(table)} levels agree" in differing.out
+    assert "differs: rope" in differing.out
+    assert (differing.code, differing.line) == (1, f"pe-bench: levels that differ from {path}: 1")
 
 
 def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
@@ -174,42 +171,25 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
 
 
-def test_a_step_is_done_while_its_text_its_encodings_and_its_rows_are_as_they_were(configs: Path) -> None:
-    study = replace(read_study("toy", [configs]), text=str(configs.parent / "corpus"))
-    progress, keys = Progress(Path("results"), study), [study.key(study.sweeps[0])]
-    run = add_run(Path("results"), "rope", {16: 2.0, 32: 2.0})
-    row_keys = tuple(row.key for row in read_rows(run / "eval.csv"))
-    progress.add(keys[0], Step("first", (run.name,), row_keys))
-    assert progress.find(keys[0]) == Step("first", (run.name,), row_keys)
-    for changed in (configs.parent / "corpus" / "new.txt", configs / "encoding" / "other.py"):
-        changed.write_text("x = 1\n")
-        keys.append(study.key(study.sweeps[0]))
-    assert len(set(keys)) == 3
-    (configs / "study" / "other.yaml").write_text(TOY)
-    assert study.key(study.sweeps[0]) == keys[-1]
-    write_rows(run / "eval.csv", read_rows(run / "eval.csv")[:1])
-    assert progress.find(keys[0]) is None
-
-
-def test_reproduce_alone_lists_all_studies_and_the_runs_that_are_finished(
-    command: Command, folder: Path
+@pytest.mark.parametrize(("name", "unknown"), [("[mine]", "[mien]"), ("rope_pi factor=2]", "rope_ip]")])
+def test_an_unknown_encoding_is_refused_before_anything_is_trained(
+    command: Command, configs: Path, name: str, unknown: str
 ) -> None:
-    study = read_study("windowed")
-    progress = Progress(Path("results"), study)
-    run = Path("results/runs/alibi-s0-aaaaaaaa")
-    run.mkdir(parents=True)
-    (run / "result.json").write_text("{}")
-    write_rows(run / "eval.csv", [])
-    progress.add("identity 0, Python 3.1: another", Step("", (run.name,), ()))
-    progress.add(study.key(study.sweeps[0]), Step("", (run.name,), ()))
+    (configs / "study" / "toy.yaml").write_text(TOY.replace(name, unknown))
+    outcome = command(*arguments(configs))
+    assert outcome.code == 2 and "did you mean" in outcome.line and not Path("results").exists()
+
+
+def test_reproduce_alone_lists_all_studies_and_which_are_done(command: Command, folder: Path) -> None:
+    picture = read_study("windowed").picture(Path("results"))
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(b"")
     listed = command("reproduce").out
     lines = listed.splitlines()
     assert [line.split()[0] for line in lines[1:]] == study_names() and max(map(len, lines)) <= 80
-    assert next(line for line in lines if line.startswith("windowed")).split()[2:5] == ["1", "of", "15"]
+    for name, done in (("windowed", "15"), ("alibi", "0")):
+        assert next(line for line in lines if line.startswith(name)).split()[2] == done
     assert command("list", "studies").out == listed
-    for damaged in ("[" * 100_000, '{"a":' * 100_000, '{"a": 5}', "nothing"):
-        progress.path.write_text(damaged)
-        assert "0 of 15" in command("reproduce").out
 
 
 def test_the_claims_of_a_shipped_study_are_of_what_its_runs_score() -> None:
@@ -225,7 +205,7 @@ def test_the_claims_of_a_shipped_study_are_of_what_its_runs_score() -> None:
             assert claim.source and (claim.than or claim.than_sweep or claim.kind not in COMPARING)
             for protocol in WINDOWS if claim.kind == "early_tokens" else [claim.protocol]:
                 assert (protocol, claim.at) in scored, (name, claim)
-            for label, sweep in ((claim.of, claim.sweep), claim.second):
+            for label, sweep in series_of(claim):
                 assert re.split("[ +]", label)[0] in trained[sweep] if label else len(trained[sweep]) == 1
                 assert "->" not in label or label.split(" -> ")[1].split()[0] in scored_with
 
@@ -237,4 +217,4 @@ def test_the_toy_size_has_fewer_seeds_and_tokens_and_the_same_lengths_over_train
     overrides = [quick.of_sweep(sweep) for sweep in quick.sweeps]
     for part, tokens in zip(overrides, (5120, 10240, 20480, 40960), strict=True):
         assert f"train.tokens={tokens}" in part and "experiment=quick" in part
-    assert [Progress(Path(), each).path.stem for each in (full, quick)] == ["budget", "budget-quick"]
+    assert [each.picture(Path()).stem for each in (full, quick)] == ["budget", "budget-quick"]
