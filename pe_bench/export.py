@@ -1,9 +1,7 @@
 """`export`: a finished run as a folder that transformers loads."""
 
-import json
 import secrets
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -12,19 +10,17 @@ from pe_bench.checkpoints.export import exported_settings, write_model
 from pe_bench.config.schema import Config, TokenizerConfig
 from pe_bench.data.packed import cached_tokenizer
 from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config
-from pe_bench.errors import UserError, require
+from pe_bench.errors import require
 from pe_bench.experiment import load, require_trained, trusted
 from pe_bench.model.decoder import Decoder
 from pe_bench.report.build import run_tables
-from pe_bench.report.records import Record
+from pe_bench.report.columns import to_markdown
 from pe_bench.runs.commands import recorded_commands
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.system.files import TEMPORARY, name_write_errors
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import WEIGHTS, load_weights
-
-ABOUT = "pe-bench.json"  # which run a folder is an export of; it is written last
 
 
 def export_run(name: str, folder: Path, results_dir: Path) -> None:
@@ -37,10 +33,8 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
     require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
     require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
     trained = require_trained(run, config.train.total_steps)
-    about = {"run": run.name, "weights_sha256": trained.checksums[WEIGHTS]}
-    if _is_finished(folder, about):
-        say(f"{run.name} is already written to {folder}")
-        return
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    require(is_new, f"--hf {folder} exists and is not empty: name a new folder")
     job, _ = load(trusted(config, ()), run=run)
     model = job.model
     assert isinstance(model, Decoder)
@@ -52,11 +46,10 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
         try:
             difference = write_model(temporary, config, model.eval(), settings, is_interleaved=is_interleaved)
             _write_tokenizer(temporary, config.tokenizer, cached_tokenizer(config))
-            card = _card(RunFolder(run), config, model.parameter_count, about["weights_sha256"])
+            card = _card(RunFolder(run), config, model.parameter_count, trained.checksums[WEIGHTS])
             (temporary / "README.md").write_text(card, encoding="utf-8")
-            (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             for path in temporary.iterdir():  # safetensors hides its files from others
-                path.chmod((temporary / ABOUT).stat().st_mode)
+                path.chmod((temporary / "README.md").stat().st_mode)
             temporary.rename(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -73,12 +66,7 @@ A decoder of {parameters:,} parameters with the positional encoding `{label}`, t
 {data} ({data_hash}) at {length:,} tokens for {steps:,} steps, to measure what happens past that length.
 It is not meant for other uses.
 
-| tokens | bits per byte | change from {length:,} | 95 % of documents | verdict |
-| ---: | ---: | ---: | :-- | :-- |
 {scores}
-
-Each length scores the same tokens of validation text; `holds` allows {margin:g} bits per byte.
-
 Made by `{command}`; run {name}, weights SHA-256 {weights}.
 """
 
@@ -87,12 +75,11 @@ def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
     """Return the model card: its front matter for programs, and what was trained and scored for people."""
     rows = [row for row in run.rows if row.scored_with == row.encoding and row.protocol == "paired"]
     tables = run_tables([row for row in rows if not row.half], run.path, config.report.margin)
-    records = [record for table in tables[:1] for line in table.lines for record in line.records.values()]
-    scored = [record for record in records if record.level is not None]
-    label = rows[0].encoding if rows else config.encoding["name"]
     results = [
         {"type": "bits_per_byte", "name": f"bits per byte at {record.length} tokens", "value": record.level}
-        for record in scored
+        for table in tables[:1]
+        for record in table.records
+        if record.level is not None
     ]
     is_of_hub = config.data.source == "hub"  # and not a folder of this machine
     text = {"type": config.data.path if is_of_hub else config.data.name, "name": config.data.name}
@@ -108,34 +95,16 @@ def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
     return CARD.format(
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
         name=run.path.name,
-        label=label,
+        label=rows[0].encoding if rows else config.encoding["name"],
         parameters=parameters,
         data=config.data.name,
         data_hash=rows[0].data_hash if rows else "",
         length=config.train.length,
         steps=config.train.total_steps,
-        scores="\n".join(map(_score, scored)),
-        margin=config.report.margin,
+        scores=to_markdown(tables[:1], details=True),
         command=next(iter(recorded_commands(run.path)), "pe-bench train"),
         weights=weights,
     )
-
-
-def _score(record: Record) -> str:
-    interval = record.interval
-    within = "" if interval is None else f"{interval.low:+.3f} to {interval.high:+.3f}"
-    change = "" if record.change is None else f"{record.change:+.3f}"
-    return f"| {record.length:,} | {record.level:.3f} | {change} | {within} | {record.verdict} |"
-
-
-def _is_finished(folder: Path, about: dict[str, str]) -> bool:
-    """Return whether a folder holds this export. Raise `UserError` where it holds anything else."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return False
-    with suppress(OSError, ValueError):
-        if json.loads((folder / ABOUT).read_text(encoding="utf-8")) == about:
-            return True
-    raise UserError(f"--hf {folder} exists and is not empty: name a new folder")
 
 
 def _write_tokenizer(folder: Path, config: TokenizerConfig, cached: Path) -> None:

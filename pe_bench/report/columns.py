@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pe_bench.report import cells, notes
-from pe_bench.report.records import Line, Record, Table
+from pe_bench.report.records import ContextUse, Line, Paired, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
@@ -133,17 +133,15 @@ def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
         exact = record.answers.exact
         interval = Cell(f"{cells.number_text(exact.low)} to {cells.number_text(exact.high)}")
         accuracy = Cell(cells.number_text(record.answers.accuracy.mean))
-    difference, use = record.baseline, record.use
-    pairs = difference.interval if difference is not None else None
-    compared = f" (n={pairs.seeds})" if pairs is not None and pairs.seeds != line.seeds else ""
+    difference, use = record.baseline or Paired(), record.use
+    answers = (use.uses_context or MISSING, use.beats_window or MISSING) if use else ("", "")
     parts = [
         *(Cell(line.label), Cell(f"{record.length}"), _level(line, record), interval, accuracy),
-        *(Cell(_perplexity_text(record)), _signed(record.change), half_width(record.interval)),
+        Cell("" if record.perplexity is None or record.answers else f"{record.perplexity:.4g}"),
+        *(_signed(record.change), half_width(record.interval)),
         _verdict(record.verdict if record.levels else ""),
-        _signed(None if difference is None else difference.mean, compared),
-        *(half_width(pairs), _verdict("" if difference is None else difference.verdict)),
-        *(_verdict("" if use is None else use.uses_context or MISSING),),
-        *(_verdict("" if use is None else use.beats_window or MISSING),),
+        *(_signed(difference.mean), half_width(difference.interval), _verdict(difference.verdict)),
+        *map(_verdict, answers),
         Cell("" if record.peak_memory_mb is None else f"{record.peak_memory_mb:,.0f}"),
     ]
     return [replace(cell, style="anchor") for cell in parts] if line.is_anchor else parts
@@ -157,22 +155,15 @@ def _level(line: Line, record: Record) -> Cell:
     return Cell(cells.number_text(record.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
 
 
-def _perplexity_text(record: Record) -> str:
-    """Return four digits, or a power of ten where it is large."""
-    if record.perplexity is None or record.answers is not None:
-        return ""
-    return f"{record.perplexity:.4g}" if record.perplexity < 10_000 else f"{record.perplexity:.1e}"
-
-
-def _signed(value: float | None, after: str = "") -> Cell:
-    return Cell() if value is None else Cell(cells.number_text(value, "+") + after, value=value)
+def _signed(value: float | None) -> Cell:
+    return Cell() if value is None else Cell(cells.number_text(value, "+"), value=value)
 
 
 def half_width(interval: Interval | None) -> Cell:
     if interval is None:
         return Cell()
     half = (interval.high - interval.low) / 2
-    return Cell(cells.number_text(half), value=half) if half < inf else Cell("∞", value=inf)
+    return Cell(cells.number_text(half) if half < inf else "∞", value=half)
 
 
 def _verdict(word: str) -> Cell:
@@ -183,13 +174,11 @@ def _whole_lines(table: Table) -> Grid:
     """Return what is known of each line as a whole, and the notes of all the details."""
     columns = (NAME, *map(Column, ("break point", "seeds", "parameters", "trained\ntokens/s")))
     rows = [
-        [Cell(line.label, style="anchor"), Cell(), Cell(f"{line.seeds}", style="anchor"), Cell(), Cell()]
-        if line.is_anchor
-        else [
+        [
             *(Cell(line.label), Cell(cells.break_text(line.break_point)), Cell(f"{line.seeds}")),
             *(Cell(f"{line.parameters:,}"), Cell(f"{line.tokens_per_second:,.0f}")),
         ]
-        for line in table.all_lines
+        for line in table.lines
     ]
     below = [*notes.legend(table), *table.notes]
     return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1, name=_name(table))
@@ -299,57 +288,45 @@ def to_frame(tables: Sequence[Table]) -> "pandas.DataFrame":
 def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
     """Return the values of each line and length by their columns; what is missing is left out."""
     return [
-        {
-            **vars(table.key),
-            **vars(line),
-            **vars(record),
-            **_derived(line, record),
-            "baseline": table.baseline,
-        }
+        {**vars(table.key), **vars(line), **vars(record), **_derived(table, line, record)}
         for table in tables
         for line in table.all_lines
         for _, record in sorted(line.records.items())
     ]
 
 
-def _derived(line: Line, record: Record) -> dict[str, Any]:
-    use, difference, answers = record.use, record.baseline, record.answers
-    break_point = line.break_point
-    intervals = {
-        "change": record.interval,
-        "change_of_models": record.compared.of_models,
-        "exact": answers and answers.exact,
-        "swap_gain": use and use.swap_gain,
-        "window_gain": use and use.window_gain,
-        "difference": difference and difference.interval,
-    }
-    return {
+def _derived(table: Table, line: Line, record: Record) -> dict[str, Any]:
+    """Return what is no field of a line or a record; intervals by their mean and bounds."""
+    use, difference = record.use or ContextUse(), record.baseline or Paired()
+    answers, compared = record.answers, record.compared
+    values = {
         "anchor": line.is_anchor,
-        "break_point": cells.break_text(break_point),
-        "holds_to": break_point.holds_to,
-        "breaks_at": break_point.breaks_at,
+        "break_point": cells.break_text(line.break_point),
+        "holds_to": line.break_point.holds_to,
+        "breaks_at": line.break_point.breaks_at,
         "bits_per_byte": record.bits_per_byte,
-        "change": record.change,
-        "difference": difference and difference.mean,
-        **{
-            key: value
-            for name, interval in intervals.items()
-            for key, value in _interval_columns(name, interval)
-        },
+        "change": compared.mean,
         "seeds": len(record.levels),
         "accuracy": answers and answers.accuracy.mean,
         "chance": answers and answers.chance,
         "seed_low": min(record.changes, default=None),
         "seed_high": max(record.changes, default=None),
-        "uses_context": use.uses_context if use else "",
-        "beats_window": use.beats_window if use else "",
-        "compared_seeds": difference and difference.interval and difference.interval.seeds,
-        "comparison": difference.verdict if difference else "",
+        "uses_context": use.uses_context,
+        "beats_window": use.beats_window,
+        "baseline": table.baseline,
+        "difference": difference.mean,
+        "compared_seeds": difference.interval and difference.interval.seeds,
+        "comparison": difference.verdict,
     }
-
-
-def _interval_columns(name: str, interval: Interval | None) -> list[tuple[str, float]]:
-    """Return the mean and its bounds; a mean may be known where its interval is not."""
-    if interval is None:
-        return []
-    return [(name, interval.mean), (f"{name}_low", interval.low), (f"{name}_high", interval.high)]
+    intervals = {
+        "change": compared.interval,
+        "change_of_models": compared.of_models,
+        "exact": answers and answers.exact,
+        "swap_gain": use.swap_gain,
+        "window_gain": use.window_gain,
+        "difference": difference.interval,
+    }
+    for name, interval in intervals.items():
+        if interval is not None:
+            values |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return values

@@ -1,6 +1,5 @@
 """Probes: how often lines find a span of the window, by length and by depth, and their table."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from rich.console import Console
 from pe_bench.errors import RunError
 from pe_bench.report.columns import NAME, half_width
 from pe_bench.report.groups import explain_separation, labels_by
-from pe_bench.report.pairs import BY_RUN, ScoredRuns, grouped
+from pe_bench.report.pairs import BY_RUN, ScoredRuns, grouped, largest_set
 from pe_bench.report.records import TableKey, label_of
 from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
@@ -91,27 +90,19 @@ def probe_tables(
     def is_shown(row: Row) -> bool:
         return selection.shows(row.length, row.train_length) and selection.takes(row.scored_with)
 
-    by = labels_by([row for rows in groups.values() for row in rows], runs, selection.by)
-
-    def label(row: Row) -> str:
-        return f"{label_of(row)} {by(row)}".rstrip()
-
     shown = {key: list(filter(is_shown, rows)) for key, rows in groups.items()}
     shown = {key: rows for key, rows in shown.items() if rows}
-    return in_one_line(
-        [
-            _table(key, rows, explain_separation(number, list(shown)), label, read)
-            for number, (key, rows) in enumerate(shown.items())
-        ]
-    )
+    by = labels_by([row for rows in shown.values() for row in rows], runs, selection.by)
+    tables = []
+    for number, (key, rows) in enumerate(shown.items()):
+        table = _table(key, rows, lambda row: f"{label_of(row)} {by(row)}".rstrip(), read)
+        tables.append(replace(table, why=explain_separation(number, list(shown))))
+    return in_one_line(tables)
 
 
-def _table(key: TableKey, rows: Sequence[Row], why: str, label: Label, read: Read) -> ProbeTable:
+def _table(key: TableKey, rows: Sequence[Row], label: Label, read: Read) -> ProbeTable:
     """Return the table of the windows that most rows have at each length and depth; of such, the largest."""
-    chosen = {}
-    for at, rows_at in grouped(rows, _length_and_depth).items():
-        sets = Counter((row.target_hash, row.targets) for row in rows_at)
-        chosen[at] = max(sets, key=lambda one: (sets[one], one[1], one[0]))[0]
+    chosen = {at: largest_set(rows_at) for at, rows_at in grouped(rows, _length_and_depth).items()}
     shown = [row for row in rows if row.target_hash == chosen[_length_and_depth(row)]]
     # A line's number at a length is over the depths that most rows have there.
     counts = Counter(map(_length_and_depth, shown))
@@ -126,7 +117,6 @@ def _table(key: TableKey, rows: Sequence[Row], why: str, label: Label, read: Rea
         depths=tuple(sorted({row.depth for row in shown if row.depth is not None})),
         lines=tuple(lines),
         chance=max(row.chance or 0.0 for row in shown),
-        why=why,
         notes=(*_notes(lines), *([f"left out: {', '.join(left_out)}, {why_left}"] if left_out else [])),
     )
 
@@ -285,7 +275,7 @@ def _cells(finding: Found | str) -> list[Cell]:
         Cell(f"{gain.mean:+.3f}", value=gain.mean),
         half_width(gain),
         Cell(_percent(accuracy.mean)),
-        Cell(f"{_bound(accuracy.low)} to {_bound(accuracy.high)} %"),
+        Cell(f"{100 * accuracy.low:.0f} to {_percent(accuracy.high)}"),
         Cell(_percent(finding.without)),
         Cell(finding.verdict, style=finding.verdict),
     ]
@@ -293,10 +283,6 @@ def _cells(finding: Found | str) -> list[Cell]:
 
 def _accuracy(finding: Found | str | None) -> Cell:
     return Cell(_percent(finding.accuracy.mean) if isinstance(finding, Found) else MISSING)
-
-
-def _bound(share: float) -> str:
-    return f"{100 * share:.0f}" if math.isfinite(share) else "?"
 
 
 def _percent(share: float) -> str:
@@ -307,17 +293,17 @@ def _legend(table: ProbeTable) -> list[str]:
     """Return what the columns and the verdicts mean, a paragraph each."""
     spans = [finding for line in table.lines for finding in line.found.values() if isinstance(finding, Found)]
     depths = ", ".join(f"{100 * depth:.3g} %" for depth in table.depths)
+    windows = max((finding.windows for finding in spans), default=0)
     return [
         "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? up to "
-        f"{max((finding.windows for finding in spans), default=0):,} windows at each depth: {depths}",
-        "gain: bits per byte by which the other 16 are cheaper than where another span is in its place; "
-        "±: half the width of its 95 % interval",
-        "accuracy: they are the likeliest of eight endings of spans in the window; chance: "
-        f"{100 * table.chance:.3g} %; without: the accuracy with the span replaced, which knowing the "
-        "language gives; at 0 %: the accuracy where the span is at that depth, 0 % being the start",
+        f"{windows:,} windows at each depth: {depths}",
+        "gain: bits per byte by which the other 16 are cheaper than where another span is in its place "
+        "(±: half of its 95 % interval); accuracy: they are the likeliest of eight endings of spans in the "
+        f"window, in all and at each depth; chance: {100 * table.chance:.3g} %; without: the accuracy with "
+        "the span replaced, which knowing the language gives",
         f"finds: surely {100 * FINDS:g} % are right; partly: surely above without and above guessing; "
-        f"chance: surely less than {100 * NO_LIFT:g} points above without or above guessing, or a gain "
-        f"surely below {MARGIN:g}",
+        f"chance: surely less than {100 * NO_LIFT:g} points above one of these, or a gain surely below "
+        f"{MARGIN:g}",
         *table.notes,
     ]
 
