@@ -39,7 +39,7 @@ def report(
 ) -> None:
     """Compare runs in a table, and write it to files or draw it.
 
-    sort KEY: Sort by a length, or by name, parameters, tokens_per_second, peak_memory_mb.
+    sort KEY: Sort by a length, or by name, parameters or tokens_per_second.
     lengths N,N: Show these lengths beside the training length.
     csv FILE: Write the numbers to a file; - prints them.
     markdown FILE: Write the table as Markdown; - prints it.

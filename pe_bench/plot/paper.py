@@ -101,16 +101,10 @@ def _least_used(choices: Sequence[Choice], used: Sequence[Choice], first: int) -
     return min([*choices[first:], *choices[:first]], key=used.count)
 
 
-def fitting(labels: Sequence[str], characters: int) -> dict[str, str]:
-    """Return each label within so many characters, without its middle, but for those that would be alike."""
+def shortened(label: str, characters: int) -> str:
+    """Return a label within so many characters, without its middle."""
     end = characters // 3
-    short = {
-        label: label
-        if len(label) <= characters
-        else label[: characters - end - 1].rstrip() + ELLIPSIS + label[-end:].lstrip()
-        for label in labels
-    }
-    return {label: text if [*short.values()].count(text) == 1 else label for label, text in short.items()}
+    return label if len(label) <= characters else label[: characters - end - 1] + ELLIPSIS + label[-end:]
 
 
 def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:

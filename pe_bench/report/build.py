@@ -79,8 +79,6 @@ def build_report(
         margins = {runs.value(row, "report.margin") for row in one_a_run(rows)}
         margins = {float(margin) for margin in margins if is_number(margin)}
         selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
-        if margins:
-            problems.append(f"the runs differ in report.margin: {MARGIN:g} is used; --margin sets another")
     if selection.best is not None:
         rows, note = keep_best(rows, runs, selection.best)
         problems.append(note)
@@ -152,11 +150,8 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
         return gathered.rows, left_out
     names = [Path(run).name for run in runs]
     readable = {row.run for row in gathered.rows}
-    for name in names:
-        if name not in readable and name not in gathered.problems:
-            raise UserError(unknown(name, "run", readable))
     if readable.isdisjoint(names):
-        raise RunError("\n".join(gathered.problems[name] for name in dict.fromkeys(names)))
+        raise RunError("\n".join(gathered.problems.get(name, f"unknown run {name!r}") for name in names))
     return [row for row in gathered.rows if row.run in names], left_out
 
 
@@ -230,8 +225,7 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
         if selection.slice == ALL:
             recalls = _tables_of_slice(groups, RECALL, (), runs, selection)
             for key, recall in recalls.items():
-                unsliced = replace(key, slice=ALL)
-                tables[unsliced] = _with_recall(tables[unsliced], recall)
+                tables[replace(key, slice=ALL)] = _with_recall(tables[replace(key, slice=ALL)], recall)
         swept = differing_keys(groups.values(), runs) if len(groups) > 1 else []
         for number, (key, table) in enumerate(tables.items()):
             names = {run for line in table.lines for run in line.runs}

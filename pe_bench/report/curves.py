@@ -146,10 +146,7 @@ class Chart:
         """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
         if self.values == "change":
             return "the 95 % interval of the change, over documents and seeds"
-        seeds, of_two = {point.seeds for point in self.points}, "from the lower to the higher of two seeds"
-        if max(seeds, default=0) <= 2:
-            return of_two
-        return "the 95 % interval of the mean over seeds" + (f"; with two, {of_two}" if 2 in seeds else "")
+        return "the 95 % interval of the mean over seeds; of two seeds, from the lower to the higher"
 
     def remark(self, curve: Curve) -> str:
         """Return what a name adds where a curve ends early or has no point."""

@@ -206,7 +206,6 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
     width and height are in points. A curve without a number has its name at the right foot.
     """
     curves = [*chart.curves, *chart.anchors]
-    names = paper.fitting([curve.label for curve in curves], max_name)
     low = axes.get_ylim()[0]
     lasts = [curve.points[-1] if curve.points else Point(axes.get_xlim()[1], low) for curve in curves]
     ends = _shares(axes, lasts)
@@ -216,7 +215,7 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
         stroke: Look = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         is_near = end[0] > NEAR_END  # a long stroke would look like a curve
         axes.annotate(
-            f"{names[curve.label]} {chart.remark(curve)}".rstrip(),
+            f"{paper.shortened(curve.label, max_name)} {chart.remark(curve)}".rstrip(),
             (end[0], end[1]),
             xycoords="axes fraction",
             xytext=(1 + paper.FONT / width, height_of_name / height),

@@ -211,15 +211,12 @@ def lacking_runs(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
     lacking = {row.run: row.encoding for row in unsliced if has_number(row) and row.run not in runs}
     if not lacking or not rows:
         return ""
-    name, judge = rows[0].slice, rows[0].judge
-    what = f"{len(lacking)} {'run' if len(lacking) == 1 else 'runs'} of {few_names(lacking.values())}"
-    way_out = "pe-bench eval RUN... adds it, without scoring again"
-    if judge:
-        name, way_out = (
-            f"{name} of {judge}",
-            f"pe-bench eval RUN... --key-tokens-of {shlex.quote(judge)} adds it",
-        )
-    return f"without the slice {name}, and so not in this table: {what}; {way_out}"
+    judge, name = rows[0].judge, rows[0].slice
+    of_judge, option = (f" of {judge}", f" --key-tokens-of {shlex.quote(judge)}") if judge else ("", "")
+    return (
+        f"without the slice {name}{of_judge}, and so not in this table: {few_names(lacking.values())}; "
+        f"pe-bench eval RUN...{option} adds it"
+    )
 
 
 # What separates tables
@@ -262,8 +259,6 @@ def explain_separation(
         here = {key: ", ".join(dict.fromkeys(map(str, used))) for key, used in (swept or {}).items()}
         differing += [f"{key} (here {used})" for key, used in here.items()] or [unnamed]
         together = f"; lines of one table: pe-bench report --by {','.join(here)}" if here else ""
-        if len(here) == 1 and next(iter(here)).startswith("train."):
-            together += f"; the best of each encoding: pe-bench report --best {next(iter(here))}"
     if len(values["data"]) == 1 < len(values["data_hash"]) and values["model"] == {CHECKPOINTS}:
         together += "; other tokenizers make other targets of a text: compare bits per byte by eye"
     return (

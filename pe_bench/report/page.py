@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -29,29 +28,17 @@ TITLE = "pe-bench report"
 HINT = "a line opens for its 95 % intervals, controls and speed"
 MAX_NAMES = 4  # of encodings in the sentence with the result
 TALL = 12  # lines; a longer table scrolls under its headings
-# Paths around (0, 0), 8 units wide, by the names that matplotlib has for markers.
-MARKER_PATHS = {
-    "o": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
-    "s": "M-3.5-3.5h7v7h-7z",
-    "^": "M0-4.5L4.3 3.5H-4.3z",
-    "D": "M0-4.8L4.8 0L0 4.8L-4.8 0z",
-    "v": "M0 4.5L4.3-3.5H-4.3z",
-    "P": "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z",
-    "<": "M-4.5 0L3.5-4.3V4.3z",
-    ">": "M4.5 0L-3.5-4.3V4.3z",
-}
 
 
 class Name(NamedTuple):
     """A line of a table; key: what its row and its curves have in common.
 
-    classes: of colour and stroke, which style.css has. marker: the path of the mark at its points.
+    classes: of colour and stroke, which style.css has.
     """
 
     label: str
     key: str
     classes: str
-    marker: str
 
 
 class Picture(NamedTuple):
@@ -81,7 +68,6 @@ def to_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["sortable"] = _sortable
     style, script = _resource("style.css"), _resource("script.js")
     tables = [part for table in tables for part in (table, table.recall) if part is not None]
     styles = styles_of(line.label for table in tables for line in table.lines)
@@ -120,7 +106,9 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
     """
     grid = short(table)
     names = {
-        line.label: Name(line.label, f"{prefix}-{number}", *_look_of(line, styles))
+        line.label: Name(
+            line.label, f"{prefix}-{number}", "anchor" if line.is_anchor else class_of(styles[line.label])
+        )
         for number, line in enumerate(table.all_lines)
     }
     of_changes = [] if table.is_task else [chart_of(table, "change")]
@@ -143,14 +131,6 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
         "reading": [*grid.notes, HINT],
         "notes": [*legend(table), *(note for note in table.notes if note not in table.caveats)],
     }
-
-
-def _look_of(line: Line, styles: Mapping[str, Style]) -> tuple[str, str]:
-    """Return the classes and the marker of a line; an anchor is a thin grey stroke without markers."""
-    if line.is_anchor:
-        return "anchor", ""
-    style = styles[line.label]
-    return class_of(style), MARKER_PATHS[style.marker]
 
 
 def _details(line: Line, table: Table) -> list[Grid]:
@@ -177,13 +157,6 @@ def _point_texts(curve: Curve, chart: Chart) -> list[str]:
         ]
     line = next(line for line in chart.table.lines if line.label == curve.label)
     return [point_text(line, line.records[int(point.x)], chart.table) for point in curve.points]
-
-
-def _sortable(value: float) -> str:
-    """Return a number as the script reads it; empty for what is none and so sorts last."""
-    if math.isnan(value):
-        return ""
-    return repr(value) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _resource(name: str) -> Markup:

@@ -130,14 +130,7 @@ KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
     "name": lambda line: (),
     "parameters": lambda line: (line.parameters,),
     "tokens_per_second": lambda line: (-line.tokens_per_second,),
-    "peak_memory_mb": lambda line: (_peak_memory(line) is None, _peak_memory(line)),
 }
-
-
-def _peak_memory(line: Line) -> float | None:
-    """Return the peak megabytes over all lengths."""
-    memory = (record.peak_memory_mb for record in line.records.values())
-    return max((each for each in memory if each is not None), default=None)
 
 
 class Order(NamedTuple):

@@ -8,9 +8,9 @@ from importlib.resources import files
 import pytest
 from support.pages import some_tables
 
-from pe_bench.plot.paper import COLOURS, MARKERS, STROKES, styles_of
+from pe_bench.plot.paper import COLOURS, STROKES, styles_of
 from pe_bench.report.curves import chart_of, chart_over_position
-from pe_bench.report.page import MARKER_PATHS, describe_result, to_html
+from pe_bench.report.page import describe_result, to_html
 
 VOID = ("meta", "link", "br", "input")
 
@@ -126,7 +126,6 @@ def test_lines_have_the_same_style_as_in_the_pictures():
     light = style.split("@media")[0]
     assert re.findall(r"--colour\d: (#\w+);", light) == [colour.lower() for colour in COLOURS]
     assert f"stroke{len(STROKES) - 1}" in style and f"stroke{len(STROKES)}" not in style
-    assert set(MARKER_PATHS) == set(MARKERS)
     assert len(set(styles_of(str(number) for number in range(60)).values())) == 60
 
 

@@ -20,7 +20,10 @@ def report(command: Command, rates: Path) -> Command:
 
 def test_each_encoding_keeps_the_value_with_the_lowest_validation_loss(report: Command) -> None:
     apart = " ".join(report("--all").out.split())
-    assert "they differ in train.lr (here 0.001)" in apart and "pe-bench report --by train.lr;" in apart
+    assert (
+        "they differ in train.lr (here 0.001)" in apart
+        and "lines of one table: pe-bench report --by train.lr" in apart
+    )
     for options in ((), ("--markdown", "-"), ("--latex", "-")):
         outcome = report("--best", "train.lr", *options)
         assert outcome.code == 0 and "table 1 of" not in outcome.out
