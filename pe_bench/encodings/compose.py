@@ -30,13 +30,15 @@ class Composition(PositionalEncoding):
         self.modifiers = nn.ModuleDict(modifiers)
         parts = {"the encoding": base, **modifiers}
         self._parts = list(parts.values())
-        _refuse_two_owners({name: part.overrides("ids") for name, part in parts.items()}, "ids")
-        for hook in LAYER_HOOKS_OF_ONE:
-            for number in range(n_layers):
-                owns = {name: part.layer(number).overrides(hook) for name, part in parts.items()}
-                _refuse_two_owners(owns, hook)
+        _refuse_several([name for name, part in parts.items() if part.overrides("ids")], "replace ids")
         for number in range(n_layers):
-            _refuse_null_without_softmax({name: part.layer(number) for name, part in parts.items()})
+            layers = {name: part.layer(number) for name, part in parts.items()}
+            for hook in LAYER_HOOKS_OF_ONE:
+                _refuse_several([name for name in layers if layers[name].overrides(hook)], f"replace {hook}")
+            # A null logit is one of the softmax, which `weights` replaces.
+            of_softmax = [name for name in layers if layers[name].overrides("null_logit")][:1]
+            of_softmax += [name for name in layers if layers[name].overrides("weights")]
+            _refuse_several(of_softmax, "change the softmax")
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
@@ -153,18 +155,6 @@ class Stack(LayerEncoding):
         return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
 
 
-def _refuse_null_without_softmax(layers: dict[str, LayerEncoding]) -> None:
-    nulls = [name for name, layer in layers.items() if layer.overrides("null_logit")]
-    replacing = [name for name, layer in layers.items() if layer.overrides("weights")]
-    if nulls and replacing:
-        raise UserError(
-            f"{nulls[0]} adds a logit to the softmax, which {replacing[0]} replaces: leave one of them out"
-        )
-
-
-def _refuse_two_owners(owns: dict[str, bool], hook: str) -> None:
-    owners = [name for name, does in owns.items() if does]
+def _refuse_several(owners: list[str], what: str) -> None:
     if len(owners) > 1:
-        raise UserError(
-            f"{' and '.join(owners)} both replace {hook}, and only one can: leave one of them out"
-        )
+        raise UserError(f"{' and '.join(owners)} both {what}, and only one can: leave one of them out")

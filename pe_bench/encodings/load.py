@@ -9,18 +9,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeGuard, get_args
+from typing import NamedTuple, get_args
 
 from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
 from pe_bench.encodings.source import digest, find_file, sources
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.signals import INTERRUPTIONS
-from pe_bench.values import close_to, unknown
+from pe_bench.values import unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
 BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
+DECLARED = (*get_args(Claim), *get_args(PastTraining))
 
 
 class Code(NamedTuple):
@@ -47,12 +48,9 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     path = find_file(location, search)
     encoding_class = _checked(_load_file(path), name, specification)
     _refuse_no_hook(encoding_class)
-    _refuse_wrong_declarations(encoding_class)
+    for word in (*encoding_class.claims, encoding_class.past_training):
+        require(word in DECLARED, unknown(word, "claim", DECLARED))
     return Code(encoding_class, path, digest(path))
-
-
-def find_class(specification: str, search: Sequence[Path] = ()) -> EncodingClass:
-    return find_code(specification, search).encoding_class
 
 
 def is_built_in(specification: str) -> bool:
@@ -74,8 +72,7 @@ def _load_file(path: Path) -> ModuleType:
         raise
     except BaseException as error:
         del sys.modules[name]
-        text = error.msg if isinstance(error, SyntaxError) else first_line(error)
-        raise UserError(f"{_line_of(error, path)}: {type(error).__name__}: {text}") from error
+        raise UserError(f"{_line_of(error, path)}: {type(error).__name__}: {first_line(error)}") from error
     return module
 
 
@@ -95,29 +92,21 @@ def _importable_folder(path: Path) -> Iterator[None]:
 
 
 def _line_of(error: BaseException, path: Path) -> str:
-    """Return the line of a file at which loading it failed, as FILE:LINE."""
+    """Return the line of a file at which loading it failed, as FILE:LINE; a `SyntaxError` says it itself."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        lines.append(error.lineno)
     return f"{path}:{lines[-1]}" if lines else str(path)
-
-
-def _is_encoding(named: Any) -> TypeGuard[EncodingClass]:
-    return isinstance(named, type) and issubclass(named, (LayerEncoding, PositionalEncoding))
 
 
 def _checked(module: ModuleType, name: str, specification: str) -> EncodingClass:
     """Return the class that a specification names. Raises `UserError` if that is no encoding."""
     named = getattr(module, name, None)
-    if not _is_encoding(named):
-        classes = [key for key, value in vars(module).items() if _is_encoding(value)]
-        close = close_to(name, classes)
-        raise UserError(
-            f"'{specification}' names no encoding: {name} must be a class there that derives from "
-            f"LayerEncoding or PositionalEncoding{f': did you mean {close[0]!r}?' if close else ''}"
-        )
-    return named
+    if isinstance(named, type) and issubclass(named, (LayerEncoding, PositionalEncoding)):
+        return named
+    raise UserError(
+        f"'{specification}' names no encoding: {name} must be a class there that derives from "
+        "LayerEncoding or PositionalEncoding"
+    )
 
 
 def _refuse_no_hook(encoding: EncodingClass) -> None:
@@ -129,10 +118,3 @@ def _refuse_no_hook(encoding: EncodingClass) -> None:
         any(getattr(encoding, hook) is not getattr(base, hook) for hook in hooks),
         f"{encoding.__name__} overrides no hook, and would do nothing: define one of {', '.join(hooks)}",
     )
-
-
-def _refuse_wrong_declarations(encoding: EncodingClass) -> None:
-    """Raise `UserError` if a class declares an unknown claim or `past_training`."""
-    declared = [("claim", claim, get_args(Claim)) for claim in sorted(encoding.claims)]
-    for kind, word, words in [*declared, ("past_training", encoding.past_training, get_args(PastTraining))]:
-        require(word in words, f"{encoding.__name__}: {unknown(word, kind, words)}")

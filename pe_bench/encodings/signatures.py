@@ -47,10 +47,8 @@ def require_class(name: str, search: Sequence[Path] = ()) -> None:
         return
     text = find_file(name, search).read_text(encoding="utf-8", errors="replace")
     classes = re.findall(r"^class (\w+)(?=.*:)", text, re.MULTILINE)
-    way = f"{name}:{classes[0] if len(classes) == 1 else 'CLASS'}"
-    raise UserError(
-        f"'{name}' is a file: say {way}" + (f" with one of {', '.join(classes)}" if classes[1:] else "")
-    )
+    ways = " or ".join(f"{name}:{each}" for each in classes or ["CLASS"])
+    raise UserError(f"'{name}' is a file: say {ways}")
 
 
 def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool = True) -> list[Option]:
@@ -66,9 +64,11 @@ def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool
     except (UnreadableError, OSError, SyntaxError, ValueError):
         if not may_run:
             return []
-        from pe_bench.encodings.load import find_class
+        from pe_bench.encodings.load import find_code
 
-        return [Option(*pair) for pair in defaults_of(find_class(specification, search)).items()]
+        return [
+            Option(*pair) for pair in defaults_of(find_code(specification, search).encoding_class).items()
+        ]
 
 
 def read_part(file: Path) -> dict[str, Any]:

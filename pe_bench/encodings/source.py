@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pe_bench.errors import UserError
 
-INSTALLED = ("site-packages", "dist-packages")  # folders whose files are other packages
-NEVER_OF_A_FOLDER = {*sys.stdlib_module_names, "pe_bench"}
+NEVER_OF_A_FOLDER = {"", *sys.stdlib_module_names, "pe_bench"}
 
 
 def find_file(location: str, search: Sequence[Path]) -> Path:
@@ -35,17 +34,12 @@ def digest(path: Path) -> str:
 
 def sources(path: Path) -> list[Path]:
     """Return a file, and those of its folder that it imports, directly or through one another."""
-    folder = path.parent
-    files = {path: None}
-    if folder.name in INSTALLED:
-        return list(files)
-    todo = [path]
+    files, todo = {path}, [path]
     while todo:
-        file = todo.pop()
-        imported = [each for name in _imported_names(file, folder) for each in _files_of(name, folder)]
-        todo += [each for each in imported if each not in files]
-        files |= dict.fromkeys(imported)
-    return [path, *sorted(set(files) - {path})]
+        names = _imported_names(todo.pop(), path.parent)
+        todo += [file for name in names for file in _files_of(name, path.parent) if file not in files]
+        files.update(todo)
+    return [path, *sorted(files - {path})]
 
 
 def _imported_names(file: Path, folder: Path) -> Iterator[str]:
@@ -54,19 +48,14 @@ def _imported_names(file: Path, folder: Path) -> Iterator[str]:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # which loading it tells
         return
-    package = list(file.parent.relative_to(folder).parts)
+    package = file.parent.relative_to(folder).parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            module = ".".join([*above, *(node.module or "").split(".")]).strip(".")
-            names = [module, *(f"{module}.{alias.name}".strip(".") for alias in node.names)]
-        else:
-            continue
-        # In a package its own name may come first.
-        yield from names
-        yield from (name.removeprefix(f"{folder.name}.") for name in names)
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (module, *(f"{module}.{alias.name}".strip(".") for alias in node.names))
 
 
 def _files_of(name: str, folder: Path) -> list[Path]:

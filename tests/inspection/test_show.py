@@ -121,7 +121,7 @@ def test_a_task_has_its_options_and_an_example_with_the_answers_marked(command):
         (["base=3"], "name an encoding"),
         (["task=mqar", "rope"], "'rope' cannot be read: say encoding=rope"),
         (["one.py"], "'one.py' is a file: say one.py:A"),
-        (["two.py"], "'two.py' is a file: say two.py:CLASS with one of A, B"),
+        (["two.py"], "'two.py' is a file: say two.py:A or two.py:B"),
     ],
 )
 def test_a_mistake_is_one_line(command, folder, arguments, message):
