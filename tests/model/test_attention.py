@@ -20,7 +20,7 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model import attention as paths
-from pe_bench.model.attention import attention, choose, chunks, fused, reference_attention
+from pe_bench.model.attention import NATIVE_TOKENS, attention, choose, chunks, fused, reference_attention
 from pe_bench.model.attention.chunks import fused_chunk_attention
 
 torch.set_num_threads(1)  # tensors are small here, and tests run side by side
@@ -141,39 +141,41 @@ def test_a_class_that_changes_a_hook_does_not_inherit_the_faster_form_of_the_old
 # Which path is taken
 
 NATIVE, FUSED, CHUNK, FLEX, REFERENCE = "native", "fused", "fused chunk", "fused flex", "reference"
-# When scoring, in training with the kernel, in training without it, and on a GPU.
+DISTANCE, COLUMN, RELATIVE = "fused distance", "native column", "fused relative"
+# With the kernel, when scoring and in training; without it, in the same order; and on a GPU.
 TAKEN: dict[str, tuple[str | None, ...]] = {
-    "nothing": (FUSED, NATIVE, FUSED, FUSED),
-    "a rotation": (FUSED, NATIVE, FUSED, FUSED),
-    "an absolute table": (FUSED, NATIVE, FUSED, FUSED),
-    "a slope": ("fused distance", NATIVE, "fused distance", FLEX),
-    "sandwich": ("fused distance", NATIVE, "fused distance", FLEX),
+    "nothing": (NATIVE, NATIVE, FUSED, FUSED, FUSED),
+    "a rotation": (NATIVE, NATIVE, FUSED, FUSED, FUSED),
+    "an absolute table": (NATIVE, NATIVE, FUSED, FUSED, FUSED),
+    "a slope": (NATIVE, NATIVE, DISTANCE, DISTANCE, FLEX),
+    "sandwich": (NATIVE, NATIVE, DISTANCE, DISTANCE, FLEX),
     # The fused kernels have no gradient for a bias.
-    "buckets": ("fused distance", NATIVE, REFERENCE, FLEX),
-    "peaks": ("fused distance", NATIVE, REFERENCE, FLEX),
-    # Columns are sums over the whole text: exact enough for gradients, and not for scores.
-    "columns": (CHUNK, "native column", REFERENCE, FLEX),
-    "columns and a slope": (CHUNK, REFERENCE, REFERENCE, REFERENCE),
-    "a bias of positions": (CHUNK, REFERENCE, REFERENCE, REFERENCE),
-    "a window": (CHUNK, CHUNK, CHUNK, FLEX),
-    "a rotation and a window": (CHUNK, CHUNK, CHUNK, FLEX),
-    "a slope and a window": (CHUNK, CHUNK, CHUNK, FLEX),
-    "buckets in chunks": (CHUNK, REFERENCE, REFERENCE, FLEX),
-    "sinks": (CHUNK, CHUNK, CHUNK, None),
-    "two distances": (CHUNK, CHUNK, CHUNK, None),
-    "relative values": ("fused relative", REFERENCE, REFERENCE, REFERENCE),
-    "disentangled": ("fused relative", REFERENCE, REFERENCE, REFERENCE),
-    "relative values and a factor": (REFERENCE, REFERENCE, REFERENCE, REFERENCE),
-    "positions by content": (REFERENCE, REFERENCE, REFERENCE, REFERENCE),
-    "a broken stick": (REFERENCE, REFERENCE, REFERENCE, REFERENCE),
+    "buckets": (NATIVE, NATIVE, DISTANCE, REFERENCE, FLEX),
+    "peaks": (NATIVE, NATIVE, DISTANCE, REFERENCE, FLEX),
+    "columns": (COLUMN, COLUMN, CHUNK, REFERENCE, FLEX),
+    "columns and a slope": (CHUNK, REFERENCE, CHUNK, REFERENCE, REFERENCE),
+    "a bias of positions": (CHUNK, REFERENCE, CHUNK, REFERENCE, REFERENCE),
+    "a window": (CHUNK, CHUNK, CHUNK, CHUNK, FLEX),
+    "a rotation and a window": (CHUNK, CHUNK, CHUNK, CHUNK, FLEX),
+    "a slope and a window": (CHUNK, CHUNK, CHUNK, CHUNK, FLEX),
+    "buckets in chunks": (CHUNK, REFERENCE, CHUNK, REFERENCE, FLEX),
+    "sinks": (CHUNK, CHUNK, CHUNK, CHUNK, None),
+    "two distances": (CHUNK, CHUNK, CHUNK, CHUNK, None),
+    "relative values": (RELATIVE, REFERENCE, RELATIVE, REFERENCE, REFERENCE),
+    "disentangled": (RELATIVE, REFERENCE, RELATIVE, REFERENCE, REFERENCE),
+    "relative values and a factor": (REFERENCE,) * 5,
+    "positions by content": (REFERENCE,) * 5,
+    "a broken stick": (REFERENCE,) * 5,
 }
 
 
 @here
 def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(*nulls: Callable[[], LayerEncoding], window: int | None = None) -> dict[str, Any]:
+    def taken(
+        *nulls: Callable[[], LayerEncoding], window: int | None = None, tokens: int = 5
+    ) -> dict[str, Any]:
         """Return the path of each, when scoring and in training."""
-        q, position = torch.zeros(1, H, 5, K, requires_grad=True), torch.arange(5)
+        q, position = torch.zeros(1, H, tokens, K, requires_grad=True), torch.arange(tokens)
         encodings = {name: made(name, *nulls, dtype=torch.float32) for name in TAKEN}
         with torch.no_grad():
             scoring = {name: choose(one, q, position, window).name for name, one in encodings.items()}
@@ -192,17 +194,20 @@ def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: p
     for nulls in ((), (sink,)):
         for name, row in taken(*nulls).items():
             expected = TAKEN[name][:2]
-            assert row == expected or (nulls and expected[0] == "fused relative"), name
+            assert row == expected or (nulls and expected[0] == RELATIVE), name
     assert {row[0] for name, row in taken(window=3).items()} == {CHUNK, REFERENCE}
+    long = {name: row[0] for name, row in taken(tokens=NATIVE_TOKENS + 1).items()}
     monkeypatch.setattr(paths, "is_kernel_here", lambda: False)
-    assert {name: row[1] for name, row in taken().items()} == {name: row[2] for name, row in TAKEN.items()}
+    without = taken()
+    assert without == {name: row[2:4] for name, row in TAKEN.items()}
+    assert long == {name: row[0] for name, row in without.items()}
 
 
 # Long texts, and half precision
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name, row in TAKEN.items() if row[0] == "fused relative"])
+@pytest.mark.parametrize("name", [name for name, row in TAKEN.items() if row[0] == RELATIVE])
 def test_in_a_model_that_is_autocast_no_error_is_larger_than_the_references(
     name: str, small_chunks: None
 ) -> None:

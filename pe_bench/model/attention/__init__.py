@@ -36,6 +36,8 @@ NATIVE = AttentionPath("native", native_attention)
 NATIVE_COLUMN = AttentionPath("native column", native_column_attention)
 
 UNFUSED = ("adjust", "weights", "mix")
+# Longer texts are scored by PyTorch's kernels: with some biases they leave out most keys of those.
+NATIVE_TOKENS = 8_192
 # Without these, FlexAttention has nothing to add to PyTorch's own fused attention.
 FOR_FLEX = ("visible", "bias", "distance_bias", "null_logit")
 
@@ -90,10 +92,12 @@ def is_kernel_here() -> bool:
 
 
 def is_native(q: Tensor) -> bool:
-    """Return whether our kernel is for these queries: in training, on a CPU, where it can be compiled."""
-    trains = torch.is_grad_enabled() and q.requires_grad
-    single = q.dtype in (torch.float32, torch.bfloat16)
-    return trains and single and q.device.type == "cpu" and is_kernel_here()
+    """Return whether our kernel is for these queries: on a CPU, where it can be compiled."""
+    if q.device.type != "cpu" or not is_kernel_here():
+        return False
+    if torch.is_grad_enabled() and q.requires_grad:
+        return q.dtype in (torch.float32, torch.bfloat16)
+    return q.dtype == torch.float32 and q.shape[-2] <= NATIVE_TOKENS
 
 
 def is_relative(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
