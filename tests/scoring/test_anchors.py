@@ -30,11 +30,8 @@ def matches_by_search(tokens: list[int], target: int) -> tuple[int, int]:
     best, copied = 0, NONE
     for place in range(1, target):
         length = 0
-        while (
-            length < place
-            and length < MAX_MATCH
-            and tokens[place - 1 - length] == tokens[target - 1 - length]
-        ):
+        most = min(place, MAX_MATCH)
+        while length < most and tokens[place - 1 - length] == tokens[target - 1 - length]:
             length += 1
         if length and length >= best:
             best, copied = length, tokens[place]
@@ -74,16 +71,12 @@ def test_each_model_is_a_distribution_over_the_vocabulary(first: int) -> None:
 def test_what_is_counted_are_the_very_windows_that_the_seed_trains_on() -> None:
     drawn = TrainingWindows(DATA.train, TRAIN.length, DATA.end_of_text)
     windows = np.concatenate([drawn.batch(TRAIN.batch, 5, step).tokens.numpy() for step in range(3)])
-    counts = count_anchors(DATA, TRAIN, seed=5).trigram.counts[0]
-    assert (
-        counts.of(np.arange(VOCABULARY)).tolist()
-        == np.bincount(windows.ravel(), minlength=VOCABULARY).tolist()
-    )
-    other = count_anchors(DATA, TRAIN, seed=6).trigram.counts[0]
-    assert not np.array_equal(counts.counts, other.counts)
+    first, other = (count_anchors(DATA, TRAIN, seed).trigram.counts[0] for seed in (5, 6))
+    assert np.array_equal(first.of(np.arange(VOCABULARY)), np.bincount(windows.ravel(), minlength=VOCABULARY))
+    assert not np.array_equal(first.counts, other.counts)
 
 
-@pytest.mark.parametrize("first", [0, 1, 5, 60])
+@pytest.mark.parametrize("first", [0, 5])
 def test_the_longest_match_is_found_as_by_a_search_of_every_place(first: int) -> None:
     tokens = np.random.default_rng(1).integers(0, 3, (4, 90))
     tokens[3] = np.tile([0, 1, 2], 30)  # matches that are longer than are counted

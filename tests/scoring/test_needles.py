@@ -30,8 +30,7 @@ def occurrences(part: np.ndarray, text: np.ndarray) -> int:
     return int((windows == part).all(1).sum())
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(("length", "depth"), [(128, 0.0), (400, 0.5), (400, 1.0)])
 def test_a_window_has_its_length_ends_with_the_cue_and_has_the_span_at_its_depth(
     length: int, depth: float
 ) -> None:
@@ -75,18 +74,10 @@ def test_windows_follow_from_data_seed_length_and_depth_and_fewer_are_part_of_mo
 
     assert windows(10) == windows(10) != windows(10, seed=1)
     assert all(window in windows(20) for window in windows(5))
-    hashes = {
-        needle_plans(data, length, depth, count, seed)[0].target_hash
-        for data, length, depth, count, seed in [
-            (DATA, 128, 0.5, 10, 0),
-            (DATA, 128, 0.25, 10, 0),
-            (DATA, 130, 0.5, 10, 0),
-            (DATA, 128, 0.5, 11, 0),
-            (DATA, 128, 0.5, 10, 1),
-            (replace(DATA, hash="other"), 128, 0.5, 10, 0),
-        ]
-    }
-    assert len(hashes) == 6
+    changes = [{}, {"depth": 0.25}, {"length": 130}, {"count": 11}, {"seed": 1}]
+    changes.append({"data": replace(DATA, hash="other")})
+    usual = {"data": DATA, "length": 128, "depth": 0.5, "count": 10, "seed": 0}
+    assert len({needle_plans(**{**usual, **change})[0].target_hash for change in changes}) == 6
 
 
 def test_a_model_that_copies_finds_every_needle_at_every_length_and_depth(tmp_path: Path) -> None:
@@ -95,8 +86,5 @@ def test_a_model_that_copies_finds_every_needle_at_every_length_and_depth(tmp_pa
     assert [(row.length, row.depth) for row in found] == [(n, d) for n in LENGTHS for d in DEPTHS]
     assert {row.accuracy for row in found} == {1.0} and {row.chance for row in found} == {1 / 8}
     lost = [row for row in rows if row.control == REPLACED]
-    assert all(row.accuracy is not None and row.accuracy < 0.4 for row in lost)
-    assert all(
-        a.bits_per_byte is not None and b.bits_per_byte is not None and a.bits_per_byte < b.bits_per_byte
-        for a, b in zip(found, lost, strict=True)
-    )
+    assert all(row.accuracy < 0.4 for row in lost)
+    assert all(a.bits_per_byte < b.bits_per_byte for a, b in zip(found, lost, strict=True))

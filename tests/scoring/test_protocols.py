@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.numbered_text import CUTS, DATA, SPLIT, TEXT, blocks_of, bytes_of, contexts
+from support.numbered_text import CUTS, DATA, SPLIT, TEXT, blocks_of, bytes_of, contexts, split_of
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -29,9 +29,6 @@ def every_target_but_the_first() -> list[int]:
     return [1_000 * int(d) + place for d in CUTS for place in range(1, CUTS[d])]
 
 
-# paired
-
-
 def test_paired_windows_end_with_a_part_of_a_block_and_score_it_whole() -> None:
     blocks = blocks_of()
     assert len(blocks.end) == 9
@@ -45,10 +42,7 @@ def test_paired_windows_end_with_a_part_of_a_block_and_score_it_whole() -> None:
         assert contexts(paired_plan(blocks, length)) == expected
 
 
-# nonoverlapping
-
-
-@pytest.mark.parametrize("length", [1, 5, 8, 39, 56, 200])
+@pytest.mark.parametrize("length", [1, 8, 39, 56, 200])
 def test_nonoverlapping_scores_every_token_but_the_first_once(length: int) -> None:
     found = contexts(nonoverlapping_plan(DATA, TEXT, length))
     assert [target for target, _ in found] == every_target_but_the_first()
@@ -56,11 +50,8 @@ def test_nonoverlapping_scores_every_token_but_the_first_once(length: int) -> No
     assert all(seen == (target % 1_000 - 1) % length + 1 for target, seen in found)
 
 
-# sliding
-
-
 @pytest.mark.parametrize("length", [1, 8, 13, 39, 56, 200])
-@pytest.mark.parametrize("stride", [1, 3, 8, 13])
+@pytest.mark.parametrize("stride", [1, 3, 13])
 def test_sliding_scores_every_token_but_the_first_once(length: int, stride: int) -> None:
     stride = min(stride, length)
     found = contexts(sliding_plan(DATA, TEXT, length, stride))
@@ -71,9 +62,6 @@ def test_sliding_scores_every_token_but_the_first_once(length: int, stride: int)
             assert seen == place, "the first window has no earlier text"
         else:
             assert length - stride < seen <= length, "later windows score their new tokens only"
-
-
-# all of them
 
 
 PLANS: dict[str, Callable[[int], Plan]] = {
@@ -106,14 +94,6 @@ def test_a_plan_has_the_documents_bytes_and_contexts_of_its_targets(plan_of: Cal
 
 
 # Target blocks have their whole context, never overlap, and follow from data and seed
-
-
-def split_of(*lengths: int) -> Split:
-    """Document d holds 1000 d, 1000 d + 1, ...; every token has 2 bytes."""
-    documents = [np.arange(length, dtype=np.uint16) + 1_000 * index for index, length in enumerate(lengths)]
-    starts = np.cumsum([0, *lengths], dtype=np.int64)
-    ends = np.concatenate([2 * np.arange(1, length + 1, dtype=np.uint32) for length in lengths])
-    return Split(np.concatenate(documents), starts, ends)
 
 
 SPLIT_TARGETS = split_of(400, 90, 100, 250, 103)
@@ -152,19 +132,14 @@ def test_a_smaller_set_is_part_of_every_larger_one():
 def test_every_window_of_every_length_and_part_lies_in_its_document(max_length, size):
     split = split_of(*[tokens_needed(max_length, size) + extra for extra in (0, 1, 200)])
     blocks = chosen_blocks(split, max_length=max_length, target_tokens=size)
-    for length in range(2, max_length + 1):
-        assert min(window.start for window in paired_plan(blocks, length).windows) >= 0
-    starts = [
-        min(window.start for window in paired_plan(blocks, length).windows)
-        for length in range(2, max_length + 1)
-    ]
+    lengths = range(2, max_length + 1)
+    starts = [window.start for length in lengths for window in paired_plan(blocks, length).windows]
     assert min(starts) == 0, "no document has to be longer"
 
 
 def test_the_set_follows_from_data_seed_and_sizes():
     first, again = chosen_blocks(), chosen_blocks()
-    assert first.hash == again.hash and np.array_equal(first.end, again.end)
-    assert np.array_equal(first.document, again.document)
+    assert first.hash == again.hash
     changes = [{"data_hash": "y"}, {"max_length": 99}, {"target_tokens": 2}, {"count": 19}]
     assert len({chosen_blocks(**change).hash for change in changes} | {first.hash}) == 5
     for name in ("document", "end"):

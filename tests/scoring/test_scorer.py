@@ -62,9 +62,6 @@ def test_windows_that_share_a_start_are_scored_in_one_pass_with_the_same_scores(
         assert row.nll == pytest.approx(other.nll, abs=1e-6)
 
 
-# Where the longest cannot be scored, or is there already
-
-
 def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) -> None:
     def stop(plan: Plan, share: float) -> None:
         if plan.length == 8:
@@ -81,9 +78,6 @@ def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) 
     assert rows[2:] == kept
     each = apart(trained_model(tmp_path / "alone"))
     assert [row.nll for row in rows] == pytest.approx([row.nll for row in each], abs=1e-6)
-
-
-# Position curves: each range scores its tokens, and one pass gives the scores of separate ones
 
 
 POSITIONED = replace(EVAL, per_position=True)
