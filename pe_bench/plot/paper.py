@@ -126,11 +126,9 @@ def picture_format(path: Path) -> str:
 def save_picture(draw: Callable[[], Figure], path: Path) -> None:
     """Call `draw` under the settings of all pictures, and write its figure to `path`.
 
-    Raises `UserError` for another suffix than .png, .svg or .pdf and for a missing folder.
+    Raises `UserError` for another suffix than .png, .svg or .pdf.
     """
     kind = picture_format(path)
-    if not path.parent.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
     with _settings("pe-bench"):
         figure = draw()
         options: dict[str, Any] = {"dpi": DOTS_PER_INCH, "bbox_inches": "tight", "metadata": UNDATED[kind]}

@@ -241,7 +241,7 @@ def _tables_of_slice(
     tables = {}
     for key, (of_slice, unsliced) in groups_of_slice(groups, name, runs).items():
         ranks = rank_sets(row for row in of_slice if row.control == "none")
-        source = Source(of_slice, unsliced, ranks, runs, selection.resolved_margin, key.train_length)
+        source = Source(of_slice, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
         tables[key] = _table(key, source, rows, selection)
     return tables
 

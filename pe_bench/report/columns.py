@@ -244,14 +244,9 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
     if len(below) > MAX_NOTES:
         below = [*below[: MAX_NOTES - 1], f"{len(below) - MAX_NOTES + 1} more notes: --details"]
     lines = draw(replace(grid, notes=below), width)
-    if table.recall is None or not _gains(table.recall):
+    if table.recall is None or all(record.verdict != "improves" for record in table.recall.records):
         return lines
     return [*lines, Text(), *draw(_recall(table.recall), width)]
-
-
-def _gains(table: Table) -> bool:
-    """Return whether some encoding surely gains from far text at some length."""
-    return any(cell.verdict == "improves" for line in table.lines for cell in line.records.values())
 
 
 def _recall(table: Table) -> Grid:

@@ -20,8 +20,7 @@ MIN_SPAN = 10  # margins of the table, so that what changes by less than one loo
 MAX_TITLE = 76  # characters
 MAX_DRAWN = 1e100  # beyond it floats are too coarse for an axis
 LENGTH_LABEL = "context length (tokens)"
-POSITION_LABEL = "position of the token (tokens before it)"
-NO_VERDICT = "Different text at each position: not a comparison of lengths, no verdict."
+POSITION_LABEL = "position of the token (tokens before it; the text at each is another)"
 LOGARITHMIC_FROM = 4.0  # the highest level over the lowest
 NEARLY_ZERO = 0.1  # bits per byte; below it a log axis would magnify negligible changes
 
@@ -77,8 +76,7 @@ class Chart:
 
     @property
     def caption(self) -> str:
-        caption = f"{self.y_label[0].upper()}{self.y_label[1:]} by {self.x_label}"
-        return caption if self.x_label == LENGTH_LABEL else f"{caption}. {NO_VERDICT}"
+        return f"{self.y_label[0].upper()}{self.y_label[1:]} by {self.x_label}"
 
     @property
     def points(self) -> list[Point]:

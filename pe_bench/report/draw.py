@@ -17,11 +17,10 @@ from pe_bench.plot.paper import Attributes, Style
 from pe_bench.report.curves import Chart, Curve, Point, chart_of
 from pe_bench.report.records import PlotValues, Table
 
-MAX_NAMED = 12  # curves of the page's picture, which lets one of them stand out
 BETWEEN = 0.45  # inches between two charts
 PANEL_WIDTH, PANEL_HEIGHT = 4.9, 3.1  # inches: small, so that letters are large on a telephone
 PAGE_PANEL = 6.4  # inches, the width of a panel of the page
-ON_PAGE, TALL_ON_PAGE, LOSSES = 2.9, 4.6, 2.2  # inches that a picture of the page is high
+ON_PAGE, LOSSES = 2.9, 2.2  # inches that a picture of the page is high
 ABOVE, BELOW = 0.35, 0.55  # inches, for the name of the training length, and for the x axis
 MAX_LOSSES = 200  # points of a run's training losses
 MAX_TICKS = 9  # on the y axis
@@ -89,8 +88,7 @@ def chart_svg(
 
     keys: what a curve and its row of the table have in common, by labels. texts: of each curve's points.
     """
-    is_named = len(chart.curves) <= MAX_NAMED
-    width, height = (PAGE_PANEL, ON_PAGE) if is_named else (paper.WIDTH - paper.LEFT - 0.1, TALL_ON_PAGE)
+    height = max(ON_PAGE, NAME_GAP / 72 * len(chart.curves))
     parts: dict[str, list[Attributes]] = {}
     for curve, said in zip(chart.curves, texts, strict=True):
         line = {"data-line": keys[curve.label]}
@@ -106,8 +104,8 @@ def chart_svg(
 
     def page_figure() -> Figure:
         figure = paper.new_figure(paper.WIDTH, ABOVE + height + BELOW / 2)
-        axes = paper.place_axes(figure, paper.LEFT, ABOVE, width, height)
-        _draw_panel(axes, chart, styles, width, height, MAX_NAME_ON_PAGE if is_named else 0)
+        axes = paper.place_axes(figure, paper.LEFT, ABOVE, PAGE_PANEL, height)
+        _draw_panel(axes, chart, styles, PAGE_PANEL, height, MAX_NAME_ON_PAGE)
         return figure
 
     return paper.inline_svg(page_figure, key, parts)
@@ -169,8 +167,7 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     axes.grid(axis="y", color=paper.RULE)
     for curve in chart.curves:
         _draw_marks(axes, curve, styles[curve.label].colour)
-    if max_name:
-        _name_ends(axes, chart, styles, 72 * width, 72 * height, max_name)
+    _name_ends(axes, chart, styles, 72 * width, 72 * height, max_name)
 
 
 def _plot(axes: Axes, curve: Curve, gid: str, **look: Any) -> None:

@@ -176,7 +176,6 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         *_protocol(table),
         *_runs_apart(lines),
         *_holding(FEW_SEEDS, table),
-        *_other_seeds(lines),
         *_unclear_changes(lines, unsliced),
         *_holding(SCORED_WITH, table),
         *_few_documents(table.records),
@@ -295,26 +294,14 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
             yield f"{status.replace('_', ' ')}: {where}: {records[0].reason or 'no reason is given'}"
 
 
-# Seeds, documents and targets
-
-
-def _other_seeds(lines: Sequence[Line]) -> Iterator[str]:
-    """Yield that numbers are means over different seeds, and so of different models."""
-    counts = {line.seeds for line in lines}
-    if len(counts) > 1:
-        yield (
-            f"lines have {min(counts)} to {max(counts)} seeds, which also affects their levels and order: "
-            "--baseline compares only seeds that both have"
-        )
+# Documents and targets
 
 
 def _few_documents(records: Sequence[Record]) -> Iterator[str]:
     few = [record for record in records if record.levels and record.documents < MIN_DOCUMENTS]
     if few:
-        segments = max(record.compared.segments for record in few)
-        parts = f", in {segments} segments each" if segments > 1 else ""
         fewest = min(record.documents for record in few)
-        yield f"few documents ({fewest}{parts}): intervals over so few say little about other documents"
+        yield f"few documents ({fewest}): intervals over so few say little about other documents"
 
 
 def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment as Templates
 from jinja2 import PackageLoader, StrictUndefined
@@ -15,8 +15,8 @@ from markupsafe import Markup
 from pe_bench.plot.paper import Style, styles_of
 from pe_bench.report.cells import number_text
 from pe_bench.report.columns import details_of, point_text, short
-from pe_bench.report.curves import POSITION_LABEL, Chart, Curve, chart_of, chart_over_position
-from pe_bench.report.draw import MAX_NAMED, Losses, chart_svg, class_of, losses_svg
+from pe_bench.report.curves import POSITION_LABEL, Chart, Curve, Point, chart_of, chart_over_position
+from pe_bench.report.draw import Losses, chart_svg, class_of, losses_svg
 from pe_bench.report.notes import legend
 from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, Table
@@ -28,26 +28,6 @@ TITLE = "pe-bench report"
 HINT = "a line opens for its 95 % intervals, controls and speed"
 MAX_NAMES = 4  # of encodings in the sentence with the result
 TALL = 12  # lines; a longer table scrolls under its headings
-
-
-class Name(NamedTuple):
-    """A line of a table; key: what its row and its curves have in common.
-
-    classes: of colour and stroke, which style.css has.
-    """
-
-    label: str
-    key: str
-    classes: str
-
-
-class Picture(NamedTuple):
-    """A drawn chart; `is_named` where the names of its curves stand beside them too."""
-
-    chart: Chart
-    svg: Markup
-    names: Sequence[Name]
-    is_named: bool
 
 
 def to_html(
@@ -105,27 +85,26 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
     is read; notes: all else there is to say.
     """
     grid = short(table)
-    names = {
-        line.label: Name(
-            line.label, f"{prefix}-{number}", "anchor" if line.is_anchor else class_of(styles[line.label])
-        )
-        for number, line in enumerate(table.all_lines)
-    }
+    keys = {line.label: f"{prefix}-{number}" for number, line in enumerate(table.all_lines)}
     of_changes = [] if table.is_task else [chart_of(table, "change")]
     charts = [chart_of(table), *of_changes, chart_over_position(table)]
-    keys = {label: name.key for label, name in names.items()}
     lines = zip(table.all_lines, grid.rows, strict=True)
     return {
         "table": table,
+        "key_of": keys,
+        "classes": {
+            line.label: "anchor" if line.is_anchor else class_of(styles[line.label])
+            for line in table.all_lines
+        },
         "result": describe_result(table),
         "pictures": [
-            _picture(chart, f"{prefix}-{number}", names, styles)
+            (chart, _picture(chart, f"{prefix}-{number}", keys, styles))
             for number, chart in enumerate(charts)
             if chart.points
         ],
         "losses": Markup(losses_svg(table, losses, styles, f"{prefix}-losses", keys)),
         "grid": grid,
-        "lines": [(names[line.label], cells, _details(line, table)) for line, (_, *cells) in lines],
+        "lines": [(line.label, cells, _details(line, table)) for line, (_, *cells) in lines],
         "is_tall": len(grid.rows) > TALL,
         "title": " · ".join(table.title[:-1]),  # without the unit, which the pictures have
         "reading": [*grid.notes, HINT],
@@ -140,23 +119,17 @@ def _details(line: Line, table: Table) -> list[Grid]:
     return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
 
 
-def _picture(chart: Chart, key: str, names: Mapping[str, Name], styles: Mapping[str, Style]) -> Picture:
-    keys = {label: name.key for label, name in names.items()}
-    texts = [_point_texts(curve, chart) for curve in chart.curves]
-    shown = [names[curve.label] for curve in (*chart.curves, *chart.anchors)]
-    svg = Markup(chart_svg(chart, styles, key, keys, texts))
-    return Picture(chart, svg, shown, len(chart.curves) <= MAX_NAMED)
+def _picture(chart: Chart, key: str, keys: Mapping[str, str], styles: Mapping[str, Style]) -> Markup:
+    texts = [[_point_text(curve, point, chart) for point in curve.points] for curve in chart.curves]
+    return Markup(chart_svg(chart, styles, key, keys, texts))
 
 
-def _point_texts(curve: Curve, chart: Chart) -> list[str]:
-    """Return what is known at each point of a curve, some lines each."""
+def _point_text(curve: Curve, point: Point, chart: Chart) -> str:
+    """Return what is known at a point of a curve, some lines."""
     if chart.x_label == POSITION_LABEL:
-        return [
-            f"{curve.label}\n{point.x:,.0f} tokens before it\n{number_text(point.value)} bits/byte"
-            for point in curve.points
-        ]
+        return f"{curve.label}\n{point.x:,.0f} tokens before it\n{number_text(point.value)} bits/byte"
     line = next(line for line in chart.table.lines if line.label == curve.label)
-    return [point_text(line, line.records[int(point.x)], chart.table) for point in curve.points]
+    return point_text(line, line.records[int(point.x)], chart.table)
 
 
 def _resource(name: str) -> Markup:

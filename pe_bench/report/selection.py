@@ -10,7 +10,6 @@ from pe_bench.report.groups import setting_without
 from pe_bench.report.lines import on_other_targets
 from pe_bench.report.pairs import ScoredRuns
 from pe_bench.report.records import Line
-from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.find import Condition, check_key, one_a_run
 from pe_bench.runs.rows import ALL, Row
 from pe_bench.values import unknown
@@ -36,10 +35,6 @@ class Selection:
     slice: str = ALL
     numbers_only: bool = False
     lengths: tuple[int, ...] = ()
-
-    @property
-    def resolved_margin(self) -> float:
-        return MARGIN if self.margin is None else self.margin
 
     @property
     def varying(self) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def test_intervals_over_few_documents_resample_segments_and_the_table_says_so(tm
     [line] = only(tmp_path).lines
     interval = line.records[256].interval
     assert interval is not None and interval.documents == 4 * 3
-    assert "few documents (4, in 3 segments each): intervals over so few" in printed(tmp_path)
+    assert "few documents (4): intervals over so few" in printed(tmp_path)
 
 
 # Positions
