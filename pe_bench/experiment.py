@@ -27,7 +27,7 @@ from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_
 from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.folder import FirstStage, RunFolder, locked, read_config, record_error, write_config
-from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
+from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores, keep_slices
@@ -213,7 +213,7 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
     config = job.config
     if job.source is not None:
         config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
-    with _says_what_is_kept(job):
+    with _says_what_is_kept(job), record_error(job.folder):
         start_processes(processes, _finish_in_process, config, bars, waits)
 
 
@@ -314,7 +314,7 @@ def _write_config(job: Job) -> None:
 
 def _write_result(job: Job, trained: Checkpoint | None) -> None:
     """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
-    result: dict[str, Any] = {"encoding": job.label, "seed": job.config.seed, "steps": 0}
+    result: dict[str, Any] = {"format": FORMAT, "encoding": job.label, "seed": job.config.seed, "steps": 0}
     result |= {"parameters": job.model.parameter_count, "data_hash": job.data.hash, "setting": job.setting}
     result |= {"first_stage": asdict(job.first)} if job.first is not None else {}
     result |= {"checkpoint": job.config.checkpoint.source} if job.config.checkpoint is not None else {}

@@ -110,14 +110,7 @@ def score_each(runs: Sequence[Path], options: Options) -> tuple[list[Run], list[
     if len(runs) == 1:
         run = prepare(runs[0], options)()
         return [run], [run.failure] if run.failure else []
-    prepared = []
-    for path in runs:
-        try:
-            prepared.append(prepare(path, options))
-        except UserError as error:
-            named = "" if path.name in str(error) else f"{path.name}: "
-            raise UserError(f"{named}{error}; or leave this run out with --where") from error
-    scored, failures = [], []
+    prepared, scored, failures = [prepare(path, options) for path in runs], [], []
     for number, (path, score_it) in enumerate(zip(runs, prepared, strict=True), 1):
         say(f"run {number} of {len(runs)}: {path.name}")
         try:

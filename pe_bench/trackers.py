@@ -178,11 +178,9 @@ class Tracking:
         from pe_bench.report.draw import plot_tables
 
         rows = [row for row in rows if row.scored_with == row.encoding]
+        tables = run_tables(rows, self.run, self.config.report.margin)
         with TemporaryDirectory() as folder:
-            tables, picture = (
-                run_tables(rows, self.run, self.config.report.margin),
-                Path(folder, "curves.png"),
-            )
+            picture = Path(folder, "curves.png")
             plot_tables(tables, picture)
             tracker.results([row for row in rows if _level_of(row) is not None], tables, picture)
 

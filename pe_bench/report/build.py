@@ -142,10 +142,10 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     """Return the rows of all runs or of those named that can be read, and what is left out."""
     gathered = read_all(results_dir)
     if not gathered.rows and gathered.problems:
-        raise RunError("\n".join(gathered.problems.values()))
+        raise RunError("\n".join(dict.fromkeys(gathered.problems.values())))
     folder = runs_folder(results_dir)
     require(bool(gathered.rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
-    left_out = [f"left out: {line}" for line in gathered.problems.values()]
+    left_out = [f"left out: {line}" for line in dict.fromkeys(gathered.problems.values())]
     if runs is None:
         return gathered.rows, left_out
     names = [Path(run).name for run in runs]

@@ -23,6 +23,8 @@ from pe_bench.runs.untrusted import check_files, read_json
 from pe_bench.system.files import TEMPORARY
 from pe_bench.system.terminal import one_line, say
 
+FORMAT = 2  # of runs; those of format 1 have other names and columns
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -72,7 +74,7 @@ def gather_and_warn(results_dir: Path) -> None:
     That results.csv cannot be written is a warning too: no run needs it, and the next command writes it.
     """
     try:
-        lines = [*gather(results_dir).problems.values()]
+        lines = [*dict.fromkeys(gather(results_dir).problems.values())]
     except (RunError, OSError) as error:
         lines = [first_line(error)]
     for line in lines:
@@ -104,11 +106,14 @@ def read_result(run: Path) -> dict[str, Any] | None:
     path = run / "result.json"
     try:
         check_files(run)
-        return read_json(path)
+        result = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
+    if result.get("format", FORMAT) != FORMAT:
+        raise RunError(f"{run.parent} has runs of another version of pe-bench: environment.json names it")
+    return result
 
 
 def _rows_of(run: Path) -> list[Row]:

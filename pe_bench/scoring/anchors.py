@@ -30,6 +30,7 @@ from pe_bench.runs.rows import APART, TASK, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level
 from pe_bench.scoring.protocols import Plan, batches, inputs, scores_of, targets
 from pe_bench.scoring.slices import keep_derived
+from pe_bench.system.files import remove_leftovers
 from pe_bench.system.machine import today
 from pe_bench.system.terminal import say
 
@@ -188,6 +189,7 @@ def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) 
     try:
         folder.mkdir(exist_ok=True)
         with locked(folder, waits=lambda reason: None):
+            remove_leftovers(folder)
             _score(folder, job.config, job.data, plans, rows_of_run)
     except (RunError, OSError) as error:
         say(f"warning: nothing counted to compare with: {first_line(error)}")

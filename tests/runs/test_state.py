@@ -69,3 +69,7 @@ def test_runs_that_are_begun_or_not_to_be_read_are_listed_as_that(command, resul
     (run_of(results, "rope") / "result.json").write_text(RESULT.replace("250", "1e999"))
     assert [state.state for state in states_of_runs(results)] == ["failed", "unreadable"]
     assert command("list", "runs", "--results-dir", str(results)).code == 0
+    for run in (results / "runs").glob("*-s0-*"):
+        (run / "result.json").write_text(RESULT.replace("}", ', "format": 1}'))
+    outcome = command("report", "--results-dir", str(results))
+    assert outcome.code == 1 and outcome.err.count("another version of pe-bench") == 1

@@ -24,7 +24,6 @@ from pe_bench.config.schema import Config
 from pe_bench.experiment import train
 from pe_bench.runs.gather import gather
 
-DIED = 9
 RUNS = 8  # that are gathered
 # What scoring leaves in a run.
 SCORED = ("eval.csv", "means.safetensors", "slices.safetensors", "scores", "result.json", "commands.json")
@@ -50,35 +49,34 @@ def end_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def die_at_rename(number: int, act: Act) -> None:
-    """Die before a rename for an odd number, after it for an even one."""
-    rename, seen = os.replace, 0
-
-    def dying(source, target):
-        nonlocal seen
-        seen += 1
-        if number == 2 * seen - 1:
-            os._exit(DIED)
-        rename(source, target)
-        if number == 2 * seen:
-            os._exit(DIED)
-
-    os.replace = dying
-    act()
-
-
 def at(config: Config, folder: Path) -> Config:
     return replace(config, results_dir=str(folder / "results"), cache_dir=str(folder / "cache"))
 
 
 def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]:
-    """Let series n die at point n and then run to its end, until no point n is left."""
-    ends = []
-    for number in range(1, count + 1):
-        series = at(config, folder / f"{number:03}")
-        if end_of(begin_child(lambda: die_at_rename(number, lambda: train(series)))) != DIED:  # noqa: B023
-            break
-        ends.append(end_of(begin_child(lambda: train(series))))  # noqa: B023
+    """Keep what is on the disk before and after each rename of a run, as kills leave it; then end each."""
+    begun = at(config, folder / "000")
+
+    def run() -> None:
+        rename, moments = os.replace, 0
+
+        def keep() -> None:
+            nonlocal moments
+            moments += 1
+            shutil.copytree(folder / "000", folder / f"{moments:03}")
+
+        def watched(source: Path, target: Path) -> None:
+            keep()
+            rename(source, target)
+            keep()
+
+        os.replace = watched
+        train(begun)
+
+    (folder / "000").mkdir(parents=True)
+    ends = [end_of(begin_child(run))]
+    for series in sorted(folder.iterdir())[1:]:
+        ends.append(end_of(begin_child(lambda: train(at(config, series)))))  # noqa: B023
     return ends
 
 
@@ -157,6 +155,7 @@ KINDS = {"renames": crash_at_every_rename, "together": gather_together, **dict.f
 if __name__ == "__main__":
     folder, kind, count, _, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
+    os.fsync = lambda _: None  # a kill loses nothing that was written
     answer = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
