@@ -7,8 +7,8 @@ sweep of `train` does, and reads the table of the family.
 import io
 import json
 import math
+import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from pe_bench.report.records import Table
 from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.untrusted import read_json
-from pe_bench.scored import OF_MACHINE, prepare, score_each
+from pe_bench.scored import OF_MACHINE, Options, prepare, score_each
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
     option_to_give,
@@ -81,8 +81,10 @@ def extend_runs(
     if any(map(is_checkpoint, runs)):
         require(tokens is None, "a checkpoint of Hugging Face is scored alone: leave --tokens out")
         require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
+        require(len(runs) == 1, f"give one checkpoint at a time, not {', '.join(runs)}")
         texts = [with_factor(each, _times(to), None) for each in requested]
-        return _extend_checkpoint(runs, texts, overrides, results)
+        run = prepare(runs[0], {"with_": texts, "overrides": [*overrides], "results_dir": results})()
+        return Extended([run.path], run_tables(run.scored, run.path, run.margin))
     paths = find_runs(runs, results)
     # A later stage has the name of its encoding, too.
     paths = without_tries([path for path in paths if RunFolder(path).first_stage is None] or paths)
@@ -92,7 +94,9 @@ def extend_runs(
     length = round(_times(to) * (first if to.endswith("x") else 1))
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_searched(each, paths[0], config, length) for each in requested]
-    _score(paths, config, length, requested, overrides, results, is_trained=is_trained)
+    parsed = [each for each in map(parse_override, overrides) if each.key in OF_MACHINE]
+    options = {"results_dir": results, **{each.key: yaml.safe_load(each.value or "") for each in parsed}}
+    _score(paths, length, requested, options, is_trained=is_trained)
     jobs = [(stage_overrides(each, config), "from", tokens) for each in requested if tokens]
     if tokens and long:
         message = f"--long counts the tokens of one stage, and {paths[0].name} has more: leave it out"
@@ -157,9 +161,7 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
     path, name = run / SEARCHED, f"{requested.text} at {length}"
     if not option:
         return requested
-    kept: dict[str, object] = {}
-    with suppress(OSError, ValueError):  # missing or damaged: it is searched again
-        kept = read_json(path)
+    kept = read_json(path) if path.exists() else {}
     if name not in kept:
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
         kept[name] = search_option(load_trained(run, trusted(config, ())), requested, option, length)
@@ -169,17 +171,10 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
 
 
 def _score(
-    runs: Sequence[Path],
-    config: Config,
-    length: int,
-    requested: Sequence[Requested],
-    overrides: Sequence[str],
-    results: Path,
-    *,
-    is_trained: bool,
+    runs: Sequence[Path], length: int, requested: Sequence[Requested], options: Options, *, is_trained: bool
 ) -> None:
     """Score the runs unchanged and with each encoding. With `is_trained`, pass over those that do not fit."""
-    texts = []
+    config, texts = read_config(runs[0]), []
     for each in requested:
         text = with_factor(each, length / config.train.length, config)
         try:
@@ -190,27 +185,13 @@ def _score(
                 raise
             say(f"{text} is not scored without training: {first_line(error)}")
     lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
-    parsed = [each for each in map(parse_override, overrides) if each.key in OF_MACHINE]
-    machine = {each.key: yaml.safe_load(each.value or "") for each in parsed}
-    options = {"with_": texts, "lengths": lengths, "results_dir": results, **machine}
     # The label of a line says where an encoding is not compatible.
-    _, failures = score_each(runs, {**options, "force": bool(texts)})
+    _, failures = score_each(runs, {**options, "with_": texts, "lengths": lengths, "force": bool(texts)})
     if failures:
         raise RunError(failures[0])
 
 
-def _extend_checkpoint(
-    names: Sequence[str], texts: Sequence[str], overrides: Sequence[str], results: Path
-) -> Extended:
-    require(len(names) == 1, f"give one checkpoint at a time, not {', '.join(names)}")
-    run = prepare(names[0], {"with_": texts, "overrides": [*overrides], "results_dir": results})()
-    return Extended([run.path], run_tables(run.scored, run.path, run.margin))
-
-
 def _times(to: str) -> float:
-    try:
-        number = float(to.removesuffix("x"))
-    except ValueError as error:
-        raise UserError(f"--to {to} is no length: say 4x, or a number of tokens such as 512") from error
-    require(number > 1, f"--to {to} is not longer: say 4x, or a number of tokens such as 512")
+    number = float(to.removesuffix("x")) if re.fullmatch(r"\d+(\.\d+)?x?", to) else 0.0
+    require(number > 1, f"--to {to} is no longer length: say 4x, or a number of tokens such as 512")
     return number

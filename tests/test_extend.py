@@ -63,8 +63,8 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
 def test_what_cannot_be_extended_is_refused(begin: Command, command: Command, folder: Path) -> None:
     assert begin("encoding=rope").code == 0
     for arguments, told in (
-        (("--to", "far"), "--to far is no length"),
-        (("--to", "1x"), "--to 1x is not longer"),
+        (("--to", "far"), "--to far is no longer length"),
+        (("--to", "1x"), "--to 1x is no longer length"),
         (("--to", "16"), "--to 16 is not longer than train.length=16"),
         (("--long",), "give --tokens"),
         (("--with", "t5"), "do not fit t5"),

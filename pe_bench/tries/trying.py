@@ -13,7 +13,7 @@ from typing import Literal
 from filelock import FileLock
 
 from pe_bench.config.compose import compose_config
-from pe_bench.config.overrides import quote
+from pe_bench.config.overrides import parse_override, quote
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import prepare, train
 from pe_bench.report.build import tables_of_rows
@@ -52,7 +52,7 @@ class Try:
     change_run: str
     baseline_run: str
     train_length: int
-    lengths: tuple[int, ...]
+    lengths: list[int]
     date: str
     seeds: int = 0
     answer: str = "unclear"
@@ -62,7 +62,7 @@ class Try:
     @property
     def question(self) -> tuple[object, ...]:
         """Return what tries are counted by."""
-        return self.kind, self.baseline_run, self.lengths
+        return self.kind, self.baseline_run, *self.lengths
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -94,18 +94,16 @@ class Outcome:
         tried, seen = self.tried, self.look
         seeds = f"{seen.seeds} {'seed' if seen.seeds == 1 else 'seeds'}"
         works_to, of_baseline = map(_in_words, self.works_to)
-        more = f"{abs(self.parameters):,} parameters {'fewer' if self.parameters < 0 else 'more'}"
         lines = [
             f"{tried.change} against {tried.baseline}: {seen.answer}, "
             f"after {seeds} ({tried.kind} {tried.number} against it)",
             f"  at {tried.train_length:,}, trained: {_of_length(seen, seen.at_training)}",
             f"  at {max(tried.lengths):,}, longest: {_of_length(seen, seen.at_longest)}",
             f"  works to {works_to} ({tried.baseline}: {of_baseline})",
-            f"  a step takes {self.time_ratio:.2f} times as long, with {more}",
+            f"  a step takes {self.time_ratio:.2f} times as long, with {self.parameters:,} parameters more",
         ]
         if seen.answer == "unclear":
-            needed = seeds_to_settle(seen)
-            settled = "no number of seeds would settle it"
+            needed, settled = seeds_to_settle(seen), "no number of seeds would settle it"
             if needed is not None:
                 minutes = max(1, math.ceil((needed - seen.seeds) * self.seconds / 60))
                 settled = f"about {needed - seen.seeds} more seeds would settle it: give --minutes {minutes}"
@@ -122,9 +120,8 @@ def read_tries(results_dir: Path) -> list[Try]:
     if not path.exists():
         return []
     try:
-        entries = json.loads(path.read_text())
-        return [Try(**{**entry, "lengths": tuple(entry["lengths"])}) for entry in entries]
-    except (ValueError, TypeError, KeyError) as error:
+        return [Try(**entry) for entry in json.loads(path.read_text())]
+    except (ValueError, TypeError) as error:
         way_out = "it counts tries, so mend it, or move it away to count from 1"
         raise UserError(f"{path} is damaged ({error}); {way_out}") from error
 
@@ -173,11 +170,10 @@ def try_change(
     """Do what `pe_bench.try_change` says. check: called before anything is written."""
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
-    for override in overrides:
-        key = override.split("=")[0].lstrip("+~")
+    for override in map(parse_override, overrides):
         message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
-        require(key not in ("seed", "eval.half"), message)
-        require(key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
+        require(override.key not in ("seed", "eval.half"), message)
+        require(override.key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
     kind: Kind = "confirm" if confirm else "try"
     results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
     numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
@@ -195,7 +191,7 @@ def try_change(
     tried = _keep(results, tried)
     earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
     pairs: list[tuple[Run, Run]] = []
-    took = [0.0]
+    took: list[float] = []
     while True:
         began = time.monotonic()
         of_baseline, of_change = (_run(of_seed(text, len(pairs)), search) for text in (against, change))
@@ -216,15 +212,11 @@ def try_change(
     confirmed = ("try", tried.change, tried.baseline, tried.lengths) if confirm else None
     kept = read_tries(results)
     confirms = (each for each in kept if confirmed == (each.kind, each.change, each.baseline, each.lengths))
-    return Outcome(
-        tried,
-        seen,
-        (_works_to([run for run, _ in pairs], results), _works_to([run for _, run in pairs], results)),
-        median(other.scored[0].tokens_per_second / run.scored[0].tokens_per_second for run, other in pairs),
-        pairs[0][0].scored[0].parameters - pairs[0][1].scored[0].parameters,
-        median(took[1:]),
-        next(confirms, None),
-    )
+    works_to = _works_to([run for run, _ in pairs], results), _works_to([run for _, run in pairs], results)
+    first = [(run.scored[0], other.scored[0]) for run, other in pairs]
+    time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first)
+    parameters = first[0][0].parameters - first[0][1].parameters
+    return Outcome(tried, seen, works_to, time_ratio, parameters, median(took), next(confirms, None))
 
 
 def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[Path]) -> Try:
@@ -236,7 +228,7 @@ def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[P
     require(lengths[-1] > train_length, message)
     runs = change.folder.name, baseline.folder.name
     require(runs[0] != runs[1], f"{change.label} is compared with itself: name another --against")
-    return Try(kind, 0, change.label, baseline.label, *runs, train_length, tuple(lengths), today())
+    return Try(kind, 0, change.label, baseline.label, *runs, train_length, lengths, today())
 
 
 def _run(overrides: Sequence[str], search: Sequence[Path]) -> Run:
@@ -254,14 +246,11 @@ def _difference(change: Run, baseline: Run, length: int) -> float:
         next(row for row in run.scored if row.length == length and row.slice == ALL)
         for run in (change, baseline)
     )
-    if one.target_hash != other.target_hash:
-        raise RunError(f"{change.name} and {baseline.name} were not scored on the same targets at {length}")
     if other.bits_per_byte is None:
-        why = other.reason or other.status
-        raise RunError(
-            f"the baseline {baseline.name} has no number at {length} tokens ({why}): "
-            "name another with --against, or shorter --lengths"
+        message = (
+            f"the baseline {baseline.name} has no number at {length} tokens ({other.reason or other.status})"
         )
+        raise RunError(f"{message}: name another with --against, or shorter --lengths")
     if one.bits_per_byte is None:
         return math.inf
     return one.bits_per_byte - other.bits_per_byte
