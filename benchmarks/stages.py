@@ -119,7 +119,7 @@ def watch_parts(clock: Clock) -> None:
     clock.around(Scorer, "score", lambda _, plan: f"scoring: {plan.length:>6,} {kind_of(plan)}")
     from pe_bench.cli import tables
 
-    clock.around(tables, "print_run", "table")
+    clock.around(tables, "print_scored", "table")
 
 
 def kind_of(plan: Any) -> str:

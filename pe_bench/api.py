@@ -38,15 +38,12 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     from pe_bench.config.compose import compose_config
     from pe_bench.config.overrides import overrides_of, parse_override
     from pe_bench.config.parse import warn_unused
-    from pe_bench.errors import require
     from pe_bench.runs.commands import called_with
     from pe_bench.system.signals import interruptible
     from pe_bench.values import listed
 
     texts = [*overrides, *(text for key, value in keys.items() for text in overrides_of(key, value))]
     search = [*map(Path, listed(config_dir))]
-    for folder in search:
-        require(folder.is_dir(), f"config_dir={folder} is not a folder: name the one with encoding/")
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)
         warn_unused([config], [parse_override(text).key for text in texts])

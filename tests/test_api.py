@@ -83,7 +83,7 @@ def test_keys_may_be_named_and_grouped(folder: Path) -> None:
         ([], {"sede": 3}, "did you mean 'seed'"),
         (["rope"], {}, "cannot be read: say encoding=rope"),
         ([], {"encoding": ["rope", "alibi"]}, "a run has one encoding"),
-        ([], {"encoding": "rope", "config_dir": "nowhere"}, "config_dir=nowhere is not a folder"),
+        ([], {"encoding": "rope", "config_dir": "nowhere"}, "config-dir nowhere is not a folder"),
     ],
 )
 def test_a_mistake_is_a_user_error_before_anything_is_written(

@@ -44,11 +44,7 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
     if runs or finished_runs(results_dir):
         tables = api.read_report(results_dir, runs, everything=False, numbers_only=True).tables
     entries, printed = bibliography(), [OWN.format(version=version("pe-bench"))]
-    for name, cited in dict.fromkeys(_cited(tables)):
-        if cited in entries:
-            printed.append(entries[cited])
-        else:
-            say(f"{name}: no BibTeX entry is known for {cited}")
+    printed += [entries[cited] for cited in _cited(tables)]
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
 
 
@@ -63,8 +59,8 @@ def bibliography() -> dict[str, str]:
     return entries
 
 
-def _cited(tables: "Sequence[Table]") -> Iterator[tuple[str, str]]:
-    """Yield the encodings that lines were trained or scored with, and the data, with their papers."""
+def _cited(tables: "Sequence[Table]") -> Iterator[str]:
+    """Yield the papers of the encodings that lines were trained or scored with, and of the data."""
     from pe_bench.config.groups import names_in, paper
     from pe_bench.inspection.catalogue import catalogue
 
@@ -73,10 +69,10 @@ def _cited(tables: "Sequence[Table]") -> Iterator[tuple[str, str]]:
     words = {word for label in labels for word in re.split(r"[\s+,=]+", label)}
     for record in catalogue() if words else ():
         if record["encoding"] in words:
-            yield record["encoding"], record["paper"]
+            yield record["paper"]
     for data in {table.key.data for table in tables} & {*names_in("data")}:
         if cited := paper(data, "data"):
-            yield data, cited
+            yield cited
 
 
 @command("export")

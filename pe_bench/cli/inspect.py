@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +55,11 @@ def check(
     names, overrides = split_arguments(arguments)
     require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
-    for text in overrides:
-        override = parse_override(text)
+    for override in map(parse_override, overrides):
         is_option = "." not in override.key or override.section == "encoding"
-        message = f"check uses its own model: leave out {text}, which is not an option of an encoding"
-        require(is_option, message)
+        require(
+            is_option, f"check uses its own model: leave out {override}, which is no option of an encoding"
+        )
     every = names_in("encoding", config_dir) if everything else []
     print_checks(check_each([*every, *arguments], config_dir), verbose=verbose, as_json=as_json)
 
@@ -70,8 +70,6 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Re
     from pe_bench.inspection.check.case import find_cases
 
     cases = find_cases(arguments, search)
-    for case in cases:
-        _tell_examples("checked", case.name, case.examples)
     results: dict[str, Results] = {case.name: {} for case in cases}
     with progress_bar("check", len(cases) * len(PROPERTIES)) as bar:
         for case in cases:
@@ -85,16 +83,7 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
     """Print counts and what failed. Raises `RunError` where a property fails."""
     states = [finding.state for result in results.values() for finding in result.values()]
     if as_json:
-        findings = {
-            name: [
-                {"property": prop.name, "means": prop.means, "look": prop.look, **finding._asdict()}
-                for prop, finding in result.items()
-            ]
-            for name, result in results.items()
-        }
-        print_data(
-            "check", encodings=[{"encoding": name, "findings": each} for name, each in findings.items()]
-        )
+        print_data("check", encodings=[_data(name, result) for name, result in results.items()])
     else:
         from pe_bench.cli.tables import print_grids
 
@@ -103,6 +92,14 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
         raise RunError(f"{states.count('fails')} of {len(states)} checks failed")
     if not as_json:
         write_out(f"\n{len(states) - states.count('not claimed')} checks hold, none fails\n")
+
+
+def _data(name: str, result: Results) -> dict[str, Any]:
+    findings = [
+        {"property": prop.name, "means": prop.means, "look": prop.look, **finding._asdict()}
+        for prop, finding in result.items()
+    ]
+    return {"encoding": name, "findings": findings}
 
 
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
@@ -133,11 +130,6 @@ def _explain(prop: "Property", finding: "Finding", verbose: bool) -> str:
         return sign + ": ".join(filter(None, (prop.means, finding.measured)))
     look = "; ".join(filter(None, (", ".join(finding.lines), prop.look)))
     return f"{sign}{finding.measured}\nmust hold: {prop.means}\nlook at: {look}"
-
-
-def _tell_examples(done: str, name: str, examples: Mapping[str, Any]) -> None:
-    for option, value in examples.items():
-        say(f"{name} has no default for {option}: {done} with {option}={value}, an example")
 
 
 @command("show")
@@ -186,8 +178,6 @@ def _show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequenc
         require_writable("--plot", plot)
         picture_format(plot)
     subjects = resolve(arguments, search)
-    for subject in subjects:
-        _tell_examples("shown", subject.name, subject.examples)
     from pe_bench.inspection import picture
     from pe_bench.inspection.page import page
     from pe_bench.model.checks import user_code_errors
@@ -225,19 +215,16 @@ def speed(
       pe-bench speed lm_infinite encoding.window=64 threads=1
       pe-bench speed my.py:MyEncoding
     """
-    from pe_bench.inspection.resolve import resolve_timed, split_arguments
+    from pe_bench.inspection.resolve import resolve_timed
     from pe_bench.system.files import check_folder
 
     sizes = sorted(set(parse_lengths(lengths)))
     require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")
     setting, subjects = resolve_timed(arguments, config_dir)
     for subject in subjects:
-        _tell_examples("timed", subject.name, subject.examples)
         _ = subject.encoding  # which raises where it cannot be built
     config = subjects[0].config
     file = check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
-    if not split_arguments(arguments)[0]:
-        say(f"no encoding is named: timing all {len(subjects)}; Ctrl-C stops and keeps what is done")
     from pe_bench.cli.tables import print_grids
     from pe_bench.inspection.speed import FACTS, Bench, grid_of, texts_of, write_rows
     from pe_bench.system.machine import environment, resolve_device, set_threads

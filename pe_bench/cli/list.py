@@ -16,8 +16,7 @@ from pe_bench.values import unknown
 Record = Mapping[str, Any]
 MAX_LENGTHS = 3  # how many lengths of a run are shown by name
 ABOUT_STUDIES = (
-    "minutes: an estimate for two cores, and of gpu for one GPU; --quick takes a few.\n"
-    "Start one: pe-bench reproduce STUDY"
+    "minutes: an estimate for two cores, and of gpu for one GPU. Start one: pe-bench reproduce STUDY"
 )
 
 
@@ -112,18 +111,12 @@ def names_of(record: Record) -> str:
 
 def _runs(results_dir: Path) -> Listing:
     """Raises `UserError` where there is none, finished or not."""
-    from pe_bench.runs.gather import require_results_folder, runs_folder, states_of_runs
+    from pe_bench.runs.gather import states_of_runs
 
-    require_results_folder(results_dir)
     states = list(states_of_runs(results_dir))
-    message = f"no run in {runs_folder(results_dir)}: make one with `pe-bench train encoding=rope`"
+    message = f"no run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
     require(bool(states), message)
-    columns = {
-        **_fields("run", "encoding", "state", "steps"),
-        "of": itemgetter("total"),
-        "loss": itemgetter("loss"),
-        "lengths\nscored": _lengths,
-    }
+    columns = _fields("run", "encoding", "state", "steps", "total", "loss") | {"lengths\nscored": _lengths}
     # The problems have no room in the table.
     problems = [f"{state.run}: {state.problem}" for state in states if state.problem]
     return Listing([*map(asdict, states)], columns, problems)
@@ -145,9 +138,4 @@ def _studies(results_dir: Path) -> Listing:
         done = study.runs if study.picture(results_dir).exists() else 0
         facts = {"study": study.name, "minutes": study.minutes, "done": done}
         records.append(facts | {"runs": study.runs, "question": study.question})
-    columns = {
-        **_fields("study", "minutes"),
-        "runs done": lambda record: f"{record['done']} of {record['runs']}",
-        **_fields("question"),
-    }
-    return Listing(records, columns, [ABOUT_STUDIES])
+    return Listing(records, _fields("study", "minutes", "runs", "done", "question"), [ABOUT_STUDIES])

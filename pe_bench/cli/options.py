@@ -118,16 +118,10 @@ def _kind(annotation: Any) -> Any:
 
 
 def _checked(key: str, value: Any) -> Any:
-    """Return an option's value. Raises `UserError` for a folder that cannot be one."""
-    from pe_bench.errors import require
+    """Return an option's value. Raises `UserError` for a folder of results that cannot be one."""
     from pe_bench.system.files import check_folder
-    from pe_bench.values import listed
 
-    if key == "results_dir":
-        return check_folder(value, "--results-dir")
-    for folder in listed(value) if key == "config_dir" else ():
-        require(Path(folder).is_dir(), f"--config-dir {folder} is not a folder: name the one with encoding/")
-    return value
+    return check_folder(value, "--results-dir") if key == "results_dir" else value
 
 
 def _show_version(value: bool) -> None:

@@ -1,6 +1,6 @@
 """The `report` command: tables of finished runs, to the terminal and to files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,12 +77,12 @@ def report(
         require(bool(results.probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
     else:
         api.require_levels(results)
-    texts = _texts(results, details=details, probe=probe)
+    text_of = partial(_text, results, details=details, probe=probe)
     if as_json:
         names = ("tables", "probes", "problems", "others")
         print_data("report", **{name: getattr(results, name) for name in names})
     elif printed:
-        write_out(texts[printed]())
+        write_out(text_of(printed))
     else:
         _show(results, details=details, probe=probe)
     for option, path in paths.items():
@@ -91,7 +91,7 @@ def report(
 
             plot_tables(results.tables, path, view)
         else:
-            write_text(path, texts[option]())
+            write_text(path, text_of(option))
         say(f"wrote {path}")
 
 
@@ -134,24 +134,19 @@ def _show(report: "Report", *, details: bool, probe: bool) -> None:
         write_out(f"other tables: {report.others}, shown by --all\n")
 
 
-def _texts(report: "Report", *, details: bool, probe: bool) -> Mapping[str, Callable[[], str]]:
-    """Return what makes the text of each option that writes one."""
+def _text(report: "Report", option: str, *, details: bool, probe: bool) -> str:
+    """Return what an option prints or writes."""
     from pe_bench.report.columns import to_csv, to_latex, to_markdown
     from pe_bench.report.probes import probes_to_markdown
 
     tables = report.tables
-
-    def page() -> str:
+    if option == "--html":
         from pe_bench.report.page import to_html
 
         runs = {run for table in tables for line in table.lines for run in line.runs}
         return to_html(tables, report.probes, {run: report.folder_of(run).losses for run in runs})
-
-    return {
-        "--csv": partial(to_csv, tables),
-        "--latex": partial(to_latex, tables, details=details),
-        "--markdown": partial(probes_to_markdown, report.probes)
-        if probe
-        else partial(to_markdown, tables, details=details),
-        "--html": page,
-    }
+    if probe:
+        return probes_to_markdown(report.probes)
+    if option == "--csv":
+        return to_csv(tables)
+    return (to_latex if option == "--latex" else to_markdown)(tables, details=details)

@@ -64,11 +64,6 @@ def reproduce(
     text = text if text == STDLIB else str(Path(text).absolute())
     study = replace(read_study(names[0], config_dir), text=text)
     study = study.quick() if quick else study
-    if study.needs_gpu:
-        import torch
-
-        message = f"the study {study.name} needs a GPU, and PyTorch finds none: --quick is its toy size"
-        require(torch.cuda.is_available(), f"{message} for a processor")
     _report(StudyRuns(study, machine, results_dir), write_table)
 
 
@@ -76,11 +71,9 @@ def _check_machine(text: str) -> None:
     from pe_bench.config.overrides import parse_override
     from pe_bench.studies.runs import MACHINE_KEYS
 
-    key = parse_override(text).key
-    keys = f"reproduce takes {', '.join(MACHINE_KEYS)} and Hydra's keys alone"
-    way = "put a changed copy of its file into FOLDER/study, and say --config-dir FOLDER"
+    key, keys = parse_override(text).key, ", ".join(MACHINE_KEYS)
     is_of_machine = re.split("[./]", key)[0] == "hydra" or key in MACHINE_KEYS
-    require(is_of_machine, f"{text} would change the study, and {keys}: {way}")
+    require(is_of_machine, f"{text} would change the study: reproduce takes {keys} and Hydra's keys alone")
 
 
 def _report(runs: "StudyRuns", write_table: bool) -> None:

@@ -43,7 +43,7 @@ def evaluate(
       pe-bench eval hf:FOLDER data=files data.path=texts --lengths 4096 --with yarn
       pe-bench eval hf:A hf:B data.path=texts --lengths 4096 --baseline hf:A
     """
-    from pe_bench.cli.tables import print_scored
+    from pe_bench.cli.tables import print_scored, scored_alone, scored_together
     from pe_bench.runs.find import is_checkpoint
     from pe_bench.sweep.show import SweepTable
 
@@ -54,9 +54,9 @@ def evaluate(
     alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
     compared = [run.path for run in scored if run not in alone]
     hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
-    together = [SweepTable(compared, list(hashes), None)] if compared else []
     by = ("model",) if sum(map(is_checkpoint, runs)) > 1 else ()
-    print_scored("eval", alone, together, failures, as_json=as_json, by=by, baseline=baseline)
+    together = scored_together(SweepTable(compared, list(hashes), None), by=by, baseline=baseline)
+    print_scored("eval", [*map(scored_alone, alone), *together], failures, as_json=as_json)
     _raise_failures(failures)
 
 
@@ -87,9 +87,9 @@ def probe(
     """
     scored, failures = _score(runs, where, everything, options)
     if options["task"] is not None:
-        from pe_bench.cli.tables import print_scored
+        from pe_bench.cli.tables import print_scored, scored_alone
 
-        print_scored("probe", scored, [], failures, as_json=as_json)
+        print_scored("probe", map(scored_alone, scored), failures, as_json=as_json)
     elif scored:
         _print_probes(scored, failures, options["results_dir"], as_json=as_json)
     _raise_failures(failures)

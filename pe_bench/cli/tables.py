@@ -1,11 +1,10 @@
 """The tables that commands print: of runs that were just scored, and plain ones of names and facts."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pe_bench.cli.data import print_runs
 from pe_bench.report.build import build_tables, run_tables
@@ -27,59 +26,45 @@ Fact = str | int | float | None
 MAX_NAMES = 4  # of encodings, in a command to type
 
 
-def print_scored(
-    command: str,
-    alone: "Sequence[Run]",
-    together: "Sequence[SweepTable]",
-    failures: Iterable[str],
-    *,
-    as_json: bool,
-    **choice: Any,
-) -> None:
-    """Print the tables of runs, or their data, and where the runs are.
+class Scored(NamedTuple):
+    """Runs in one folder that were just scored, and their tables."""
 
-    alone: runs that have tables of their own. together: runs that share tables. choice: fields of `Selection`
-    for the shared tables.
-    """
-    runs = list(dict.fromkeys(run for part in together for run in part.runs))
-    shared = {
-        results_dir: [table for part in together for table in _shared_tables(part, results_dir, **choice)]
-        for results_dir in dict.fromkeys(run.parent.parent for run in runs)
-    }
-    if as_json:
-        tables = chain(*map(_tables_of_run, alone), *shared.values())
-        print_runs(command, [*(run.path for run in alone), *runs], failures, tables=tables)
-        return
-    for run in alone:
-        print_run(run)
-    for results_dir, tables in shared.items():
-        _print_tables(tables, [run for run in runs if run.parent.parent == results_dir])
+    tables: list[Table]
+    runs: Sequence[Path]
 
 
-def print_run(run: "Run") -> None:
-    """Print the table of one run in any folder, and where it is; several if its rows cannot be compared."""
-    _print_tables(_tables_of_run(run), [run.path])
+def scored_alone(run: "Run") -> Scored:
+    """Return a run with its table, or with several if its rows cannot be compared."""
+    return Scored(run_tables(run.scored, run.path, run.margin, run.lengths), [run.path])
 
 
-def _tables_of_run(run: "Run") -> list[Table]:
-    return run_tables(run.scored, run.path, run.margin, run.lengths)
-
-
-def _shared_tables(part: "SweepTable", results_dir: Path, **choice: Any) -> list[Table]:
-    names = [run.name for run in part.runs if run.parent.parent == results_dir]
+def scored_together(part: "SweepTable", **choice: Any) -> Iterator[Scored]:
+    """Yield the runs of each folder of results with their tables. choice: fields of `Selection`."""
     where = (Condition("target_hash", "=", tuple(part.target_hashes)),) if part.target_hashes else ()
     selection = Selection(where=where, margin=part.margin, **choice)
-    return build_tables(results_dir, names, selection=selection) if names else []
+    for folder in dict.fromkeys(run.parent for run in part.runs):
+        runs = [run for run in part.runs if run.parent == folder]
+        yield Scored(build_tables(folder.parent, [run.name for run in runs], selection=selection), runs)
 
 
-def _print_tables(tables: Sequence[Table], runs: Sequence[Path]) -> None:
-    """Print tables of runs in one folder, where these are, and how to see more about them and to compare."""
-    folder = runs[0].parent
+def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str], *, as_json: bool) -> None:
+    """Print the tables of runs, or their data, and where the runs are."""
+    parts = list(parts)
+    if as_json:
+        runs = dict.fromkeys(run for part in parts for run in part.runs)
+        print_runs(command, runs, failures, tables=[table for part in parts for table in part.tables])
+        return
+    for part in parts:
+        _print_part(part)
+
+
+def _print_part(part: Scored) -> None:
+    runs, folder = part.runs, part.runs[0].parent
     option, is_in_results = results_option(folder.parent), folder.name == "runs"
     encodings = sorted({encoding_in(run.name) for run in runs})
-    names = [run.name for run in runs] if len(runs) == 1 else encodings if len(encodings) <= MAX_NAMES else []
+    names = [runs[0].name] if len(runs) == 1 else encodings if len(encodings) <= MAX_NAMES else []
     command = f"pe-bench report{option} {shlex.join([*names, '--details'])}"
-    show_tables(tables, hint=f"95 % intervals, controls, speed: {command}" if is_in_results else "")
+    show_tables(part.tables, hint=f"95 % intervals, controls, speed: {command}" if is_in_results else "")
     say(f"the run: {runs[0]}" if len(runs) == 1 else f"the runs: {folder}")
     if is_in_results:
         say(f"all rows: {results_file(folder.parent)}   compare: pe-bench report{option}")

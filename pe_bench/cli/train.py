@@ -56,22 +56,23 @@ def train(
         _train_many(overrides, config_dir, as_json=as_json)
     else:
         run = api.train(*overrides, config_dir=config_dir)
-        from pe_bench.cli.tables import print_scored
+        from pe_bench.cli.tables import print_scored, scored_alone
 
-        print_scored("train", [run], [], [run.failure], as_json=as_json)
+        print_scored("train", [scored_alone(run)], [run.failure], as_json=as_json)
         if run.failure:
             raise RunError(run.failure)
 
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
-    from pe_bench.cli.tables import print_scored
+    from pe_bench.cli.tables import print_scored, scored_together
     from pe_bench.sweep.run import launch
     from pe_bench.system.signals import world_size
 
     require(world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N")
     summary = launch(overrides, search)
     failures = [f"{state.label}: {state.text}" for state in summary.failed]
-    print_scored("train", [], summary.tables, failures, as_json=as_json)
+    parts = (scored for table in summary.tables for scored in scored_together(table))
+    print_scored("train", parts, failures, as_json=as_json)
     summary.end()
 
 

@@ -85,6 +85,7 @@ def _hydra(search: Sequence[Path]) -> Iterator[Any]:
     version.setbase("1.3")
     path = create_config_search_path(str(config_dir()))
     for folder in search:
+        require(folder.is_dir(), f"--config-dir {folder} is not a folder: name the one with encoding/")
         path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery(provider="schema"))
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()

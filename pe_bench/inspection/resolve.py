@@ -13,6 +13,7 @@ from pe_bench.config.overrides import Override, in_full, parse_override, unknown
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
 from pe_bench.errors import require
+from pe_bench.system.terminal import say
 from pe_bench.values import close_to
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class ResolvedEncoding:
     def with_examples(self) -> "ResolvedEncoding":
         values, typed = self.spec.with_examples().values, self.config.encoding
         examples = {option: value for option, value in values.items() if typed.get(option, {}) != value}
+        for option, value in examples.items():
+            say(f"{self.name} has no default for {option}: {option}={value} is taken, an example")
         return replace(self, config=replace(self.config, encoding=values), examples=examples)
 
 

@@ -123,7 +123,6 @@ class Study:
     overrides: list[str] = field(default_factory=list)
     quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
-    needs_gpu: bool = False
     name: str = ""
     path: Path = Path()
     size: str = "full"
@@ -147,7 +146,7 @@ class Study:
     def quick(self) -> "Study":
         """Return its toy size, for any machine."""
         seeds = min(self.seeds, QUICK_SEEDS)
-        return replace(self, size="quick", length=QUICK_LENGTH, seeds=seeds, needs_gpu=False)
+        return replace(self, size="quick", length=QUICK_LENGTH, seeds=seeds)
 
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})

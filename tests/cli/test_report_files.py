@@ -11,7 +11,7 @@ import pytest
 from support.commands import Command
 from support.results import add_run, edit_rows
 
-from pe_bench.cli.tables import print_run
+from pe_bench.cli.tables import print_scored, scored_alone
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.runs.folder import write_config
@@ -116,10 +116,10 @@ def test_a_run_is_reported_by_its_path_and_by_what_tables_call_its_encoding(
 def test_a_run_is_printed_with_where_it_and_all_rows_are(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
+    print_scored("train", [scored_alone(Run(run, read_rows(run / "eval.csv"), 0.01))], [], as_json=False)
     results, printed = run.parents[1], capsys.readouterr()
     assert f"the run: {run}\n" in printed.err and f"all rows: {results / 'results.csv'}" in printed.err
     assert f"pe-bench report --results-dir {results}\n" in printed.err
     run = run.rename(tmp_path / "elsewhere")
-    print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
+    print_scored("train", [scored_alone(Run(run, read_rows(run / "eval.csv"), 0.01))], [], as_json=False)
     assert capsys.readouterr().err == f"the run: {run}\n"

@@ -139,7 +139,7 @@ def test_what_cannot_be_measured_is_a_row_and_options_files_and_modifiers_make_e
     rows = {(one["encoding"].partition("@")[0], one["length"]): one for one in written()}
     labels = ["nope", "learned+logn", "RootBias+logn", "rope+logn base=500.0"]
     assert [name for name, length in rows if length == "16"][:4] == labels
-    assert "longrope has no default for long_factors: timed with long_factors=" in outcome.err
+    assert "longrope has no default for long_factors: long_factors=" in outcome.err
     undefined, failed = rows["learned+logn", "32"], rows["RootBias+logn", "32"]
     assert undefined["status"] == "undefined" and "max_position=16" in undefined["reason"]
     assert failed["status"] == "failed" and failed["reason"].endswith("mine.py:9: IndexError: too many")

@@ -11,7 +11,7 @@ import pytest
 from support.commands import Command
 from support.results import add_run
 
-from pe_bench.cli.tables import print_run
+from pe_bench.cli.tables import print_scored, scored_alone
 from pe_bench.runs.rows import COLUMNS, read_rows
 from pe_bench.scored import Run
 
@@ -127,7 +127,7 @@ def test_a_changed_cell_of_a_run_makes_two_tables_and_no_traceback(
 ) -> None:
     run = add_run(tmp_path, "rope", LEVELS)
     set_cells(run, (column,), text, slice(1, 2))
-    print_run(Run(run, read_rows(run / "eval.csv"), 0.01))
+    print_scored("train", [scored_alone(Run(run, read_rows(run / "eval.csv"), 0.01))], [], as_json=False)
     assert (
         f"they differ in {column.replace('_', ' ')}" in " ".join(capsys.readouterr().out.split())
         or column == "setting"

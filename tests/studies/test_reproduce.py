@@ -145,7 +145,7 @@ def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
         (["alibi", "kerple"], "one study at a time: alibi, kerple"),
         (["alibi", "train.lr=3"], "train.lr=3 would change the study"),
         (["alibi", "--text", "nowhere"], "--text nowhere is neither stdlib nor a folder"),
-        (["gpu"], "the study gpu needs a GPU"),
+        (["gpu"], "device=cuda was not found"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_is_written(
