@@ -22,7 +22,6 @@ def test_a_run_is_probed_shown_again_and_drawn(begin: Command, command: Command,
     assert outcome.code == 0, outcome.err
     assert "without  verdict" in outcome.out
     assert "6 windows at each depth: 0 %, 100 %" in " ".join(outcome.out.split())
-    assert "nope: probe, length 128 scored" in outcome.err
     rows = list(csv.DictReader(io.StringIO(Path("../results/results.csv").read_text())))
     probed = [row for row in rows if row["protocol"] == "probe"]
     assert {(row["control"], row["depth"]) for row in probed} == {

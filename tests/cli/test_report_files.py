@@ -47,26 +47,20 @@ def listed(command: Command) -> dict[str, dict[str, Any]]:
     return {row["run"]: row for row in json.loads(outcome.out)["rows"]}
 
 
-def test_a_dash_prints_the_lengths_that_are_named_with_verdicts_by_the_margin(
-    command: Command, run: Path
-) -> None:
+def test_a_report_prints_and_draws_what_its_options_name(command: Command, run: Path) -> None:
     assert [row["length"] for row in rows_of(command)] == ["64", "128", "256"]
     assert [row["length"] for row in rows_of(command, "--lengths", "64")] == ["64", "128"]
     assert rows_of(command)[-1]["verdict"] == "degrades"
     assert rows_of(command, "--margin", "0.2")[-1]["verdict"] == "holds"
-
-
-def test_a_picture_shows_changes_where_an_option_asks_for_them(command: Command, run: Path) -> None:
     picture, files = Path("a.svg"), ["--plot", "a.svg", "--html", "page.html"]
-    assert command("report", *files, "--plot-of", "change").code == 0
-    assert "change against 128" in picture.read_text()
-    outcome = command("report", *files)
-    assert outcome.code == 0 and "rope" in outcome.out and "--details" in outcome.out
-    assert "change against 128" not in picture.read_text()
+    for options, is_change in (["--plot-of", "change"], True), ([], False):
+        outcome = command("report", *files, *options)
+        assert outcome.code == 0 and "rope" in outcome.out and "--details" in outcome.out
+        assert ("change against 128" in picture.read_text()) == is_change
     assert "--details" not in command("report", "--details").out
 
 
-@pytest.mark.parametrize("result", ["{", "{}", "[]", '{"steps": 8, "loss": null}', "\udcff"])
+@pytest.mark.parametrize("result", ["{", "{}", "[]", "\udcff"])
 def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command: Command, run: Path, result: str) -> None:
     bad = as_finished(add_run(run.parents[1], "alibi", LEVELS))
     (bad / "result.json").write_text(result, errors="surrogateescape")
@@ -79,47 +73,43 @@ def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command: Command, ru
     assert shown == [run.name, "rope", "finished", "250", "250", "1.250", "64,", "128,", "256"]
 
 
-def test_a_run_that_is_not_finished_is_listed_with_what_it_has_so_far(command: Command, run: Path) -> None:
+def test_runs_are_listed_with_what_they_have_and_what_tables_call_their_encoding(
+    command: Command, run: Path
+) -> None:
+    label, levels = "learned max_position=128", {64: 3.1, 128: 3.0, 256: None}
+    learned = as_finished(add_run(run.parents[1], "learned", levels, scored_with="learned", code="1"))
+    edit_rows(learned, lambda row: replace(row, encoding=label, scored_with=label))
     (run / "result.json").unlink()
     for step, loss in ((4, 2.5), (6, 1.5)):
         newest = run / "checkpoints" / f"step-{step:08d}"
         newest.mkdir(parents=True)
         (newest / "meta.json").write_text(json.dumps({"step": step, "loss": loss}))
-    state = listed(command)[run.name]
-    facts = [state[name] for name in ("state", "steps", "total", "loss", "lengths")]
-    assert facts == ["not finished", 6, 250, 1.5, [64, 128, 256]]
-
-
-def test_runs_are_listed_with_what_tables_call_their_encoding_and_the_lengths_that_have_a_number(
-    command: Command, run: Path
-) -> None:
-    label = "learned max_position=128"
-    levels = {64: 3.1, 128: 3.0, 256: None}
-    learned = as_finished(add_run(run.parents[1], "learned", levels, scored_with="learned", code="1"))
-    edit_rows(learned, lambda row: replace(row, encoding=label, scored_with=label))
-    state = listed(command)[learned.name]
-    assert (state["encoding"], state["lengths"]) == (label, [64, 128])
+    states = listed(command)
+    assert (states[learned.name]["encoding"], states[learned.name]["lengths"]) == (label, [64, 128])
+    facts = [states[run.name][name] for name in ("state", "steps", "total", "loss")]
+    assert facts == ["not finished", 6, 250, 1.5]
 
 
 def test_a_run_is_reported_by_its_path_and_by_what_tables_call_its_encoding(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, run: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = add_run(tmp_path / "results", "root", LEVELS)
-    (run / "config.yaml").write_text("seed: 0\n")
-    (run / "result.json").write_text('{"encoding": "root@0cba s=0.25"}')
-    edit_rows(run, lambda row: replace(row, encoding="root@0cba s=0.25", scored_with="root@0cba s=0.25"))
-    for argument in (str(run), f"{run}/", "root@0cba", "root@0cba s=0.25"):
-        assert {row["encoding"] for row in rows_of(command, argument)} == {"root@0cba s=0.25"}
+    label = "root@0cba s=0.25"
+    (run / "result.json").write_text(json.dumps({"encoding": label}))
+    edit_rows(run, lambda row: replace(row, encoding=label, scored_with=label))
+    for argument in (str(run), f"{run}/", "root@0cba", label):
+        assert {row["encoding"] for row in rows_of(command, argument)} == {label}
 
 
 def test_a_run_is_printed_with_where_it_and_all_rows_are(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    print_scored("train", [scored_alone(Run(run, read_rows(run / "eval.csv"), 0.01))], [], as_json=False)
-    results, printed = run.parents[1], capsys.readouterr()
-    assert f"the run: {run}\n" in printed.err and f"all rows: {results / 'results.csv'}" in printed.err
-    assert f"pe-bench report --results-dir {results}\n" in printed.err
+    def printed(path: Path) -> str:
+        scored = scored_alone(Run(path, read_rows(path / "eval.csv"), 0.01))
+        print_scored("train", [scored], [], as_json=False)
+        return capsys.readouterr().err
+
+    results, told = run.parents[1], printed(run)
+    assert f"the run: {run}\n" in told and f"all rows: {results / 'results.csv'}" in told
+    assert f"pe-bench report --results-dir {results}\n" in told
     run = run.rename(tmp_path / "elsewhere")
-    print_scored("train", [scored_alone(Run(run, read_rows(run / "eval.csv"), 0.01))], [], as_json=False)
-    assert capsys.readouterr().err == f"the run: {run}\n"
+    assert printed(run) == f"the run: {run}\n"

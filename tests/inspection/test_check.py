@@ -78,7 +78,7 @@ def test_a_failure_says_by_how_much_and_where_to_look_and_verbose_shows_every_pr
         ([], "name an encoding, a file.py:Class, or say --all"),
         (["--all", "rope"], "--all checks every encoding: leave out rope, or --all"),
         (["rope", "base=-1"], "encoding.base must be a number above 1, not -1"),
-        (["rope", "model.d_head=16"], "leave out model.d_head=16, which is not an option of an encoding"),
+        (["rope", "model.d_head=16"], "leave out model.d_head=16, which is no option of an encoding"),
         (["alibi", "n_heads=8"], "unknown key 'n_heads': did you mean 'model.n_heads'?"),
         (["gone.py:Gone"], "the encoding's file gone.py was not found"),
         ([f"{FILE}:nn"], "derives from LayerEncoding or PositionalEncoding"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import pe_bench.model.attention
 from pe_bench.inspection import speed
