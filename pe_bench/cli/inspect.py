@@ -201,7 +201,7 @@ def speed(
     as_json: bool = False,
     config_dir: Sequence[Path] = (),
 ) -> None:
-    """Measure time and memory of encodings in scoring, relative to nope.
+    """Measure time and memory of encodings, relative to nope.
 
     Prints a table, and adds rows to RESULTS_DIR/speed.csv.
 

@@ -138,4 +138,4 @@ def _studies(results_dir: Path) -> Listing:
         done = study.runs if study.picture(results_dir).exists() else 0
         facts = {"study": study.name, "minutes": study.minutes, "done": done}
         records.append(facts | {"runs": study.runs, "question": study.question})
-    return Listing(records, _fields("study", "minutes", "runs", "done", "question"), [ABOUT_STUDIES])
+    return Listing(records, _fields("study", "minutes", "done", "runs", "question"), [ABOUT_STUDIES])

@@ -37,7 +37,7 @@ train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not over
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
 train --config-dir /nowhere -> --config-dir /nowhere is not a folder
 train encoding=local_global 'encoding.global={name: rope, modifiers: [logn]}' -> must be a mapping
-train 'train.from="encoding=rope"' -> train.from=encoding=rope: no scored run
+train 'train.from="encoding=rope"' -> no scored run
 train train.from=elsewhere -> no finished run 'elsewhere'
 train experiment=drope -> give train.from=RUN
 train model.n_kv_heads=3 -> n_heads=4 is not divisible by model.n_kv_heads=3
@@ -79,7 +79,7 @@ speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is
 """
 # The same where a run of rope is finished.
 OF_A_RUN = r"""
-eval --where length=48 -> --where length chooses scores, and this command chooses runs: say --lengths
+eval --where length=48 -> --where length chooses scores, and this command chooses runs: leave
 eval --where seed=7 -> no run meets --where seed=7
 eval --where train.lrr=1 -> did you mean 'train.lr'?
 eval --where 'seed<<3' -> needs a number
@@ -141,4 +141,4 @@ def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, fol
         assert outcome.code == code and message in outcome.line
     (run / "result.json").unlink()
     outcome = command("eval", run.name, *results)
-    assert outcome.code == 2 and "is not finished" in outcome.line
+    assert outcome.code == 2 and "no finished run" in outcome.line
