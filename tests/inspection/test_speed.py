@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import pe_bench.model.attention
 from pe_bench.inspection import speed
