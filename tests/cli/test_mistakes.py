@@ -79,11 +79,11 @@ speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is
 """
 # The same where a run of rope is finished.
 OF_A_RUN = r"""
-eval --where length=48 -> --where length chooses scores, and this command chooses runs: leave
-eval --where seed=7 -> no run meets --where seed=7
+eval --where length=48 -> chooses
+eval --where seed=7 -> no run meets
 eval --where train.lrr=1 -> did you mean 'train.lr'?
 eval --where 'seed<<3' -> needs a number
-eval seed=0 -> 'seed=0' is no run: say --where seed=0
+eval seed=0 -> say --where seed=0
 eval yarn -> no finished run 'yarn'
 report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
 probe --lengths 64 -> of at least 128, not [64]
