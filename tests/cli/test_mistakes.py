@@ -83,7 +83,6 @@ eval --where length=48 -> chooses
 eval --where seed=7 -> no run meets
 eval --where train.lrr=1 -> did you mean 'train.lr'?
 eval --where 'seed<<3' -> needs a number
-eval seed=0 -> say --where seed=0
 eval yarn -> no finished run 'yarn'
 report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
 probe --lengths 64 -> of at least 128, not [64]
