@@ -22,85 +22,75 @@ from pe_bench.model.attention.reference import project
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
 
 HEADS, WIDTH, TOKENS = 2, 4, 7
+POSITION = torch.arange(TOKENS)
 MODULE = "pe_bench.encodings."
 ROPE = {"name": "rope", "class": f"{MODULE}rotary.rope:RoPE", "d_head": WIDTH}
 SHAW = {"name": "shaw", "class": f"{MODULE}relative.shaw:Shaw", "d_head": WIDTH}
 LEARNED = {"name": "learned", "class": f"{MODULE}inputs.learned:Learned", "d_model": 8, "max_position": 16}
 STICK = {"name": "stick_breaking", "class": f"{MODULE}content.stick_breaking:StickBreaking"}
+SINK = {"class": f"{MODULE}logits.sink:Sink", "n_heads": HEADS}
 LOGN = {"class": f"{MODULE}logits.logn:LogN", "train_length": 3}
 WINDOW = {"class": f"{MODULE}masks.sliding_window:SlidingWindow", "window": 3}
 RANDOM = {"class": f"{MODULE}ids.randomized:Randomized", "max_position": 40}
 
-
-def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, TOKENS, HEADS * WIDTH, generator=generator, dtype=torch.float64)
-    q, k, v = torch.randn(3, 1, HEADS, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
-    return x, q, k, v
+generator = torch.Generator().manual_seed(0)
+X = torch.randn(1, TOKENS, HEADS * WIDTH, generator=generator, dtype=torch.float64)
+Q, K, V = torch.randn(3, 1, HEADS, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
 
 
-def both_sides() -> tuple[Side, Side]:
-    x, q, k, _ = inputs()
-    return project(NoPE(), x, q, k, torch.arange(TOKENS))
+class Scaled(LayerEncoding):
+    """Scales and moves queries and keys, and adds 1 to the logits."""
+
+    def __init__(self, factor: float, offset: float):
+        super().__init__()
+        self.factor, self.offset = factor, offset
+
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        return self.factor * queries.x + self.offset, self.factor * keys.x + self.offset
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        return scores + 1
 
 
-def test_transforms_chain_in_order() -> None:
-    class Scaled(LayerEncoding):
-        def __init__(self, factor: float, offset: float):
-            super().__init__()
-            self.factor, self.offset = factor, offset
-
-        def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-            return self.factor * queries.x + self.offset, self.factor * keys.x + self.offset
-
-    _, q, k, _ = inputs()
-    turned = turned_sides(Stack([Scaled(2, 1), Scaled(3, 0)]), q, k, *2 * [torch.arange(TOKENS)])
-    assert torch.equal(turned[0], 3 * (2 * q + 1)) and torch.equal(turned[1], 3 * (2 * k + 1))
+class Uniform(LayerEncoding):
+    def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
+        return visible / visible.sum(-1, keepdim=True)
 
 
-def test_adjustments_chain_and_the_owner_of_a_hook_is_asked() -> None:
-    class Add(LayerEncoding):
-        def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-            return scores + 1
-
-    class Uniform(LayerEncoding):
-        def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-            return visible / visible.sum(-1, keepdim=True)
-
-    queries, keys = both_sides()
+def test_transforms_and_adjustments_chain_in_order_and_the_owner_of_a_hook_is_asked() -> None:
+    stack = Stack([Scaled(2, 1), Uniform(), Scaled(3, 0)])
+    turned = turned_sides(stack, Q, K, POSITION, POSITION)
+    assert torch.equal(turned[0], 3 * (2 * Q + 1)) and torch.equal(turned[1], 3 * (2 * K + 1))
+    queries, keys = project(NoPE(), X, Q, K, POSITION)
     zeros, visible = torch.zeros(TOKENS, TOKENS), NoPE().visible(queries, keys)
-    stack = Stack([Add(), Uniform(), Add()])
     assert torch.equal(stack.adjust(zeros, visible, queries, keys), zeros + 2)
     assert stack.weights(zeros, visible)[3].tolist() == [0.25] * 4 + [0] * 3
 
 
 def test_a_whole_composition_is_its_formula() -> None:
-    x, q, k, v = inputs()
     stack = Stack([RoPE(WIDTH).double(), ALiBi(HEADS).double(), LogN(3), SlidingWindow(4)])
-    position = torch.arange(TOKENS)
-    turned_q, turned_k = turned_sides(RoPE(WIDTH).double(), q, k, position, position)
-    factor = (torch.log(position + 1.0) / math.log(3)).clamp(min=1)[:, None]
-    distance = position[:, None] - position
+    turned_q, turned_k = turned_sides(RoPE(WIDTH).double(), Q, K, POSITION, POSITION)
+    factor = (torch.log(POSITION + 1.0) / math.log(3)).clamp(min=1)[:, None]
+    distance = POSITION[:, None] - POSITION
     scores = turned_q @ turned_k.mT / 2 * factor - ALiBi(HEADS).slopes.double()[:, None, None] * distance
     scores = scores.masked_fill((distance < 0) | (distance >= 4), -math.inf)
-    result = reference_attention(stack, x, q, k, v, position)
-    assert (result - scores.softmax(-1) @ v).abs().max() < 1e-6
+    result = reference_attention(stack, X, Q, K, V, POSITION)
+    assert (result - scores.softmax(-1) @ V).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("base", "modifier", "hook"),
-    [(SHAW, SHAW, "scores"), (STICK, STICK, "weights"), (STICK, SHAW, "mix"), (RANDOM, RANDOM, "ids")],
+    ("base", "modifier", "conflict"),
+    [
+        (SHAW, SHAW, "the encoding and other both replace scores"),
+        (STICK, STICK, "the encoding and other both replace weights"),
+        (STICK, SHAW, "the encoding and other both replace mix"),
+        (RANDOM, RANDOM, "the encoding and other both replace ids"),
+        (STICK, SINK, "other and the encoding both change the softmax"),
+    ],
 )
-def test_two_owners_of_one_hook_are_refused_in_a_sentence(base, modifier, hook: str) -> None:
-    config = {**base, "modifiers": {"other": modifier}}
-    with pytest.raises(UserError, match=rf"the encoding and other both replace {hook}, .* leave one"):
-        EncodingSpec(config).build(n_layers=2)
-
-
-def test_a_sink_beside_what_replaces_the_softmax_is_refused() -> None:
-    sink = {"class": f"{MODULE}logits.sink:Sink", "n_heads": HEADS}
-    with pytest.raises(UserError, match="^sink and the encoding both change the softmax, "):
-        EncodingSpec({**STICK, "modifiers": {"sink": sink}}).build(n_layers=2)
+def test_two_owners_of_one_hook_are_refused_in_a_sentence(base, modifier, conflict: str) -> None:
+    with pytest.raises(UserError, match=rf"^{conflict}, and only one can: leave one"):
+        EncodingSpec({**base, "modifiers": {"other": modifier}}).build(n_layers=2)
 
 
 @pytest.mark.parametrize("base", [ROPE, SHAW, LEARNED])
@@ -115,9 +105,6 @@ def test_modifiers_change_no_name_in_the_state(base) -> None:
 def test_a_part_that_is_per_layer_has_parameters_of_its_own_in_each() -> None:
     shaw = EncodingSpec({**SHAW, "modifiers": {"logn": LOGN}}).build(n_layers=3)
     assert len(list(shaw.parameters())) == 2 * 3
-    queries, keys = both_sides()
-    scores = [shaw.double().layer(number).scores(queries, keys, 0.5) for number in range(3)]
-    assert not torch.equal(scores[0], scores[1])
     t5 = {"name": "t5", "class": f"{MODULE}bias.t5:T5", "d_model": 8, "n_heads": HEADS}
     shared = EncodingSpec(t5).build(n_layers=3)
     assert shared.layer(0) is shared.layer(2)

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 import torch
 from support.cases import find_case
-from support.encodings import ONE_OF_A_KIND
+from support.encodings import ONE_OF_A_KIND, one_of_a_kind
 
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LengthError, NestedEncoding
@@ -50,16 +50,14 @@ def other_values(part: PartSpec, option: str) -> list[Any]:
 
 
 def outcome(case: Case) -> list[torch.Tensor | str]:
-    """The initial parameters, and hidden states of others, or the error where there is one.
-
-    The states have the ids of training and of scoring.
-    """
-    initial = torch.cat([torch.zeros(1), *map(torch.flatten, case.as_built().parameters())]).detach()
-    results: list[torch.Tensor | str] = [initial]
+    """Return initial parameters, and hidden states with the ids of training and of scoring, or the error."""
+    results: list[torch.Tensor | str] = [
+        torch.cat([torch.zeros(1), *map(torch.flatten, case.as_built().parameters())])
+    ]
     for length, train in ((TRAIN_LENGTH, True), (3 * TRAIN_LENGTH, False)):
         text = tokens(2, length)
         try:
-            results.append(case.model.hidden(text, ids_of(case.model.encoding, text, train)).detach())
+            results.append(case.model.hidden(text, ids_of(case.model.encoding, text, train)))
         except LengthError as error:
             results.append(str(error))
     return results
@@ -72,6 +70,7 @@ def differs(some: list[torch.Tensor | str], others: list[torch.Tensor | str]) ->
     )
 
 
+@torch.no_grad()
 def is_obeyed(name: str, key: str, option: str) -> bool:
     """Return whether another value is another output; of a choice, each of the other values."""
     given = (*GIVEN.get(name, ()), *GIVEN_FOR.get(option, ()))
@@ -86,19 +85,12 @@ def is_obeyed(name: str, key: str, option: str) -> bool:
             if option not in str(error).replace("train.length", "train_length"):
                 raise
     assert changes, f"no other value of {option} could be had"
-    kind = get_type_hints(part.encoding_class.__init__)[argument_of(option)]
-    expected = f"{name}.{option}" not in EQUAL
+    is_choice = get_origin(get_type_hints(part.encoding_class.__init__)[argument_of(option)]) is Literal
     # Every choice is a way of its own; of numbers, one may lie where nothing depends on it.
-    return (all(changes) if get_origin(kind) is Literal else any(changes)) == expected
+    return (all if is_choice else any)(changes) == (f"{name}.{option}" not in EQUAL)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in (*ONE_OF_A_KIND, "local_global") else pytest.param(name, marks=pytest.mark.full)
-        for name in NAMES
-    ],
-)
+@pytest.mark.parametrize("name", one_of_a_kind(NAMES, (*ONE_OF_A_KIND, "local_global")))
 def test_another_value_of_an_option_is_another_output(name: str) -> None:
     case = case_of(name)
     if case.spec.base.nested and name != "local_global":
@@ -125,15 +117,9 @@ ABOVE_1 = "must be a number above 1"
         ("yarn beta_fast=1", "beta_fast=1.0 must exceed encoding.beta_slow=1.0"),
         ("yarn fraction_of=frequencies", "fraction_of=frequencies is for a fraction below 1"),
         ("llama3 low_frequency_factor=4", "high_frequency_factor=4.0 must exceed low_freq"),
-        (
-            "longrope long_factors=[1,1,1]",
-            "encoding.long_factors must have 4 numbers, one a pair, not 3",
-        ),
+        ("longrope long_factors=[1,1,1]", "long_factors must have 4 numbers, one a pair, not 3"),
         ("rope_clipped clipped=9", "encoding.clipped must be a number of pairs from 0 to 4"),
-        (
-            "self_extend window=10 group_size=4",
-            "group_size=4 must divide encoding.window=10: try encoding.win",
-        ),
+        ("self_extend window=10 group_size=4", "group_size=4 must divide encoding.window=10: try"),
         ("dca chunk_size=4 local_window=4", "encoding.local_window=4 must leave room"),
         ("streaming cache=4", "encoding.sinks=4 must leave room in encoding.cache=4"),
         ("temperature factor=[1,2]", "factor has 2 numbers, and not 1 or those of model.n_heads=4"),

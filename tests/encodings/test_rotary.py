@@ -22,30 +22,20 @@ from pe_bench.encodings.spec import EncodingSpec
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 FORMS: tuple[Form, ...] = ("pairs", "complex", "dense")
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
-every_form = pytest.mark.parametrize("form", FORMS)
 
 
-def drawn_pope() -> PoPE:
-    encoding = PoPE(n_heads=H, d_head=8)
-    fill(encoding.phase, -2 - series(torch.sin, 0.7, H, 8))
-    return encoding.double()
+Q8, K8 = (series(wave, step, 2, H, 9, 8) for wave, step in ((torch.sin, 0.7), (torch.cos, 0.9)))
 
 
-Q8, K8, V8 = (
-    series(wave, step, 2, H, 9, 8) for wave, step in ((torch.sin, 0.7), (torch.cos, 0.9), (torch.sin, 0.3))
-)
-X8 = torch.zeros(2, 9, 2 * 8, dtype=torch.float64)
-
-
-def products(encoding: LayerEncoding, shift: int = 0) -> Tensor:
+def products(encoding: LayerEncoding) -> Tensor:
     """[2, H, 9, 9], without scale and mask."""
-    position = torch.arange(9) + shift
+    position = torch.arange(9)
     q, k = turned_sides(encoding.double(), Q8, K8, position, position)
     return (q @ k.mT).detach()
 
 
 @every_layout
-@every_form
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("position", [torch.arange(6), 1_000 * torch.arange(12.0).view(2, 1, 6) + 0.5])
 def test_every_form_of_rope_turns_each_pair_by_its_angle(
     layout: Layout, form: Form, position: Tensor
@@ -86,7 +76,7 @@ def test_hope_keeps_what_makes_a_full_turn_within_the_training_length(train_leng
 
 
 def test_pope_phases_are_bounded_and_each_layers_own() -> None:
-    inside, outside = drawn_pope(), drawn_pope()
+    inside, outside = PoPE(H, 8), PoPE(H, 8)
     fill(inside.phase, torch.tensor([0.0, -2 * math.pi]).repeat(4).expand(H, 8))
     fill(outside.phase, torch.tensor([0.5, -9.0]).repeat(4).expand(H, 8))
     assert near(products(outside), products(inside), 1e-12)

@@ -37,10 +37,10 @@ SCALINGS: dict[str, Callable[..., RopeScaling]] = {
 every_scaling = pytest.mark.parametrize("name", SCALINGS)
 
 
-def scaling(name: str, d_head: int = WIDTH, train_length: int = TRAIN, **options: Any) -> RopeScaling:
+def scaling(name: str, train_length: int, **options: Any) -> RopeScaling:
     """A scaling by its name, longrope with factors other than 1."""
-    given = {"long_factors": LONG[: d_head // 2]} if name == "longrope" else {}
-    return SCALINGS[name](d_head, train_length, **{**given, **options})
+    given = {"long_factors": LONG} if name == "longrope" else {}
+    return SCALINGS[name](WIDTH, train_length, **{**given, **options})
 
 
 def turned(encoding: LayerEncoding, tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ def test_attention_factor_multiplies_queries_and_keys(encoding: RopeScaling, fac
 @every_scaling
 def test_window_is_the_number_of_keys_wherever_they_stand(name: str) -> None:
     """A query alone, among all keys, and positions far out, that are those of no longer window."""
-    encoding, tokens, far = scaling(name, train_length=8), 24, 1_000
+    encoding, tokens, far = scaling(name, 8), 24, 1_000
     q, k = (series(wave, 0.8, 1, 2, tokens, WIDTH) for wave in (torch.sin, torch.cos))
     position = torch.arange(tokens)
     whole, keys = turned_sides(encoding, q, k, position, position)
@@ -102,18 +102,18 @@ def test_within_the_training_length_it_is_rope(name: str) -> None:
     for layout in ("half", "interleaved"):
         rope = RoPE(WIDTH, layout=layout)
         for tokens, dtype in ((1, torch.float64), (31, torch.float32), (32, torch.bfloat16)):
-            ours = turned(scaling(name, train_length=32, layout=layout), tokens, dtype)
+            ours = turned(scaling(name, 32, layout=layout), tokens, dtype)
             assert same(ours, turned(rope, tokens, dtype))
-    assert not same(turned(scaling(name, train_length=32), 33), turned(RoPE(WIDTH), 33))
+    assert not same(turned(scaling(name, 32), 33), turned(RoPE(WIDTH), 33))
 
 
 @every_scaling
 def test_a_fraction_is_that_of_partial_rope_or_of_p_rope(name: str) -> None:
     for fraction_of, trained in (("features", PartialRoPE(WIDTH, 0.5)), ("frequencies", PRoPE(WIDTH, 0.5))):
-        options: dict[str, Any] = {"fraction": 0.5, "fraction_of": fraction_of, "train_length": 32}
+        options: dict[str, Any] = {"fraction": 0.5, "fraction_of": fraction_of}
         if name == "longrope" and fraction_of == "features":
             options["long_factors"] = LONG[:4]
-        q, k = turned(scaling(name, **options), 32)
+        q, k = turned(scaling(name, 32, **options), 32)
         expected_q, expected_k = turned(trained, 32)
         assert near(q, expected_q, 1e-12) and near(k, expected_k, 1e-12)
 
@@ -141,7 +141,7 @@ def released_yarn(
 
 @pytest.mark.parametrize(
     ("width", "base", "train"),
-    [(16, 1e4, 512), (64, 1e4, 2_048), (128, 5e5, 8_192), (32, 1e4, 128), (8, 1e4, 32), (16, 10.0, 512)],
+    [(16, 1e4, 512), (128, 5e5, 8_192), (8, 1e4, 32), (16, 10.0, 512)],
 )
 def test_ramp_in_the_index_is_the_released_one(width: int, base: float, train: int) -> None:
     assert near(by_parts(width, base, train), released_yarn(width, base, train, 4.0), 1e-14)
