@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "away", "from", "them", "all")
 
 
@@ -77,6 +79,20 @@ def tiny_overrides(folder: Path) -> list[str]:
 
 
 Command = Callable[..., Outcome]
+
+
+def stop_before(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """End the training of this process as Ctrl-C does, before a step."""
+    from pe_bench.training.trainer import Trainer
+
+    step = Trainer.step
+
+    def stopped(self: Trainer, at: int, seconds: float):
+        if at == number:
+            raise KeyboardInterrupt
+        return step(self, at, seconds)
+
+    monkeypatch.setattr(Trainer, "step", stopped)
 
 
 def only_run(folder: Path) -> Path:
