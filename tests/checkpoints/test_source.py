@@ -55,14 +55,20 @@ def test_code_of_a_checkpoint_is_never_run(folder: Path) -> None:
     assert not any("modeling_mine" in name for name in sys.modules)
 
 
+Change = Callable[[Path], object]
+
+
 def pickle_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
 
 
-def write_index(folder: Path, index: dict[str, object]) -> None:
-    (folder / "model.safetensors").rename(folder / "other.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+def index(**files: str) -> Change:
+    def write(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "other.safetensors")
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+    return write
 
 
 def link_outside(folder: Path) -> None:
@@ -70,51 +76,41 @@ def link_outside(folder: Path) -> None:
     (folder / "tokenizer.json").symlink_to(folder.parent / "secret.json")
 
 
-REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "pickles": (pickle_weights, "no model.safetensors: safetensors alone are read"),
-    "an index of a file above": (
-        lambda folder: write_index(folder, {"weight_map": {"a": "../other/model.safetensors"}}),
-        "which is not a file in its folder",
-    ),
-    "an index of no weights": (lambda folder: write_index(folder, {"weight_map": {}}), "has no weights"),
-    "weights beside those that are checked": (
-        lambda folder: edit_json(folder / "config.json", transformers_weights="other.safetensors"),
-        "takes its weights from transformers_weights",
-    ),
-    "a link to itself": (lambda folder: (folder / "me").symlink_to(folder / "me"), "not a regular file"),
-    "a link out of the folder": (link_outside, "tokenizer.json is a symbolic link out of its folder"),
-    "an adapter": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "adapter of another"),
-    "damaged JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
-    "a quantised model": (
-        lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "gptq"}),
-        "llama is quantised",
-    ),
-    "another kind of model": (
-        lambda folder: edit_json(folder / "config.json", model_type="t5"),
-        "Unrecognized configuration class",
-    ),
-    "an unknown kind": (
-        lambda folder: edit_json(folder / "config.json", model_type="unheard-of"),
-        "cannot read its configuration",
-    ),
-    "weights that make no logits": (
-        lambda folder: change_weights(folder, lambda weights: [each.fill_(0) for each in weights.values()]),
-        "the largest logit of llama is .*: its weights are damaged",
-    ),
-    "infinite weights": (
-        lambda folder: change_weights(folder, lambda weights: weights["model.norm.weight"].fill_(math.inf)),
-        "the largest logit of llama is .*: its weights are damaged",
-    ),
-    "missing weights": (
-        lambda folder: change_weights(folder, lambda weights: weights.pop("model.norm.weight")),
-        r"lacks weights \(model.norm.weight\)",
-    ),
-}
+def config(**changes: object) -> Change:
+    return lambda folder: edit_json(folder / "config.json", **changes)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_scored_is_refused_by_its_name(folder: Path, name: str) -> None:
-    change, message = REFUSED[name]
+def written(name: str, text: str) -> Change:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
+    return lambda folder: change_weights(folder, change)
+
+
+DAMAGED = "the largest logit of llama is .*: its weights are damaged"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (pickle_weights, "no model.safetensors: safetensors alone are read"),
+        (index(a="../other/model.safetensors"), "which is not a file in its folder"),
+        (index(), "has no weights"),
+        (config(transformers_weights="other.safetensors"), "takes its weights from transformers_weights"),
+        (lambda folder: (folder / "me").symlink_to(folder / "me"), "not a regular file"),
+        (link_outside, "tokenizer.json is a symbolic link out of its folder"),
+        (written("adapter_config.json", "{}"), "adapter of another checkpoint"),
+        (written("config.json", "{"), "config.json cannot be read"),
+        (config(quantization_config={"quant_method": "gptq"}), "llama is quantised"),
+        (config(model_type="t5"), "Unrecognized configuration class"),
+        (config(model_type="unheard-of"), "cannot read its configuration"),
+        (weights(lambda each: [weight.fill_(0) for weight in each.values()]), DAMAGED),
+        (weights(lambda each: each["model.norm.weight"].fill_(math.inf)), DAMAGED),
+        (weights(lambda each: each.pop("model.norm.weight")), r"lacks weights \(model.norm.weight\)"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_its_name(folder: Path, change: Change, message: str) -> None:
     change(folder)
     with pytest.raises(UserError, match=message) as caught:
         opened(folder, is_checked=True)
@@ -148,11 +144,11 @@ def test_the_identity_follows_from_all_that_is_read_and_digests_are_made_once(
     (folder / "README.md").write_text("other words")
     assert identity() == seen[0] and len(digests) == 1
     for change in (
-        lambda: edit_json(folder / "config.json", max_position_embeddings=64),
-        lambda: edit_json(folder / "tokenizer_config.json", add_bos_token=True),
-        lambda: change_weights(folder, lambda weights: weights["model.norm.weight"][3].add_(1)),
+        config(max_position_embeddings=64),
+        lambda folder: edit_json(folder / "tokenizer_config.json", add_bos_token=True),
+        weights(lambda each: each["model.norm.weight"][3].add_(1)),
     ):
-        change()
+        change(folder)
         seen.append(identity())
     assert len(set(seen)) == 4
 
@@ -174,10 +170,9 @@ def test_the_bos_token_is_what_the_tokenizer_or_its_configuration_puts_first(fol
 
     source = Source(f"hf:{folder}", folder)
     assert begin_of_text(source) is None
-    edit_json(folder / "tokenizer_config.json", add_bos_token=True, bos_token="<|endoftext|>")
-    assert begin_of_text(source) == 256
-    edit_json(folder / "tokenizer_config.json", add_bos_token=False)
-    assert begin_of_text(source) is None
+    for adds, begin in ((True, 256), (False, None)):
+        edit_json(folder / "tokenizer_config.json", add_bos_token=adds, bos_token="<|endoftext|>")
+        assert begin_of_text(source) == begin
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
