@@ -263,8 +263,8 @@ def read_report(
     from pe_bench.report.build import build_report
     from pe_bench.report.selection import Selection, check_best, check_sort, parse_by
     from pe_bench.runs.find import find_runs, is_checkpoint, parse_condition
-    from pe_bench.runs.gather import require_results_folder
     from pe_bench.runs.rows import ALL
+    from pe_bench.system.files import check_folder
     from pe_bench.system.terminal import say
     from pe_bench.values import check_type, listed
 
@@ -283,7 +283,7 @@ def read_report(
     baseline, shown = options.get("baseline"), tuple(lengths)
     selection = Selection(where, keys, best, sort, baseline, margin, part, numbers_only, shown)
     folder = Path(results_dir)
-    require_results_folder(folder)
+    check_folder(folder, "--results-dir")
     names = [run.name for run in find_runs(listed(runs), folder)] or None
     newest_only = not (everything or names or where)
     report = build_report(folder, names, protocol, selection, newest_only=newest_only)

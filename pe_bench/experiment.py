@@ -39,24 +39,13 @@ from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
 from pe_bench.scoring.stages import after_training, stage_label
+from pe_bench.system import machine
 from pe_bench.system.files import check_folder, remove_leftovers, write_atomically, write_text
-from pe_bench.system.machine import (
-    environment,
-    explain_out_of_memory,
-    resolve_device,
-    resolve_precision,
-    set_threads,
-    today,
-)
 from pe_bench.system.signals import Stopped, rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
-from pe_bench.training.checkpoint import (
-    Checkpoint,
-    final_checkpoint,
-    latest_checkpoint,
-    load_weights,
-)
+from pe_bench.training import checkpoint
+from pe_bench.training.checkpoint import Checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 
@@ -76,7 +65,7 @@ def train(config: Config) -> tuple[Path, list[Row]]:
 # Before anything is written
 
 
-@explain_out_of_memory()
+@machine.explain_out_of_memory()
 def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Plan]]:
     """Return a run that is ready to begin, and its plans. Raise `UserError` for all that can be wrong."""
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
@@ -86,10 +75,10 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     if config.tracker is not None:
         check_tracker(config.tracker)
     source, job = job.source, replace(job, source=None)
-    if source is None or latest_checkpoint(job.folder / "checkpoints") is not None:
+    if source is None or checkpoint.latest_checkpoint(job.folder / "checkpoints") is not None:
         return job, plans
     trained = require_trained(source, read_config(source).train.total_steps)
-    load_weights(trained.path, job.model, is_start=True)
+    checkpoint.load_weights(trained.path, job.model, is_start=True)
     return replace(job, source=trained.path), plans
 
 
@@ -109,7 +98,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     """
     if config.checkpoint is not None:
         return load_checkpoint(config, planner)
-    device, threads = resolve_device(config.device), set_threads(config.threads)
+    device, threads = machine.resolve_device(config.device), machine.set_threads(config.threads)
     data, source = load_data_of(config), None
     if run is None and (config.train.from_run or config.train.beside):
         source = find_source(config, data.hash)
@@ -124,7 +113,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     dry_run_training(model, config.train.length, config.encoding["name"])
     learns = not config.train.only or any(model.encoding.lr_multiples(config.train.encoding_lr).values())
     require(learns, f"train.only=encoding: {encoding.label} has no parameters to train: leave it out")
-    dtype = resolve_precision(config.precision, config.device)
+    dtype = machine.resolve_precision(config.precision, config.device)
     facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
     folder = run or runs_folder(Path(config.results_dir)) / run_name(config, facts)
     label, first, together = encoding.label, None, setting(facts)
@@ -148,7 +137,7 @@ def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -
 
 
 def require_trained(run: Path, steps: int) -> Checkpoint:
-    trained = final_checkpoint(run, steps)
+    trained = checkpoint.final_checkpoint(run, steps)
     if trained is None:
         folder, way_out = run / "checkpoints", "repeat the command that trained the run"
         raise UserError(f"{folder} has no whole checkpoint of step {steps}: {way_out}")
@@ -161,9 +150,10 @@ def require_trained(run: Path, steps: int) -> Checkpoint:
 @contextmanager
 def _at_work(job: Job, waits: Callable[[str], None] | None, *, scores_only: bool) -> Iterator[None]:
     """Hold the run, keep what goes wrong in its folder, and say what is kept of it where this is stopped."""
-    run, ways = job.folder, (LESS_TO_SCORE,) if scores_only else ()
+    run = job.folder
+    explained = machine.explain_out_of_memory(*([LESS_TO_SCORE] if scores_only else []))
     run.mkdir(parents=True, exist_ok=True)
-    with _says_what_is_kept(job), locked(run, waits=waits), record_error(run), explain_out_of_memory(*ways):
+    with _says_what_is_kept(job), locked(run, waits=waits), record_error(run), explained:
         remove_leftovers(run)
         yield
 
@@ -173,7 +163,7 @@ def _says_what_is_kept(job: Job) -> Iterator[None]:
     try:
         yield
     except (Stopped, KeyboardInterrupt) as stopped:
-        newest = latest_checkpoint(job.folder / "checkpoints")
+        newest = checkpoint.latest_checkpoint(job.folder / "checkpoints")
         kept = f"step {newest.step} of {job.config.train.total_steps}" if newest else "what was scored"
         end = f"interrupted; {kept} is saved, and the same command continues from there"
         raise Stopped(str(stopped) or end) from stopped
@@ -227,7 +217,7 @@ def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:
     if read_result(job.folder) is None:
         return False
     is_scored = len(scored_rows(job, plans)) == len(plans)
-    return is_scored or final_checkpoint(job.folder, job.config.train.total_steps) is not None
+    return is_scored or checkpoint.final_checkpoint(job.folder, job.config.train.total_steps) is not None
 
 
 def _train_and_score(
@@ -237,7 +227,7 @@ def _train_and_score(
     run, is_finished = job.folder, read_result(job.folder) is not None
     rows = scored_rows(job, plans) if is_finished else []
     is_scored = len(rows) == len(plans)
-    trained = None if is_scored else final_checkpoint(run, job.config.train.total_steps)
+    trained = None if is_scored else checkpoint.final_checkpoint(run, job.config.train.total_steps)
     if is_finished and not is_scored and trained is None:
         say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
@@ -262,7 +252,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
     config, name = job.config, job.folder.name
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     checkpoints = job.folder / "checkpoints"
-    begun = latest_checkpoint(checkpoints)
+    begun = checkpoint.latest_checkpoint(checkpoints)
     if begun is None or begun.step < steps:
         delete_scores(job.folder)
     _describe(job)
@@ -276,9 +266,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
             tracked.step(step)
 
         fit(job, watch, group)
-    trained = latest_checkpoint(checkpoints)
-    if trained is None or trained.step != steps:
-        raise RunError(f"the last checkpoint in {checkpoints} is missing or damaged: repeat the command")
+    trained = require_trained(job.folder, steps)
     say(f"{name}: trained in {trained.train_seconds:.0f} s, loss {trained.loss:.3f}")
     return trained
 
@@ -286,7 +274,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
 def _describe(job: Job) -> None:
     """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
     _write_config(job)
-    about: dict[str, Any] = {**environment(job.device, job.threads)}
+    about: dict[str, Any] = {**machine.environment(job.device, job.threads)}
     if job.config.checkpoint is None:
         kernel = training_kernel(job.device, job.dtype)
         about["attention"] = kernel
@@ -321,7 +309,7 @@ def _write_result(job: Job, trained: Checkpoint | None) -> None:
     if trained is not None:
         result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
         result["train_dtype"] = job.train_dtype
-    _write_json(job.folder / "result.json", {**result, "finished": today()})
+    _write_json(job.folder / "result.json", {**result, "finished": machine.today()})
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
@@ -410,7 +398,7 @@ def load_trained(run: Path, config: Config) -> Job:
 
 def _with_weights(job: Job, trained: Checkpoint) -> Job:
     """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
-    load_weights(trained.path, job.model)
+    checkpoint.load_weights(trained.path, job.model)
     train, name = job.config.train, job.config.encoding["name"]
     try:
         refuse_lookahead(job.model, train.length, name, "with its trained weights")

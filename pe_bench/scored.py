@@ -7,19 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pe_bench import experiment
 from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.config.overrides import quote
 from pe_bench.config.parse import parse_config, to_plain, warn_unused
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.experiment import (
-    describe_failures,
-    load,
-    load_finished,
-    require_replaceable,
-    score_finished,
-    trusted,
-)
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
@@ -70,7 +63,7 @@ class Run(RunFolder):
     @property
     def failure(self) -> str:
         """Return which scores a custom encoding's code failed at, and the way out; empty where none did."""
-        return describe_failures(self.scored)
+        return experiment.describe_failures(self.scored)
 
     def __repr__(self) -> str:
         failed = f", failure={self.failure!r}" if self.failure else ""
@@ -150,15 +143,15 @@ def prepare(
     judge = options["key_tokens_of"]
     if isinstance(run, str):
         check_folder(results_dir, "--results-dir", is_written=True)
-        job, plans = load(_config_of_checkpoint(run, options, changes, probe), planner)
+        job, plans = experiment.load(_config_of_checkpoint(run, options, changes, probe), planner)
         if requested:
-            require_replaceable(job)
+            experiment.require_replaceable(job)
         folder, config = job.folder, job.config
-        score_under = partial(score_finished, job, plans, None)
+        score_under = partial(experiment.score_finished, job, plans, None)
     else:
         judge = judge.path if isinstance(judge, Run) else judge and find_run(str(judge), results_dir)
         config = _config_of_run(run, options, changes, evaluation, is_probe=probe is not None)
-        folder, config = run, trusted(config, code, may_differ=force)
+        folder, config = run, experiment.trusted(config, code, may_differ=force)
         score_under = partial(_score_finished, run, config, planner)
     under = find_others(requested, folder.name, config, search, force=force)
     scoring = (results_dir, under, judge, waits)
@@ -166,7 +159,7 @@ def prepare(
 
 
 def _score_finished(run: Path, config: Config, planner: Planner, *options: Any) -> list[Row]:
-    return score_finished(*load_finished(run, config, planner), *options)
+    return experiment.score_finished(*experiment.load_finished(run, config, planner), *options)
 
 
 def read_probe(options: Options) -> Probe | None:

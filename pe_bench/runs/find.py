@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_bench.errors import RunError, UserError, require
+from pe_bench.errors import UserError, require
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import folders_of_runs, read_all, read_result, runs_folder
 from pe_bench.runs.job import encoding_in
@@ -76,9 +76,9 @@ def find_runs(
 ) -> list[Path]:
     """Return the finished runs that names select and that meet all conditions, each once.
 
-    A name is a run's encoding, its own, its beginning or a pattern, the name that tables give its encoding,
-    the path of a run, or a checkpoint's. Without names, conditions choose among all runs. With `anywhere`, a
-    run may be outside `results_dir`. Raise `UserError` for a name of no run, and if no run is left.
+    A name is a run's encoding, its own, its beginning or a pattern, the path of a run, or a checkpoint's.
+    Without names, conditions choose among all runs. With `anywhere`, a run may be outside `results_dir`.
+    Raise `UserError` for a name of no run, and if no run is left.
     """
     runs = list(dict.fromkeys(run for name in names for run in _named(name, results_dir, anywhere=anywhere)))
     if not where:
@@ -120,7 +120,6 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         lambda run: run.name == name,
         lambda run: encoding_in(run.name) == name,
         lambda run: fnmatch.fnmatch(run.name, f"{name}*"),
-        lambda run: name in names_of_label(_encoding_label(run)),
     )
     for is_selected in ways if name else ():
         if selected := [run for run in runs if is_selected(run)]:
@@ -143,13 +142,6 @@ def names_of_label(label: str) -> tuple[str, ...]:
     if name.endswith(","):  # `rope, then yarn x4`, which is not the encoding `rope`
         return (label,)
     return label, name, re.sub(r"@[0-9a-f]+", "", name)
-
-
-def _encoding_label(run: Path) -> str:
-    """Return the label of a finished run's encoding; empty where its result has none."""
-    with suppress(RunError):
-        return str((read_result(run) or {}).get("encoding", ""))
-    return ""
 
 
 def _finished(run: Path) -> Path:

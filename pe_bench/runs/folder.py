@@ -109,10 +109,9 @@ class FirstStage:
     @staticmethod
     def read(result: Mapping[str, Any]) -> "FirstStage | None":
         """Return what a run's result.json says of it; None where the run is its own. Raises `UserError`."""
-        values = result.get("first_stage")
+        values = check_type(result.get("first_stage"), dict[str, Any] | None, "first_stage")
         if values is None:
             return None
-        values = check_type(values, dict[str, Any], "first_stage")
         kinds = FirstStage.__annotations__
         first = FirstStage(**{name: check_type(values.get(name), kind, name) for name, kind in kinds.items()})
         # A stranger's may be no name: a path could lead anywhere.

@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from pe_bench.errors import RunError, first_line, require
+from pe_bench.errors import RunError, first_line
 from pe_bench.runs.commands import eval_command
 from pe_bench.runs.folder import ERROR, RunFolder, read_config
 from pe_bench.runs.job import encoding_in
@@ -40,12 +40,6 @@ def runs_folder(results_dir: Path) -> Path:
 
 def results_file(results_dir: Path) -> Path:
     return results_dir / "results.csv"
-
-
-def require_results_folder(results_dir: Path) -> None:
-    """Raise `UserError` where something else than a folder has that name."""
-    is_possible = results_dir.is_dir() or not results_dir.exists()
-    require(is_possible, f"--results-dir {results_dir} is not a folder: name the folder that holds runs/")
 
 
 def gather(results_dir: Path) -> Gathered:

@@ -115,9 +115,7 @@ def test_a_name_selects_all_the_runs_that_it_describes(tmp_path, monkeypatch):
         rope.name: {rope},
         str(rope): {rope},
         "*ope-s0-*": {rope, nope},
-        "root@0cba": {weak, strong},
-        "root@0cba strength=1.0": {strong},
-        "root@1111+logn": {hashed},
+        "root+logn": {hashed},
         "root": {weak, strong},
     }.items():
         assert set(find_runs([name], tmp_path)) == expected, name
