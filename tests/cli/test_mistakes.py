@@ -70,11 +70,43 @@ list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'
 list models --family bias -> --family and --papers are for pe-bench list encodings: leave
 list runs -> make one with `pe-bench train encoding=rope`
 show rope threads=1 fctor=2 -> unknown key 'fctor': did you mean
+show rop -> unknown encoding 'rop': did you mean 'rope'?
+show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
+show rope alibi layuot=half -> did you mean 'encoding.layout'?
+show rope zzz=1 -> unknown key 'encoding.zzz': there are:
+show rope train.lenght=3 -> did you mean 'train.length'?
+show rope seed=x -> seed must be a whole number
+show rope --plot a.gif -> the name must end with .png, .svg or .pdf
+show base=3 -> name an encoding
+show task=mqar rope -> 'rope' cannot be read: say encoding=rope
 extend -> no run is named: say pe-bench extend rope
 try -> name what to try
 check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all
 check rope train.length=64 -> check uses its own model: leave out train.length=64
+check alibi n_heads=8 -> unknown key 'n_heads': did you mean 'model.n_heads'?
+check rope base=1 -> encoding.base must be a number above 1, not 1
+check partial_rope fraction=0.05 -> fraction=0.05 holds no pair: give at least 0.25 of a head of width 8
+check fope train_length=6 -> no pair makes a full turn within encoding.train_length=6 tokens
+check yarn beta_fast=1 -> beta_fast=1.0 must exceed encoding.beta_slow=1.0
+check longrope long_factors=[1,1,1] -> long_factors must have 4 numbers, one a pair, not 3
+check rope_clipped clipped=9 -> encoding.clipped must be a number of pairs from 0 to 4
+check self_extend window=10 group_size=4 -> group_size=4 must divide encoding.window=10: try
+check dca chunk_size=4 local_window=4 -> encoding.local_window=4 must leave room
+check streaming cache=4 -> encoding.sinks=4 must leave room in encoding.cache=4
+check temperature factor=[1,2] -> factor has 2 numbers, and not 1 or those of model.n_heads=4
+check sandwich width=15 -> width must be even and positive, not 15
+check t5 max_distance=16 -> encoding.max_distance=16 must be at least 17
+check tupe overflow=clamp positions=sinusoidal -> encoding.overflow=clamp is for
+check dape threshold=8 -> encoding.threshold=8 is for encoding.inner=fire
+check bipe "separators=['']" -> a separator has at least 1 character
+check learned max_position=0 -> encoding.max_position must be a whole number of at least 1
+check local_global 'global={name: p_rop}' -> unknown encoding 'p_rop': did you mean 'p_rope'?
+check local_global global=nope -> encoding.global must be another encoding, such as {name: nope}, not 'nope'
+check local_global 'global={name: sinusoidal}' -> encoding.global changes embeddings, which all layers share
+check local_global 'local={name: randomized}' -> encoding.local changes position ids, which all layers
+speed mine -> unknown encoding 'mine'
+speed rope device=cuda:99 -> device=cuda:99 was not found
 speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is shorter
 """
 # The same where a run of rope is finished.

@@ -10,7 +10,6 @@ from support.reference_inputs import H, K, fill, near, output
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.bam import BAM
 from pe_bench.encodings.bias.fire import FIRE
 from pe_bench.encodings.bias.kerple_log import KerpleLog
@@ -20,17 +19,10 @@ from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.dape import DAPE, Inner
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.inputs.learned import Learned
-from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.model.attention.reference import project
 
 FALLING = torch.tensor([4, 3, 2, 1, 0])
-
-
-def test_alibi_with_slope_scale_0_is_no_encoding_and_claims_no_decay() -> None:
-    flat = ALiBi(H, slope_scale=0.0)
-    assert torch.equal(output(flat), output(NoPE()))
-    assert ALiBi(H).claims - flat.claims == {"decaying"}
 
 
 @pytest.mark.parametrize(

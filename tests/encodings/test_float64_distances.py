@@ -66,7 +66,7 @@ def straight_from_the_formula(
     return scores.masked_fill(~is_visible, -math.inf).softmax(-1) @ v
 
 
-@pytest.mark.parametrize(("tokens", "width"), [(19, 2), (37, 6), (301, 14)])
+@pytest.mark.parametrize(("tokens", "width"), [(19, 2), (301, 14)])
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_all_paths_are_exact_to_the_rounding_of_float64(name: str, tokens: int, width: int) -> None:
     make, distance = ENCODINGS[name]

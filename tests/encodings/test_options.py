@@ -99,39 +99,3 @@ def test_another_value_of_an_option_is_another_output(name: str) -> None:
     parts = list(case.spec.modifiers.values()) or [case.spec.base]
     options = [(part.key, option) for part in parts for option in part.defaults if option not in SIZES]
     assert [option for key, option in options if not is_obeyed(name, key, option)] == []
-
-
-AT_LEAST_1 = "must be a whole number of at least 1"
-ABOVE_1 = "must be a number above 1"
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("rope base=1", f"encoding.base {ABOVE_1}, not 1"),
-        ("partial_rope fraction=0.2", "fraction=0.2 holds no pair: give at least 0.25 of a head of width 8"),
-        ("fope train_length=6", "no pair makes a full turn within encoding.train_length=6 tokens"),
-        ("rope_pi factor=0.5", "encoding.factor must be a number of at least 1 or null, not 0.5"),
-        ("rope_ntk model.d_head=2", "at least 4, not model.d_head=2"),
-        ("rope_ntk fraction=0.25", "at least 4, not model.d_head=8 of which 2 are turned"),
-        ("yarn beta_fast=1", "beta_fast=1.0 must exceed encoding.beta_slow=1.0"),
-        ("yarn fraction_of=frequencies", "fraction_of=frequencies is for a fraction below 1"),
-        ("llama3 low_frequency_factor=4", "high_frequency_factor=4.0 must exceed low_freq"),
-        ("longrope long_factors=[1,1,1]", "long_factors must have 4 numbers, one a pair, not 3"),
-        ("rope_clipped clipped=9", "encoding.clipped must be a number of pairs from 0 to 4"),
-        ("self_extend window=10 group_size=4", "group_size=4 must divide encoding.window=10: try"),
-        ("dca chunk_size=4 local_window=4", "encoding.local_window=4 must leave room"),
-        ("streaming cache=4", "encoding.sinks=4 must leave room in encoding.cache=4"),
-        ("temperature factor=[1,2]", "factor has 2 numbers, and not 1 or those of model.n_heads=4"),
-        ("sandwich width=15", "width must be even and positive, not 15"),
-        ("t5 max_distance=16", "encoding.max_distance=16 must be at least 17"),
-        ("deberta max_distance=16 buckets=32", "max_distance=16 must be at least 18"),
-        ("tupe overflow=clamp positions=sinusoidal", "overflow=clamp .*: leave it out"),
-        ("dape threshold=8", "encoding.threshold=8 is for encoding.inner=fire"),
-        ("bipe separators=['']", "a separator has at least 1 character"),
-    ],
-)
-def test_option_that_cannot_work_is_told_to_the_user(typed: str, message: str) -> None:
-    name, *options = typed.split()
-    with pytest.raises(UserError, match=message):
-        find_case(name, tuple(options))

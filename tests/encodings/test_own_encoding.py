@@ -160,6 +160,8 @@ def test_a_class_in_a_file_is_taken_as_a_shipped_name_is(train, command, folder,
     assert complete_word("encoding.str", [f"encoding={name}"]) == ["encoding.strength="]
     outcome = train(f"encoding={name}", "encoding.strenght=1")
     assert outcome.code == 2 and "did you mean 'encoding.strength'?" in outcome.line
+    outcome = train(f"encoding={own}")
+    assert outcome.code == 2 and outcome.line.endswith(f"is a file: say {name}")
 
 
 def test_options_are_read_without_running_the_code(folder):

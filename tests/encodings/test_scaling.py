@@ -18,12 +18,12 @@ from pe_bench.encodings.scalings.llama3 import Llama3
 from pe_bench.encodings.scalings.longrope import LongRoPE
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.encodings.scalings.rope_ntk import RopeNTK
-from pe_bench.encodings.scalings.rope_ntk_by_parts import Ramp, RopeNTKByParts
+from pe_bench.encodings.scalings.rope_ntk_by_parts import RopeNTKByParts
 from pe_bench.encodings.scalings.rope_pi import RopePI
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.encodings.scalings.yarn import YaRN
 
-WIDTH, TRAIN, BASE = 16, 512, 10_000.0
+WIDTH, TRAIN = 16, 512
 LONG = [1.0, 1.1, 1.5, 2.0, 3.0, 4.0, 4.0, 4.0]
 SCALINGS: dict[str, Callable[..., RopeScaling]] = {
     "rope_pi": RopePI,
@@ -50,10 +50,6 @@ def turned(encoding: LayerEncoding, tokens: int, dtype: torch.dtype = torch.floa
     return turned_sides(encoding, q, k, position, position)
 
 
-def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
-    return all(map(torch.equal, a, b))
-
-
 @pytest.mark.parametrize(
     ("encoding", "factor"),
     [
@@ -67,26 +63,11 @@ def test_attention_factor_multiplies_queries_and_keys(encoding: RopeScaling, fac
         assert near(x.norm(dim=-1), factor * plain.norm(dim=-1), 1e-12)
 
 
-@every_scaling
-def test_window_is_the_number_of_keys_wherever_they_stand(name: str) -> None:
-    """A query alone, among all keys, and positions far out, that are those of no longer window."""
-    encoding, tokens, far = scaling(name, 8), 24, 1_000
-    q, k = (series(wave, 0.8, 1, 2, tokens, WIDTH) for wave in (torch.sin, torch.cos))
-    position = torch.arange(tokens)
-    whole, keys = turned_sides(encoding, q, k, position, position)
-    last, same_keys = turned_sides(encoding, q[..., -1:, :], k, position[-1:], position)
-    assert torch.equal(last, whole[..., -1:, :]) and torch.equal(same_keys, keys)
-    moved_q, moved_k = turned_sides(encoding, q, k, position + far, position + far)
-    assert near(moved_q @ moved_k.mT, whole @ keys.mT, 1e-10)
-
-
 @pytest.mark.parametrize(
     ("encoding", "claims"),
     [
-        (RopePI(WIDTH, TRAIN, factor=2.0), {"norm_preserving", "prefix_consistent"}),
         (RopeDynamicNTK(WIDTH, TRAIN, factor=2.0), {"norm_preserving"}),
         (YaRN(WIDTH, TRAIN), set()),
-        (YaRN(WIDTH, TRAIN, factor=2.0), {"prefix_consistent"}),
         (YaRN(WIDTH, TRAIN, factor=1.0), {"norm_preserving", "prefix_consistent"}),
         (YaRN(WIDTH, TRAIN, factor=1.0, attention_factor=2.0), {"prefix_consistent"}),
         (LongRoPE(WIDTH, TRAIN, factor=2.0, long_factors=LONG), set()),
@@ -103,8 +84,8 @@ def test_within_the_training_length_it_is_rope(name: str) -> None:
         rope = RoPE(WIDTH, layout=layout)
         for tokens, dtype in ((1, torch.float64), (31, torch.float32), (32, torch.bfloat16)):
             ours = turned(scaling(name, 32, layout=layout), tokens, dtype)
-            assert same(ours, turned(rope, tokens, dtype))
-    assert not same(turned(scaling(name, 32), 33), turned(RoPE(WIDTH), 33))
+            assert all(map(torch.equal, ours, turned(rope, tokens, dtype)))
+    assert not torch.equal(turned(scaling(name, 32), 33)[0], turned(RoPE(WIDTH), 33)[0])
 
 
 @every_scaling
@@ -118,32 +99,20 @@ def test_a_fraction_is_that_of_partial_rope_or_of_p_rope(name: str) -> None:
         assert near(q, expected_q, 1e-12) and near(k, expected_k, 1e-12)
 
 
-def by_parts(
-    width: int, base: float, train: int, ramp: Ramp = "index", fast: float = 32.0, slow: float = 1.0
-) -> Tensor:
-    return RopeNTKByParts(width, train, 4.0, ramp, fast, slow, base=base).scaled(1).frequencies
-
-
-def released_yarn(
-    width: int, base: float, train: int, s: float, fast: float = 32, slow: float = 1
-) -> list[float]:
-    """Pair by pair: interpolated, and as much of it kept as the ramp in the index says."""
+def released_yarn(width: int, base: float, train: int, fast: float, slow: float) -> list[float]:
+    """Pair by pair, for a factor of 4: as much is kept as the ramp in the index says."""
     low, high = (
         width * math.log(train / (2 * math.pi * turns)) / (2 * math.log(base)) for turns in (fast, slow)
     )
     low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
-    frequencies = []
-    for c in range(width // 2):
-        theta, ramp = base ** (-2 * c / width), min(max((c - low) / (high - low), 0), 1)
-        frequencies.append(ramp * theta / s + (1 - ramp) * theta)
-    return frequencies
+    ramps = [min(max((c - low) / (high - low), 0), 1) for c in range(width // 2)]
+    return [base ** (-2 * c / width) * (ramp / 4 + 1 - ramp) for c, ramp in enumerate(ramps)]
 
 
 @pytest.mark.parametrize(
-    ("width", "base", "train"),
-    [(16, 1e4, 512), (128, 5e5, 8_192), (8, 1e4, 32), (16, 10.0, 512)],
+    ("width", "base", "train"), [(16, 1e4, 512), (128, 5e5, 8_192), (8, 1e4, 32), (16, 10.0, 512)]
 )
-def test_ramp_in_the_index_is_the_released_one(width: int, base: float, train: int) -> None:
-    assert near(by_parts(width, base, train), released_yarn(width, base, train, 4.0), 1e-14)
-    other = by_parts(width, base, train, fast=8.0, slow=0.25)
-    assert near(other, released_yarn(width, base, train, 4.0, 8, 0.25), 1e-14)
+@pytest.mark.parametrize(("fast", "slow"), [(32.0, 1.0), (8.0, 0.25)])
+def test_ramp_in_the_index_is_the_released_one(width, base, train, fast, slow) -> None:
+    ours = RopeNTKByParts(width, train, 4.0, "index", fast, slow, base=base).scaled(1).frequencies
+    assert near(ours, released_yarn(width, base, train, fast, slow), 1e-14)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -18,39 +17,29 @@ torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 H, K, D, T = 4, 8, 32, 20  # those of `layer_inputs`
 
 
-def made_wall(strength: float = 1.0, dtype: torch.dtype = torch.float64) -> Wall:
-    torch.manual_seed(0)
-    encoding = Wall(D, H, K)
-    encoding.weight.data *= strength
-    encoding.intercept.data.zero_()
-    return encoding.to(dtype)
-
-
-def pair_by_pair(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
-    between = (passed.mT.unsqueeze(-2) - passed.mT.unsqueeze(-3)).clamp(max=0)
-    return torch.einsum("bhik,bhjk,bhijk->bhij", q, k, between.exp())
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("strength", [0.1, 300.0])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8, 43])
 def test_halves_of_blocks_are_the_formula_pair_by_pair(tokens: int, strength: float) -> None:
-    x, q, k, _ = layer_inputs(tokens)
-    queries, keys = project(made_wall(strength), x, q, k, torch.arange(tokens))
-    expected = pair_by_pair(q, k, keys.values[FORGOTTEN])
-    assert worst(made_wall().scores(queries, keys, 1.0).tril(), expected.tril()) < 1e-13
-
-
-def made_path() -> Path:
     torch.manual_seed(0)
-    return Path(D, H, K, rank=5).double()
+    wall = Wall(D, H, K).double()
+    wall.weight.mul_(strength)
+    wall.intercept.zero_()
+    x, q, k, _ = layer_inputs(tokens)
+    queries, keys = project(wall, x, q, k, torch.arange(tokens))
+    passed = keys.values[FORGOTTEN].mT
+    between = (passed.unsqueeze(-2) - passed.unsqueeze(-3)).clamp(max=0)
+    expected = torch.einsum("bhik,bhjk,bhijk->bhij", q, k, between.exp())
+    assert worst(wall.scores(queries, keys, 1.0).tril(), expected.tril()) < 1e-13
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("tokens", [1, CHUNK, 2 * CHUNK + 3])
 def test_chunks_of_keys_are_the_recursion_token_by_token(tokens: int) -> None:
+    torch.manual_seed(0)
+    path = Path(D, H, K, rank=5).double()
     x, q, k, _ = layer_inputs(tokens)
-    queries, keys = project(made_path(), x, q, k, torch.arange(tokens))
+    queries, keys = project(path, x, q, k, torch.arange(tokens))
     w, beta = keys.values[DIRECTION].mT, keys.values[STRENGTH].unsqueeze(-1)
     reflected, rows = torch.empty(*k.shape[:2], 0, K, dtype=torch.float64), []
     for t in range(tokens):
@@ -58,7 +47,7 @@ def test_chunks_of_keys_are_the_recursion_token_by_token(tokens: int) -> None:
         reflected = reflected - beta[:, :, t : t + 1] * along * w[:, :, t : t + 1]
         reflected = torch.cat([reflected, k[:, :, t : t + 1]], -2)
         rows.append((q[:, :, t : t + 1] @ reflected.mT * K**-0.5).squeeze(-2))
-    scores = made_path().scores(queries, keys, K**-0.5)
+    scores = path.scores(queries, keys, K**-0.5)
     assert max(worst(scores[:, :, t, : t + 1], row) for t, row in enumerate(rows)) < 1e-11
 
 

