@@ -44,7 +44,7 @@ def coverage(count: int, *numbers: object, **more: float) -> float:
 
 @pytest.mark.parametrize("of_size", [0.0, 0.3])
 @pytest.mark.parametrize("shape", ["normal", "exponential"])
-@pytest.mark.parametrize(("seeds", "documents"), [(1, 70), (3, 30), (5, 70)])
+@pytest.mark.parametrize(("seeds", "documents"), [(1, 70), (3, 30)])
 def test_an_interval_by_sizes_covers_between_93_and_99(
     seeds: int, documents: int, shape: str, of_size: float
 ) -> None:
@@ -55,12 +55,6 @@ def test_an_interval_by_sizes_covers_between_93_and_99(
 def test_the_simulation_notices_intervals_of_other_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "_with_sizes", lambda differences, sizes: differences)
     assert coverage(400, 1, 70, "normal", of_size=0.3) < 0.8
-
-
-def test_equal_sizes_change_nothing() -> None:
-    differences = np.random.default_rng(1).normal(size=(3, 40))
-    plain, by_size = paired_interval(differences), paired_interval(differences, np.full(40, 7.0))
-    assert (by_size.mean, by_size.low, by_size.high) == pytest.approx((plain.mean, plain.low, plain.high))
 
 
 def test_the_spread_of_a_mean_by_sizes_is_the_exact_jackknife() -> None:

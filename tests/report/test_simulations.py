@@ -49,10 +49,8 @@ class Study:
     seed_spread: float = SMALL
 
     def interval(self, generator: Generator, truth: float = 0.0, spread: float = 1.0) -> Interval:
-        return self.interval_on(self.draw_documents(generator), generator, truth, spread)
-
-    def draw_documents(self, generator: Generator) -> np.ndarray:
-        return DOCUMENTS[self.shape](generator, self.documents)
+        by_document = DOCUMENTS[self.shape](generator, self.documents)
+        return self.interval_on(by_document, generator, truth, spread)
 
     def interval_on(
         self, by_document: np.ndarray, generator: Generator, truth: float, spread: float
@@ -83,33 +81,18 @@ def coverage(study: Study, count: int) -> tuple[float, float]:
 
 def is_wrong(said: str, truth: float) -> bool:
     """Return whether a verdict is false. `degrades` is true of a failure too, because it is a loss."""
-    claims = {
-        "holds": truth <= MARGIN,
-        "degrades": truth >= MARGIN,
-        "fails": truth >= FAILURE,
-        "improves": truth <= -MARGIN,
-        "unclear": True,
-    }
-    return not claims[said]
+    claims = {"holds": truth <= MARGIN, "degrades": truth >= MARGIN, "fails": truth >= FAILURE}
+    return not {**claims, "improves": truth <= -MARGIN, "unclear": True}[said]
 
 
 # Changes along a line, from the shortest length to the longest, and how far apart documents lie. Those that
 # are nearly something lie a hair beyond a boundary, each the likeliest to be judged wrongly.
 LINES: dict[str, list[tuple[float, float]]] = {
-    "rising": [(0.0, 0.005), (0.005, 0.005), (0.0101, 0.005), (0.05, 0.02), (0.15, 0.03), (0.5, 0.1)],
+    "rising": [(0.005, 0.005), (0.0101, 0.005), (0.05, 0.02), (0.5, 0.1)],
     "nearly holding": [(0.0101, 0.004)] * 8,
     "nearly degrading": [(0.0099, 0.004)] * 8,
-    "nearly degrading from the middle": [(0.0, 0.004), (0.005, 0.004), *[(0.0099, 0.004)] * 6],
-    "breaks in the middle": [(0.0, 0.004), (0.02, 0.004), (0.02, 0.004), (0.0099, 0.004)],
 }
 NEAR = {"holds": (0.0101, 0.004), "degrades": (0.0099, 0.004), "fails": (0.2499, 0.08)}
-
-
-def on_the_same_documents(
-    study: Study, generator: Generator, cells: list[tuple[float, float]]
-) -> list[Interval]:
-    by_document = study.draw_documents(generator)
-    return [study.interval_on(by_document, generator, truth, spread) for truth, spread in cells]
 
 
 def share_of_wrong_lines(study: Study, name: str, count: int) -> float:
@@ -141,7 +124,8 @@ def share_of_wrong_comparisons(study: Study, truth: float, lines: int, count: in
     true = {"worse": truth > MARGIN, "better": truth < -MARGIN, "same": abs(truth) <= MARGIN, "unclear": True}
     wrong = 0
     for _ in range(count):
-        intervals = on_the_same_documents(study, generator, [(truth, 0.004)] * lines)
+        by_document = DOCUMENTS[study.shape](generator, study.documents)
+        intervals = [study.interval_on(by_document, generator, truth, 0.004) for _ in range(lines)]
         wrong += any(not true[said] for said in corrected_comparisons(intervals))
     return wrong / count
 
@@ -227,11 +211,3 @@ def test_coverage_in_ten_thousand_simulations_is_right_and_what_the_docstring_sh
     said = np.array(row[1].split(), dtype=float).reshape(-1, 2)
     measured = np.array([(100 * held, width) for held, width in found])
     assert np.all(np.abs(said - measured) < [100 * slack(0.93, 10_000), 0.03])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", LINES)
-@pytest.mark.parametrize("shape", DOCUMENTS)
-@pytest.mark.parametrize("seeds", [3, 5])
-def test_wrong_lines_are_rare_in_four_hundred(seeds: int, shape: str, name: str) -> None:
-    assert share_of_wrong_lines(Study(seeds, 30, shape), name, 400) <= 0.05

@@ -132,17 +132,6 @@ def test_the_way_out_for_runs_without_key_targets_names_the_judge(results: Path)
     )
 
 
-def test_slices_that_different_judges_chose_are_different_tables(results: Path) -> None:
-    for run in (results / "runs").iterdir():
-        judge = f"{run.name.split('-')[0]}-judge"
-        keep_slices(run, {ROW.target_hash: {"key": IS_RECALL}}, judge=judge)
-    tables = build_tables(results, selection=Selection(slice="key"))
-    assert [[line.label for line in table.lines] for table in tables] == [["alibi"], ["rope"]]
-    assert [table.key.judge for table in tables] == ["alibi-judge", "rope-judge"]
-    assert "they differ in judge" in tables[0].why
-    assert "targets: key of alibi-judge (50 % of all)" in tables[0].title
-
-
 @pytest.mark.parametrize("first", [1, 0], ids=["equal bytes in each document", "other bytes"])
 def test_runs_with_other_targets_of_one_judge_are_never_ranked_or_compared(results: Path, first: int) -> None:
     """An interval counts clusters by their bytes, so that equal bytes do not show that targets differ."""
