@@ -1,17 +1,16 @@
 """The controls and the lengths below training decide whether context is used, and say when they cannot."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.results import ROW, add_run
+from support.results import add_run
 from support.tables import only, printed_details
 
 from pe_bench.report.records import ContextUse
 from pe_bench.report.statistics import paired_interval
-from pe_bench.runs.rows import read_rows, write_rows
-from pe_bench.runs.scores import Scores, load_scores, save_scores, score_file
+from pe_bench.runs.rows import read_rows
+from pe_bench.runs.scores import load_scores, score_file
 
 SENSITIVE = {32: 3.2, 64: 3.1, 128: 3.0}
 
@@ -95,54 +94,15 @@ def test_controls_of_another_encoding_do_not_count_for_the_trained_one(tmp_path:
     assert use is not None and use.uses_context == "yes"
 
 
-# Few documents
-
-
-def test_intervals_over_few_documents_resample_segments_and_the_table_says_so(tmp_path: Path) -> None:
-    run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, documents=4)
-    for row in read_rows(run / "eval.csv"):
-        old = load_scores(score_file(run, row))
-        many = Scores(*(np.repeat(getattr(old, name), 50) for name in ("nll", "document", "bytes")))
-        save_scores(score_file(run, row), many)
-    [line] = only(tmp_path).lines
-    interval = line.records[256].interval
-    assert interval is not None and interval.documents == 4 * 3
-    assert "few documents (4): intervals over so few" in printed(tmp_path)
-
-
 # Positions
 
 
 def test_positions_belong_to_the_line_and_are_no_table(tmp_path: Path) -> None:
     for seed in range(2):
         add_run(tmp_path, "rope", SENSITIVE, seed=seed)
-        for length, context in ((1, 1.0), (2, 2.0), (4, 3.5)):
-            run = add_run(
-                tmp_path,
-                "rope",
-                {length: 5.0 - length},
-                seed=seed,
-                protocol="positions",
-                context_mean=context,
-                target_hash="9051",
-            )
+        for length in (1, 2, 4):
+            changes = {"protocol": "positions", "context_mean": length - 0.5, "target_hash": "9051"}
+            add_run(tmp_path, "rope", {length: 5.0 - length}, seed=seed, **changes)
     [line] = only(tmp_path).lines
-    assert [(position.context, len(position.levels)) for position in line.positions] == [
-        (1.0, 2),
-        (2.0, 2),
-        (3.5, 2),
-    ]
-    assert set(line.records) == set(SENSITIVE)
-    # Of several sets of windows it is the one that reaches furthest.
-    further = replace(ROW, run=run.name, seed=1, protocol="positions", length=9, target_hash="fa2", nll=1.0)
-    write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), replace(further, context_mean=9.0)])
-    [line] = only(tmp_path).lines
-    assert [position.context for position in line.positions] == [9.0]
-
-
-def test_controls_on_other_targets_leave_the_answer_empty_with_the_reason(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {**SENSITIVE, 512: 2.8})
-    add_run(tmp_path, "rope", {512: 2.95}, control="swap", target_hash="0ther")
-    use = use_at(tmp_path)
-    assert (use.uses_context, use.swap_gain) == ("", None)
-    assert "cannot judge context use: the controls at 512 were scored on other targets" in printed(tmp_path)
+    positions = [(position.context, len(position.levels)) for position in line.positions]
+    assert positions == [(0.5, 2), (1.5, 2), (3.5, 2)] and set(line.records) == set(SENSITIVE)

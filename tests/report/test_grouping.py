@@ -56,15 +56,6 @@ def test_the_title_says_which_sizes_are_not_those_of_the_models_name(tmp_path: P
     assert all("they differ in model, model sizes, and" in table.why for table in tables)
 
 
-def test_a_damaged_run_is_named_under_the_tables_of_the_others(tmp_path: Path) -> None:
-    bad = add_run(tmp_path, "rope", BREAKING)
-    (bad / "eval.csv").write_text("run\nx")
-    with pytest.raises(RunError, match="is damaged"):
-        build_tables(tmp_path)
-    add_run(tmp_path, "alibi", FLAT)
-    assert any(note.startswith("left out: ") and str(bad) in note for note in only(tmp_path).notes)
-
-
 @pytest.mark.parametrize(
     ("text", "told"), [("run\nx", "is damaged"), (None, "has no scores: make them with")]
 )

@@ -28,12 +28,6 @@ def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_mode
     assert cell.interval.low < cell.compared.of_models.low < cell.compared.of_models.high < cell.interval.high
     text = printed(tmp_path)
     assert "+0.107>?" in text and "sure of these models, not of other seeds" in text
-
-
-def test_an_unclear_change_has_a_bound_and_more_seeds_settle_what_seeds_decide(tmp_path: Path) -> None:
-    cell = with_seeds(tmp_path, 0.02, 0.1, 0.2).records[256]
-    assert cell.interval is not None
-    text = printed(tmp_path)
     bound = f"unclear changes: rope at 256 (at most {cell.interval.high:+.3f})"
     assert f"{bound}. Most of this is how seeds differ" in text
 

@@ -18,15 +18,12 @@ def interval(low: float, high: float) -> Interval:
         ((0.5, 0.6), (0.91, 0.99), (0.00, 0.04), "finds"),  # the language knows nearly all: no room for more
         ((-0.1, 0.6), (0.91, 0.99), (0.00, 0.04), "chance"),  # the language alone answers
         ((0.5, 0.6), (0.89, 0.99), (0.3, 0.5), "partly"),
-        ((0.5, 0.6), (0.15, 0.20), (0.01, 0.06), "partly"),
         ((0.5, 0.6), (0.15, 0.20), (0.01, 0.04), "chance"),  # surely some, but too few to be of use
         ((-0.1, 0.1), (0.10, 0.15), (-0.02, 0.02), "chance"),
         ((-0.1, 0.1), (0.10, 0.40), (-0.02, 0.08), "unclear"),
-        ((0.5, 0.6), (0.10, 0.15), (-0.20, -0.02), "chance"),
         ((0.5, 0.6), (0.10, 0.15), (0.08, 0.12), "chance"),  # more than without the span, and a guess
         ((0.5, 0.6), (0.10, 0.30), (0.08, 0.12), "unclear"),
         ((-0.001, 0.009), (0.10, 0.30), (-0.06, 0.06), "chance"),  # the span changes no score
-        ((-0.001, 0.011), (0.10, 0.30), (-0.06, 0.06), "unclear"),
     ],
 )
 def test_the_verdict_follows_from_three_intervals(

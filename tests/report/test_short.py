@@ -1,19 +1,16 @@
 """The short form of a table: one line an encoding, whose marks and two answers can be relied on."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from support.results import add_run
+from support.tables import printed
 
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
 from pe_bench.report.cells import by_importance, short_lengths, works_to
-from pe_bench.report.columns import show
 from pe_bench.report.page import describe_result
-from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows
@@ -37,20 +34,6 @@ def results(tmp_path: Path) -> Path:
     for name, (level, changes) in CHANGES.items():
         add(tmp_path, name, level, changes)
     return tmp_path
-
-
-def printed(tables: list[Table], width: int | None = None, colours: str | None = None, hint: str = "") -> str:
-    """What a pipe gets, or a terminal of this width."""
-    file = io.StringIO()
-    console = Console(
-        file=file,
-        width=width or 80,
-        force_terminal=width is not None,
-        color_system=colours,  # pyright: ignore[reportArgumentType]
-        no_color=False,
-    )
-    show(tables, console, hint=hint)
-    return file.getvalue()
 
 
 def cells_of(text: str, name: str) -> list[str]:
@@ -79,23 +62,16 @@ def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> No
     heading = printed([table], 80).splitlines()[3].split()
     assert heading[1:6] == ["at", "128", "64", "192", "2048"]
     assert "64: less context than in training costs by nature" in printed([table], 80)
+    [table] = build_tables(results, selection=Selection(lengths=(64, 512)))
+    assert cells_of(printed([table], 100), "alibi") == ["1.762", "+0.100", "+0.003", "512"]
+    with pytest.raises(UserError, match="--lengths 77: nothing was scored at that length"):
+        build_tables(results, selection=Selection(lengths=(77,)))
     [run] = (results / "runs").glob("rope-*")
     [table] = run_tables(read_rows(run / "eval.csv"), run, asked=(64, 512))
     assert short_lengths(table) == [64, 192, 256, 512, 1024, 2048]
     text = printed([table], 50)
     [heading] = [line.split() for line in text.splitlines() if line.startswith("encoding ")]
     assert {"64", "512"} < set(heading) and "no room for" in text
-
-
-def test_works_to_has_a_question_mark_where_it_surely_holds_to_a_shorter_length_only(results: Path) -> None:
-    [table] = build_tables(results)
-    alibi = next(line for line in table.lines if line.encoding == "alibi")
-    found = replace(alibi.break_point, holds_to=256, works_to=2048)
-    assert works_to(replace(alibi, break_point=found), table).mark == "?"
-    assert works_to(replace(alibi, break_point=replace(found, holds_to=2048)), table).mark == ""
-    unsure = replace(table, lines=(replace(alibi, break_point=found),))
-    assert "a length with ?: unclear from a shorter one on" in printed([unsure], 100)
-    assert "None of 1 hold" in describe_result(unsure) and "1 is unclear" in describe_result(unsure)
 
 
 @pytest.mark.parametrize(
@@ -136,22 +112,18 @@ def test_the_newest_runs_table_is_shown_and_the_others_are_counted(results: Path
     assert build_report(results).others == 0 and len(build_tables(results)) == 3
 
 
-def test_named_lengths_are_shown_beside_the_training_length_and_change_no_verdict(
-    results: Path,
-) -> None:
-    [table] = build_tables(results, selection=Selection(lengths=(64, 512)))
-    text = printed([table], 100)
-    assert cells_of(text, "alibi") == ["1.762", "+0.100", "+0.003", "512"]
-    with pytest.raises(UserError, match="--lengths 77: nothing was scored at that length"):
-        build_tables(results, selection=Selection(lengths=(77,)))
-
-
 def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_five_notes(results: Path) -> None:
     [table] = build_tables(results)
     assert "past the table of 128" in printed([table], 200)
     caveats = tuple(f"caveat {number}" for number in range(9))
     text = printed([replace(table, caveats=caveats)], 200)
     assert "caveat 2" in text and "caveat 8" not in text and "6 more notes: --details" in text
+    alibi = next(line for line in table.lines if line.encoding == "alibi")
+    point = replace(alibi.break_point, holds_to=256, works_to=2048)
+    unsure = replace(table, lines=(replace(alibi, break_point=point),))
+    assert works_to(unsure.lines[0], table).mark == "?"
+    assert "a length with ?: unclear from a shorter one on" in printed([unsure], 100)
+    assert "None of 1 hold" in describe_result(unsure) and "1 is unclear" in describe_result(unsure)
 
 
 def test_with_a_baseline_a_length_that_it_lacks_takes_no_column_unless_it_is_asked_for(

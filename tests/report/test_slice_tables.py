@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.results import ROW, add_run
-from support.tables import line_of, only
+from support.tables import line_of, only, printed
 from test_anchor_lines import add_anchors
-from test_short import cells_of, printed
+from test_short import cells_of
 
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables

@@ -80,34 +80,14 @@ def test_a_run_that_joins_a_table_changes_no_verdict_of_another_line(tmp_path: P
     assert joined.bits_per_byte == pytest.approx(3.02, abs=1e-6), "on the set of all lines"
 
 
-def test_a_change_is_of_a_set_that_all_seeds_have(tmp_path: Path) -> None:
-    for seed in range(2):
-        add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=seed)
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.5}, seed=0, target_hash="b16", targets=480, documents=120)
-    cell = line_of(only(tmp_path), "rope").records[256]
-    assert cell.interval and cell.interval.seeds == 2
-    assert cell.change == pytest.approx(0.1, abs=1e-6)
-
-
-def test_seeds_that_lack_a_length_are_not_counted_there(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=0)
-    add_run(tmp_path, "rope", {128: 3.2}, seed=1)
-    table = only(tmp_path)
-    cells = line_of(table, "rope").records
-    assert cells[128].levels == pytest.approx((3.0, 3.2), abs=1e-6)
-    assert cells[256].levels == pytest.approx((3.1,), abs=1e-6)
-    assert "3.100 (n=1)" in printed_details([table])
-    assert "3.100 (n=2)" not in printed_details([table])
-
-
-@pytest.mark.parametrize("damage", ["missing", "damaged", "of another row"])
+@pytest.mark.parametrize("damage", ["missing", "of another row"])
 def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path, damage: str) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1, 512: 4.0})
     paths = {row.length: score_file(run, row) for row in read_rows(run / "eval.csv")}
     if damage == "missing":
         paths[256].unlink()
     else:
-        paths[256].write_bytes(paths[512].read_bytes() if damage == "of another row" else b"junk")
+        paths[256].write_bytes(paths[512].read_bytes())
     table = only(tmp_path)
     cells = line_of(table, "rope").records
     assert cells[256].change == pytest.approx(0.1, abs=1e-6)
@@ -146,29 +126,20 @@ def test_the_break_point_says_where_it_is_unclear_and_has_numbers_to_sort_by(
     assert found.breaks_at == breaks_at
 
 
-@pytest.mark.parametrize(("status", "works_to"), [("undefined", 128), ("out_of_memory", None)])
-def test_a_length_out_of_an_encodings_reach_is_where_it_stops_working_but_not_one_out_of_memory(
-    status: str, works_to: int | None
-) -> None:
-    cells = {256: judged("undefined", status=status)}
-    assert find_break_point(cells, 128).works_to == works_to  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.parametrize(
-    ("of_models", "of_seeds", "works_to"),
+    ("judgement", "works_to"),
     [
-        ("degrades", ("degrades", "unclear"), 256),
-        ("fails", ("fails", "degrades"), 256),
-        ("unclear", ("fails", "degrades"), 256),
-        ("unclear", ("fails", "unclear"), 1024),
-        ("holds", ("holds", "unclear"), 1024),
-        ("", (), 1024),  # of one seed
+        (judged("unclear", "degrades", ("degrades", "unclear")), 256),
+        (judged("unclear", "unclear", ("fails", "degrades")), 256),
+        (judged("unclear", "unclear", ("fails", "unclear")), 1024),
+        (judged("unclear", "holds", ("holds", "unclear")), 1024),
+        (judged("unclear"), 1024),  # of one seed
+        (judged("undefined", status="undefined"), 256),
     ],
 )
-def test_an_unclear_length_that_breaks_these_models_is_not_reached(
-    of_models: str, of_seeds: tuple[str, ...], works_to: int
+def test_a_length_that_breaks_these_models_or_is_out_of_reach_is_where_it_stops_working(
+    judgement: SimpleNamespace, works_to: int
 ) -> None:
-    cells = {length: judged("unclear") for length in (256, 512, 1024)}
-    cells[512] = judged("unclear", of_models, of_seeds)
-    found = find_break_point(cells, 128)  # pyright: ignore[reportArgumentType]
-    assert (found.works_to, found.holds_to, found.breaks_at) == (works_to, 128, None)
+    cells = {256: judged("unclear"), 512: judgement, 1024: judged("unclear")}
+    point = find_break_point(cells, 128)  # pyright: ignore[reportArgumentType]
+    assert (point.works_to, point.holds_to, point.breaks_at) == (works_to, 128, None)

@@ -32,13 +32,10 @@ def test_conditions_that_cannot_be_met_are_refused(word: str, message: str) -> N
     ("words", "lines", "seeds"),
     [
         (["encoding=rope"], ["rope"], 3),
-        (["encoding=r*"], ["rope"], 3),
         (["encoding!=rope"], ["alibi"], 3),
         (["seed<2"], ["alibi", "rope"], 2),
         (["seed=0,2", "encoding=rope,alibi"], ["alibi", "rope"], 2),
-        (["seed>=1", "seed!=2"], ["alibi", "rope"], 1),
         (["parameters>850000"], ["alibi"], 3),
-        (["seed=0.0"], ["alibi", "rope"], 1),
     ],
 )
 def test_conditions_choose_rows(results: Path, words: list[str], lines: list[str], seeds: int) -> None:
