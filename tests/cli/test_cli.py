@@ -59,24 +59,23 @@ def test_a_failing_job_does_not_stop_a_sweep_and_is_told_in_one_line(train, fold
     assert len(list((folder / "results" / "runs").glob("*/result.json"))) == 1
 
 
-def test_eval_scores_under_each_protocol(begin, command, folder):
-    begin("encoding=alibi")
-    for protocol in ("nonoverlapping", "sliding"):
-        arguments = ["--lengths", "32,64", "--protocol", protocol, "--results-dir", str(folder / "results")]
-        outcome = command("eval", only_run(folder).name, *arguments)
-        assert outcome.code == 0 and f"{protocol} protocol" in outcome.out, outcome.err
-        rows = [row for row in read_rows(only_run(folder) / "eval.csv") if row.protocol == protocol]
-        assert [row.length for row in rows] == [16, 32, 64]
-
-
-def test_a_key_that_scoring_does_not_read_is_told_once_and_changes_nothing(begin, train, command, folder):
+def test_eval_scores_under_each_protocol_and_a_key_that_scoring_does_not_read_is_told_once(
+    begin, train, command, folder
+):
     told = "warning: eval.stride has no effect with eval.protocol=paired: it is for sliding"
     assert told not in begin("encoding=nope").err
     for arguments in (["eval.stride=4"], ["-m", "eval.stride=4", "seed=0,1"]):
         outcome = train("encoding=nope", *arguments)
         assert outcome.code == 0 and outcome.err.count(told) == 1, outcome.err
-    outcome = command("eval", "--stride", "4", "--results-dir", str(folder / "results"))
+    results = ("--results-dir", str(folder / "results"))
+    outcome = command("eval", "--stride", "4", *results)
     assert outcome.code == 0 and outcome.err.count(told) == 1
+    for protocol in ("nonoverlapping", "sliding"):
+        outcome = command("eval", "--lengths", "32,64", "--protocol", protocol, *results)
+        assert outcome.code == 0 and f"{protocol} protocol" in outcome.out, outcome.err
+        run = next((folder / "results" / "runs").glob("nope-s1-*"))  # the newest
+        rows = [row for row in read_rows(run / "eval.csv") if row.protocol == protocol]
+        assert [row.length for row in rows] == [16, 32, 64]
     both = train("-m", "encoding=nope", "eval.stride=4", "eval.protocol=paired,sliding")
     assert both.code == 0 and told not in both.err, "one of the runs reads it"
 
@@ -89,10 +88,3 @@ def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):
     assert rows[32].bits_per_byte is None and "max_position=16" in rows[32].reason
     # No better than byte frequencies after so few steps, so that nothing is judged.
     assert re.search(r"^learned +[\d.]+\* +- +- +-$", outcome.out, re.MULTILINE)
-
-
-def test_cfg_shows_the_configuration_and_trains_nothing(command, folder):
-    outcome = command("train", "--cfg", "job", "encoding=alibi")
-    assert outcome.code == 0
-    assert "name: alibi" in outcome.out and "batch_tokens: 1024" in outcome.out
-    assert files_in(folder / "work") == []

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-import pytest
 import typer
 from support.commands import Command
 
@@ -17,36 +16,30 @@ from pe_bench.config.groups import keys
 NAMES = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize("arguments", [[], ["-h"], ["help"]])
-def test_the_list_of_commands_cuts_no_summary(command: Command, arguments: list[str]) -> None:
-    outcome = command(*arguments)
-    assert outcome.code == 0 and outcome.err == ""
-    listed = outcome.out.partition("\nCommands:\n")[2].splitlines()
-    assert sorted(line.split()[0] for line in listed) == NAMES
-    assert all(line.endswith(".") and not line.endswith("...") and len(line) < 80 for line in listed)
+def test_the_list_of_commands_cuts_no_summary(command: Command) -> None:
+    for arguments in ([], ["-h"], ["help"]):
+        outcome = command(*arguments)
+        assert outcome.code == 0 and outcome.err == ""
+        listed = outcome.out.partition("\nCommands:\n")[2].splitlines()
+        assert sorted(line.split()[0] for line in listed) == NAMES
+        assert all(line.endswith(".") and not line.endswith("...") and len(line) < 80 for line in listed)
     assert command("--version").out.strip() == f"pe-bench {version('pe-bench')}"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_help_fits_80_columns_and_its_examples_have_options_that_are_there(
-    command: Command, name: str
-) -> None:
-    text = command(name, "--help").out
-    assert max(map(len, text.splitlines())) <= 80
-    assert not re.search(r"<(str|int|float|path|file|list)", text) and "[[" not in text.splitlines()[0]
-    explained, _, examples = text.partition("\n  Examples:\n")
-    assert len(examples.splitlines()) >= 3
-    for line in examples.splitlines():
-        program, called, *arguments = shlex.split(line, comments=True)
-        assert (program, called) == ("pe-bench", name)
-        assert all(argument in explained for argument in arguments if argument.startswith("--"))
-
-
-def test_help_has_the_most_used_keys_with_their_defaults_and_every_list(command: Command) -> None:
+def test_help_fits_80_columns_and_its_examples_and_defaults_are_there(command: Command) -> None:
+    for name in NAMES:
+        text = command(name, "--help").out
+        assert max(map(len, text.splitlines())) <= 80
+        assert not re.search(r"<(str|int|float|path|file|list)", text) and "[[" not in text.splitlines()[0]
+        explained, _, examples = text.partition("\n  Examples:\n")
+        assert len(examples.splitlines()) >= 3
+        for line in examples.splitlines():
+            program, called, *arguments = shlex.split(line, comments=True)
+            assert (program, called) == ("pe-bench", name)
+            assert all(argument in explained for argument in arguments if argument.startswith("--"))
     text = " ".join(command("train", "--help").out.split())
     defaults = re.findall(r"([\w.]+)=([\w.]+?)[,.] ", text.partition("defaults")[2])
-    assert len(defaults) == 10
-    assert {*defaults} <= {(key.name, key.default) for key in keys()}
+    assert len(defaults) == 10 and {*defaults} <= {(key.name, key.default) for key in keys()}
     assert all(name in command("list", "--help").out for name in LISTS)
 
 

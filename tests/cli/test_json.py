@@ -48,7 +48,7 @@ def document_of(outcome: Outcome, code: int = 0) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", ["five_seeds", "scalings", "protocols"])
 def test_a_report_is_told_as_data(
     name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,12 +83,13 @@ def test_what_is_scored_and_probed_is_told_as_data(train: Command, command: Comm
     assert nope["records"][0]["baseline"]["verdict"] in ("better", "same", "worse", "unclear")
     both = document_of(command("eval", "rope", "nope", "--lengths", "16,24", *IN, "--json"))
     assert {line["label"] for table in both["tables"] for line in table["lines"]} >= {"rope", "nope"}
-    document_of(command("eval", "rope", "--with", "rope_pi factor=4", *IN, "--json"))
-
+    runs = document_of(command("list", "runs", *IN, "--json"))["rows"]
+    assert [(row["encoding"], row["lengths"], row["steps"]) for row in runs] == [
+        (name, [16, 24, 32], 8) for name in ("nope", "rope")
+    ]
     probe = ("--lengths", "128", "--depths", "2", "--windows", "6", *IN)
     (probed,) = document_of(command("probe", "rope", *probe, "--json"))["probes"]
-    depths = [found["depth"] for found in probed["lines"][0]["found"]]
-    assert depths == [None, 0.0, 1.0]
+    assert [found["depth"] for found in probed["lines"][0]["found"]] == [None, 0.0, 1.0]
     assert document_of(command("report", *IN, "--probe", "--json"))["probes"] == [probed]
 
 
@@ -100,12 +101,8 @@ def test_a_failure_is_in_the_document_too_and_keeps_its_exit_code(command: Comma
         "    def distance_bias(self, distance):\n"
         "        return -0.01 * distance.flip(-1)\n"
     )
-    (found,) = document_of(command("check", f"{wrong}:Wrong", "--json"), 1)["encodings"]
-    assert "fails" in {finding["state"] for finding in found["findings"]}
-    refused = command("report", "--sort", "colour", "--json")
-    assert (refused.code, refused.out) == (2, "")
-    both = command("report", "--csv", "-", "--json")
-    assert both.code == 2 and "all print instead of the table" in both.line
+    (checked,) = document_of(command("check", f"{wrong}:Wrong", "--json"), 1)["encodings"]
+    assert "fails" in {finding["state"] for finding in checked["findings"]}
 
 
 def test_a_try_and_all_tries_are_told_as_data(command: Command, folder: Path) -> None:
@@ -117,26 +114,14 @@ def test_a_try_and_all_tries_are_told_as_data(command: Command, folder: Path) ->
     assert tried == outcome["tried"] and tried["change"] == "nope"
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_a_list_is_told_as_data(name: str, command: Command, begin: Command, folder: Path) -> None:
-    if name == "runs":
-        begin("encoding=rope")
-    document = document_of(command("list", name, *IN, "--json"))
-    assert document["list"] == name and document["rows"]
-    if name == "runs":
-        assert (document["rows"][0]["lengths"], document["rows"][0]["steps"]) == ([16, 32], 8)
-    if name == "encodings":
-        rows = {row["encoding"]: row for row in document["rows"]}
-        assert "ape" in rows["learned"]["aliases"] and rows["logn"]["modifier"]
-
-
-def test_a_check_and_a_measurement_are_told_as_data(command: Command, folder: Path) -> None:
-    (checked,) = document_of(command("check", "rope", "--json"))["encodings"]
-    assert {finding["state"] for finding in checked["findings"]} == {"holds", "not claimed"}
+def test_a_list_a_check_and_a_measurement_are_told_as_data(command: Command, folder: Path) -> None:
+    for name in {*LISTS} - {"runs"}:
+        document = document_of(command("list", name, "--json"))
+        assert document["list"] == name and document["rows"]
+        if name == "encodings":
+            rows = {row["encoding"]: row for row in document["rows"]}
+            assert "ape" in rows["learned"]["aliases"] and rows["logn"]["modifier"]
     speed = document_of(command("speed", "nope", "--lengths", "16", "--repeats", "1", "threads=1", "--json"))
     assert speed["rows"][0]["encoding"] == "nope" and speed["rows"][0]["milliseconds"] > 0
-
-
-def test_what_is_no_number_is_a_word() -> None:
     interval = plain(Interval(float("nan"), float("-inf"), float("inf"), 1, 1))
     assert (interval["mean"], interval["low"], interval["high"]) == ("NaN", "-Infinity", "Infinity")

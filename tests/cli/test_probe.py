@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.commands import Command, only_run
 
-from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring import scorer
 
@@ -36,40 +36,30 @@ def test_a_run_is_probed_shown_again_and_drawn(begin: Command, command: Command,
     assert after[0].out == before[0].out + hint and after[1].out == before[1].out
 
 
-def probed(folder: Path, length: int) -> list[Row]:
-    rows = read_rows(only_run(folder) / "eval.csv")
-    return [row for row in rows if row.protocol == "probe" and row.length == length]
-
-
 def test_a_probe_that_is_interrupted_keeps_what_is_scored_and_ends_with_the_same_numbers(
     begin: Command, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def numbers() -> dict[tuple[str, ...], tuple[float | None, list[float]]]:
-        run = only_run(folder)
-        return {
-            row.key: (row.accuracy, load_scores(score_file(run, row)).nll.tolist())
-            for row in probed(folder, 128)
-        }
+        rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "probe"]
+        return {row.key: (row.accuracy, load_scores(score_file(run, row)).nll.tolist()) for row in rows}
 
     begin("encoding=nope")
-    unscored = (only_run(folder) / "eval.csv").read_bytes()
+    run, scored, score = only_run(folder), list[str](), scorer.score_needles
+    unscored = (run / "eval.csv").read_bytes()
     assert command("probe", *SMALL).code == 0
     expected = numbers()
-    (only_run(folder) / "eval.csv").write_bytes(unscored)
-    scored: list[str] = []
-    score = scorer.score_needles
+    (run / "eval.csv").write_bytes(unscored)
 
-    def stopped(*arguments):
+    def counted(*arguments):
         if len(scored) == 3:
             raise KeyboardInterrupt
         scored.append("")
         return score(*arguments)
 
-    monkeypatch.setattr(scorer, "score_needles", stopped)
+    monkeypatch.setattr(scorer, "score_needles", counted)
     outcome = command("probe", *SMALL)
     assert outcome.code == 130 and len(numbers()) == 3
     scored.clear()
-    monkeypatch.setattr(scorer, "score_needles", lambda *arguments: scored.append("") or score(*arguments))
     assert command("probe", *SMALL).code == 0 and len(scored) == 1
     assert numbers() == expected and len(expected) == 4
 
@@ -81,7 +71,5 @@ def test_a_run_of_a_task_has_no_text_to_probe(begin: Command, command: Command, 
     assert done.code == 0, done.err
     before = {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")}
     outcome = command("probe", "--all", *SMALL)
-    assert outcome.code == 2 and "answers task=copy: score it with pe-bench eval; or leave" in outcome.line
+    assert outcome.code == 2 and "answers task=copy" in outcome.line
     assert {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")} == before
-    newest = command("probe", *SMALL)
-    assert newest.code == 2 and newest.line.endswith("answers task=copy: score it with pe-bench eval")
