@@ -119,9 +119,6 @@ class PassState:
     is_neutral: bool = False
     caught: dict[int, Caught] | None = None
 
-    def end(self) -> None:
-        self.layers, self.window, self.is_neutral = (), None, False
-
 
 def register() -> None:
     """Make our functions known to transformers, under one name."""

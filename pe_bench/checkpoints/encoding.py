@@ -265,13 +265,9 @@ def _is(values: dict[str, Any], rotation: Rotation) -> bool:
     assert isinstance(built, RoPE | RopeScaling)
     if isinstance(built, RopeScaling):
         scaled, factor = built.scaled(built.train_length)
-        frequencies = built.kept(scaled)
+        ours = built.kept(scaled)
     else:
-        frequencies, factor = built.frequencies, 1.0
-    expected = torch.tensor(rotation.frequencies, dtype=torch.float64)
-    is_factor = math.isclose(factor, rotation.factor, rel_tol=TOLERANCE)
-    return (
-        is_factor
-        and frequencies.shape == expected.shape
-        and torch.allclose(frequencies, expected, rtol=TOLERANCE, atol=0)
-    )
+        ours, factor = built.frequencies, 1.0
+    theirs = torch.tensor(rotation.frequencies, dtype=torch.float64)
+    is_same = ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=TOLERANCE, atol=0)
+    return is_same and math.isclose(factor, rotation.factor, rel_tol=TOLERANCE)

@@ -37,8 +37,6 @@ def layers_of(text: str) -> Grid:
         facts = (*_rotation(rotation, rotations_of(config), length), *_facts(layer))
         numbers.setdefault(facts, []).append(number)
     notes = [] if table is None else [f"it has a table of {table:,} learned positions"]
-    if answer.reads_positions and table is None:
-        notes.append("something other than a rotation reads positions")
     notes.append("turned: the features of a head that the rotation turns; found with random tokens")
     title = f"{source.name}: {opened.architecture}, {opened.size.n_layers} layers"
     trained = f"training length {length:,}, by {length_from}"

@@ -30,7 +30,6 @@ from pe_bench.values import without_none
 # Keys that say what to score, on which text and where; all others describe a training.
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
 TRAIN_LENGTH = "train.length"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
 
 
@@ -110,7 +109,7 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data_of(config)
     plans = planner(config, config.eval, data)
-    dtype, length = DTYPES[config.eval.precision], config.train.length
+    dtype, length = getattr(torch, config.eval.precision), config.train.length
     opened = open_checkpoint(source, load_config(source), length, about.begin, dtype, plain=about.plain)
     sizes = data.vocab_size, opened.model.vocab_size
     message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"

@@ -70,9 +70,8 @@ class CheckpointModel(LanguageModel):
         """
         if self.begin is not None:
             tokens_BT = torch.cat([torch.full_like(tokens_BT[:, :1], self.begin), tokens_BT[:, 1:]], 1)
-        last = int(ids.max())
-        if self.max_positions is not None and last >= self.max_positions:
-            raise LengthError(f"position {last} is past the model's table of {self.max_positions} positions")
+        if self.max_positions is not None and int(ids.max()) >= self.max_positions:
+            raise LengthError(f"position {int(ids.max())} is past the model's table of {self.max_positions}")
         arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
         if self.takes_positions:
             arguments["position_ids"] = (ids if ids.dim() == 2 else ids[None]).expand(len(tokens_BT), -1)
@@ -84,7 +83,7 @@ class CheckpointModel(LanguageModel):
         except (IndexError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
-            # At a length that it was trained at, the length is not the reason.
+            last = int(ids.max())  # at a length that the model was trained at, the length is not the reason
             kind = LengthError if last >= self.train_length else RunError
             raise kind(f"the model cannot compute position {last}: {first_line(error)}") from error
         finally:

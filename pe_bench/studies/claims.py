@@ -77,9 +77,8 @@ class Measurements:
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
-        where = (length, protocol, control)
         rows = [row for row in self.rows.get(series.sweep, []) if series.has(row) and has_number(row)]
-        return [row for row in rows if (row.length, row.protocol, row.control) == where]
+        return [row for row in rows if (row.length, row.protocol, row.control) == (length, protocol, control)]
 
     def as_trained(self, series: Series) -> list[Row]:
         """Return the rows of a series' runs under the encoding that they were trained with."""
@@ -96,10 +95,10 @@ class Measurements:
         """
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
         row_of = {row.run: row for of_sweep in self.rows.values() for row in of_sweep}
-        first_of = {
-            row.run: first.run for row in rows if (first := self._runs.folder_of(row.run).first_stage)
+        stages = {row.run: self._runs.folder_of(row.run).first_stage for row in rows}
+        counted_on = {
+            run: row_of[first.run] for run, first in stages.items() if first and first.run in row_of
         }
-        counted_on = {run: row_of[first] for run, first in first_of.items() if first in row_of}
         return unlearned(rows, self._runs, counted_on)
 
     def is_later_stage(self, series: Series) -> bool:
@@ -107,10 +106,9 @@ class Measurements:
 
     def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
         """Return rows with those of the study's training length, of runs scored as they were trained."""
-        trained = [row for row in self.as_trained(series) if row.length == self.length]
-        return pairs_of(
-            self.at(series, length, protocol), [row for row in trained if row.protocol == protocol]
-        )
+        trained = [row for row in self.as_trained(series) if row.protocol == protocol]
+        first = [row for row in trained if row.length == self.length]
+        return pairs_of(self.at(series, length, protocol), first)
 
     def change(self, series: Series, length: int, protocol: str) -> Paired:
         return paired(self.changes(series, length, protocol), self._runs, NOT_SCORED)

@@ -34,10 +34,8 @@ REASONS = {
 # Of a table, a CSV file. level: a mean over seeds in bits per byte, or of a task the share of right examples.
 # seed_sd: the standard deviation over seeds; 0 for one seed. torch: without its build.
 KEY = ("variant", "data", "sweep", "encoding", "protocol", "control", "length")
-COLUMNS = (
-    *(*KEY, "level", "seed_sd", "seeds", "data_hash", "target_hash", "model", "setting"),
-    *("torch", "pe_bench", "date"),
-)
+OF_LEVEL = ("level", "seed_sd", "seeds", "data_hash", "target_hash", "model", "setting")
+COLUMNS = (*KEY, *OF_LEVEL, "torch", "pe_bench", "date")
 Level = Mapping[str, str]  # a row of a table
 key_of = itemgetter(*KEY)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
-from support.commands import Command, Outcome, write_corpus
+from support.commands import Command, write_corpus
 
 import pe_bench
 from pe_bench.runs.folder import read_config
@@ -20,15 +20,9 @@ def score(tmp_path: Path, command: Command) -> Command:
     write_corpus(tmp_path / "corpus")
     write_checkpoint(tmp_path / "llama", "llama")
 
-    def run(name: str, *arguments: str) -> Outcome:
-        return command(
-            *("eval", f"hf:{tmp_path / name}", "data=files", f"data.path={tmp_path / 'corpus'}"),
-            *(f"cache_dir={tmp_path / 'cache'}", "threads=1"),
-            *(() if "--protocol" in arguments else ("eval.targets=6",)),
-            *("--results-dir", str(tmp_path / "results"), *arguments),
-        )
-
-    return run
+    text = ("data=files", f"data.path={tmp_path / 'corpus'}", f"cache_dir={tmp_path / 'cache'}", "threads=1")
+    where = ("eval.targets=6", "--results-dir", str(tmp_path / "results"))
+    return lambda name, *arguments: command("eval", f"hf:{tmp_path / name}", *text, *where, *arguments)
 
 
 def run_in(folder: Path) -> Path:
@@ -43,14 +37,24 @@ def rows_in(folder: Path) -> list[Row]:
 def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
     tmp_path: Path, score: Command, command: Command
 ) -> None:
-    done = score("llama", "--lengths", "16,64", "--with", "yarn factor=2")
+    window = "sliding_window window=32"
+    done = score("llama", "--lengths", "16,64", "--with", "yarn factor=2", "--with", window)
     assert done.code == 0, done.err
     rows, run = rows_in(tmp_path), run_in(tmp_path)
     assert {row.length for row in rows} == {16, TRAIN_LENGTH, 64}
-    assert {row.scored_with for row in rows} == {"rope", "yarn factor=2.0"}
-    shared = {(row.model, row.encoding, row.steps, row.status) for row in rows}
+    labels = {row.scored_with for row in rows}
+    [windowed] = labels - {"rope", "yarn factor=2.0"}
+    shared = {(row.model, row.encoding, row.steps, row.status) for row in rows if row.scored_with != windowed}
     assert shared == {("hf:llama", "rope", 0, "ok")}
-    assert {row.control for row in rows} == {"none", "window", "swap"}
+    nll = {
+        (row.scored_with, row.control): load_scores(score_file(run, row)).nll
+        for row in rows
+        if row.length == 64
+    }
+    assert {control for _, control in nll} == {"none", "window", "swap"}
+    outside, inside = nll["rope", "window"], nll[windowed, "none"]
+    assert np.allclose(outside, inside, atol=1e-4), "the control limits layers as a sliding window does"
+    assert not np.allclose(outside, nll["rope", "none"], atol=1e-4)
     said = " ".join(done.out.split())
     assert "trained at 32 tokens according to max_position_embeddings" in said
     # They are compared with the entropy of the scored tokens' own frequencies, the best of single tokens.
@@ -122,18 +126,6 @@ def test_checkpoints_with_other_tokenizers_get_a_table_each(tmp_path: Path, scor
     done = score("llama", f"hf:{tmp_path / 'other'}", "--lengths", "48")
     assert done.code == 0, done.err
     assert "table 1 of 2" in done.out and "compare bits per byte by eye" in " ".join(done.out.split())
-
-
-def test_the_window_control_equals_a_sliding_window(tmp_path: Path, score: Command) -> None:
-    done = score("llama", "--lengths", "64", "--with", "sliding_window window=32")
-    assert done.code == 0, done.err
-    rows = {(row.scored_with, row.control): row for row in rows_in(tmp_path) if row.length == 64}
-    [inside] = [key for key in rows if "sliding_window" in key[0] and key[1] == "none"]
-    outside, inside, free = (
-        load_scores(score_file(run_in(tmp_path), rows[key])).nll
-        for key in (("rope", "window"), inside, ("rope", "none"))
-    )
-    assert np.allclose(outside, inside, atol=1e-4) and not np.allclose(outside, free, atol=1e-4)
 
 
 @pytest.mark.parametrize(

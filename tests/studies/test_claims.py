@@ -1,6 +1,7 @@
 """Claims of a paper against made scores: each kind holds, is contradicted or stays unclear."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -37,12 +38,13 @@ def scores(tmp_path_factory: pytest.TempPathFactory) -> Measurements:
 
 def measurements(results: Path, runs: list[Path], **sweeps: list[Path]) -> Measurements:
     """Return what the study measured in these runs, were all of their rows its own."""
-    return Measurements(results, [step(of_sweep, sweep) for sweep, of_sweep in ({"": runs} | sweeps).items()])
-
-
-def step(runs: list[Path], sweep: str) -> Step:
-    keys = [row.key for run in runs for row in read_rows(run / "eval.csv")]
-    return Step(sweep, tuple(run.name for run in runs), tuple(keys))
+    keys = {run: [row.key for row in read_rows(run / "eval.csv")] for run in chain(runs, *sweeps.values())}
+    parts = ({"": runs} | sweeps).items()
+    steps = [
+        Step(sweep, tuple(run.name for run in of_sweep), tuple(key for run in of_sweep for key in keys[run]))
+        for sweep, of_sweep in parts
+    ]
+    return Measurements(results, steps)
 
 
 def judged(scores: Measurements, kind: str, of: str, at: float = 2, **more: str) -> Judged:
@@ -59,7 +61,6 @@ def judged(scores: Measurements, kind: str, of: str, at: float = 2, **more: str)
         ("loses_less", "flat", {"than": "falling"}, "contradicted"),
         ("order", "flat", {"than": "absent"}, "unclear"),
         ("alike", "flat", {"than": "near"}, "holds"),
-        ("alike", "near", {"than": "flat"}, "holds"),
         ("alike", "flat", {"than": "late"}, "contradicted"),
         ("alike", "late", {"than": "flat"}, "contradicted"),
         ("falls", "falling", {}, "holds"),
@@ -68,11 +69,9 @@ def judged(scores: Measurements, kind: str, of: str, at: float = 2, **more: str)
         ("rises", "failing", {}, "holds"),
         ("rises", "falling", {}, "contradicted"),
         ("holds", "flat", {}, "holds"),
-        ("holds", "falling", {}, "holds"),
         ("holds", "failing", {}, "contradicted"),
         ("breaks", "failing", {}, "holds"),
         ("breaks", "flat", {}, "contradicted"),
-        ("breaks_first", "failing", {"than": "flat"}, "holds"),
         ("breaks_first", "failing", {"than": "late"}, "holds"),
         ("breaks_first", "late", {"than": "failing"}, "contradicted"),
         ("breaks_first", "flat", {"than": "falling"}, "unclear"),
@@ -95,8 +94,8 @@ def test_a_claim_shows_the_length_that_decides_it(scores: Measurements) -> None:
         assert claim.measured.mean == pytest.approx(mean, abs=1e-3)
     decided = judged(scores, "breaks_first", "failing", 1, than="late")
     assert decided.decided_at == 256 and decided.measured.mean == pytest.approx(0.7, abs=1e-3)
-    for of, than in (("flat", "falling"), ("failing", "failing")):
-        assert "no length where one" in judged(scores, "breaks_first", of, 1, than=than).measured.missing
+    undecided = judged(scores, "breaks_first", "flat", 1, than="falling")
+    assert "no length where one" in undecided.measured.missing
 
 
 def test_windows_of_other_kinds_are_compared_with_the_plain_ones(tmp_path: Path) -> None:
@@ -161,7 +160,6 @@ def test_a_task_is_solved_or_missed_by_the_share_of_right_examples(tmp_path: Pat
     task, unsolved = add_answers(tmp_path / "1", shares), add_answers(tmp_path / "2", {"rope": {128: 0.5}})
     for scores, kind, of, at, outcome in (
         (task, "solves", "nope", 2, "holds"),
-        (task, "misses", "nope", 2, "contradicted"),
         (task, "solves", "rope", 2, "contradicted"),
         (task, "misses", "rope", 2, "holds"),
         (task, "misses", "new", 1, "holds"),
@@ -169,7 +167,6 @@ def test_a_task_is_solved_or_missed_by_the_share_of_right_examples(tmp_path: Pat
         (task, "solves", "absent", 2, "unclear"),
         (task, "order", "nope", 2, "holds"),
         (unsolved, "misses", "rope", 1, "unclear"),  # and nobody solves it: it may need more training
-        (unsolved, "solves", "rope", 1, "unclear"),
     ):
         claim = judged(scores, kind, of, at, protocol="task", than="rope" if kind == "order" else "")
         assert claim.outcome == outcome, (kind, of, at)
@@ -186,9 +183,9 @@ def add_answers(results: Path, shares: dict[str, dict[int, float]]) -> Measureme
         rows = []
         for row in read_rows(run / "eval.csv"):
             right = (np.arange(100) < 100 * shares[row.encoding][row.length]).astype(np.float32)
-            ones, nll = np.ones(100, np.int64), np.ones(100, np.float32)
-            save_scores(score_file(run, row), Scores(nll, np.arange(100), ones, correct=right))
-            share = float(right.mean())
-            rows.append(replace(row, bits_per_byte=None, exact=share, accuracy=share, chance=0.1))
+            scores = Scores(np.ones(100, np.float32), np.arange(100), np.ones(100, np.int64), correct=right)
+            save_scores(score_file(run, row), scores)
+            exact = float(right.mean())
+            rows.append(replace(row, bits_per_byte=None, exact=exact, accuracy=exact, chance=0.1))
         write_rows(run / "eval.csv", rows)
     return measurements(results, runs)

@@ -63,8 +63,6 @@ def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
         text = str(judged("holds", kind, than="alibi"))
         assert text.startswith("rope ") and ("256" in text or "before alibi" in text)
     assert str(judged("holds", "falls", "", sweep="yarn 128k")) == "yarn 128k is better at 256 than at 128"
-    claim = judged("holds", "loses_less", sweep="256k tokens", than_sweep="2M tokens")
-    assert str(claim) == "rope (256k tokens) loses less than rope (2M tokens) from its training length to 256"
 
 
 @pytest.mark.parametrize(
@@ -79,10 +77,12 @@ def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
         (levels(math.nan), levels(2.0), 1),
     ],
 )
-def test_a_level_differs_beyond_the_tolerance(ours: list[Level], table: list[Level], differing: int) -> None:
+def test_levels_may_differ_by_the_tolerance(ours: Any, table: Any, differing: int) -> None:
     compared, incomparable = compare(ours, table)
     assert len(Outcomes(STUDY, [], ours, compared).differing) == differing
     assert len(compared) == 1 and not incomparable
+    lines = printed(compared=(compared, {}))
+    assert sum(line.startswith("  differs: rope at 128") for line in lines) == differing
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,8 @@ def test_only_what_was_made_alike_is_compared(ours: Any, table: Any, reason: str
     assert ("levels not comparable: 1, " in text) is bool(reason)
 
 
-def test_levels_that_differ_are_named() -> None:
-    lines = printed(compared=compare(levels(1.8, 1.8), levels(1.0, 1.8)))
-    assert sum(line.startswith("  differs: rope at 128") for line in lines) == 1
-    assert any("1 of 2 levels agree" in line for line in lines)
-
-
 def test_a_table_keeps_levels_of_other_texts(tmp_path: Path) -> None:
     table, files = tmp_path / "toy.csv", levels(1.1, data="files")
-    assert read_table(table) == []
     for written in (levels(1.8, 2.5), files, levels(1.9)):
         write_levels(table, written)
     assert read_table(table) == [*files, *levels(1.9)]
@@ -134,9 +127,8 @@ def test_curves_of_other_studies_of_the_same_runs_are_not_drawn(
     drawn: list[Any] = []
     monkeypatch.setattr(draw, "plot_tables", lambda tables, path: drawn.extend(tables))
     study = replace(STUDY, sweeps=(Sweep(["rope"], tokens=1), Sweep(["rope"], "2M", tokens=2)))
-    runs: Any = SimpleNamespace(results_dir=tmp_path, study=study)
     steps = [Step("", (run.name,), keys), Step("2M", (longer.name,), of_longer)]
-    command._draw(runs, Measurements(tmp_path, steps))
+    command._draw(SimpleNamespace(results_dir=tmp_path, study=study), Measurements(tmp_path, steps))  # type: ignore[arg-type]
     [table] = drawn  # what sweeps differ in sets lines apart
     assert {line.label for line in table.lines} == {"rope train.tokens=1", "rope train.tokens=2"}
     assert table.lengths == (128, 512)

@@ -55,16 +55,18 @@ class Mine(LayerEncoding):
 """
 
 
+FILES = {
+    "study/toy.yaml": TOY,
+    "encoding/mine.py": CODE,
+    "encoding/mine.yaml": "name: mine\nclass: mine.py:Mine\n",
+}
+
+
 @pytest.fixture
 def configs(folder: Path) -> Path:
     """Write a study and an encoding, and return their folder."""
-    (folder / "own" / "study").mkdir(parents=True)
-    (folder / "own" / "encoding").mkdir()
-    for name, text in {
-        "study/toy.yaml": TOY,
-        "encoding/mine.py": CODE,
-        "encoding/mine.yaml": "name: mine\nclass: mine.py:Mine\n",
-    }.items():
+    for name, text in FILES.items():
+        (folder / "own" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "own" / name).write_text(text)
     return folder / "own"
 
@@ -138,21 +140,16 @@ def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
         assert named([*study.of_each(study.sweeps[0]), encoding]) == named(plain)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_a_mistake_is_one_line_before_anything_is_written(command: Command, folder: Path) -> None:
+    for arguments, said in (
         (["windwed"], "unknown study 'windwed': did you mean 'windowed'?"),
         (["alibi", "kerple"], "one study at a time: alibi, kerple"),
         (["alibi", "train.lr=3"], "train.lr=3 would change the study"),
         (["alibi", "--text", "nowhere"], "--text nowhere is neither stdlib nor a folder"),
         (["gpu"], "device=cuda was not found"),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_is_written(
-    command: Command, folder: Path, arguments: list[str], said: str
-) -> None:
-    outcome = command("reproduce", *arguments)
-    assert outcome.code == 2 and said in outcome.line and not list(Path().iterdir())
+    ):
+        outcome = command("reproduce", *arguments)
+        assert outcome.code == 2 and said in outcome.line and not list(Path().iterdir())
 
 
 def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
@@ -171,17 +168,17 @@ def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
         assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "unknown"), [("[mine]", "[mien]"), ("rope_pi factor=2]", "rope_ip]")])
-def test_an_unknown_encoding_is_refused_before_anything_is_trained(
-    command: Command, configs: Path, name: str, unknown: str
-) -> None:
-    (configs / "study" / "toy.yaml").write_text(TOY.replace(name, unknown))
-    outcome = command(*arguments(configs))
-    assert outcome.code == 2 and "did you mean" in outcome.line and not Path("results").exists()
+def test_an_unknown_encoding_is_refused_before_anything_is_trained(command: Command, configs: Path) -> None:
+    for name, unknown in (("[mine]", "[mien]"), ("rope_pi factor=2]", "rope_ip]")):
+        (configs / "study" / "toy.yaml").write_text(TOY.replace(name, unknown))
+        outcome = command(*arguments(configs))
+        assert outcome.code == 2 and "did you mean" in outcome.line and not Path("results").exists()
 
 
 def test_reproduce_alone_lists_all_studies_and_which_are_done(command: Command, folder: Path) -> None:
-    picture = read_study("windowed").picture(Path("results"))
+    study = read_study("windowed")
+    assert study.quick().picture(Path()).stem == "windowed-quick"
+    picture = study.picture(Path("results"))
     picture.parent.mkdir(parents=True)
     picture.write_bytes(b"")
     listed = command("reproduce").out
@@ -208,13 +205,3 @@ def test_the_claims_of_a_shipped_study_are_of_what_its_runs_score() -> None:
             for label, sweep in series_of(claim):
                 assert re.split("[ +]", label)[0] in trained[sweep] if label else len(trained[sweep]) == 1
                 assert "->" not in label or label.split(" -> ")[1].split()[0] in scored_with
-
-
-def test_the_toy_size_has_fewer_seeds_and_tokens_and_the_same_lengths_over_training() -> None:
-    full, quick = read_study("budget"), read_study("budget").quick()
-    assert (full.seeds, quick.seeds) == (3, 2)
-    assert full.lengths([1, 1.5]) == [128, 192] and quick.lengths([1, 1.5]) == [32, 48]
-    overrides = [quick.of_sweep(sweep) for sweep in quick.sweeps]
-    for part, tokens in zip(overrides, (5120, 10240, 20480, 40960), strict=True):
-        assert f"train.tokens={tokens}" in part and "experiment=quick" in part
-    assert [each.picture(Path()).stem for each in (full, quick)] == ["budget", "budget-quick"]

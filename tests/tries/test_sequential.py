@@ -35,9 +35,9 @@ def noise(length: int) -> pd.DataFrame:
     # bases. Their levels vary with its own from seed to seed.
     files = [file for file in sorted(folder.glob("*.csv")) if file.stem not in ("extend", "base")]
     levels = pd.concat(map(pd.read_csv, files))
-    is_plain = (levels.protocol == "paired") & (levels.control == "none") & (levels.variant == "full")
+    levels = levels[(levels.protocol == "paired") & (levels.control == "none") & (levels.variant == "full")]
     is_trained = ~levels.encoding.str.contains("->")
-    return levels.loc[is_plain & is_trained & (levels.seeds >= 3) & (levels.length == length)]
+    return levels.loc[is_trained & (levels.seeds >= 3) & (levels.length == length)]
 
 
 @pytest.mark.parametrize(("length", "prior"), [(128, PRIOR_AT_TRAINING), (2048, PRIOR_AT_LONGEST)])
@@ -60,11 +60,12 @@ def differences(searches: int, tries: int, correlation: float = CORRELATION) -> 
     random, drawn = np.random.default_rng(0), []
     for length in (128, 2048):
         spreads = noise(length).seed_sd.to_numpy() * np.sqrt(1 - correlation)
-        baseline = random.choice(spreads, (searches, 1, 1)) * random.standard_normal(
-            (searches, 1, max(SEEDS))
+        baseline, change = (
+            random.choice(spreads, (searches, count, 1))
+            * random.standard_normal((searches, count, max(SEEDS)))
+            for count in (1, tries)
         )
-        change = random.choice(spreads, (searches, tries, 1))
-        drawn.append(change * random.standard_normal((searches, tries, max(SEEDS))) - baseline)
+        drawn.append(change - baseline)
     return drawn[0], drawn[1]
 
 

@@ -28,24 +28,18 @@ def tried(command: Command, folder: Path) -> Callable[..., Outcome]:
     return lambda *arguments: command("try", *arguments, *SMALL, text, "--lengths", "16,32")
 
 
-@pytest.mark.parametrize(
-    ("text", "overrides"),
-    [
-        ("rope", ["encoding=rope"]),
+def test_a_change_is_named_with_its_options_and_modifiers() -> None:
+    for text, overrides in (
         ("rope base=500000", ["encoding=rope", "encoding.base=500000"]),
         ("my.py:RootBias strength=[1, 2]", ["encoding=my.py:RootBias", "encoding.strength=[1, 2]"]),
         ("rope+logn modifier.logn.length=8", ["encoding=rope", "modifier=[logn]", "modifier.logn.length=8"]),
-    ],
-)
-def test_a_change_is_named_with_its_options_and_modifiers(text: str, overrides: list[str]) -> None:
-    assert overrides_in(text) == overrides
+    ):
+        assert overrides_in(text) == overrides
 
 
 def test_tries_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
-    lengths = (16, 32)
-    tries = [
-        Try("try", 0, f"rope base={n}", "rope", f"rope-{n}", "rope-0", 16, lengths, "") for n in range(40)
-    ]
+    change = partial(Try, "try", 0, "rope base=2", "rope")
+    tries = [change(f"rope-{n}", "rope-0", 16, [16, 32], "") for n in range(40)]
     with ThreadPoolExecutor(8) as pool:
         numbered = [*pool.map(partial(_keep, tmp_path), tries)]
     assert sorted(one.number for one in numbered) == [*range(1, 41)]
@@ -109,10 +103,7 @@ def test_a_mistake_is_one_line_before_the_encoding_is_checked_and_nothing_is_cou
         (("nopp",), "unknown encoding 'nopp': did you mean 'nope'?"),
         (("my.py:Mine", "--minutes", "0"), "--minutes must be above 0, not 0"),
         (("",), "'' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn"),
-        (
-            ("rope fast",),
-            "'rope fast': fast is no option; say KEY=VALUE, such as base=500000",
-        ),
+        (("rope fast",), "'rope fast': fast is no option; say KEY=VALUE, such as base=500000"),
         (("nope", "seed=3"), f"seed=3: {ITSELF}"),
         (("nope", "eval.half=first"), f"eval.half=first: {ITSELF}"),
         (("nope", "results_dir=x"), "results_dir=x: say --results-dir, where tries are counted too"),
