@@ -82,8 +82,9 @@ def build_report(
     if selection.best is not None:
         rows, note = keep_best(rows, runs, selection.best)
         problems.append(note)
+    varying = (*selection.by, *filter(None, [selection.best]))  # in which rows of a table may differ
     groups, probed = (
-        group_rows([row for row in rows if row.protocol in protocols], runs, selection.varying)
+        group_rows([row for row in rows if row.protocol in protocols], runs, varying)
         for protocols in ({row.protocol for row in rows}.difference(APART), {PROBE})
     )
     shown = groups_of_newest(groups, results_dir) if newest_only else groups
@@ -199,12 +200,11 @@ def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -
     if selection.baseline is not None and not any(table.baseline for table in tables):
         labels = {line.label for table in tables for line in table.all_lines}
         raise UserError(unknown(selection.baseline, "--baseline", labels) + elsewhere)
-    sort, there = selection.sort or "", ", ".join(map(str, lengths))
-    message = f"--sort {sort}: nothing was scored at that length; there are {there}{elsewhere}"
-    require(not sort.isdecimal() or int(sort) in lengths, message)
-    for length in selection.lengths:
-        message = f"--lengths {length}: nothing was scored at that length; pe-bench eval RUN --lengths"
-        require(length in lengths, f"{message} {length} adds it{elsewhere}")
+    sort = [int(selection.sort)] if selection.sort and selection.sort.isdecimal() else []
+    for option, named in (("--sort", sort), ("--lengths", selection.lengths)):
+        for length in named:
+            message = f"{option} {length}: nothing was scored at that length; pe-bench eval RUN --lengths"
+            require(length in lengths, f"{message} {length} adds it{elsewhere}")
 
 
 # Tables

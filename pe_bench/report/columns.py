@@ -1,6 +1,5 @@
 """The columns of a table: of the short form, of the details, and of the data frame for other programs."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,7 +66,7 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
         for line, *row in zip(lines, *parts, strict=True)
     ]
     dropped = [length for length in cells.short_lengths(table) if length not in lengths]
-    return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped), name=_name(table))
+    return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
 
 
 def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
@@ -99,9 +98,7 @@ def details_of(table: Table) -> list[Grid]:
         for length in table.lengths
         if length in line.records
     ]
-    by_length = Grid(
-        _score_columns(table), rows, table.title, table.why, keys=2, name=_name(table)
-    ).without_empty()
+    by_length = Grid(_score_columns(table), rows, table.title, table.why, keys=2).without_empty()
     return [by_length, _whole_lines(table)]
 
 
@@ -181,12 +178,7 @@ def _whole_lines(table: Table) -> Grid:
         for line in table.lines
     ]
     below = [*notes.legend(table), *table.notes]
-    return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1, name=_name(table))
-
-
-def _name(table: Table) -> str:
-    """Return what documents refer to a table by."""
-    return re.sub(r"[^a-z0-9]+", "-", f"{table.key.model}-{table.key.data}-{table.key.train_length}".lower())
+    return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1)
 
 
 # All tables of a report

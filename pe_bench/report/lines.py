@@ -243,18 +243,16 @@ def _with_answers(record: Record, rows: Sequence[Row], runs: ScoredRuns, *, has_
 
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
-    """Return those of the set of windows that reaches furthest; a range that a seed lacks is left out."""
+    """Return those of the set of windows that reaches furthest."""
     scored = [row for row in rows if row.protocol == POSITIONS and has_number(row)]
     if not scored:
         return ()
     chosen = max(scored, key=lambda row: (row.length, row.target_hash)).target_hash
     shown = [row for row in scored if row.target_hash == chosen]
     ranges = grouped(sorted(shown, key=lambda row: (row.length, row.run)), lambda row: row.length)
-    seeds = max(map(len, ranges.values()))
     return tuple(
         Position(of_seeds[0].context_mean or of_seeds[0].length, tuple(map(level_of, of_seeds)))
         for of_seeds in ranges.values()
-        if len(of_seeds) == seeds
     )
 
 

@@ -68,14 +68,10 @@ def describe_result(table: Table) -> str:
         return "Nothing was scored beyond the training length."
     held = [line.label for line in table.lines if line.break_point.holds_to == longest]
     unclear = sum(line.break_point.works_to == longest for line in table.lines) - len(held)
-    verb = "holds" if len(held) == 1 else "hold"
     names = f": {', '.join(held)}" if 0 < len(held) <= MAX_NAMES else ""
-    doubtful = f" {unclear} {'is' if unclear == 1 else 'are'} unclear." if unclear else ""
-    times = longest / table.key.train_length
-    return (
-        f"{len(held) or 'None'} of {len(table.lines)} {verb} to {longest:,} tokens, "
-        f"{times:g} times the training length{names}.{doubtful}"
-    )
+    times = f"{longest:,} tokens, {longest / table.key.train_length:g} times the training length"
+    doubtful = f", {unclear} more may" if unclear else ""
+    return f"{len(held)} of {len(table.lines)} surely hold to {times}{names}{doubtful}."
 
 
 def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:

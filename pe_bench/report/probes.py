@@ -141,7 +141,12 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
 
     A run counts if it has a row of each depth and its control.
     """
-    runs = [run for run in depths[0] if all(_is_complete(of_runs.get(run, ())) for of_runs in depths)]
+    rows_of = {run: [of_runs.get(run, ()) for of_runs in depths] for run in depths[0]}
+    runs = [
+        run
+        for run, parts in rows_of.items()
+        if all([row.status for row in rows] == ["ok", "ok"] for rows in parts)
+    ]
     if not runs:
         rows = (row for of_runs in depths for rows in of_runs.values() for row in rows)
         lacking = next((row for row in rows if row.status != "ok"), None)
@@ -160,10 +165,6 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
         return str(error)
     windows = max(of_runs[runs[0]][0].targets for of_runs in depths) // ANSWER
     return _judge(with_span, without, windows, first.chance or 0.0)
-
-
-def _is_complete(rows: Sequence[Row]) -> bool:
-    return len(rows) == 2 and all(row.status == "ok" for row in rows)
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:

@@ -36,11 +36,6 @@ class Selection:
     numbers_only: bool = False
     lengths: tuple[int, ...] = ()
 
-    @property
-    def varying(self) -> tuple[str, ...]:
-        """Return the keys in which rows of one table may differ."""
-        return (*self.by, *([self.best] if self.best else []))
-
     def shows(self, length: int, train_length: int) -> bool:
         """Return whether a length has a column; without one it still serves as a reference."""
         is_left_out = self.lengths and length not in (*self.lengths, train_length)
@@ -98,8 +93,7 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
         kept |= {row.run for row in values[best].values()}
     note = (
         f"the best {key} of each encoding: {'; '.join(chosen)}. Chosen by the mean validation loss at the "
-        "training length, on windows of the same documents that are scored here, so levels may be slightly "
-        "too good"
+        "training length, on documents that are scored here, so levels may be slightly too good"
     )
     return [row for row in rows if row.run in kept], note
 
@@ -185,19 +179,10 @@ def _reach(line: Line) -> tuple[bool, int, float]:
     return not line.is_ranked, -(line.break_point.works_to or 0), -sum(levels)
 
 
-def _rank(line: Line, length: int) -> tuple[bool, float, float]:
-    """Return the rank of a line: those with a level at the length first, then the furthest reaching.
-
-    What has not learned to beat the anchors is below all that has.
-    """
-    lengths = [length, *sorted(line.records, reverse=True)]
-    reached = next((reached for reached in lengths if _level(line, reached) is not None), 0)
-    level = _level(line, reached)
-    return (
-        not line.is_ranked,
-        -math.inf if reached == length else -reached,
-        math.inf if level is None or math.isnan(level) else level,
-    )
+def _rank(line: Line, length: int) -> tuple[bool, float]:
+    """Return the rank of a line: what has not learned to beat the anchors is below all that has."""
+    level = _level(line, length)
+    return not line.is_ranked, math.inf if level is None or math.isnan(level) else level
 
 
 def _longest_of_most(lines: Sequence[Line]) -> int | None:

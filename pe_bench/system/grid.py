@@ -94,8 +94,7 @@ class Grid:
     """A table with its title, in parts, and notes, in whole lines.
 
     why: why this is not the only table. keys: how many of the first columns name a row, where rows that share
-    the first are a group; one too wide for a terminal is cut into blocks that each begin with these. name:
-    what LaTeX refers to it by.
+    the first are a group; one too wide for a terminal is cut into blocks that each begin with these.
     """
 
     columns: Sequence[Column]
@@ -104,7 +103,6 @@ class Grid:
     why: str = ""
     notes: Sequence[str] = ()
     keys: int = 0
-    name: str = ""
 
     def without_empty(self) -> "Grid":
         """Return the grid without columns in which no row has a text."""
@@ -259,15 +257,12 @@ def _markdown_parts(grid: Grid) -> list[str]:
 def to_latex(grids: Sequence[Grid]) -> str:
     r"""Return grids as tables for `\usepackage{booktabs,graphicx}`, each at most as wide as a column of text.
 
-    Notes are comments before a table, and the first is in its caption. No two have the same label.
+    Notes are comments before a table, and the first is in its caption. Labels are numbers: `tab:pe-bench-1`.
     """
-    labels = [f"tab:{grid.name}" for grid in grids]
-    if len(set(labels)) < len(labels):
-        labels = [f"{label}-{number}" for number, label in enumerate(labels, start=1)]
-    return "\n\n".join(map(_latex_table, grids, labels)) + "\n"
+    return "\n\n".join(_latex_table(grid, number) for number, grid in enumerate(grids, 1)) + "\n"
 
 
-def _latex_table(grid: Grid, label: str) -> str:
+def _latex_table(grid: Grid, number: int) -> str:
     def row(cells: Iterable[str]) -> str:
         return " & ".join(cells) + r" \\"
 
@@ -278,7 +273,7 @@ def _latex_table(grid: Grid, label: str) -> str:
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{outside_text.latex('. '.join((', '.join(grid.title), *grid.notes[:1])))}.}}",
-            rf"\label{{{label}}}",
+            rf"\label{{tab:pe-bench-{number}}}",
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}",
             r"\toprule",

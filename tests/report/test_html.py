@@ -83,7 +83,7 @@ def test_a_line_says_how_far_it_works_its_level_and_its_differences_and_opens_fo
 
 def test_the_page_says_at_its_top_how_many_hold(tables, page):
     (header,) = page.find("header")
-    assert "1 of 4 holds to 1,024 tokens, 8 times the training length: alibi." in header
+    assert "1 of 4 surely hold to 1,024 tokens, 8 times the training length: alibi." in header
     short = replace(tables[0], lengths=(64, 128))
     assert describe_result(short) == "Nothing was scored beyond the training length."
 

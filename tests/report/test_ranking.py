@@ -23,7 +23,7 @@ THREE: Levels = {
         (THREE, 512, ["a", "b", "c"]),
         (
             {**THREE, "learned": {128: 0.5, 256: None, 512: None}, "unscored": {128: 0.4, 256: 0.5}},
-            *(512, ["a", "b", "c", "unscored", "learned"]),
+            *(512, ["a", "b", "c", "learned", "unscored"]),
         ),
         ({"rope": {128: 3.0, 512: 5.0}, "learned": {128: 2.0, 512: None}}, 512, ["rope", "learned"]),
         ({"b": {128: 2.0, 256: 3.0}, "a": {128: 2.0, 256: 4.0, 4096: 5.0}}, 256, ["b", "a"]),

@@ -17,7 +17,6 @@ GRID = Grid(
     ],
     ("a title", "of parts"),
     notes=["what <it> means"],
-    name="a",
 )
 
 
@@ -61,7 +60,7 @@ def test_documents_escape_texts_and_have_the_best_in_bold() -> None:
     markdown, latex = to_markdown([GRID]), to_latex([GRID, GRID])
     assert r"| a\|b | **-0.013v** | not at all |" in markdown and "what &lt;it>" in markdown
     assert r"$\mathbf{-0.013}$v & not at all \\" in latex and "t5 & $+0.002$ & --" in latex
-    assert r"\label{tab:a-1}" in latex and r"\label{tab:a-2}" in latex
+    assert r"\label{tab:pe-bench-1}" in latex and r"\label{tab:pe-bench-2}" in latex
 
 
 def test_a_file_has_raw_values_and_no_formula() -> None:
