@@ -26,14 +26,13 @@ EXAMPLE_SIZE = 8  # of a task's example
 def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH) -> str:
     """Return all that there is to say of an encoding, as text of at most `width` columns."""
     width = min(width, PIPED_WIDTH)  # longer lines are hard to read
-    parts = sorted(subject.spec.parts, key=lambda part: part.key != f"encoding.modifiers.{subject.name}")
     where = f"(model={subject.config.model.name}, train.length={subject.config.train.length})"
     facts = [
         ("parameters", f"{parameter_count(subject.encoding):,}  {where}"),
         ("past training", subject.encoding.past_training),
         ("claims", ", ".join(sorted(subject.encoding.claims)) or "none"),
     ]
-    blocks = [block for part in parts for block in _describe_part(subject, part, width)]
+    blocks = [block for part in subject.spec.parts for block in _describe_part(subject, part, width)]
     return _page_of(subject.label, [reflow(_preset(subject), width), *blocks, align(facts, width)])
 
 

@@ -10,7 +10,6 @@ from support.reference_inputs import H, K, fill, near, output
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
-from pe_bench.encodings.bias.bam import BAM
 from pe_bench.encodings.bias.fire import FIRE
 from pe_bench.encodings.bias.kerple_log import KerpleLog
 from pe_bench.encodings.bias.kerple_power import KerplePower
@@ -45,20 +44,6 @@ def test_kerple_bounds_hold_the_values_but_not_the_gradients(make, outside, held
         gradients.append(torch.cat(torch.autograd.grad(bias.sum(), [encoding.p, encoding.a])))
         assert encoding.p.item() == pytest.approx(p), "parameters are not written by a forward pass"
     assert near(*biases, 1e-12) and near(*gradients, 1e-12) and gradients[0].all()
-
-
-def test_bam_is_its_formula() -> None:
-    encoding = BAM(H).double()
-    shape, scale, location = [0.7, 1.3], [-0.4, 0.2], [0.3, -0.6]
-    for parameter, values in zip(encoding.parameters(), (shape, scale, location), strict=True):
-        fill(parameter, torch.tensor(values))
-    for head in range(H):
-        centre = math.exp(location[head]) - math.exp(-location[head])
-        # j - i is minus the distance.
-        expected = [
-            -((abs(-r - centre) + 1e-5) ** shape[head]) * math.exp(scale[head]) for r in FALLING.tolist()
-        ]
-        assert near(encoding.distance_bias(FALLING)[head].detach(), expected)
 
 
 @pytest.mark.parametrize(("buckets", "largest"), [(32, 128), (64, 512), (8, 64), (20, 1000)])

@@ -6,29 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 from support.commands import only_run
+from support.shown import ROOT_BIAS
 
 from pe_bench.cli.completion import complete_word
 from pe_bench.encodings.signatures import options_of
 from pe_bench.encodings.source import digest, sources
 
-CODE = '''
-"""A penalty that grows with the root of the distance."""
-
-import torch
-from pe_bench.encodings import LayerEncoding
-
-
-class RootBias(LayerEncoding):
-    family = "bias"
-    claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
-
-    def __init__(self, n_heads: int, strength: float = 0.5):
-        super().__init__()
-        self.strength = torch.nn.Parameter(torch.full((n_heads,), strength))
-
-    def distance_bias(self, distance):
-        return -self.strength[:, None] * distance.sqrt()
-'''
 YAML = "name: mine\nclass: mine.py:RootBias\nn_heads: ${model.n_heads}\nstrength: 0.5\n"
 
 
@@ -38,7 +21,7 @@ def own(folder):
     directory = folder / "mine" / "encoding"
     directory.mkdir(parents=True)
     (directory / "mine.yaml").write_text(YAML)
-    (directory / "mine.py").write_text(CODE)
+    (directory / "mine.py").write_text(ROOT_BIAS)
     return directory / "mine.py"
 
 
@@ -51,7 +34,7 @@ def test_scoring_its_run_imports_the_code_only_when_the_user_names_it(train_own,
     helper = own.parent / "roots.py"
     # A copy in UTF-8 with line feeds would have another hash.
     helper.write_bytes(b"# coding: latin-1\r\n# \xe9\r\ndef root(x):\r\n    return x.sqrt()\r\n")
-    code = CODE.replace("import torch\n", "import torch\nfrom roots import root\n")
+    code = ROOT_BIAS.replace("import torch\n", "import torch\nfrom roots import root\n")
     own.write_text(code.replace("distance.sqrt()", "root(distance)"))
     outcome = train_own("encoding.strength=0.25")
     assert re.search(r"^mine@[0-9a-f]{4} strength=0.25 ", outcome.out, re.MULTILINE)
@@ -113,10 +96,10 @@ def test_no_spelling_of_a_class_makes_a_runs_directory_run_its_code(begin, comma
         ("mine.yaml", "mine.py:RootBias", "torch.nn:Linear", "as file.py:Class, not torch.nn:Linear"),
         ("mine.yaml", "mine.py:RootBias", "mine.py:torch", "names no encoding: torch"),
         ("mine.yaml", "0.5", "strong", "encoding.strength must be a number, not 'strong'"),
-        ("mine.py", "import torch", "import torch\n1 / 0", "mine.py:5: ZeroDivisionError"),
-        ("mine.py", "import torch", "import torch\n1 +", "SyntaxError: invalid syntax (mine.py, line 5)"),
-        ("mine.py", "__init__()", "__init__()\n        raise SystemExit", "mine.py:14: SystemExit"),
-        ("mine.py", "distance):", "distance):\n        raise SystemExit", "mine.py:17: SystemExit"),
+        ("mine.py", "import torch", "import torch\n1 / 0", "mine.py:3: ZeroDivisionError"),
+        ("mine.py", "import torch", "import torch\n1 +", "SyntaxError: invalid syntax (mine.py, line 3)"),
+        ("mine.py", "__init__()", "__init__()\n        raise SystemExit", "mine.py:11: SystemExit"),
+        ("mine.py", "distance):", "distance):\n        raise SystemExit", "mine.py:14: SystemExit"),
         ("mine.py", "distance_bias", "distance_bais", "RootBias overrides no hook, and would do nothing"),
         ("mine.py", "(self, distance)", "(self)", "a hook cannot be used: TypeError: RootBias.distance_bias"),
         ("mine.py", "shift_invariant", "shift_invarient", "unknown claim 'shift_invarient': did you mean"),
@@ -142,7 +125,7 @@ def test_what_cannot_work_is_one_line_before_anything_is_written(
 
 def test_a_hook_that_ends_the_program_in_training_is_a_failed_run(train_own, folder, own):
     body = "if torch.is_grad_enabled():\n            raise SystemExit\n        return -self"
-    own.write_text(CODE.replace("return -self", body))
+    own.write_text(ROOT_BIAS.replace("return -self", body))
     outcome = train_own()
     assert outcome.code == 1 and outcome.line.endswith("SystemExit")
     assert "mine.py:" in (only_run(folder) / "error.txt").read_text()
@@ -166,7 +149,7 @@ def test_a_class_in_a_file_is_taken_as_a_shipped_name_is(train, command, folder,
 
 def test_options_are_read_without_running_the_code(folder):
     file = Path("mine.py")
-    file.write_text(f"raise SystemError\n{CODE}")
+    file.write_text(f"raise SystemError\n{ROOT_BIAS}")
     assert [option.name for option in options_of(f"{file}:RootBias")] == ["n_heads", "strength"]
-    file.write_text(CODE.replace("strength: float = 0.5", "strength: float = 2 ** -1"))
+    file.write_text(ROOT_BIAS.replace("strength: float = 0.5", "strength: float = 2 ** -1"))
     assert options_of(f"{file}:RootBias")[1].default == 0.5

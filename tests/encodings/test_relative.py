@@ -118,13 +118,3 @@ def test_tupe_adds_products_of_normed_positions_under_one_root() -> None:
     expected = (CONTENT + products_of_positions(encoding, table_of(encoding))).tril() / math.sqrt(2 * K)
     assert near(final_logits(encoding), expected, 1e-12)
     assert not near(final_logits(encoding), CONTENT.tril() / math.sqrt(2 * K), 0.1)
-
-
-def test_tupe_clamps_or_stretches_its_table_where_told() -> None:
-    for overflow, position in (("clamp", [0, 1, 1, 1]), ("interpolate", [0, 1 / 3, 2 / 3, 1])):
-        encoding = tupe(max_position=2, overflow=overflow)
-        share = torch.tensor(position, dtype=torch.float64).unsqueeze(-1)
-        rows = torch.lerp(table_of(encoding)[0], table_of(encoding)[1], share)
-        expected = (CONTENT + products_of_positions(encoding, rows)).tril() / math.sqrt(2 * K)
-        assert near(final_logits(encoding), expected, 1e-12)
-        assert ("prefix_consistent" in encoding.claims) == (overflow == "clamp")

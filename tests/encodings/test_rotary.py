@@ -68,13 +68,6 @@ def test_rotary_encoding_at_the_end_of_its_range_is_another(
     assert near(products(make(layout)), products(other), 1e-12)
 
 
-@pytest.mark.parametrize(("train_length", "kept"), [(7, 1), (62, 1), (63, 2), (628, 2), (629, 3), (6_284, 4)])
-def test_hope_keeps_what_makes_a_full_turn_within_the_training_length(train_length: int, kept: int) -> None:
-    # The wavelengths are 2 pi times 1, 10, 100 and 1,000 tokens.
-    frequencies = HoPE(8, train_length).frequencies
-    assert near(frequencies, rope_frequencies(8, 10_000.0).where(torch.arange(4) < kept, 0.0), 1e-12)
-
-
 def test_pope_phases_are_bounded_and_each_layers_own() -> None:
     inside, outside = PoPE(H, 8), PoPE(H, 8)
     fill(inside.phase, torch.tensor([0.0, -2 * math.pi]).repeat(4).expand(H, 8))

@@ -51,19 +51,6 @@ def turned(encoding: LayerEncoding, tokens: int, dtype: torch.dtype = torch.floa
 
 
 @pytest.mark.parametrize(
-    ("encoding", "factor"),
-    [
-        (YaRN(WIDTH, 8), 0.1 * math.log(4) + 1),
-        (YaRN(WIDTH, 8, attention_factor=1.5), 1.5),
-        (LongRoPE(WIDTH, 8, long_factors=LONG), math.sqrt(1 + math.log(4) / math.log(8))),
-    ],
-)
-def test_attention_factor_multiplies_queries_and_keys(encoding: RopeScaling, factor: float) -> None:
-    for x, plain in zip(turned(encoding, 32), turned(RoPE(WIDTH), 32), strict=True):
-        assert near(x.norm(dim=-1), factor * plain.norm(dim=-1), 1e-12)
-
-
-@pytest.mark.parametrize(
     ("encoding", "claims"),
     [
         (RopeDynamicNTK(WIDTH, TRAIN, factor=2.0), {"norm_preserving"}),

@@ -6,32 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.shown import NAMES, SMALL, one
+from support.shown import NAMES, ROOT_BIAS, SMALL, one
 
 from pe_bench.config.overrides import Override, in_full
 from pe_bench.inspection.page import options_of, page
 from pe_bench.inspection.resolve import resolve
 
-OWN = '''
-"""One sentence
-in two lines.
-
-    b(r) = -r
-    c(r) = 0
-"""
-
-import torch
-from pe_bench.encodings import LayerEncoding
-
-
-class RootBias(LayerEncoding):
-    def __init__(self, n_heads: int, strength: float = 0.5):
-        super().__init__()
-        self.strength = torch.nn.Parameter(torch.full((n_heads,), strength))
-
-    def distance_bias(self, distance):
-        return -self.strength[:, None] * distance.sqrt()
-'''
+OWN = f'"""One sentence\nin two lines.\n\n    b(r) = -r\n    c(r) = 0\n"""\n{ROOT_BIAS}'
 
 
 def cells_of(text: str, key: str) -> list[str]:
@@ -75,15 +56,6 @@ def test_the_short_form_of_an_option_means_what_the_name_stands_for_and_goes_to_
     assert in_full("first", config, Override("", "bass", "500")) is None
     labels = [subject.label for subject in resolve(["sin", "encoding=rope", "rope", "base=500"])]
     assert labels == ["sinusoidal base=500.0", "rope base=500.0"]
-
-
-def test_a_modifier_comes_with_what_it_acts_on_and_its_own_docstring_first():
-    for arguments, first, second in (
-        (["logn"], "Log-n scaling", "RoPE: each pair"),
-        (["rope", "modifier=[logn]"], "RoPE: each pair", "Log-n scaling"),
-    ):
-        text = page(one(*arguments))
-        assert text.startswith("rope+logn\n") and text.index(first) < text.index(second)
 
 
 def test_a_persons_own_encoding_is_shown_from_its_yaml_or_its_file(command, folder):

@@ -100,12 +100,6 @@ class DropoutInAHook(Right):
         return nn.functional.dropout(scores, 0.1, self.training)
 
 
-@fails("device", r"wrong_encodings.py:\d+: RuntimeError: Tensor on device")
-class MadeOnTheCPU(LayerEncoding):
-    def distance_bias(self, distance):
-        return -torch.tensor([0.5, 0.25, 0.125, 0.0625])[:, None] * distance
-
-
 # In a decoder.
 
 
@@ -113,12 +107,6 @@ class MadeOnTheCPU(LayerEncoding):
 class SeesTheNextToken(LayerEncoding):
     def visible(self, queries, keys):
         return keys.index <= queries.index.unsqueeze(-1) + 1
-
-
-@fails("prefix", r"the first \d+ of \d+ tokens differ from \d+ alone by \d")
-class AnglesOverTheNumberOfKeys(Rotary):
-    def turn(self, x, position):
-        return super().turn(x, position.double() * 32 / x.shape[-2])
 
 
 @fails("shift", r"shift_invariant is not claimed, and holds: positions \+ 5 or \+ 403")
@@ -232,14 +220,6 @@ class WindowSeesOneMore(LayerEncoding):
     def visible(self, queries, keys):
         distance = queries.index.unsqueeze(-1) - keys.index
         return (distance >= 0) & (distance <= self.window)
-
-
-@fails("blocks causal prefix many_keys", r"blocks of queries, or a window, and the whole differ by \d")
-class NullOfTheBlock(LayerEncoding):
-    """A null logit that depends on which queries are asked together."""
-
-    def null_logit(self, queries):
-        return queries.raw.amax((-2, -1), keepdim=True)
 
 
 # In its arithmetic.
