@@ -1,16 +1,13 @@
 """What a shell completes: names, keys and options. It reads files alone, for it must answer at once."""
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import typer
 
-LISTS = (
-    *("encodings", "modifiers", "models", "data", "tasks", "tokenizers", "experiments", "keys", "runs"),
-    "studies",
-)
+OF_GROUPS = ("encodings", "modifiers", "models", "data", "tasks", "tokenizers", "experiments")
+LISTS = (*OF_GROUPS, "keys", "runs", "studies")
 NAME = re.compile(r"[\w.+-]+")
 
 
@@ -29,18 +26,10 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
 def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete KEY=VALUE. Bash breaks `encoding=ro` into three words and replaces the last one alone."""
     typed = ctx.params.get("overrides") or ctx.params.get("arguments") or []
-    chosen = " ".join(typed).replace(" = ", "=").split()
-    if os.environ.get("_PE_BENCH_COMPLETE") != "complete_bash":
-        return complete_word(incomplete, chosen)
-    line = os.environ.get("COMP_WORDS", "")
-    words = line.split("\n" if "\n" in line else None)  # as typer's script joins them
-    current = int(os.environ.get("COMP_CWORD", 0))
-    value, key = words[current] if current < len(words) else "", ""
-    if value == "=":
-        key, value = f"{words[current - 1]}=", ""
-    elif value and words[current - 1] == "=":
-        key = f"{words[current - 2]}="
-    return [word.removeprefix(key) for word in complete_word(key + value, chosen)]
+    words = re.sub(" ?= ?", "=", " ".join(typed)).split(" ")
+    is_broken = words[-1].endswith("=") or (words[-1] and not incomplete and "=" not in words[-1])
+    kept = f"{words[-1].rstrip('=')}=" if is_broken else ""
+    return [word.removeprefix(kept) for word in complete_word(kept + incomplete, words)]
 
 
 def complete_inspected(ctx: typer.Context, incomplete: str) -> list[str]:

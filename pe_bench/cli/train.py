@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import listed as listed_values
+
+if TYPE_CHECKING:
+    from pe_bench.tries.trying import Try
 
 EXIT_CODES = {"better": 0, "not better": 3, "unclear": 4}
 TRIES = ("number", "change", "baseline", "at training", "at longest", "seeds", "answer")
@@ -182,16 +185,10 @@ def _list_tries(results_dir: Path, *, as_json: bool) -> None:
     if as_json:
         print_data("try", tries=tries)
         return
-    rows = [
-        [
-            *(f"{each.kind} {each.number}", each.change, each.baseline),
-            *(_signed(each.at_training), _signed(each.at_longest), each.seeds, each.answer),
-        ]
-        for each in tries
-    ]
     note = "differences in bits per byte, negative is better; each baseline counts its own tries"
-    print_grids([plain_grid(TRIES, rows, [note])])
+    print_grids([plain_grid(TRIES, map(_row_of, tries), [note])])
 
 
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.4f}"
+def _row_of(tried: "Try") -> list[str | int]:
+    means = ["" if mean is None else f"{mean:+.4f}" for mean in (tried.at_training, tried.at_longest)]
+    return [f"{tried.kind} {tried.number}", tried.change, tried.baseline, *means, tried.seeds, tried.answer]
