@@ -69,8 +69,12 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
         text = "\n\n".join([text.strip(), *(": ".join(meanings[key]) for key in arguments)])
 
         def call(**values: Any) -> None:
-            defaults = {key: parameters[key].default for key, value in values.items() if value is None}
-            function(**{key: _checked(key, value) for key, value in (values | defaults).items()})
+            from pe_bench.system.files import check_folder
+
+            values |= {key: parameters[key].default for key, value in values.items() if value is None}
+            if "results_dir" in values:
+                values["results_dir"] = check_folder(values["results_dir"], "--results-dir")
+            function(**values)
 
         call.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
             [_for_typer(each, *meanings[key]) for key, each in parameters.items()]
@@ -114,25 +118,12 @@ def _kind(annotation: Any) -> Any:
     return next((kind for kind in (bool, str, float, int, Path) if kind in kinds), str)
 
 
-def _checked(key: str, value: Any) -> Any:
-    """Return an option's value. Raises `UserError` for a folder of results that cannot be one."""
-    from pe_bench.system.files import check_folder
-
-    return check_folder(value, "--results-dir") if key == "results_dir" else value
-
-
-def _show_version(value: bool) -> None:
-    if value:
-        from importlib.metadata import version
-
-        print(f"pe-bench {version('pe-bench')}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
     """Train short, test long: compare positional encodings by length extrapolation."""
+    if version:
+        from importlib import metadata
+
+        print(f"pe-bench {metadata.version('pe-bench')}")
