@@ -35,7 +35,6 @@ WIDTH = 9.0  # inches, of the page
 LEFT = 0.75  # inches, left of the panels
 FONT = 11  # points
 NOTE_FONT = 9.5  # points
-ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 MAX_LINE = 80  # characters of a note
 # Without these dates, writing a picture twice gives the same bytes.
 UNDATED = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -104,7 +103,11 @@ def _least_used(choices: Sequence[Choice], used: Sequence[Choice], first: int) -
 def shortened(label: str, characters: int) -> str:
     """Return a label within so many characters, without its middle."""
     end = characters // 3
-    return label if len(label) <= characters else label[: characters - end - 1] + ELLIPSIS + label[-end:]
+    return (
+        label
+        if len(label) <= characters
+        else label[: characters - end - 1] + "\N{HORIZONTAL ELLIPSIS}" + label[-end:]
+    )
 
 
 def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:

@@ -88,11 +88,6 @@ class Chart:
         return fill(" · ".join(self.table.title[:-1]), MAX_TITLE, break_long_words=False)
 
     @property
-    def least_span(self) -> float:
-        """Return what the axis of values spans at least."""
-        return MIN_SPAN * self.table.margin
-
-    @property
     def shape(self) -> Literal["linear", "log", "symlog"]:
         """Return the shape of the axis of values.
 
@@ -100,10 +95,10 @@ class Chart:
         margin where some are large, so that one curve that fails does not flatten the others.
         """
         values = [point.value for point in self.points] or [0.0]
-        low, high = min(values), max(values)
+        low, high, span = min(values), max(values), MIN_SPAN * self.table.margin
         if self.values == "change":
-            return "symlog" if max(-low, high) > self.least_span else "linear"
-        is_wide = low > NEARLY_ZERO and high > LOGARITHMIC_FROM * low and high - low >= self.least_span
+            return "symlog" if max(-low, high) > span else "linear"
+        is_wide = low > NEARLY_ZERO and high > LOGARITHMIC_FROM * low and high - low >= span
         return "log" if is_wide else "linear"
 
     @property

@@ -14,7 +14,7 @@ from scipy.optimize import isotonic_regression
 
 from pe_bench.plot import paper
 from pe_bench.plot.paper import Attributes, Style
-from pe_bench.report.curves import Chart, Curve, Point, chart_of
+from pe_bench.report.curves import MIN_SPAN, Chart, Curve, Point, chart_of
 from pe_bench.report.records import PlotValues, Table
 
 BETWEEN = 0.45  # inches between two charts
@@ -29,7 +29,6 @@ NAME_GAP = 1.3 * paper.FONT  # points between the middles of two names
 NEAR_END = 0.9  # of the width: curves that end before it have no stroke to their names
 MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a stage's name stands whole in a file, which may be wide
 SIDES, ABOVE_CURVES = 0.03, 0.1  # of the axes: margins beside the curves, and above and below them
-SHARES = (-0.03, 1.03)  # the ends of an axis of shares
 BROKEN = "#B3261E"
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
@@ -269,8 +268,8 @@ def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
 
 def _set_values(axes: Axes, chart: Chart) -> None:
     """Fix the axis of values of a panel, with some round numbers, and a sign at those of changes."""
-    low, high = SHARES if chart.table.is_task else axes.get_ylim()
-    missing = max(0.0, chart.least_span - (high - low)) / 2
+    low, high = (-SIDES, 1 + SIDES) if chart.table.is_task else axes.get_ylim()  # shares are 0 to 1
+    missing = max(0.0, MIN_SPAN * chart.table.margin - (high - low)) / 2
     low, high = low - missing, high + missing
     axes.set_ylim(low, high)
     numbers = "g"

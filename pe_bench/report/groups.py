@@ -10,13 +10,8 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from pe_bench.config.groups import config_dir, names_in
 from pe_bench.report.pairs import BY_RUN, ScoredRuns, grouped, has_number
 from pe_bench.report.records import CHECKPOINTS, TableKey, name_of_checkpoint
 from pe_bench.runs.find import finished_runs, is_checkpoint, one_a_run
@@ -95,32 +90,15 @@ def _is_setting(key: str) -> bool:
 
 
 def _chosen_values(row: Row, runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
-    """Return what a table's runs chose, except for these keys.
-
-    That is settings of the optimizer, and sizes that the model's name does not imply, such as `d_model=96`;
-    for a checkpoint its architecture and parameters.
-    """
+    """Return what a table's runs chose of the optimizer, except for these keys, and a checkpoint's size."""
     config = runs.config_of(_as_first_stage(row, runs))
     training = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
     changed = {key: value for key, value in training.items() if value != USUAL_TRAINING[key]}
-    values = {"training": " ".join(f"{key.partition('.')[2]}={value}" for key, value in changed.items())}
-    if is_checkpoint(row.model):
-        return values | {"model_sizes": "" if "model" in by else _size_of_checkpoint(row, runs)}
-    usual_sizes = _usual_sizes(str(config.get("model.name")))
-    sizes = {key: config.get(f"model.{key}", usual) for key, usual in usual_sizes.items()}
-    chosen = {
-        key: size for key, size in sizes.items() if size != usual_sizes[key] and f"model.{key}" not in by
+    has_size = is_checkpoint(row.model) and "model" not in by
+    return {
+        "training": " ".join(f"{key.partition('.')[2]}={value}" for key, value in changed.items()),
+        "model_sizes": _size_of_checkpoint(row, runs) if has_size else "",
     }
-    return values | {"model_sizes": " ".join(f"{key}={size}".lower() for key, size in chosen.items())}
-
-
-@cache
-def _usual_sizes(name: str) -> Mapping[str, Any]:
-    """Return the sizes in the file that a model's name stands for, without those that follow from others."""
-    if name not in names_in("model", ()):  # a run may be a stranger's, and name any path
-        return {}
-    sizes = yaml.safe_load((config_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
-    return {key: value for key, value in sizes.items() if isinstance(value, int)}
 
 
 def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:

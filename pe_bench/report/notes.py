@@ -14,7 +14,6 @@ from pe_bench.report.selection import Order
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
 from pe_bench.runs.find import is_checkpoint, one_a_run
-from pe_bench.runs.gather import COPYING
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
@@ -262,8 +261,8 @@ def _checkpoints(rows: Sequence[Row], source: Source) -> Iterator[str]:
 def _anchors(anchors: Sequence[Line]) -> Iterator[str]:
     if anchors:
         names = ", ".join(line.label for line in anchors)
-        copies = "; +copy copies what followed the longest match in reach" if COPYING in names else ""
-        yield f"{names}: no encodings, but counts of the training tokens{copies}"
+        copies = "+copy copies what followed the longest match in reach"
+        yield f"{names}: no encodings, but counts of the training tokens; {copies}"
 
 
 def _protocol(table: Table) -> Iterator[str]:

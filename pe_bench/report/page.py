@@ -24,7 +24,6 @@ from pe_bench.system.grid import Grid
 from pe_bench.system.terminal import one_line
 
 PACKAGE = "pe_bench.report"
-TITLE = "pe-bench report"
 HINT = "a line opens for its 95 % intervals, controls and speed"
 MAX_NAMES = 4  # of encodings in the sentence with the result
 TALL = 12  # lines; a longer table scrolls under its headings
@@ -34,7 +33,7 @@ def to_html(
     tables: Sequence[Table],
     probes: Sequence[ProbeTable] = (),
     losses: Losses = MappingProxyType({}),
-    title: str = TITLE,
+    title: str = "pe-bench report",
 ) -> str:
     """Return the page as text; losses: of training, by the names of runs.
 

@@ -149,12 +149,7 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
     ]
     if not runs:
         rows = (row for of_runs in depths for rows in of_runs.values() for row in rows)
-        lacking = next((row for row in rows if row.status != "ok"), None)
-        if lacking is None:
-            return "not scored at all depths"
-        # A length out of an encoding's reach needs no status.
-        status = "" if lacking.status == "undefined" else f"{lacking.status.replace('_', ' ')}: "
-        return status + lacking.reason
+        return next((row.reason for row in rows if row.status != "ok"), "not scored at all depths")
     first = depths[0][runs[0]][0]
     try:
         with_span, without = (

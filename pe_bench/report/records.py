@@ -238,7 +238,7 @@ class TableKey:
     protocol: str
     stride_rule: str  # half or a number, of the sliding protocol
     score_dtype: str
-    model_sizes: str = ""  # that are not those of the model's name, such as d_model=96
+    model_sizes: str = ""  # of a checkpoint, with its architecture, such as Llama, 0.26M
     training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
     slice: str = ALL  # the part of the targets that all numbers are of
     judge: str = ""  # the run that chose them, where one did
@@ -246,7 +246,7 @@ class TableKey:
 
     def title(self, seeds_of_lines: Iterable[int]) -> list[str]:
         """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
-        model = f"{self.model} model" + (f" with {self.model_sizes}" if self.model_sizes else "")
+        model = f"{self.model} model"
         data = [self.data, self.tokenizer]
         if self.model == CHECKPOINTS or is_checkpoint(self.model):
             is_one = self.model != CHECKPOINTS

@@ -1,14 +1,11 @@
 """The rows that share a table, and the title that says what they have in common."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
-import yaml
 from support.results import add_run
 from support.tables import BREAKING, FLAT, line_of, only, printed_details
 
-from pe_bench.config.schema import ModelConfig
 from pe_bench.errors import RunError
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_frame
@@ -34,26 +31,6 @@ def test_rows_that_cannot_be_compared_are_in_separate_tables(
     assert [len(table.lines) for table in tables] == [1, 1]
     assert all(named in table.why for table in tables)
     assert "never averaged or ranked together" in printed_details(tables)
-
-
-def with_model(run: Path, **sizes: object) -> None:
-    """Write the run's configuration: the tiny model with these sizes."""
-    model = {**dataclasses.asdict(ModelConfig()), **sizes}
-    (run / "config.yaml").write_text(yaml.safe_dump({"model": model}))
-
-
-def test_the_title_says_which_sizes_are_not_those_of_the_models_name(tmp_path: Path) -> None:
-    with_model(add_run(tmp_path, "alibi", FLAT, setting="aaaaaaaa"))
-    with_model(add_run(tmp_path, "rope", BREAKING, setting="bbbbbbbb"), d_model=96, d_head=24)
-    own = add_run(tmp_path, "nope", FLAT, setting="cccccccc", model="mine")
-    with_model(own, name="mine", d_model=96)
-    tables = build_tables(tmp_path)
-    assert [table.title[0] for table in tables] == [
-        "mine model",
-        "tiny model",
-        "tiny model with d_model=96",
-    ]
-    assert all("they differ in model, model sizes, and" in table.why for table in tables)
 
 
 @pytest.mark.parametrize(
