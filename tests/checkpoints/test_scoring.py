@@ -1,56 +1,53 @@
-"""`eval hf:...`: rows of a checkpoint are like those of any other run."""
+"""`eval hf:...` and `probe hf:...`: rows of a checkpoint are like those of any other run."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
+import torch
+from support.checkpoints import TRAIN_LENGTH, VOCABULARY, edit_json, opened, write_checkpoint
 from support.commands import Command, write_corpus
 
 import pe_bench
+from pe_bench.checkpoints.source import quiet
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring.needles import ANSWER, CHOICES, nll_of_choices
 
 
 @pytest.fixture
-def score(tmp_path: Path, command: Command) -> Command:
-    """Return a function that scores the checkpoint `tmp_path/NAME` on a tiny corpus; a Llama is there."""
-    write_corpus(tmp_path / "corpus")
+def call(tmp_path: Path, command: Command) -> Command:
+    """Return a function that scores or probes `tmp_path/NAME` on a tiny corpus; a Llama is there."""
     write_checkpoint(tmp_path / "llama", "llama")
+    text = ("data=files", f"data.path={write_corpus(tmp_path / 'corpus')}", "eval.targets=6")
+    where = (f"cache_dir={tmp_path / 'cache'}", "threads=1", "--results-dir", str(tmp_path / "results"))
 
-    text = ("data=files", f"data.path={tmp_path / 'corpus'}", f"cache_dir={tmp_path / 'cache'}", "threads=1")
-    where = ("eval.targets=6", "--results-dir", str(tmp_path / "results"))
-    return lambda name, *arguments: command("eval", f"hf:{tmp_path / name}", *text, *where, *arguments)
+    def run(name: str, checkpoint: str, *arguments: str):
+        of_text = () if "--task" in arguments else text
+        return command(name, f"hf:{tmp_path / checkpoint}", *of_text, *where, *arguments)
 
-
-def run_in(folder: Path) -> Path:
-    [run] = (folder / "results" / "runs").iterdir()
     return run
 
 
-def rows_in(folder: Path) -> list[Row]:
-    return read_rows(run_in(folder) / "eval.csv")
+def rows_of(folder: Path) -> dict[Path, list[Row]]:
+    return {run: read_rows(run / "eval.csv") for run in (folder / "results" / "runs").iterdir()}
 
 
 def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
-    tmp_path: Path, score: Command, command: Command
+    tmp_path: Path, call: Command, command: Command
 ) -> None:
     window = "sliding_window window=32"
-    done = score("llama", "--lengths", "16,64", "--with", "yarn factor=2", "--with", window)
+    done = call("eval", "llama", "--lengths", "16,64", "--with", "yarn factor=2", "--with", window)
     assert done.code == 0, done.err
-    rows, run = rows_in(tmp_path), run_in(tmp_path)
+    [(run, rows)] = rows_of(tmp_path).items()
     assert {row.length for row in rows} == {16, TRAIN_LENGTH, 64}
-    labels = {row.scored_with for row in rows}
-    [windowed] = labels - {"rope", "yarn factor=2.0"}
+    [windowed] = {row.scored_with for row in rows} - {"rope", "yarn factor=2.0"}
     shared = {(row.model, row.encoding, row.steps, row.status) for row in rows if row.scored_with != windowed}
     assert shared == {("hf:llama", "rope", 0, "ok")}
-    nll = {
-        (row.scored_with, row.control): load_scores(score_file(run, row)).nll
-        for row in rows
-        if row.length == 64 and row.status == "ok"
-    }
+    scored = [row for row in rows if row.length == 64 and row.status == "ok"]
+    nll = {(row.scored_with, row.control): load_scores(score_file(run, row)).nll for row in scored}
     assert {control for _, control in nll} == {"none", "window", "swap"}
     outside, inside = nll["rope", "window"], nll[windowed, "none"]
     assert np.allclose(outside, inside, atol=1e-4), "the control limits layers as a sliding window does"
@@ -63,69 +60,57 @@ def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
     report = command("report", *where, "--details")
     assert report.code == 0 and "rope -> yarn" in report.out and "trigram" not in report.out
     assert "hf-llama" in command("list", "runs", *where).out
-    [anchor] = (tmp_path / "results" / "anchors").glob("*/eval.csv")
-    row = next(row for row in read_rows(anchor) if row.length == TRAIN_LENGTH)
-    nll, counts = np.unique(load_scores(score_file(anchor.parent, row)).nll, return_counts=True)
-    tokens = counts / (row.targets * np.exp(-nll))  # that are equally frequent
-    assert np.allclose(tokens, tokens.round(), atol=1e-3) and row.targets == counts.sum()
 
     overrides = ["data=files", f"data.path={tmp_path / 'corpus'}", "eval.max_length=64", "eval.targets=6"]
     elsewhere = {"cache_dir": tmp_path / "cache", "threads": 1, "results_dir": tmp_path / "results"}
     again = pe_bench.evaluate(f"hf:{tmp_path / 'llama'}", [16, 64], overrides=overrides, **elsewhere)
     assert again.path == run and set(again.scores["length"]) == {16, TRAIN_LENGTH, 64}
-    assert rows_in(tmp_path) == rows, "nothing was scored again"
+    assert rows_of(tmp_path) == {run: rows}, "nothing was scored again"
 
 
-def test_checkpoints_side_by_side_are_lines_of_one_table_with_a_baseline(
-    tmp_path: Path, score: Command, command: Command
+def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
+    tmp_path: Path, call: Command, command: Command
 ) -> None:
     write_checkpoint(tmp_path / "tuned", "llama", 1, max_position_embeddings=64)
     both = tuple(f"hf:{tmp_path / name}" for name in ("llama", "tuned"))
     baseline = ("--baseline", both[0])
-    done = score("llama", both[1], "--lengths", "48", *baseline, "--json")
+    done = call("eval", "llama", both[1], "--lengths", "48", *baseline, "--json")
     assert done.code == 0, done.err
     assert f"train.length={TRAIN_LENGTH}: all are measured from the shortest" in done.err
     [table] = json.loads(done.out)["tables"]
     llama, tuned = (f"rope of {name} (Llama, 0.05M)" for name in ("llama", "tuned"))
     records = {line["label"]: line["records"][1] for line in table["lines"]}
     assert (records.keys(), table["baseline"]) == ({llama, tuned}, llama)
-    assert records[tuned]["baseline"]["mean"] == pytest.approx(
-        records[tuned]["level"] - records[llama]["level"]
-    )
+    difference = records[tuned]["level"] - records[llama]["level"]
+    assert records[tuned]["baseline"]["mean"] == pytest.approx(difference)
     where = ("--results-dir", str(tmp_path / "results"))
     [again] = json.loads(command("report", *both, *where, *baseline, "--json").out)["tables"]
     assert (again["lines"], again["baseline"]) == (table["lines"], table["baseline"])
 
-
-def test_another_checkpoint_of_one_name_is_not_mixed_with_what_is_scored(
-    tmp_path: Path, score: Command, command: Command
-) -> None:
-    write_checkpoint(tmp_path / "gemma", "gemma3_text")
-    assert score("gemma", "train.length=16", "--lengths", "32").code == 0
-    run, where = run_in(tmp_path), ("--results-dir", str(tmp_path / "results"))
-    config = read_config(run)
-    assert config.checkpoint is not None and config.eval.max_length == 32
-    assert config.checkpoint.train_length_from == "the command"
-    assert (config.checkpoint.layers, config.model.n_layers) == (1, 6)
-    assert (config.train.length, config.encoding["base"]) == (16, 1_000_000)
-    edit_json(tmp_path / "gemma" / "config.json", rms_norm_eps=1e-3)
-    done = command("eval", run.name, "--lengths", "24", *where)
-    assert done.code == 2 and "is not what" in done.line
-    assert score("gemma", "train.length=16", "--lengths", "32").code == 0
-    levels = {read_rows(path / "eval.csv")[0].nll for path in run.parent.iterdir()}
-    assert len(levels) == len(list(run.parent.iterdir())) == 2
-
-
-def test_checkpoints_with_other_tokenizers_get_a_table_each(tmp_path: Path, score: Command) -> None:
-    write_checkpoint(tmp_path / "other", "llama", 1)
-    path = tmp_path / "other" / "tokenizer.json"
+    path = write_checkpoint(tmp_path / "other", "llama", 1) / "tokenizer.json"
     model = json.loads(path.read_text())["model"]
     unused = next(token for token, number in model["vocab"].items() if number == 1)
     vocab = {"th" if token == unused else token: number for token, number in model["vocab"].items()}
     edit_json(path, model=model | {"vocab": vocab, "merges": [["t", "h"]]})
-    done = score("llama", f"hf:{tmp_path / 'other'}", "--lengths", "48")
-    assert done.code == 0, done.err
+    done = call("eval", "llama", f"hf:{tmp_path / 'other'}", "--lengths", "48")
     assert "table 1 of 2" in done.out and "compare bits per byte by eye" in " ".join(done.out.split())
+
+
+def test_another_checkpoint_of_one_name_is_not_mixed_with_what_is_scored(
+    tmp_path: Path, call: Command, command: Command
+) -> None:
+    write_checkpoint(tmp_path / "gemma", "gemma3_text")
+    assert call("eval", "gemma", "train.length=16", "--lengths", "32").code == 0
+    [run] = rows_of(tmp_path)
+    config = read_config(run)
+    assert config.checkpoint is not None and config.checkpoint.train_length_from == "the command"
+    assert (config.checkpoint.layers, config.model.n_layers, config.eval.max_length) == (1, 6, 32)
+    assert (config.train.length, config.encoding["base"]) == (16, 1_000_000)
+    edit_json(tmp_path / "gemma" / "config.json", rms_norm_eps=1e-3)
+    done = command("eval", run.name, "--lengths", "24", "--results-dir", str(tmp_path / "results"))
+    assert done.code == 2 and "is not what" in done.line
+    assert call("eval", "gemma", "train.length=16", "--lengths", "32").code == 0
+    assert len({rows[0].nll for rows in rows_of(tmp_path).values()}) == len(rows_of(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -141,31 +126,67 @@ def test_checkpoints_with_other_tokenizers_get_a_table_each(tmp_path: Path, scor
     ],
 )
 def test_a_table_an_own_attention_and_an_own_rotation_have_their_limits(
-    tmp_path: Path, score: Command, name: str, controls: dict[str, str], refused: str
+    tmp_path: Path, call: Command, name: str, controls: dict[str, str], refused: str
 ) -> None:
     write_checkpoint(tmp_path / name, name)
     arguments = ("train.length=32", "--lengths", "96", *(["--controls", "offset"] if name == "gpt2" else []))
-    assert score(name, *arguments).code == 0
-    statuses = {row.control: row.status for row in rows_in(tmp_path) if row.length == 96}
-    assert controls.items() <= statuses.items()
+    assert call("eval", name, *arguments).code == 0
+    [rows] = rows_of(tmp_path).values()
+    assert controls.items() <= {row.control: row.status for row in rows if row.length == 96}.items()
     if refused:
-        done = score(name, *arguments, "--with", "yarn")
+        done = call("eval", name, *arguments, "--with", "yarn")
         assert done.code == 2 and refused in done.line and "so --with has nothing to replace" in done.line
 
 
-def test_what_a_checkpoint_cannot_take_is_refused(tmp_path: Path, score: Command) -> None:
-    for arguments, message in (
-        (["encoding=alibi"], "encoding=alibi has no effect on a checkpoint"),
-        (["rope"], "rope has no effect on a checkpoint"),
-        (["--with", "alibi"], "alibi works on weights of no other encoding"),
-        (["--with", "t5", "--force"], "weights trained with rope do not fit t5"),
-        (["--with", "randomized", "--force"], "needs ids"),
-        (["train.length=x"], "train.length must be a whole number"),
-        (["--key-tokens-of", "rope"], "key_tokens_of is for a run: leave it out"),
-    ):
-        done = score("llama", "--lengths", "64", *arguments)
-        assert done.code == 2 and message in done.line
+def test_needles_and_prompts_of_a_checkpoint_are_scored(tmp_path: Path, call: Command) -> None:
+    options = ("--lengths", "128", "--depths", "2", "--windows", "6", "--with", "yarn factor=4")
+    assert call("probe", "llama", *options).code == 0
+    [rows] = rows_of(tmp_path).values()
+    shared = {(row.protocol, row.length, row.encoding, row.status) for row in rows}
+    assert shared == {("probe", 128, "rope", "ok")}
+    assert {row.scored_with for row in rows} == {"rope", "yarn factor=4.0"}
+    assert all(row.accuracy is not None and row.accuracy < 0.7 for row in rows), "its weights are random"
+    write_checkpoint(tmp_path / "long", "llama", max_position_embeddings=800)
+    done = call("probe", "long", "--task", "niah_multikey_3,vt,fwe", "--lengths", "800,900", "--windows", "3")
+    assert done.code == 0, done.err
+    of_task = {rows[0].data: rows for rows in rows_of(tmp_path).values()}
+    for name in ("niah_multikey_3", "vt", "fwe"):
+        facts = [(row.length, row.exact, row.accuracy, row.documents) for row in of_task[name]]
+        assert facts == [(800, 0.0, 0.0, 3), (900, 0.0, 0.0, 3)]
+        assert f"task {name}" in done.out
+
+
+def test_the_scores_of_endings_are_those_of_transformers(tmp_path: Path) -> None:
+    model = opened(write_checkpoint(tmp_path / "llama", "llama")).model
+    tokens_BCT = torch.randint(VOCABULARY, (2, CHOICES, 41), generator=torch.Generator().manual_seed(0))
+    tokens_BCT[:, :, : 41 - ANSWER] = tokens_BCT[:, :1, : 41 - ANSWER]
+    with torch.no_grad(), quiet() as transformers:
+        nll = nll_of_choices(model, tokens_BCT, torch.Generator())
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
+        logits = theirs(input_ids=tokens_BCT.flatten(0, 1)[:, :-1]).logits[:, -ANSWER:].log_softmax(-1)
+    answers = tokens_BCT.flatten(0, 1)[:, -ANSWER:, None]
+    expected = -logits.gather(-1, answers)[..., 0].reshape(2, CHOICES, ANSWER)
+    assert torch.allclose(torch.from_numpy(nll), expected, atol=1e-4)
+
+
+def test_what_a_checkpoint_cannot_take_is_refused_and_leaves_nothing(tmp_path: Path, call: Command) -> None:
     write_checkpoint(tmp_path / "bloom", "bloom")
-    done = score("bloom", "--lengths", "64")
-    assert done.code == 2 and "does not say at what length it was trained: say train.length=N" in done.line
+    for arguments, message in (
+        (["eval", "llama", "encoding=alibi"], "encoding=alibi has no effect on a checkpoint"),
+        (["eval", "llama", "rope"], "rope has no effect on a checkpoint"),
+        (["eval", "llama", "--with", "alibi"], "alibi works on weights of no other encoding"),
+        (["eval", "llama", "--with", "t5", "--force"], "weights trained with rope do not fit t5"),
+        (["eval", "llama", "--with", "randomized", "--force"], "needs ids"),
+        (["eval", "llama", "train.length=x"], "train.length must be a whole number"),
+        (["eval", "llama", "--key-tokens-of", "rope"], "key_tokens_of is for a run: leave it out"),
+        (["eval", "bloom"], "does not say at what length it was trained: say train.length=N"),
+        (["probe", "llama", "--all"], "--where and --all choose runs"),
+        (["probe", "llama", "--lengths", "5000"], "no validation document has the 5001 tokens"),
+        (["probe", "llama", "--task", "vt", "--depths", "3"], "depths=3 has no effect on prompts"),
+        (["probe", "llama", "--task", "vt", "data=files"], "data=files has no effect on a checkpoint"),
+        (["probe", "llama", "--task", "vt", "--lengths", "500"], "of vt has"),
+        (["probe", "llama", "--task", "fwe,niah"], "unknown --task 'niah'"),
+    ):
+        done = call(*arguments, *([] if "probe" in arguments else ["--lengths", "64"]))
+        assert done.code == 2 and message in done.line, arguments
     assert not (tmp_path / "results" / "runs").exists()

@@ -1,17 +1,23 @@
-"""Claims of a paper against made scores: each kind holds, is contradicted or stays unclear."""
+"""Claims of a paper against made scores, and what `reproduce` says of them and of a study's levels."""
 
+import math
+import re
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support.results import add_run
+from support.results import ROW, add_run
 
+from pe_bench.report.records import Paired
+from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import Scores, save_scores, score_file
-from pe_bench.studies.claims import Judged, Measurements, judge_claim
-from pe_bench.studies.study import Claim, Step
+from pe_bench.studies.claims import Judged, Measurements, Outcome, judge_claim
+from pe_bench.studies.outcomes import Level, Outcomes, compare, levels_of, read_table, render, write_levels
+from pe_bench.studies.study import KINDS, Claim, Step, Study, Sweep
 
 LEVELS = {
     "flat": {128: 2.0, 256: 2.0, 512: 2.0},
@@ -189,3 +195,100 @@ def add_answers(results: Path, shares: dict[str, dict[int, float]]) -> Measureme
             rows.append(replace(row, bits_per_byte=None, exact=exact, accuracy=exact, chance=0.1))
         write_rows(run / "eval.csv", rows)
     return measurements(results, runs)
+
+
+# What `reproduce` says of them, and of our levels beside the study's table
+
+STUDY = Study("A toy", "why?", "nobody", 1, (Sweep(["rope"]),), [1.0], (), name="toy", path=Path("toy.yaml"))
+CHANGE = Paired(0.12, Interval(0.12, 0.05, 0.2, seeds=3, documents=70), "")
+
+
+def claimed(outcome: Outcome, kind: str = "holds", of: str = "rope", **more: str) -> Judged:
+    claim = Claim(kind, "table 2, +0.017", of, 2, **more)  # type: ignore[arg-type]
+    return Judged(claim, 256, outcome, CHANGE, 256)
+
+
+def printed(*claims: Judged, study: Study = STUDY, compared: Any = ((), {})) -> list[str]:
+    lines = render(Outcomes(study, claims, [], *compared), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+def made(*values: float, **changes: object) -> list[Level]:
+    """Return levels of rope at 128, 256, ...: a value for each."""
+    rows = [
+        replace(ROW, length=128 * number, bits_per_byte=value, **changes)  # type: ignore[arg-type]
+        for number, value in enumerate(values, 1)
+    ]
+    return levels_of({"": rows}, "full")
+
+
+def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_below() -> None:
+    lines = printed(claimed("unclear"), claimed("holds"), replace(claimed("contradicted"), decided_at=160))
+    begins = [line.split()[0] for line in lines if re.match("contradicted|holds|unclear", line)]
+    assert begins == ["contradicted", "holds", "unclear"]
+    assert any(line.startswith("claims: 1 contradicted, 1 holds, 1 unclear") for line in lines)
+    index = lines.index("holds         rope holds up to 256")
+    assert lines[index + 1].strip() == "change +0.120 [+0.050, +0.200], seeds: 3 (paper: table 2, +0.017)"
+    assert any(line.strip().startswith("change at 160 +0.120") for line in lines)
+    # A toy cannot judge claims: it says whether its levels agree.
+    same = compare(made(1.8, 2.5), made(1.8, 2.5))
+    lines = printed(claimed("unclear"), claimed("holds"), study=STUDY.quick(), compared=same)
+    assert any(line.startswith("toy.csv: 2 of 2 levels agree") for line in lines)
+    assert not any(line.startswith("holds") for line in lines)
+
+
+def test_every_kind_of_claim_is_a_sentence_about_its_encoding() -> None:
+    for kind in KINDS:
+        text = str(claimed("holds", kind, than="alibi"))
+        assert text.startswith("rope ") and ("256" in text or "before alibi" in text)
+    assert str(claimed("holds", "falls", "", sweep="yarn 128k")) == "yarn 128k is better at 256 than at 128"
+
+
+@pytest.mark.parametrize(
+    ("ours", "table", "differing"),
+    [
+        (made(2.0), made(2.0199), 0),
+        (made(2.0), made(2.0201), 1),
+        (made(2.39), [made(2.1)[0] | {"seed_sd": "0.1"}], 0),  # three standard deviations over seeds
+        (made(2.41), [made(2.1)[0] | {"seed_sd": "0.1"}], 1),
+        (made(math.inf), made(math.inf), 0),  # both broke down
+        (made(2.0), made(math.inf), 1),
+        (made(math.nan), made(2.0), 1),
+    ],
+)
+def test_levels_may_differ_by_the_tolerance(ours: Any, table: Any, differing: int) -> None:
+    compared, incomparable = compare(ours, table)
+    assert len(Outcomes(STUDY, [], ours, compared).differing) == differing
+    assert len(compared) == 1 and not incomparable
+    lines = printed(compared=(compared, {}))
+    assert sum(line.startswith("  differs: rope at 128") for line in lines) == differing
+
+
+@pytest.mark.parametrize(
+    ("ours", "table", "reason"),
+    [
+        (made(1.8), made(7.0, data_hash="0ther"), "other text.*da7a0123 here, 0ther in the table"),
+        (made(1.8), made(7.0, target_hash="0ther"), r"other targets \(7a56e7 here, 0ther in the table"),
+        (made(1.8), made(7.0, setting="0ther"), "another model or training"),
+        (made(1.8), made(7.0, torch="2.14.0"), "another version of PyTorch .2.13.0 here, 2.14.0 in"),
+        (made(1.8), [made(1.8)[0] | {"seeds": "2"}], "other numbers of seeds .1 here, 2 in the table"),
+        (made(1.8), made(1.8, 2.5)[1:], "our runs have no score there"),
+        (made(1.8, 2.5), made(1.8), None),  # what only we scored does not count
+        (made(1.8, torch="2.13.1+cpu"), made(1.8), None),  # another patch or build
+        (made(1.8), [made(9.0)[0] | {"variant": "quick"}, *made(9.0, data="files")], None),
+    ],
+)
+def test_only_what_was_made_alike_is_compared(ours: Any, table: Any, reason: str | None) -> None:
+    compared, incomparable = compare(ours, table)
+    assert [bool(re.search(reason or "", each)) for each in incomparable] == ([True] if reason else [])
+    assert not compared if reason else True
+    text = " ".join(" ".join(printed(compared=(compared, incomparable))).split())
+    assert ("levels not comparable: 1, " in text) is bool(reason)
+
+
+def test_a_table_keeps_levels_of_other_texts(tmp_path: Path) -> None:
+    table, files = tmp_path / "toy.csv", made(1.1, data="files")
+    for written in (made(1.8, 2.5), files, made(1.9)):
+        write_levels(table, written)
+    assert read_table(table) == [*files, *made(1.9)]
