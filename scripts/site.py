@@ -11,7 +11,6 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,11 +27,10 @@ from pe_bench.cli.exchange import bibliography
 from pe_bench.cli.list import names_of
 from pe_bench.cli.options import EXAMPLES
 from pe_bench.config.groups import keys
-from pe_bench.errors import UserError
 from pe_bench.inspection import picture
-from pe_bench.inspection.catalogue import catalogue
+from pe_bench.inspection.catalogue import catalogue, shipped
 from pe_bench.inspection.page import page
-from pe_bench.inspection.resolve import ResolvedEncoding, resolve
+from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.plot.paper import save_picture
 
 YOU_KNOW_IT_AS = "## You know it as"  # in docs/encodings.md; below, a row of the table there
@@ -44,6 +42,7 @@ REFERENCE = ROOT / "results" / "reference"
 LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 FIRST = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")
 PAGE = ".md"
+Record = dict[str, Any]  # what the catalogue tells of an encoding
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -51,8 +50,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from_theme = [file for file in files if Path(str(file.src_dir or ROOT)) != Path(config.docs_dir)]
     of_docs = [f"docs/{file.src_uri}" for file in files if file not in from_theme]
     found = [File(path, str(ROOT), config.site_dir, use_directory_urls=False) for path in _reached(of_docs)]
-    reference = {"commands": _commands(), "keys": _keys(), "encodings": _encodings(), "python": _python()}
-    pages, pictures = _encoding_pages()
+    subjects = shipped()
+    records = catalogue(subjects)
+    reference = {
+        "commands": _commands(),
+        "keys": _keys(),
+        "encodings": _encodings(records),
+        "python": _python(),
+    }
+    pages, pictures = _encoding_pages(subjects, records)
     texts = {f"{name}{PAGE}": text for name, text in reference.items()}
     texts |= {f"encodings/{name}{PAGE}": text for name, text in pages.items()}
     texts |= {f"encodings/{name}.svg": text for name, text in pictures.items()}
@@ -107,19 +113,21 @@ def _keys() -> str:
     return _page(parts)
 
 
-def _encodings() -> str:
+def _encodings(records: Sequence[Record]) -> str:
     parts = ["# Encodings", "`pe-bench show NAME` has equation, options and claims, and draws the encoding."]
     facts = ("family", "what_it_is", "past_training", "paper")
     rows = [
         (f"[{name}](encodings/{name}.md)", *(record[fact] for fact in facts), names_of(record))
-        for record in catalogue()
+        for record in records
         for name in [record["encoding"]]
     ]
     titles = ("encoding", "family", "what it is", "past the training length", "paper", "note")
     return _page([*parts, _table(titles, rows)])
 
 
-def _encoding_pages() -> tuple[dict[str, str], dict[str, str]]:
+def _encoding_pages(
+    subjects: Sequence[ResolvedEncoding], records: Sequence[Record]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Return a page for each encoding (formula, facts, what `show` prints, scores, BibTeX), and pictures.
 
     There are pictures of the encodings that SITE_PICTURES names: `all`, or names with commas between.
@@ -130,7 +138,7 @@ def _encoding_pages() -> tuple[dict[str, str], dict[str, str]]:
     other_names = KNOWN_AS.findall(table.partition("\n## ")[0])
     mathml = LatexToMathML()
     pages, pictures = {}, {}
-    for record in catalogue():
+    for subject, record in zip(subjects, records, strict=True):
         name, what, label = (str(record[fact]) for fact in ("encoding", "what_it_is", "label"))
         facts = [
             ("family", record["family"]),
@@ -140,16 +148,14 @@ def _encoding_pages() -> tuple[dict[str, str], dict[str, str]]:
             ("note", names_of(record)),
             ("a training step", costs.get(label, "")),
         ]
-        [subject] = resolve([name])
         shown = page(subject)
         parts = [f"# {name}", f"{what[:1].upper()}{what[1:]}."]
         for formula in dict.fromkeys(FORMULA.findall(shown)):
             parts += [mathml.convert_with_local_state(" ".join(formula.split()), displaystyle=True)]
         parts += [_table(("", ""), [fact for fact in facts if fact[1] != ""])]
         if name in drawn or drawn == ["all"]:
-            with suppress(UserError):  # of options without defaults
-                pictures[name] = _picture(subject)
-                parts += [f"![What {name} does, by distance or position]({name}.svg)"]
+            pictures[name] = _picture(subject)
+            parts += [f"![What {name} does, by distance or position]({name}.svg)"]
         parts += [f"```text\n{shown}```", *_measurements(catalogue_lines.get(label), measured.get(name, ()))]
         if record["paper"] in entries:
             parts += ["## Cite", f"```bibtex\n{entries[str(record['paper'])]}\n```"]

@@ -23,6 +23,7 @@ from pe_bench.errors import UserError, first_line, require
 
 # Overrides before the user's own: how tests run the README's commands on shorter budgets.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
+CATALOGUE = "catalogue"  # a key that holds several encodings, by their names
 
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
@@ -171,9 +172,12 @@ def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
         values: Any = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
     except OmegaConfBaseException as error:
         raise cause(error) or UserError(first_line(error)) from error
-    if isinstance(values.get("encoding"), dict):
-        preset = _read_preset(str(raw["encoding"].get("name")), search)
-        values["encoding"] = _mark_derived(raw["encoding"], values["encoding"], preset)
+    parts = [(raw, values, "encoding")]
+    parts += [(raw[CATALOGUE], values[CATALOGUE], name) for name in raw.get(CATALOGUE, ())]
+    for source, target, key in parts:
+        if isinstance(target.get(key), dict):
+            preset = _read_preset(str(source[key].get("name")), search)
+            target[key] = _mark_derived(source[key], target[key], preset)
     return {key: value for key, value in values.items() if key not in ("hydra", "modifier", "experiment")}
 
 

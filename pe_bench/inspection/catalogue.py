@@ -1,28 +1,37 @@
 """What `list encodings` tells of each: all are built, for their facts follow from options."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pe_bench.config.compose import compose
+from pe_bench.config.compose import CATALOGUE, compose
 from pe_bench.config.groups import aliases, description, names_in, paper
 from pe_bench.config.parse import parse_config
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 
 
-def catalogue() -> list[dict[str, Any]]:
-    """Return the facts of each encoding in the tiny model, and its other names."""
-    names, modifiers, first_names = names_in("encoding"), names_in("modifier"), aliases()
+def shipped() -> list[ResolvedEncoding]:
+    """Return all encodings of pe-bench in the tiny model."""
     # One configuration with all of them, because Hydra takes 50 ms for each.
-    composed = compose([f"+encoding@catalogue.{name}={name}" for name in names])
-    encodings = composed.pop("catalogue")
+    composed = compose([f"+encoding@{CATALOGUE}.{name}={name}" for name in names_in("encoding")])
+    encodings = composed.pop(CATALOGUE)
     config = parse_config(composed)
+    subjects = [
+        ResolvedEncoding(name, replace(config, encoding=values)) for name, values in encodings.items()
+    ]
+    return [subject.with_examples() for subject in subjects]
+
+
+def catalogue(subjects: Sequence[ResolvedEncoding] = ()) -> list[dict[str, Any]]:
+    """Return the facts of each encoding, of all that are shipped by default, and its other names."""
+    modifiers, first_names = names_in("modifier"), aliases()
     return [
         {
-            **_facts(ResolvedEncoding(name, replace(config, encoding=encodings[name])).with_examples()),
-            "modifier": name in modifiers,
-            "aliases": sorted(alias for alias, first in first_names.items() if first == name),
+            **_facts(subject),
+            "modifier": subject.name in modifiers,
+            "aliases": sorted(alias for alias, first in first_names.items() if first == subject.name),
         }
-        for name in names
+        for subject in subjects or shipped()
     ]
 
 

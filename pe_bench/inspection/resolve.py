@@ -65,8 +65,6 @@ class ResolvedEncoding:
     def with_examples(self) -> "ResolvedEncoding":
         values, typed = self.spec.with_examples().values, self.config.encoding
         examples = {option: value for option, value in values.items() if typed.get(option, {}) != value}
-        for option, value in examples.items():
-            say(f"{self.name} has no default for {option}: {option}={value} is taken, an example")
         return replace(self, config=replace(self.config, encoding=values), examples=examples)
 
 
@@ -104,8 +102,12 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     for key in [option.key for option in options if option not in used]:
         keys = [each for values in composed.values() for each in keys_in(values)]
         raise unknown_key(key if "." in key or close_to(key, keys) else f"encoding.{key}", keys)
-    subjects = [ResolvedEncoding(name, parse_config(values, search)) for name, values in composed.items()]
-    return [subject.with_examples() for subject in subjects]
+    configs = {name: parse_config(values, search) for name, values in composed.items()}
+    subjects = [ResolvedEncoding(name, config).with_examples() for name, config in configs.items()]
+    for subject in subjects:
+        for option, value in subject.examples.items():
+            say(f"{subject.name} has no default for {option}: {option}={value} is taken, an example")
+    return subjects
 
 
 def _is_option(override: Override) -> bool:
