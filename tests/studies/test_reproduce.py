@@ -45,9 +45,15 @@ claims:
   - {{kind: holds, of: rope, sweep: first, at: 4, source: nobody}}
   - {{kind: order, sweep: tuned, than: rope -> rope_pi factor=2.0, than_sweep: first, at: 2, source: table 1}}
 """
+CODE = """\
+from pe_bench.encodings import LayerEncoding
+class Mine(LayerEncoding):
+    def distance_bias(self, distance):
+        return -distance
+"""
 FILES = {
     "study/toy.yaml": TOY,
-    "encoding/mine.py": "from pe_bench.encodings.nope import NoPE as Mine\n",
+    "encoding/mine.py": CODE,
     "encoding/mine.yaml": "name: mine\nclass: mine.py:Mine\n",
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.commands import Command, Outcome
 
+import pe_bench
 from pe_bench.runs.commands import VARIABLE, recorded_commands
 from pe_bench.tries.trying import Try, _keep, overrides_in
 
@@ -50,10 +51,19 @@ def test_a_baseline_without_a_number_is_no_loss_of_the_change(tried) -> None:
     assert "has no number at 32 tokens" in outcome.line
 
 
-def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
-    tried, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_program_s_try_keeps_with_each_run_the_command_that_trains_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(folder)
+    pe_bench.try_change("nope", *SMALL, "data.path=corpus", minutes=0.001, lengths=[16, 32])
+    for run in (folder / "results" / "runs").iterdir():
+        assert recorded_commands(run)[0].startswith(f"pe-bench train encoding={run.name.partition('-')[0]} ")
+
+
+def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
+    tried, command: Command, folder: Path
+) -> None:
     results = folder / "work" / "results"
     first = tried("nope", *SHORT)
     assert first.code == 4, first.err
@@ -70,7 +80,6 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
     tries = [(each["kind"], each["number"], each["seeds"]) for each in json.loads(file.read_text())]
     assert tries == [("try", 1, 2), ("try", 2, 1), ("confirm", 1, 1)]
     for run in (results / "runs").iterdir():
-        assert recorded_commands(run)[0].startswith(f"pe-bench train encoding={run.name.partition('-')[0]} ")
         assert ("half: second" in (run / "config.yaml").read_text()) == ("-s1000-" in run.name)
     assert "confirm 1" in command("try", "--list").out
     tables = json.loads(command("report", "--all", "--json").out)["tables"]
