@@ -103,11 +103,7 @@ def _least_used(choices: Sequence[Choice], used: Sequence[Choice], first: int) -
 def shortened(label: str, characters: int) -> str:
     """Return a label within so many characters, without its middle."""
     end = characters // 3
-    return (
-        label
-        if len(label) <= characters
-        else label[: characters - end - 1] + "\N{HORIZONTAL ELLIPSIS}" + label[-end:]
-    )
+    return label if len(label) <= characters else f"{label[: characters - end - 3]}...{label[-end:]}"
 
 
 def wrapped(sentences: Iterable[str], width: int = MAX_LINE) -> str:

@@ -10,9 +10,7 @@ import pytest
 from support.commands import Command
 from support.results import add_run
 
-from pe_bench.cli.tables import print_scored, scored_alone
-from pe_bench.runs.rows import COLUMNS, read_rows
-from pe_bench.scored import Run
+from pe_bench.runs.rows import COLUMNS
 
 LABEL = "evil\n[red]x[/red] \u200b|$\\frac{$<script>alert(1)</script>\\input{/etc/passwd}![a](http://b)"
 TEXTS = ("encoding", "scored_with", "model", "data", "tokenizer")
@@ -100,33 +98,19 @@ def test_what_steers_a_terminal_is_left_out_and_named(hostile: Path, report, sig
 
 
 @pytest.mark.parametrize(
-    ("column", "text"), [("model", "a\nb"), ("data", "tinz"), ("setting", "a\nb"), ("protocol", "tinz")]
-)
-def test_a_changed_cell_of_a_run_makes_two_tables_and_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, text: str
-) -> None:
-    run = add_run(tmp_path, "rope", LEVELS)
-    set_cells(run, (column,), text, slice(1, 2))
-    print_scored("train", [scored_alone(Run(run, read_rows(run / "eval.csv"), 0.01))], [], as_json=False)
-    assert (
-        f"they differ in {column.replace('_', ' ')}" in " ".join(capsys.readouterr().out.split())
-        or column == "setting"
-    )
-
-
-@pytest.mark.parametrize(
-    ("column", "number"),
+    ("column", "text"),
     [
-        *(("documents", "0"), ("targets", "nan"), ("bits_per_byte", "1e308"), ("perplexity", "nan")),
-        *(("peak_memory_mb", "1e308"), ("tokens_per_second", "0"), ("steps", "0")),
+        *(("model", "a\nb"), ("data", "tinz"), ("setting", "a\nb"), ("protocol", "tinz"), ("documents", "0")),
+        *(("targets", "nan"), ("bits_per_byte", "1e308"), ("perplexity", "nan"), ("peak_memory_mb", "1e308")),
+        *(("tokens_per_second", "0"), ("steps", "0")),
     ],
 )
-def test_no_number_ends_a_report_in_a_traceback(
-    tmp_path: Path, command: Command, column: str, number: str
+def test_no_changed_cell_ends_a_report_in_a_traceback(
+    tmp_path: Path, command: Command, column: str, text: str
 ) -> None:
     for encoding in ("rope", "alibi"):
         run = add_run(tmp_path, encoding, LEVELS)
-    set_cells(run, (column,), number, slice(1, 3))
+    set_cells(run, (column,), text, slice(1, 3))
     files = [f"--{kind}={tmp_path / f'a.{kind}'}" for kind in ("markdown", "latex", "csv", "html")]
     arguments = [*files, "--details", "--baseline", "rope", "--results-dir", str(tmp_path)]
     assert command("report", *arguments).code in (0, 1, 2)

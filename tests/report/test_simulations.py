@@ -17,7 +17,6 @@ from pe_bench.report.statistics import (
     corrected_comparisons,
     holds_up_to,
     judge_change,
-    judge_context_use,
     paired_interval,
 )
 
@@ -130,29 +129,6 @@ def share_of_wrong_comparisons(study: Study, truth: float, lines: int, count: in
     return wrong / count
 
 
-# The gain over the training length, that over the swap control, and how far apart documents lie.
-CONTEXT = {
-    "none": (0.0, 0.0, 0.01),
-    "read, of no use": (0.0, 0.05, 0.03),
-    "used": (0.05, 0.05, 0.03),
-    "hardly used": (0.05, MARGIN, 0.01),
-}
-
-
-def share_of_wrong_answers(study: Study, name: str, count: int) -> float:
-    """Return the share of wrong answers to `uses context`."""
-    generator = np.random.default_rng(2)
-    gain, swap_gain, spread = CONTEXT[name]
-    true = {"yes": gain > 0 and swap_gain > 0, "no": swap_gain < MARGIN, "unclear": True}
-    said = [
-        judge_context_use(
-            study.interval(generator, gain, spread), study.interval(generator, swap_gain, spread)
-        )
-        for _ in range(count)
-    ]
-    return sum(not true[one] for one in said) / count
-
-
 def check_coverage(study: Study, count: int) -> None:
     held, _ = coverage(study, count)
     # Intervals that never miss are too wide: at 99 % that has a chance of 1 in 400.
@@ -190,11 +166,6 @@ def test_a_wrong_verdict_on_one_length_is_rare(name: str, shape: str) -> None:
 def test_a_wrong_comparison_is_rare_among_many_lines(truth: float) -> None:
     wrong = share_of_wrong_comparisons(Study(5, 30, "normal"), truth, lines=12, count=100)
     assert wrong <= 0.05 + slack(0.05, 100)
-
-
-@pytest.mark.parametrize("name", CONTEXT)
-def test_a_wrong_answer_on_context_is_rare(name: str) -> None:
-    assert share_of_wrong_answers(Study(5, 30, "lognormal"), name, 200) <= 0.05 + slack(0.05, 200)
 
 
 @pytest.mark.full

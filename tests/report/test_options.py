@@ -1,0 +1,293 @@
+"""What the options of a report choose: rows, lines, their order and baseline; a sweep and its best value."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import Command
+from support.results import add_run, edit_rows
+from support.tables import BREAKING, labels, only, where
+
+from pe_bench.errors import UserError
+from pe_bench.report.build import build_tables
+from pe_bench.report.selection import Selection, parse_by
+from pe_bench.report.statistics import corrected_comparisons, paired_interval
+from pe_bench.runs.find import parse_condition
+from pe_bench.runs.rows import read_rows
+from pe_bench.runs.scores import load_scores, score_file
+
+HEAD = "step,tokens,loss,validation_loss,lr,gradient_norm,seconds\n"
+Levels = dict[str, dict[int, float | None]]
+THREE: Levels = {
+    name: {128: 3.0 - place, 256: 3.0 + place, 512: 3.0 + place} for place, name in enumerate(("a", "b", "c"))
+}
+
+
+def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:
+    with pytest.raises(UserError, match=r"train.l_r.*did you mean 'train.lr'"):
+        build_tables(rates, selection=Selection(where=where("train.l_r=1")))
+    with pytest.raises(UserError, match=r"--by.*train.l_r"):
+        build_tables(rates, selection=Selection(by=("train.l_r",)))
+
+
+def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> None:
+    assert len(build_tables(rates)) == 2, "without being asked for they are never ranked together"
+    table = only(rates, by=("train.lr",))
+    assert labels(table) == [
+        "alibi train.lr=0.001",
+        "alibi train.lr=0.003",
+        "rope train.lr=0.001",
+        "rope train.lr=0.003",
+    ]
+    assert {line.seeds for line in table.lines} == {2}
+    assert table.why == ""
+
+
+@pytest.mark.parametrize("word", ["", "length", "nothing", "setting"])
+def test_by_a_column_that_cannot_distinguish_lines_is_refused(word: str) -> None:
+    with pytest.raises(UserError, match="--by"):
+        parse_by(word)
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected", "ranked_at"),
+    [
+        (None, ["alibi", "rope"], 512),
+        ("128", ["rope", "alibi"], 128),
+        ("256", ["rope", "alibi"], 256),
+        ("name", ["alibi", "rope"], None),
+        ("parameters", ["rope", "alibi"], None),
+        ("tokens_per_second", ["rope", "alibi"], None),
+    ],
+)
+def test_lines_are_in_the_requested_order(
+    results: Path, sort: str | None, expected: list[str], ranked_at: int | None
+) -> None:
+    table = only(results, sort=sort)
+    assert labels(table) == expected
+    assert table.ranked_at == ranked_at
+    said = f"ranked by bits/byte at {ranked_at}" if ranked_at else f"in order of {sort}"
+    assert any(note.startswith(said) for note in table.notes)
+
+
+def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Path) -> None:
+    table = only(results, baseline="rope")
+    assert table.baseline == "rope"
+    lines = {line.label: line for line in table.lines}
+    assert all(cell.baseline is None for cell in lines["rope"].records.values())
+    differences = []
+    runs = {run.name.split("-s")[0] + run.name.split("-s")[1][0]: run for run in (results / "runs").iterdir()}
+    for seed in range(3):
+        bits = {}
+        for name in ("alibi", "rope"):
+            run = runs[f"{name}{seed}"]
+            row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
+            bits[name] = load_scores(score_file(run, row)).by_cluster()[1]
+        differences.append(bits["alibi"] - bits["rope"])
+    found = lines["alibi"].records[256].baseline
+    assert found is not None
+    assert found.interval == paired_interval(np.stack(differences))
+    assert found.mean == pytest.approx(0.2, abs=1e-6)
+
+
+def test_a_baselines_verdicts_are_corrected_over_the_lines_at_each_length(results: Path) -> None:
+    for number in range(3):
+        levels = {length: level + 0.012 for length, level in BREAKING.items()}
+        add_run(results, f"t{number}", levels, spread=0.03)
+    table = only(results, baseline="rope")
+    for length in table.lengths:
+        cells = [line.records[length] for line in table.lines if length in line.records]
+        compared = [cell.baseline for cell in cells if cell.baseline and cell.baseline.interval]
+        intervals = [difference.interval for difference in compared if difference.interval]
+        assert [difference.verdict for difference in compared] == corrected_comparisons(intervals)
+        assert len(intervals) >= 3 and compared[0].verdict in ("better", "worse")
+    with pytest.raises(UserError, match="did you mean 'rope'"):
+        build_tables(results, selection=Selection(baseline="rop"))
+
+
+def test_by_model_checkpoints_of_one_text_and_one_tokenizer_are_lines_of_one_table(tmp_path: Path) -> None:
+    for name in ("base", "long"):
+        names = {"model": f"hf:{name}", "tokenizer": name, "setting": name, "steps": 0}
+        add_run(tmp_path, "rope", BREAKING, **names)
+    add_run(
+        tmp_path, "rope", BREAKING, model="hf:other", setting="other", data_hash="0ther123456789", steps=0
+    )
+    assert len(build_tables(tmp_path)) == 3
+    alone, together = build_tables(tmp_path, selection=Selection(by=("model",)))
+    assert labels(together) == ["rope of base (0.82M)", "rope of long (0.82M)"]
+    assert together.title[:3] == ["checkpoints", "stdlib", "its tokenizer"]
+    assert labels(alone) == ["rope of other (0.82M)"]
+
+
+# The order
+
+
+@pytest.mark.parametrize(
+    ("levels", "ranked_at", "order"),
+    [
+        (
+            {"b": {128: 2.0, 256: 3.0, 512: 1.0}, "c": {128: 3.0, 256: 2.0}, "a": {256: 3.0, 512: None}},
+            *(256, ["c", "a", "b"]),
+        ),
+        # Lines that lack the longest length are below the others, and change no rank of theirs.
+        (THREE, 512, ["a", "b", "c"]),
+        (
+            {**THREE, "learned": {128: 0.5, 256: None, 512: None}, "unscored": {128: 0.4, 256: 0.5}},
+            *(512, ["a", "b", "c", "learned", "unscored"]),
+        ),
+        ({"rope": {128: 3.0, 512: 5.0}, "learned": {128: 2.0, 512: None}}, 512, ["rope", "learned"]),
+        ({"b": {128: 2.0, 256: 3.0}, "a": {128: 2.0, 256: 4.0, 4096: 5.0}}, 256, ["b", "a"]),
+        ({"b": {128: 2.0}, "a": {256: 3.0}}, None, ["a", "b"]),
+    ],
+)
+def test_lines_rank_by_the_longest_length_that_most_have(
+    tmp_path: Path, levels: Levels, ranked_at: int | None, order: list[str]
+) -> None:
+    for name, of_name in levels.items():
+        add_run(tmp_path, name, of_name)
+    table = only(tmp_path)
+    assert (table.ranked_at, labels(table)) == (ranked_at, order)
+    assert any(f"ranked by bits/byte at {ranked_at}" in note for note in table.notes) == bool(ranked_at)
+
+
+def test_levels_on_different_targets_are_not_ranked_and_a_note_says_how_to_rank_them(tmp_path: Path) -> None:
+    add_run(tmp_path, "b", {128: 2.0, 256: 3.0})
+    add_run(tmp_path, "c", {128: 2.0, 256: 2.0})
+    add_run(tmp_path, "a", {128: 3.0, 256: 4.0}, target_hash="0ther")
+    for sort, expected in ((None, ["a", "b", "c"]), ("256", ["c", "b", "a"]), ("name", ["a", "b", "c"])):
+        table = only(tmp_path, sort=sort)
+        assert (table.ranked_at, labels(table)) == (None, expected)
+        said = [note for note in table.notes if note.startswith("not ranked")]
+        assert all("at 256" in note and "the same eval.* values" in note for note in said)
+        assert len(said) == (sort != "name")
+
+
+# Conditions
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("seed", "cannot be read"),
+        ("seed=", "cannot be read"),
+        ("seed<many", "needs a number"),
+        ("sead=1", "did you mean 'seed'"),
+        ("control=swap", "unknown --where 'control'"),
+    ],
+)
+def test_conditions_that_cannot_be_met_are_refused(word: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_condition(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "lines", "seeds"),
+    [
+        (["encoding=rope"], ["rope"], 3),
+        (["encoding!=rope"], ["alibi"], 3),
+        (["seed<2"], ["alibi", "rope"], 2),
+        (["seed=0,2", "encoding=rope,alibi"], ["alibi", "rope"], 2),
+        (["parameters>850000"], ["alibi"], 3),
+    ],
+)
+def test_conditions_choose_rows(results: Path, words: list[str], lines: list[str], seeds: int) -> None:
+    table = only(results, where=where(*words))
+    assert labels(table) == lines
+    assert {line.seeds for line in table.lines} == {seeds}
+
+
+def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Path) -> None:
+    table = only(results, where=where("length>128"))
+    assert table.lengths == (256, 512)
+    assert all(cell.change is not None for line in table.lines for cell in line.records.values())
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """Runs of a custom encoding, in two versions and with options, and of other encodings."""
+    for number, label in enumerate(("root@0cba s=0.25", "root@0cba s=1.0", "root@1111", "root@0cba+logn")):
+        edit_rows(
+            add_run(tmp_path, "root", BREAKING, code=str(number)),
+            lambda row, label=label: replace(row, encoding=label, scored_with=label),
+        )
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("encoding=root", {"root@0cba s=0.25", "root@0cba s=1.0", "root@1111"}),
+        ("encoding=root@0cba", {"root@0cba s=0.25", "root@0cba s=1.0"}),
+        ("encoding=root@0cba s=1.0", {"root@0cba s=1.0"}),
+        ("encoding=root+logn,root@1111", {"root@0cba+logn", "root@1111"}),
+        ("encoding=*+logn", {"root@0cba+logn"}),
+        ("encoding!=root", {"root@0cba+logn", "rope", "rope -> yarn factor=auto"}),
+        ("scored_with=yarn", {"rope -> yarn factor=auto"}),
+    ],
+)
+def test_an_encoding_is_chosen_by_its_name_with_or_without_its_code_and_options(
+    own: Path, word: str, expected: set[str]
+) -> None:
+    assert set(labels(only(own, where=where(word)))) == expected
+
+
+@pytest.mark.parametrize("damage", ["absent", "bomb"])
+def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path, damage: str) -> None:
+    run = next(iter(sorted((rates / "runs").iterdir())))
+    path = run / "config.yaml"
+    if damage == "absent":
+        path.unlink()
+    else:
+        bomb = "a: &a [1]\n" + "".join(f"{two}: &{two} [*{one},*{one}]\n" for one, two in ("ab", "bc", "cd"))
+        path.write_text(bomb)
+    tables = build_tables(rates, selection=Selection(where=where("train.lr<0.002")))
+    assert labels(tables[0]) == ["alibi", "rope"]
+
+
+# A sweep
+
+
+@pytest.fixture
+def report(command: Command, rates: Path) -> Command:
+    """Run `pe-bench report` on a sweep in which rope is best at 0.003, and alibi at 0.001."""
+    for run in (rates / "runs").iterdir():
+        is_high = "\n  lr: 0.003\n" in (run / "config.yaml").read_text()
+        loss = 1.0 if is_high == run.name.startswith("rope") else 2.0
+        (run / "train.csv").write_text(f"{HEAD}4,1,9,0.5,1,1,1\n6,1,9,,1,1,1\n8,1,9,{loss},1,1,1\n")
+    return lambda *arguments: command("report", "--results-dir", str(rates), *arguments)
+
+
+def test_each_encoding_keeps_the_value_with_the_lowest_validation_loss(report: Command) -> None:
+    apart = " ".join(report("--all").out.split())
+    assert (
+        "they differ in train.lr (here 0.001)" in apart
+        and "lines of one table: pe-bench report --by train.lr" in apart
+    )
+    for options in ((), ("--markdown", "-"), ("--latex", "-")):
+        outcome = report("--best", "train.lr", *options)
+        assert outcome.code == 0 and "table 1 of" not in outcome.out
+        said = " ".join(outcome.out.replace("%", "").split())
+        assert "2 seeds" in said and "mean validation loss at the training length" in said
+        assert "alibi 0.001 of 0.001, 0.003; rope 0.003 of 0.001, 0.003" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--best", "seed"], "seeds and encodings are not chosen by their results"),
+        (["--best", "encoding.base"], "name a key of training"),
+        (["--best", "train.lrr"], "did you mean 'train.lr'?"),
+        (["--best", "train.lr", "--by", "train.lr"], "exclude each other"),
+    ],
+)
+def test_a_key_that_cannot_be_chosen_by_results_is_refused(
+    report: Command, rates: Path, arguments: list[str], message: str
+) -> None:
+    outcome = report(*arguments)
+    assert outcome.code == 2 and message in outcome.line
+    run = next((rates / "runs").iterdir())
+    (run / "train.csv").unlink()
+    assert f"{run.name} has no validation loss" in report("--best", "train.lr").line

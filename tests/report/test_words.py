@@ -1,0 +1,119 @@
+"""What is said beside the numbers: notes, what an unclear verdict leaves known, what is bold or infinite."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.results import add_run, edit_rows
+from support.tables import BREAKING, line_of, only, printed, printed_details
+
+from pe_bench.report.build import build_tables
+from pe_bench.report.columns import to_latex, to_markdown
+from pe_bench.report.selection import Selection
+
+LENGTHS = (128, 192, 256, 512)
+LEVELS = {"alibi": (1.762, 1.764, 1.769, 1.768), "rope": (1.719, 2.428, 2.809, 3.614)}
+
+
+def said(folder: Path) -> str:
+    return " ".join(printed([only(folder)], 100).split())
+
+
+def cells_of(markdown: str, name: str) -> list[str]:
+    [row] = [line for line in markdown.splitlines() if line.startswith(f"| {name} |")]
+    return row.strip("| ").split(" | ")[1:]
+
+
+def test_a_note_names_the_lines_that_it_is_about_or_a_few_of_them(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        add_run(tmp_path, "learned", {128: 3.0, 256: None if seed else 3.1}, seed=seed)
+    notes = only(tmp_path, by=("seed",)).notes
+    assert any("undefined: learned seed=1 at 256" in note for note in notes)
+    assert not any("learned seed=0 at 256" in note for note in notes)
+    for name in "abcdefg":
+        add_run(tmp_path, name, BREAKING)
+    assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)
+
+
+@pytest.mark.parametrize(("moved", "is_caveat"), [(3.5, True), (3.001, False)])
+def test_a_note_says_how_far_the_offset_control_moves_the_level(
+    tmp_path: Path, moved: float, is_caveat: bool
+) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
+    add_run(tmp_path, "rope", {256: moved}, control="offset")
+    table = only(tmp_path)
+    [note] = [note for note in table.notes if note.startswith("offset control: rope")]
+    assert f"{moved - 3.0:+.3f}" in note and (note in table.caveats) == is_caveat
+
+
+def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_models(tmp_path: Path) -> None:
+    for seed, change in enumerate((0.02, 0.1, 0.2)):
+        add_run(tmp_path, "rope", {32: 3.2, 128: 3.0, 256: 3.0 + change}, seed=seed, spread=0.001)
+    cell = line_of(only(tmp_path), "rope").records[256]
+    assert (cell.verdict, cell.verdict_of_models) == ("unclear", "degrades")
+    assert cell.interval and cell.compared.of_models
+    assert cell.interval.low < cell.compared.of_models.low < cell.compared.of_models.high < cell.interval.high
+    assert "+0.107>?" in said(tmp_path) and "sure of these models, not of other seeds" in said(tmp_path)
+    bound = f"unclear changes: rope at 256 (at most {cell.interval.high:+.3f})"
+    assert f"{bound}. Most of this is how seeds differ" in said(tmp_path)
+
+
+def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path) -> None:
+    for name, at_quarter in (("rope", 3.2), ("nope", 3.0)):
+        add_run(tmp_path, name, {32: at_quarter, 128: 3.0, 256: 3.0}, spread=0.001)
+        add_run(tmp_path, name, {256: 3.0}, control="swap", spread=0.001)
+    lines = {line.encoding: line for line in only(tmp_path).lines}
+    assert lines["nope"].reads_nothing and not lines["rope"].reads_nothing
+    assert said(tmp_path).count("reads nothing") == 2, "of one line, and what it means"
+
+
+def test_an_encoding_that_costs_at_the_training_length_breaks_there(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.5}, spread=0.001)
+    add_run(tmp_path, "rope", {128: 3.4, 256: 3.4}, scored_with="rope_pi factor=16.0", spread=0.001)
+    line = next(line for line in only(tmp_path).lines if line.scored_with != "rope")
+    assert (line.break_point.breaks_at, line.break_point.holds_to) == (128, 0)
+    assert "not at all" in said(tmp_path)
+
+
+@pytest.mark.parametrize("width", [44, 80])
+def test_a_narrow_terminal_gets_every_number_of_the_details_in_blocks_that_fit(
+    tmp_path: Path, width: int
+) -> None:
+    add_run(tmp_path, "rope", {32 * 2**index: 3 + index / 100 for index in range(8)}, peak_memory_mb=700.0)
+    text = printed_details(build_tables(tmp_path), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(f" {3 + index / 100:.3f}" in text for index in range(8))
+    assert all(word in text for word in ("820,000", "verdict", "trained", "seeds", "700", "MB"))
+    assert (text.count("encoding  ") == 2) == (width == 80), "two tables, and more blocks where narrower"
+
+
+@pytest.mark.parametrize("text", ["first\n\\input{/etc/passwd}", "first\r\n% second"])
+def test_a_reason_of_several_lines_stays_one(tmp_path: Path, text: str) -> None:
+    run = add_run(tmp_path, "rope", {128: 3.0, 256: None})
+    edit_rows(run, lambda row: replace(row, reason=text) if row.status != "ok" else row)
+    table = only(tmp_path)
+    assert all("\n" not in note and "\r" not in note for note in table.notes)
+    for part in to_latex([table]).split(r"\end{table}")[:-1]:
+        assert all(line.startswith("%") for line in part.split(r"\begin{table}")[0].split("\n") if line)
+
+
+def test_with_a_baseline_only_what_is_better_for_sure_is_bold_and_only_among_several(tmp_path: Path) -> None:
+    for name, levels in LEVELS.items():
+        for seed in range(3):
+            add_run(tmp_path, name, dict(zip(LENGTHS, levels, strict=True)), seed=seed)
+    [table] = build_tables(tmp_path)
+    assert "**" not in str(cells_of(to_markdown(build_tables(tmp_path, ["rope-s0-5e77da7a"])), "rope"))
+    assert [cell.startswith("**") for cell in cells_of(to_markdown([table]), "alibi")] == [0, 1, 1, 1, 0]
+    for seed in range(3):
+        add_run(tmp_path, "fire", dict(zip(LENGTHS, (1.8, 2.43, 2.0, 2.1), strict=True)), seed=seed)
+    text = to_markdown(build_tables(tmp_path, selection=Selection(baseline="rope")))
+    assert [cell.startswith("**") for cell in cells_of(text, "alibi")] == [0, 0, 1, 1, 1, 0]
+    assert "**" not in str(cells_of(text, "fire")) + str(cells_of(text, "rope"))
+    assert "bold: the lowest that is better than rope for sure" in text
+
+
+def test_an_interval_without_an_end_is_infinite_and_no_word(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.5}, documents=1)
+    tables = build_tables(tmp_path)
+    assert "| +0.500 | ∞ |" in to_markdown(tables, details=True)
+    assert r"& $\infty$ &" in to_latex(tables, details=True)
