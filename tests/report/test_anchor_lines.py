@@ -83,10 +83,7 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
     assert noise.break_point.kind == "unknown"
     text = printed([table])
     assert cells_of(text, "noise") == ["4.600*", "-", "-", "-"]
-    assert (
-        "* nothing learned yet (noise): at the training length no better than guessing each byte by how often"
-        in text
-    )
+    assert "* nothing learned yet (noise): at the training length no better than guessing" in text
 
 
 def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) -> None:
@@ -130,16 +127,8 @@ def test_pictures_have_anchors_as_thin_lines(results: Path) -> None:
 def add_stage(results: Path, seed: int, setting: str, at_longest: float, lr: float) -> None:
     """Write a later stage of the run of rope, trained at 512 tokens at this rate."""
     levels = {128: 2.2, 512: at_longest}
-    run = add_run(
-        results,
-        "rope, then yarn",
-        levels,
-        seed=seed,
-        train_length=512,
-        steps=9,
-        setting=setting,
-        spread=0.002,
-    )
+    changes = {"seed": seed, "train_length": 512, "steps": 9, "setting": setting, "spread": 0.002}
+    run = add_run(results, "rope, then yarn", levels, **changes)
     first = {"run": "rope-s0-5e77da7a", "length": 128, "steps": 250, "setting": "5e77136a", "longest": 512}
     (run / "result.json").write_text(json.dumps({"first_stage": first}))
     (run / "config.yaml").write_text(f"train: {{lr: {lr}, from: rope-s{seed}}}\n")

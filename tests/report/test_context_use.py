@@ -53,12 +53,7 @@ def test_context_is_used_where_it_gains_over_training_and_over_another_documents
     use = use_at(tmp_path)
     assert (use.uses_context, use.beats_window, use.missing) == (uses, beats, "")
     assert use.swap_gain is not None and use.window_gain is not None
-    assert use.swap_gain.mean == pytest.approx(swap - level, abs=1e-6)
     assert use.window_gain.mean == pytest.approx(window - level, abs=1e-6)
-
-
-def test_the_gain_over_swap_is_paired_over_seeds_and_documents(tmp_path: Path) -> None:
-    add_controlled(tmp_path, 2.8, 2.95, 2.9)
     differences = []
     for run in sorted((tmp_path / "runs").iterdir()):
         of = {(row.length, row.control): row for row in read_rows(run / "eval.csv")}

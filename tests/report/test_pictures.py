@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from support.results import add_run
 from pe_bench.config.groups import names_in
 from pe_bench.plot.paper import COLOURS, COMMON, inline_svg, styles_of
 from pe_bench.report.build import build_tables
-from pe_bench.report.draw import draw, plot_tables, spread_apart
-from pe_bench.report.records import BreakPoint, Table
+from pe_bench.report.draw import draw, plot_tables
+from pe_bench.report.records import Table
 
 LENGTHS = (64, 128, 192, 256, 512)
 
@@ -123,9 +122,8 @@ def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:
 
 
 def test_break_points_are_marked_and_explained(tmp_path: Path) -> None:
-    [table] = tables_of(tmp_path, 2)
-    lines = (table.lines[0], replace(table.lines[1], break_point=BreakPoint("at", 512)))
-    figure = draw([replace(table, lines=lines)])
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.0, 512: 4.0})
+    figure = draw(build_tables(tmp_path))
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
     assert [list(np.asarray(cross.get_xdata())) for cross in crosses] == [[512]]
     assert "Cross: the break point" in notes(figure)
@@ -176,26 +174,15 @@ def test_the_view_of_changes_begins_at_the_training_length_with_zero(tmp_path: P
         *(((2.0, 8.1), "log"), ((1.5, 12.0), "log"), ((2.0, 9e9), "log"), ((0.2, 90.0), "log")),
     ],
 )
-@pytest.mark.parametrize("seeds", [1, 2])
 def test_an_axis_of_levels_spans_ten_margins_and_has_several_ticks_that_differ(
-    tmp_path: Path, levels: tuple[float, float], scale: str, seeds: int
+    tmp_path: Path, levels: tuple[float, float], scale: str
 ) -> None:
-    for seed in range(seeds):
-        add_run(tmp_path, "rope", dict(zip((128, 256), levels, strict=True)), seed=seed, spread=0.0)
-    [axes] = draw(build_tables(tmp_path)).axes
+    axes = panel_of(tmp_path, {"rope": dict(zip((128, 256), levels, strict=True))})
     low, high = axes.get_ylim()
     assert axes.get_yscale() == scale and high - low >= 0.1 - 1e-9
     assert low < min(levels) and max(levels) < high
     ticks = shown_ticks(axes)
     assert 3 <= len(ticks) == len(set(ticks)) <= 10, ticks
-
-
-def test_places_are_spread_apart_in_order_inside_the_limits() -> None:
-    places = spread_apart(np.array([5.0, 5.0, 99.0, 0.0]), 10, 100)
-    assert np.all(np.diff(np.sort(places)) >= 10 - 1e-9)
-    assert places.min() >= 0 and places.max() <= 100
-    assert np.argsort(places).tolist() == [3, 0, 1, 2]
-    assert spread_apart(np.array([20.0, 80.0]), 10, 100).tolist() == [20.0, 80.0]
 
 
 def test_numbers_of_a_page_s_axis_keep_their_decimals_and_coordinates_have_two() -> None:

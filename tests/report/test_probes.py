@@ -16,7 +16,15 @@ from pe_bench.data.packed import Data
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.report.build import build_report, probes_of_rows
 from pe_bench.report.page import to_html
-from pe_bench.report.probes import Found, ProbeTable, probes_to_markdown, show_probes
+from pe_bench.report.probes import (
+    Found,
+    ProbeTable,
+    judge_finding,
+    probes_to_markdown,
+    share_interval,
+    show_probes,
+)
+from pe_bench.report.statistics import Interval
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file
@@ -72,10 +80,10 @@ def found_at(table: ProbeTable, label: str, length: int, depth: float | None = N
     return found
 
 
-def printed(table: ProbeTable, width: int = 100) -> str:
+def printed(table: ProbeTable) -> str:
     text = io.StringIO()
-    show_probes([table], Console(file=text, width=width, force_terminal=True, color_system=None))
-    return text.getvalue()
+    show_probes([table], Console(file=text, width=100))
+    return " ".join(text.getvalue().split())
 
 
 def probed_alone(
@@ -132,7 +140,7 @@ def test_a_length_without_a_number_says_why(results: Path) -> None:
         score_file(folder, lost).unlink()
     table = only_table(results)
     assert found_at(table, "copier", 160) and isinstance(table.lines[0].found[128, None], str)
-    assert "no number for copier at 128" in " ".join(printed(table).split())
+    assert "no number for copier at 128" in printed(table)
     assert "missing" in str(table.lines[0].found[128, None])
 
 
@@ -144,7 +152,7 @@ def test_a_run_of_other_windows_is_left_out_and_a_depth_of_few_changes_no_number
     assert table.depths == (0.0, 0.5, 1.0)
     assert found_at(table, "copier", 128) == found_at(before, "copier", 128)
     assert [note.partition(":")[2][:36] for note in table.notes] == [" alone, with other windows than most"]
-    assert "40 windows at each depth" in " ".join(printed(table).split())
+    assert "40 windows at each depth" in printed(table)
     assert [line.label for line in table.lines] == ["copier", "random"]
 
 
@@ -160,3 +168,39 @@ def test_the_page_has_a_table_beside_the_levels(results: Path, tmp_path: Path) -
     assert "| finds | 100 % | 100 % |" in markdown
     assert page.count('<section id="probe-') == 1 and "random" in page.partition('<section id="probe-')[2]
     assert '<section id="probe-' not in to_html(report.tables)
+
+
+# Intervals and verdicts
+
+
+def interval(low: float, high: float) -> Interval:
+    return Interval((low + high) / 2, low, high, 1, 30)
+
+
+@pytest.mark.parametrize(
+    ("gain", "accuracy", "lift", "verdict"),
+    [
+        ((0.5, 0.6), (0.91, 0.99), (0.3, 0.5), "finds"),
+        ((0.5, 0.6), (0.91, 0.99), (0.00, 0.04), "finds"),  # the language knows nearly all: no room for more
+        ((-0.1, 0.6), (0.91, 0.99), (0.00, 0.04), "chance"),  # the language alone answers
+        ((0.5, 0.6), (0.89, 0.99), (0.3, 0.5), "partly"),
+        ((0.5, 0.6), (0.15, 0.20), (0.01, 0.04), "chance"),  # surely some, but too few to be of use
+        ((-0.1, 0.1), (0.10, 0.15), (-0.02, 0.02), "chance"),
+        ((-0.1, 0.1), (0.10, 0.40), (-0.02, 0.08), "unclear"),
+        ((0.5, 0.6), (0.10, 0.15), (0.08, 0.12), "chance"),  # more than without the span, and a guess
+        ((0.5, 0.6), (0.10, 0.30), (0.08, 0.12), "unclear"),
+        ((-0.001, 0.009), (0.10, 0.30), (-0.06, 0.06), "chance"),  # the span changes no score
+    ],
+)
+def test_the_verdict_follows_from_three_intervals(
+    gain: tuple[float, float], accuracy: tuple[float, float], lift: tuple[float, float], verdict: str
+) -> None:
+    assert judge_finding(interval(*gain), interval(*accuracy), interval(*lift), 1 / 8) == verdict
+
+
+@pytest.mark.parametrize(("share", "low", "high"), [(1.0, 0.963, 1.0), (0.0, 0.0, 0.037)])
+def test_answers_that_are_all_alike_leave_room_for_what_was_not_seen(
+    share: float, low: float, high: float
+) -> None:
+    shares = share_interval(np.full((3, 100), share), 100)
+    assert (shares.mean, shares.low, shares.high) == pytest.approx((share, low, high), abs=1e-3)

@@ -78,7 +78,6 @@ def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> No
     ("swaps", "answer"),
     [
         ({256: 1.9, 2048: 1.9}, "yes"),
-        ({256: 1.76, 2048: 1.9}, "yes"),
         ({256: 1.72, 2048: 1.67}, "no"),
         ({}, None),
     ],
@@ -98,9 +97,6 @@ def test_one_answer_says_whether_the_context_is_used_at_any_length(
         assert cells_of(text, "kerple_log")[-1] == answer
         assert cells_of(text, "alibi")[-1] == "-"
         assert "uses context: gains from reading more than 128 tokens back" in text
-
-
-# Which tables
 
 
 def test_the_newest_runs_table_is_shown_and_the_others_are_counted(results: Path) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from test_simulations import DOCUMENTS, SMALL, Generator, slack
 
-from pe_bench.report import statistics
 from pe_bench.report.statistics import Interval, paired_interval
 
 SHARED = 0.3  # of a target's variance that is its document's
@@ -50,11 +49,6 @@ def test_an_interval_by_sizes_covers_between_93_and_99(
 ) -> None:
     held = coverage(400, seeds, documents, shape, of_size=of_size)
     assert 0.93 - slack(0.93, 400) <= held < 1
-
-
-def test_the_simulation_notices_intervals_of_other_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "_with_sizes", lambda differences, sizes: differences)
-    assert coverage(400, 1, 70, "normal", of_size=0.3) < 0.8
 
 
 def test_the_spread_of_a_mean_by_sizes_is_the_exact_jackknife() -> None:

@@ -58,15 +58,6 @@ def test_each_variance_component_has_its_own_degrees_of_freedom() -> None:
     assert paired_interval(differences).high == pytest.approx(math.sqrt(squares / 27))
 
 
-def test_a_negative_combination_of_variances_cannot_shorten_the_interval() -> None:
-    # Rows and columns that all sum to zero: the residual is everything there is.
-    differences = np.array([[1.0, -1.0, 0.0], [-1.0, 0.0, 1.0], [0.0, 1.0, -1.0]])
-    differences[0] += 0.1
-    found = paired_interval(differences)
-    assert found.high - found.low > 0
-    assert math.isfinite(found.high)
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_skewed_documents_move_the_bound_on_their_long_side_alone(sign: int) -> None:
     skewed = sign * np.array([0.0] * 9 + [1.0])
@@ -180,20 +171,10 @@ def test_context_is_used_where_both_gains_are_positive(
     assert judge_context_use(interval(*gain), interval(*swap_gain)) == expected
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.001, 0.1, "yes"),
-        (0.0, 0.1, "unclear"),
-        (-0.1, 0.0099, "no"),
-        (0.002, 0.0099, "no"),
-        (math.inf, math.inf, "unclear"),
-    ],
-)
-def test_a_control_is_beaten_by_a_positive_gain_that_may_be_of_use(
-    low: float, high: float, expected: str
-) -> None:
-    assert judge_gain_over_control(interval(low, high)) == expected
+def test_a_control_is_beaten_by_a_positive_gain_that_may_be_of_use() -> None:
+    gains = ((0.001, 0.1), (0.0, 0.1), (-0.1, 0.0099), (0.002, 0.0099), (math.inf, math.inf))
+    answers = [judge_gain_over_control(interval(*gain)) for gain in gains]
+    assert answers == ["yes", "unclear", "no", "no", "unclear"]
 
 
 @pytest.mark.parametrize(

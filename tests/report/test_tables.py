@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.results import add_run
-from support.tables import BREAKING, line_of, only, printed_details
+from support.tables import BREAKING, line_of, only
 
 from pe_bench.report.cells import break_text
 from pe_bench.report.statistics import paired_interval
@@ -44,13 +44,6 @@ def test_the_change_is_paired_over_the_documents_of_the_score_files(tmp_path: Pa
     assert cell.change == pytest.approx(0.1, abs=1e-6)
     # Documents differ by 0.2 bits; in pairs that cancels, and the interval is far shorter.
     assert expected.high - expected.low < 0.02
-
-
-def test_an_infinite_score_fails(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: math.inf})
-    line = line_of(only(tmp_path), "rope")
-    assert (line.records[256].verdict, line.break_point.breaks_at) == ("fails", 256)
-    assert "inf" in printed_details([only(tmp_path)])
 
 
 def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) -> None:

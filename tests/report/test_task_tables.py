@@ -75,13 +75,10 @@ def test_a_verdict_is_a_sure_claim(
     assert judge_answers(Answers(interval(*exact), interval(*accuracy), CHANCE)) == verdict
 
 
-def test_few_examples_that_are_all_right_do_not_solve_a_task() -> None:
+def test_an_interval_of_shares_stays_within_0_and_1_and_grows_with_what_seeds_differ() -> None:
     for count, verdict in ((10, "unclear"), (128, "solves")):
         right = np.ones((3, count))
         assert judge_answers(share_answers(right, right, CHANCE)) == verdict
-
-
-def test_an_interval_of_shares_stays_within_0_and_1_and_grows_with_what_seeds_differ() -> None:
     right = np.repeat([[1.0], [1.0], [0.0]], 128, axis=1)
     found = share_answers(right, right, CHANCE).exact
     assert (found.low, found.high) == (0.0, 1.0)
@@ -111,12 +108,7 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert unlearned.unlearned == "task" and unlearned.break_point.works_to is None
     assert [cell.verdict for cell in unlearned.records.values()] == ["partial", "", ""]
     text = printed([found], 80)
-    assert (
-        "0.703*" in text
-        and "0.602*" in text
-        and "* not learned" in text
-        and "probe model · task copy" in text
-    )
+    assert all(word in text for word in ("0.703*", "0.602*", "* not learned", "probe model · task copy"))
     assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
 
 

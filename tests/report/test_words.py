@@ -67,14 +67,6 @@ def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path
     assert said(tmp_path).count("reads nothing") == 2, "of one line, and what it means"
 
 
-def test_an_encoding_that_costs_at_the_training_length_breaks_there(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.5}, spread=0.001)
-    add_run(tmp_path, "rope", {128: 3.4, 256: 3.4}, scored_with="rope_pi factor=16.0", spread=0.001)
-    line = next(line for line in only(tmp_path).lines if line.scored_with != "rope")
-    assert (line.break_point.breaks_at, line.break_point.holds_to) == (128, 0)
-    assert "not at all" in said(tmp_path)
-
-
 @pytest.mark.parametrize("width", [44, 80])
 def test_a_narrow_terminal_gets_every_number_of_the_details_in_blocks_that_fit(
     tmp_path: Path, width: int
