@@ -237,10 +237,11 @@ def speed(
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with progress_bar("speed", len(sizes) * len(subjects)) as bar:
-            for row in bench.rows(subjects, sizes, lambda now: bar.show(len(rows), now)):
+            for row in bench.rows(subjects, sizes):
                 rows.append(row)
                 write_rows(file, rows)  # as they come: an interruption leaves those that there are
-                bar.show(len(rows), "", "  ".join(filter(None, texts_of(row))))
+                line = "  ".join(filter(None, texts_of(row)))
+                bar.show(len(rows), line, line)
     finally:
         if rows:
             if as_json:

@@ -14,8 +14,6 @@ from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm
 from pe_bench.encodings.masks.ranges import intersection
 from pe_bench.errors import UserError
 
-LAYER_HOOKS_OF_ONE = ("scores", "weights", "mix")
-
 
 class Composition(PositionalEncoding):
     """The encoding of a model.
@@ -33,7 +31,7 @@ class Composition(PositionalEncoding):
         _refuse_several([name for name, part in parts.items() if part.overrides("ids")], "replace ids")
         for number in range(n_layers):
             layers = {name: part.layer(number) for name, part in parts.items()}
-            for hook in LAYER_HOOKS_OF_ONE:
+            for hook in ("scores", "weights", "mix"):
                 _refuse_several([name for name in layers if layers[name].overrides(hook)], f"replace {hook}")
             # A null logit is one of the softmax, which `weights` replaces.
             of_softmax = [name for name in layers if layers[name].overrides("null_logit")][:1]

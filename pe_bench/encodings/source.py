@@ -64,5 +64,5 @@ def _files_of(name: str, folder: Path) -> list[Path]:
     if parts[0] in NEVER_OF_A_FOLDER:
         return []
     stems = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
-    files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
-    return [file for file in files if file.is_file()]
+    files = (file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py"))
+    return list(filter(Path.is_file, files))

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
@@ -95,7 +94,6 @@ def draw(rows: Sequence[Row]) -> Figure:
     columns = [name for name, is_shown in shown.items() if is_shown]
     height = len(rows) + is_compared
     figure = Figure(figsize=(WIDTH, ROW * height + 0.5), layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.add_gridspec(height, len(columns), width_ratios=[WIDTHS[name] for name in columns])
     if is_compared:
         _draw_shares(figure.add_subplot(grid[0, :]), rows)
@@ -118,8 +116,7 @@ def _draw_shares(axes: Axes, rows: Sequence[Row]) -> None:
             half = int(np.searchsorted(share, 0.5)) + 1
             within = f"half within {half:,}" if half <= len(share) else "less than half"
             axes.plot(share, color=row.colour, linestyle=row.stroke, label=f"{row.title}: {within}")
-    axes.set_ylim(0, 1.03)
-    axes.set_ylabel("share of attention within")
+    axes.set(ylim=(0, 1.03), ylabel="share of attention within")
     axes.set_title("Attention where all tokens are the same", **TITLE)
     axes.legend(**LEGEND)
     _by_distance(axes, rows[0].train_length, max(row.curves.shape[-1] for row in rows))
@@ -152,12 +149,11 @@ def _draw_curves(axes: Axes, row: Row) -> None:
 
 def _by_distance(axes: Axes, train_length: int, reach: int) -> None:
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.5)
-    axes.set_xlim(0, reach)
     powers = [4**power for power in range(12) if 4**power < train_length / 2.5]
     ticks = sorted({0, *powers, train_length, reach})
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("distance (tokens)", labelpad=1)
+    axes.set(xlim=(0, reach), xlabel="distance (tokens)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.92")
     mark_length(axes, train_length, "training length", width=0.9, offset=3)
@@ -175,8 +171,7 @@ def _draw_wavelengths(axes: Axes, row: Row) -> None:
     within = f"{int((every <= row.train_length).sum())} of {every.size}"
     axes.set_title(f"{within} feature pairs turn fully\nwithin the training length (dashed)", **SMALL)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.set_xlabel("feature pair", labelpad=1)
-    axes.set_ylabel("wavelength (tokens)")
+    axes.set(xlabel="feature pair", ylabel="wavelength (tokens)")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -188,8 +183,7 @@ def _draw_mask(axes: Axes, row: Row, mask: np.ndarray) -> None:
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_title("visible keys (coloured)", **SMALL)
-    axes.set_xlabel("key", labelpad=1)
-    axes.set_ylabel("query", labelpad=1)
+    axes.set(xlabel="key", ylabel="query")
 
 
 def name_numbers(noun: str, numbers: Sequence[int]) -> str:

@@ -119,19 +119,13 @@ class Bench:
     repeats: int | None = None
     make: Callable[[Config, EncodingSpec, int, torch.device], Pass] = ScoringPass
 
-    def rows(
-        self,
-        subjects: Sequence[ResolvedEncoding],
-        lengths: Sequence[int],
-        watch: Callable[[str], object] = str,
-    ) -> Iterator[Row]:
+    def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[Row]:
         """Yield a row of each subject at each length; the first is the reference, in turns with others."""
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
             self._pass(subjects[0], lengths[0])()  # the first pass loads libraries, which cost no encoding
         for length in lengths:
             reference, milliseconds = None, 0.0
             for subject in subjects:
-                watch(f"{length:,} tokens: {subject.label}")
                 row, timed = self._row(subject, length, reference, milliseconds)
                 if subject is subjects[0] and timed is not None:
                     row["relative"] = 1.0

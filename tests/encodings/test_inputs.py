@@ -19,14 +19,6 @@ from pe_bench.encodings.inputs.recursive import FlowCell, Recursive
 every_table = pytest.mark.parametrize("make", [Learned, Multiplicative])
 
 
-def test_learned_interpolate_stretches_first_to_first_and_last_to_last() -> None:
-    encoding, x = Learned(d_model=8, max_position=3, overflow="interpolate"), torch.zeros(1, 5, 8)
-    first, second, third = encoding.table
-    expected = torch.stack([first, (first + second) / 2, second, (second + third) / 2, third])
-    assert near(encoding.embed(x, torch.arange(5), x)[0], expected.double(), 1e-7)
-    assert torch.equal(encoding.embed(x[:, :3], torch.arange(3), x)[0], encoding.table)
-
-
 @every_table
 def test_a_table_has_no_row_before_its_first(make) -> None:
     """A negative index would read the last row and say nothing."""

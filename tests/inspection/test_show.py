@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.shown import NAMES, ROOT_BIAS, SMALL, one
+from support.shown import NAMES, ROOT_BIAS, one
 
 from pe_bench.config.overrides import Override, in_full
 from pe_bench.inspection.page import options_of, page
@@ -87,18 +87,3 @@ print([run(command.split()) for command in commands], "torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[2, 2, 2, 2] False"
-
-
-@pytest.mark.parametrize(
-    ("text", "change", "told"),
-    [
-        ("sqrt()", "sqroot()", "AttributeError: 'Tensor' object has no attribute 'sqroot'"),
-        ("sqrt()", "sqrt()[:-1]", "mine.py: a hook cannot be used: RuntimeError: "),
-        ("torch.full", "torch.fill_up", "AttributeError: module 'torch' has no"),
-    ],
-)
-def test_own_code_that_fails_is_one_line_and_nothing_is_printed_or_drawn(command, folder, text, change, told):
-    Path("mine.py").write_text(OWN.replace(text, change), encoding="utf-8")
-    outcome = command("show", "mine.py:RootBias", *SMALL, "--plot", "b.png")
-    assert outcome.code == 2 and told in outcome.line
-    assert not outcome.out and not Path("b.png").exists()
