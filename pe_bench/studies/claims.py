@@ -67,8 +67,7 @@ class Measurements:
         self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
         rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:
-            keys = set(step.keys)
-            of_step = (row for run in step.runs for row in folder_of(run).rows if row.key in keys)
+            of_step = (row for run in step.runs for row in folder_of(run).rows if row.key in step.keys)
             rows.setdefault(step.sweep, {}).update((row.key, row) for row in of_step)
         # All rows of each sweep that a step asked for, those of controls included.
         self.rows = {sweep: list(of_sweep.values()) for sweep, of_sweep in rows.items()}

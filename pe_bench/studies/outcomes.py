@@ -187,8 +187,7 @@ def _claims(judged: Sequence[Judged]) -> Iterator[str]:
 
 def _counts(judged: Sequence[Judged]) -> str:
     counts = [f"{sum(claim.outcome == outcome for claim in judged)} {outcome}" for outcome in ORDER]
-    unit = "bits per byte, or of the share of right examples"
-    return f"claims: {', '.join(counts)} (each by a 95 % interval, in {unit})"
+    return f"claims: {', '.join(counts)} (each by a 95 % interval, in bits per byte or right examples)"
 
 
 def _comparison(outcomes: Outcomes) -> Iterator[str]:

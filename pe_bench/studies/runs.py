@@ -49,8 +49,8 @@ class StudyRuns:
         summary = launch((*self.study.of_sweep(sweep, sources), *self.machine, results), self.study.search)
         summary.end()
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
-        keys = dict.fromkeys(tuple(key) for state in summary.states for key in state.keys)
-        return Step(sweep.name, tuple(runs), tuple(keys))
+        keys = {tuple(key) for state in summary.states for key in state.keys}
+        return Step(sweep.name, tuple(runs), keys)
 
     def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
         """Score the runs of a sweep once more, as `eval` does.
@@ -64,9 +64,9 @@ class StudyRuns:
         machine = [text for text in self.machine if parse_override(text).key in MACHINE_KEYS]
         overrides = [*study.of_each(sweep), f"encoding={sweep.encodings[0]}", *machine]
         config = compose_config(overrides, study.search)
-        evaluation = replace(config.eval, first_length=study.length if sweep.source else None)
-        if study.size == "quick" and not is_paired:
-            evaluation = replace(evaluation, tokens=QUICK_TOKENS)
+        tokens = QUICK_TOKENS if study.size == "quick" else config.eval.tokens
+        first_length = study.length if sweep.source else None
+        evaluation = replace(config.eval, tokens=tokens, first_length=first_length)
         options = {
             "lengths": study.lengths(scoring.times),
             "protocol": scoring.protocol,
@@ -79,11 +79,11 @@ class StudyRuns:
             **{key: getattr(config, key) for key in MACHINE_KEYS},
         }
         what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
-        row_keys: dict[tuple[str, ...], None] = {}
+        keys: set[tuple[str, ...]] = set()
         for number, run in enumerate(trained.runs, 1):
             say(f"{run}: {what} ({number} of {len(trained.runs)})")
             scored = prepare(runs_folder(self.results_dir) / run, options, evaluation, waits=say)()
             if scored.failure:
                 raise RunError(scored.failure)
-            row_keys |= dict.fromkeys(row.key for row in scored.scored)
-        return Step(sweep.name, trained.runs, tuple(row_keys))
+            keys |= {row.key for row in scored.scored}
+        return Step(sweep.name, trained.runs, keys)

@@ -4,7 +4,7 @@ The files lie with all other YAML, in configs/study: so they are installed with 
 folder (--config-dir) can have more. They are no group of Hydra, because a study has no keys of one run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -145,8 +145,7 @@ class Study:
 
     def quick(self) -> "Study":
         """Return its toy size, for any machine."""
-        seeds = min(self.seeds, QUICK_SEEDS)
-        return replace(self, size="quick", length=QUICK_LENGTH, seeds=seeds)
+        return replace(self, size="quick", length=QUICK_LENGTH, seeds=min(self.seeds, QUICK_SEEDS))
 
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})
@@ -234,4 +233,4 @@ class Step:
 
     sweep: str
     runs: tuple[str, ...]
-    keys: tuple[tuple[str, ...], ...]
+    keys: Set[tuple[str, ...]]

@@ -47,7 +47,7 @@ def measurements(results: Path, runs: list[Path], **sweeps: list[Path]) -> Measu
     keys = {run: [row.key for row in read_rows(run / "eval.csv")] for run in chain(runs, *sweeps.values())}
     parts = ({"": runs} | sweeps).items()
     steps = [
-        Step(sweep, tuple(run.name for run in of_sweep), tuple(key for run in of_sweep for key in keys[run]))
+        Step(sweep, tuple(run.name for run in of_sweep), {key for run in of_sweep for key in keys[run]})
         for sweep, of_sweep in parts
     ]
     return Measurements(results, steps)
@@ -138,7 +138,7 @@ def test_scores_that_the_study_did_not_ask_for_have_no_part(tmp_path: Path) -> N
     for change in ({"target_hash": "0ther"}, {"score_dtype": "bfloat16"}, {"control": "swap"}):
         add_run(tmp_path, "rope", {128: 2.0, 256: 9.0}, spread=0.001, **change)
     rows = [row for row in read_rows(run / "eval.csv") if row.bits_per_byte != 9.0][:2]
-    scores = Measurements(tmp_path, [Step("", (run.name,), tuple(row.key for row in rows))])
+    scores = Measurements(tmp_path, [Step("", (run.name,), {row.key for row in rows})])
     assert judged(scores, "holds", "rope").outcome == "holds" and len(scores.rows[""]) == 2
 
 
