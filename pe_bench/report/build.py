@@ -89,7 +89,7 @@ def build_report(
     )
     shown = groups_of_newest(groups, results_dir) if newest_only else groups
     probed = groups_of_newest(probed, results_dir) if newest_only else probed
-    probes = tuple(probe_tables(probed, runs, selection))
+    probes = tuple(probe_tables(probed, runs, selection)) if probed else ()
     if not groups and probes:  # a checkpoint that was only probed
         return Report([], 0, runs.folder_of, tuple(problems), probes)
     tables = _tables(shown, rows, runs, selection)
@@ -101,11 +101,11 @@ def build_report(
 
 
 def run_tables(
-    rows: Iterable[Row], run: Path, margin: float = MARGIN, asked: Sequence[int] = ()
+    rows: Iterable[Row], run: Path, margin: float = MARGIN, chosen: Sequence[int] = ()
 ) -> list[Table]:
     """Return the table of one run's rows under one protocol and stride; `run` is its directory.
 
-    asked: lengths that the user named. There are several where rows contradict each other, as in a damaged
+    chosen: lengths that the user named. There are several where rows contradict each other, as in a damaged
     file.
     """
     rows = list(rows)
@@ -119,7 +119,7 @@ def run_tables(
         lambda name: unchanged if name == unchanged.path.name else folder, read_anchors(anchors_folder(run))
     )
     groups = group_rows([row for row in rows if row.protocol not in APART], runs, ())
-    return [replace(table, asked=tuple(asked)) for table in _tables(groups, rows, runs, selection)]
+    return [replace(table, chosen=tuple(chosen)) for table in _tables(groups, rows, runs, selection)]
 
 
 def tables_of_rows(rows: Sequence[Row], results_dir: Path, margin: float) -> list[Table]:
@@ -252,7 +252,7 @@ def _with_recall(table: Table, recall: Table) -> Table:
     lines = sorted(recall.lines, key=lambda line: rank.get(line.label, len(rank)))
     if not lines:
         return table
-    return replace(table, recall=replace(recall, lines=tuple(lines), asked=table.asked, ranked_at=None))
+    return replace(table, recall=replace(recall, lines=tuple(lines), chosen=table.chosen, ranked_at=None))
 
 
 def _table(key: TableKey, source: Source, rows: Sequence[Row], selection: Selection) -> Table:
@@ -276,7 +276,7 @@ def _table(key: TableKey, source: Source, rows: Sequence[Row], selection: Select
         lines=tuple(order.lines),
         ranked_at=order.ranked_at,
         baseline=baseline,
-        asked=tuple(filter(selection.asks_for, lengths)),
+        chosen=tuple(filter(selection.asks_for, lengths)),
         margin=source.margin,
         anchors=tuple(line for line in lines if line.is_anchor),
         share=share_of(source.rows, source.unsliced),
@@ -286,7 +286,7 @@ def _table(key: TableKey, source: Source, rows: Sequence[Row], selection: Select
 
 
 def _shown(line: Line, train_length: int, selection: Selection) -> Line:
-    """Return the line at the lengths that are asked for, which are none of an encoding that is not."""
+    """Return the line at the lengths that are shown, which are none of an encoding that is not."""
     takes = line.is_anchor or selection.takes(line.scored_with)
     lengths = [length for length in line.records if takes and selection.shows(length, train_length)]
     return replace(line, records={length: line.records[length] for length in lengths}, rows=())

@@ -36,7 +36,7 @@ def has_controls(table: Table) -> bool:
 
 
 def short_lengths(table: Table) -> list[int]:
-    """Return the lengths beyond the training length, and others that were asked for.
+    """Return the lengths beyond the training length, and others that were named.
 
     With a baseline, the training length is one of them, and a length is not at which nothing can be compared.
     If no line has a level at the training length, all lengths are.
@@ -48,7 +48,7 @@ def short_lengths(table: Table) -> list[int]:
         length
         for length in table.lengths
         if (length > train_length and not table.baseline)
-        or (length != train_length and length in table.asked)
+        or (length != train_length and length in table.chosen)
         or (length >= train_length and table.baseline and _is_compared(length, table))
     ]
 

@@ -226,7 +226,7 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
     Names are folded only where three lengths have no room beside them.
     """
     lengths = cells.short_lengths(table)
-    kept = cells.by_importance(lengths, table.key.train_length, table.asked)
+    kept = cells.by_importance(lengths, table.key.train_length, table.chosen)
     grid = short(table)
     for count in range(len(lengths), -1, -1):
         grid = short(table, sorted(kept[:count]))

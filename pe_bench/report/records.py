@@ -274,7 +274,7 @@ class Table:
 
     ranked_at: the length whose levels rank the lines, None where they are in another order. why: why this
     is not the only table, empty where it is. notes: whole lines to read below it; caveats: those of them that
-    the short form has too. baseline: the label of the line that the others are compared with. asked: lengths
+    the short form has too. baseline: the label of the line that the others are compared with. chosen: lengths
     that the user named, and that the short form shows before all others. margin: bits per byte, of the
     verdicts. anchors: models that cost no training, which are neither ranked nor judged. share: of the
     targets that are in the slice. lacking: which runs do not know the slice; a caveat too. recall: the same
@@ -289,7 +289,7 @@ class Table:
     notes: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     baseline: str = ""
-    asked: tuple[int, ...] = ()
+    chosen: tuple[int, ...] = ()
     margin: float = MARGIN
     anchors: tuple[Line, ...] = ()
     share: float = 1.0

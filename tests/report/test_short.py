@@ -67,7 +67,7 @@ def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> No
     with pytest.raises(UserError, match="--lengths 77: nothing was scored at that length"):
         build_tables(results, selection=Selection(lengths=(77,)))
     [run] = (results / "runs").glob("rope-*")
-    [table] = run_tables(read_rows(run / "eval.csv"), run, asked=(64, 512))
+    [table] = run_tables(read_rows(run / "eval.csv"), run, chosen=(64, 512))
     assert short_lengths(table) == [64, 192, 256, 512, 1024, 2048]
     text = printed([table], 50)
     [heading] = [line.split() for line in text.splitlines() if line.startswith("encoding ")]
@@ -128,6 +128,6 @@ def test_with_a_baseline_a_length_that_it_lacks_takes_no_column_unless_it_is_ask
 ) -> None:
     add_run(tmp_path, "rope", {128: 1.8, 256: 1.9, 512: 2.0})
     add_run(tmp_path, "alibi", {128: 1.8, 256: 1.8, 512: 1.8, 2048: 1.8})
-    for asked, shown in (((), [128, 256, 512]), ((2048,), [128, 2048])):
-        [table] = build_tables(tmp_path, selection=Selection(baseline="rope", lengths=asked))
+    for named, shown in (((), [128, 256, 512]), ((2048,), [128, 2048])):
+        [table] = build_tables(tmp_path, selection=Selection(baseline="rope", lengths=named))
         assert short_lengths(table) == shown
