@@ -29,7 +29,6 @@ EXPORTED = {
     "encoding=rope encoding.layout=interleaved model.n_kv_heads=1": "llama",
     "encoding=rope encoding.base=500 model.tie_embeddings=false": "llama",
     "encoding=p_rope encoding.fraction=0.5": "llama",
-    "encoding=nope": "smollm3",
     f"encoding=nope {WINDOW}": "smollm3",
     WINDOW: "mistral",
     "encoding=rope_pi encoding.factor=2": "llama",

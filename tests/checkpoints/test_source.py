@@ -23,10 +23,41 @@ def folder(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "llama", "llama")
 
 
-def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+Change = Callable[[Path], object]
+
+
+def config(**changes: object) -> Change:
+    return lambda folder: edit_json(folder / "config.json", **changes)
+
+
+def files(**contents: str) -> Change:
+    """Return what writes files, in whose names `__` stands for a dot, and deletes the empty ones."""
+
+    def write(folder: Path) -> None:
+        for name, text in contents.items():
+            path = folder / name.replace("__", ".")
+            path.write_text(text) if text else path.unlink()
+
+    return write
+
+
+def indexed(*names: str) -> Change:
+    weight_map = json.dumps({"weight_map": dict(enumerate(names))})
+    return files(model__safetensors="", model__safetensors__index__json=weight_map)
+
+
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
+    def write(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return write
+
+
+def link_outside(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder.parent / "secret.json")
+    (folder / "tokenizer.json").symlink_to(folder.parent / "secret.json")
 
 
 def test_a_whole_folder_is_taken_also_as_links_to_the_hub_s_cache(folder: Path, tmp_path: Path) -> None:
@@ -54,53 +85,20 @@ def test_code_of_a_checkpoint_is_never_run(folder: Path) -> None:
     assert not any("modeling_mine" in name for name in sys.modules)
 
 
-Change = Callable[[Path], object]
-
-
-def pickle_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")
-
-
-def index(**files: str) -> Change:
-    def write(folder: Path) -> None:
-        (folder / "model.safetensors").rename(folder / "other.safetensors")
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
-
-    return write
-
-
-def link_outside(folder: Path) -> None:
-    (folder / "tokenizer.json").rename(folder.parent / "secret.json")
-    (folder / "tokenizer.json").symlink_to(folder.parent / "secret.json")
-
-
-def config(**changes: object) -> Change:
-    return lambda folder: edit_json(folder / "config.json", **changes)
-
-
-def written(name: str, text: str) -> Change:
-    return lambda folder: (folder / name).write_text(text)
-
-
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
-    return lambda folder: change_weights(folder, change)
-
-
 DAMAGED = "the largest logit of llama is .*: its weights are damaged"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (pickle_weights, "no model.safetensors: safetensors alone are read"),
-        (index(a="../other/model.safetensors"), "which is not a file in its folder"),
-        (index(), "has no weights"),
+        (files(model__safetensors="", pytorch_model__bin="x"), "no model.safetensors: safetensors alone are"),
+        (indexed("../other/model.safetensors"), "which is not a file in its folder"),
+        (indexed(), "has no weights"),
         (config(transformers_weights="other.safetensors"), "takes its weights from transformers_weights"),
         (lambda folder: (folder / "me").symlink_to(folder / "me"), "not a regular file"),
         (link_outside, "tokenizer.json is a symbolic link out of its folder"),
-        (written("adapter_config.json", "{}"), "adapter of another checkpoint"),
-        (written("config.json", "{"), "config.json cannot be read"),
+        (files(adapter_config__json="{}"), "adapter of another checkpoint"),
+        (files(config__json="{"), "config.json cannot be read"),
         (config(quantization_config={"quant_method": "gptq"}), "llama is quantised"),
         (config(model_type="t5"), "Unrecognized configuration class"),
         (config(model_type="unheard-of"), "cannot read its configuration"),
