@@ -1,4 +1,4 @@
-"""A checkpoint ready to be scored: its sizes, its training length, how its texts begin, and its model.
+"""A checkpoint ready to be scored: its sizes, its training length, and its model.
 
 Before scoring, random tokens pass through the model with transformers' attention and with ours. The logits of
 a sample of tokens may differ by a small share of the largest logit.

@@ -1,4 +1,4 @@
-"""Where a checkpoint is, that its files are plain ones, and what identifies it.
+"""Where a checkpoint is, that its files are plain ones, how its texts begin, and what identifies it.
 
 Its folder may be a stranger's: only JSON, the tokenizer and safetensors are read, and all of them lie in it.
 transformers loads it: no code of its folder runs, and nothing of it is left to chance.

@@ -5,16 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from support.checkpoints import TRAIN_LENGTH, VOCABULARY, edit_json, opened, write_checkpoint
+from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
 from support.commands import Command, write_corpus
 
 import pe_bench
-from pe_bench.checkpoints.source import quiet
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.needles import ANSWER, CHOICES, nll_of_choices
 
 
 @pytest.fixture
@@ -154,19 +151,6 @@ def test_needles_and_prompts_of_a_checkpoint_are_scored(tmp_path: Path, call: Co
         facts = [(row.length, row.exact, row.accuracy, row.documents) for row in of_task[name]]
         assert facts == [(800, 0.0, 0.0, 3), (900, 0.0, 0.0, 3)]
         assert f"task {name}" in done.out
-
-
-def test_the_scores_of_endings_are_those_of_transformers(tmp_path: Path) -> None:
-    model = opened(write_checkpoint(tmp_path / "llama", "llama")).model
-    tokens_BCT = torch.randint(VOCABULARY, (2, CHOICES, 41), generator=torch.Generator().manual_seed(0))
-    tokens_BCT[:, :, : 41 - ANSWER] = tokens_BCT[:, :1, : 41 - ANSWER]
-    with torch.no_grad(), quiet() as transformers:
-        nll = nll_of_choices(model, tokens_BCT, torch.Generator())
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama").eval()
-        logits = theirs(input_ids=tokens_BCT.flatten(0, 1)[:, :-1]).logits[:, -ANSWER:].log_softmax(-1)
-    answers = tokens_BCT.flatten(0, 1)[:, -ANSWER:, None]
-    expected = -logits.gather(-1, answers)[..., 0].reshape(2, CHOICES, ANSWER)
-    assert torch.allclose(torch.from_numpy(nll), expected, atol=1e-4)
 
 
 def test_what_a_checkpoint_cannot_take_is_refused_and_leaves_nothing(tmp_path: Path, call: Command) -> None:
