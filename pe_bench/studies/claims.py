@@ -120,8 +120,8 @@ class Measurements:
 
     def difference_of_levels(self, claim: Claim, length: int) -> Paired:
         """Return the level of the first series minus that of the second, seed by seed."""
-        rows, others = (self.at(series, length, claim.protocol) for series in series_of(claim))
-        return paired(pairs_of(rows, others, BY_SEED), self._runs, NOT_SCORED)
+        first, second = (self.at(series, length, claim.protocol) for series in series_of(claim))
+        return paired(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
 
     def difference_of_changes(self, claim: Claim, length: int) -> Paired:
         """Return the change of the first series minus that of the second, seed by seed."""
@@ -134,8 +134,8 @@ class Measurements:
 
     def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
         """Return the level of one protocol and control minus that of another."""
-        rows, others = (self.at(series, length, *kind) for kind in kinds)
-        return paired(pairs_of(rows, others), self._runs, NOT_SCORED)
+        first, second = (self.at(series, length, *kind) for kind in kinds)
+        return paired(pairs_of(first, second), self._runs, NOT_SCORED)
 
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
         """Return the share of a task's examples that are right, and the verdict on it; None without any."""

@@ -20,7 +20,6 @@ from pe_bench.studies.study import STDLIB, Study
 from pe_bench.system.files import write_text
 
 TOLERANCE = 0.02  # of a level: machines round in other orders, and a thousand steps magnify it
-SEED_DEVIATIONS = 3.0
 ORDER: tuple[Outcome, ...] = ("contradicted", "holds", "unclear")
 INDENT = max(map(len, ORDER)) + 2
 # What must be equal for two levels to be compared, and how it is named where it is not.
@@ -98,8 +97,8 @@ def _differ(ours: Level, table: Level) -> bool:
 
 
 def tolerance(level: Level) -> float:
-    """Return by how much another may differ from a level."""
-    return max(TOLERANCE, SEED_DEVIATIONS * float(level["seed_sd"]))
+    """Return by how much another may differ from a level: also by three standard deviations over seeds."""
+    return max(TOLERANCE, 3 * float(level["seed_sd"]))
 
 
 def compare(

@@ -38,7 +38,6 @@ KINDS = {
 OF_LEVELS = ("order", "alike")
 WINDOWS = ("nonoverlapping", "sliding")
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
-QUICK_SEEDS = 2
 QUICK_SHARE = 50  # experiment=quick has a fiftieth of the default's tokens
 MAX_QUICK_TOKENS = 81_920
 
@@ -145,7 +144,7 @@ class Study:
 
     def quick(self) -> "Study":
         """Return its toy size, for any machine."""
-        return replace(self, size="quick", length=QUICK_LENGTH, seeds=min(self.seeds, QUICK_SEEDS))
+        return replace(self, size="quick", length=QUICK_LENGTH, seeds=min(self.seeds, 2))
 
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})
