@@ -6,7 +6,6 @@ import pytest
 from support.commands import Command
 
 import pe_bench
-from pe_bench.errors import UserError
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
@@ -50,23 +49,6 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
         assert source is None or f"-s{config.seed}-" in source
     family.plot(folder / "family.png")
     assert (folder / "family.png").stat().st_size > 1_000 and (folder / "results" / "extend.png").exists()
-
-
-def test_what_cannot_be_extended_is_refused(begin: Command, command: Command, folder: Path) -> None:
-    assert begin("encoding=rope").code == 0
-    for arguments, told in (
-        (("--to", "far"), "--to far is no longer length"),
-        (("--to", "1x"), "--to 1x is no longer length"),
-        (("--to", "16"), "--to 16 is not longer than train.length=16"),
-        (("--long",), "give --tokens"),
-        (("--with", "t5"), "do not fit t5"),
-        (("train.lenght=3", "--tokens", "256"), "unknown key 'train.lenght'"),
-        (("train.lr=0.1",), "train.lr=0.1 is for further training, and without --tokens there is none"),
-    ):
-        outcome = extended(command, folder, *arguments)
-        assert outcome.code == 2 and told in outcome.line, outcome.err
-    with pytest.raises(UserError, match="a checkpoint of Hugging Face is scored alone"):
-        pe_bench.extend("hf:x", tokens=5)
 
 
 def test_of_one_name_the_runs_are_meant_that_try_did_not_make(

@@ -80,7 +80,21 @@ show rope --plot a.gif -> the name must end with .png, .svg or .pdf
 show base=3 -> name an encoding
 show task=mqar rope -> 'rope' cannot be read: say encoding=rope
 extend -> no run is named: say pe-bench extend rope
+extend hf:x --tokens 5 -> a checkpoint of Hugging Face is scored alone: leave --tokens out
 try -> name what to try
+try nopp -> unknown encoding 'nopp': did you mean 'nope'?
+try rope --minutes 0 -> --minutes must be above 0, not 0
+try '' -> '' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn
+try 'rope fast' -> 'rope fast': fast is no option; say KEY=VALUE, such as base=500000
+try nope seed=3 -> seed=3: a try chooses the seeds and the documents itself: leave it out
+try nope eval.half=first -> eval.half=first: a try chooses the seeds and the documents itself
+try nope results_dir=x -> results_dir=x: say --results-dir, where tries are counted too
+try --list -> results has no tries
+reproduce windwed -> unknown study 'windwed': did you mean 'windowed'?
+reproduce alibi kerple -> one study at a time: alibi, kerple
+reproduce alibi train.lr=3 -> train.lr=3 would change the study
+reproduce alibi --text nowhere -> --text nowhere is neither stdlib nor a folder
+reproduce gpu -> device=cuda was not found
 check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all
 check rope train.length=64 -> check uses its own model: leave out train.length=64
@@ -121,6 +135,13 @@ probe --lengths 64 -> of at least 128, not [64]
 probe --depths 1 -> depths must be a whole number of at least 2, not 1
 probe --plain -> plain is for a checkpoint (hf:FOLDER): leave it out
 probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
+extend rope --to far -> --to far is no longer length
+extend rope --to 1x -> --to 1x is no longer length
+extend rope --to 16 -> --to 16 is not longer than train.length=16
+extend rope --long -> give --tokens
+extend rope --with t5 -> do not fit t5
+extend rope train.lenght=3 --tokens 256 -> unknown key 'train.lenght'
+extend rope train.lr=0.1 -> train.lr=0.1 is for further training, and without --tokens there is none
 """
 
 

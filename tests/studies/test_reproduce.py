@@ -129,18 +129,6 @@ def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
         assert named([*study.of_each(study.sweeps[0]), encoding]) == named(plain)
 
 
-def test_a_mistake_is_one_line_before_anything_is_written(command: Command, folder: Path) -> None:
-    for arguments, said in (
-        (["windwed"], "unknown study 'windwed': did you mean 'windowed'?"),
-        (["alibi", "kerple"], "one study at a time: alibi, kerple"),
-        (["alibi", "train.lr=3"], "train.lr=3 would change the study"),
-        (["alibi", "--text", "nowhere"], "--text nowhere is neither stdlib nor a folder"),
-        (["gpu"], "device=cuda was not found"),
-    ):
-        outcome = command("reproduce", *arguments)
-        assert outcome.code == 2 and said in outcome.line and not list(Path().iterdir())
-
-
 def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
     path = configs / "study" / "toy.yaml"
     for before, after, said in (

@@ -65,6 +65,8 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
     tried, command: Command, folder: Path
 ) -> None:
     results = folder / "work" / "results"
+    assert tried("rope").line == "pe-bench: rope is compared with itself: name another --against"
+    assert not (results / "tries.json").exists()
     first = tried("nope", *SHORT)
     assert first.code == 4, first.err
     assert first.out.startswith("nope against rope: unclear, after 1 seed (try 1 against it)\n")
@@ -88,27 +90,3 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
         "first": {"rope": 2, "nope": 2, "rope base=20.0": 1},
         "second": {"rope": 1, "nope": 1},
     }
-
-
-ITSELF = "a try chooses the seeds and the documents itself: leave it out"
-
-
-def test_a_mistake_is_one_line_before_the_encoding_is_checked_and_nothing_is_counted(
-    tried, command: Command, folder: Path
-) -> None:
-    (folder / "work" / "my.py").write_text("from pe_bench.encodings.nope import NoPE as Mine\n")
-    for arguments, line in (
-        (("rope",), "rope is compared with itself: name another --against"),
-        (("nopp",), "unknown encoding 'nopp': did you mean 'nope'?"),
-        (("my.py:Mine", "--minutes", "0"), "--minutes must be above 0, not 0"),
-        (("",), "'' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn"),
-        (("rope fast",), "'rope fast': fast is no option; say KEY=VALUE, such as base=500000"),
-        (("nope", "seed=3"), f"seed=3: {ITSELF}"),
-        (("nope", "eval.half=first"), f"eval.half=first: {ITSELF}"),
-        (("nope", "results_dir=x"), "results_dir=x: say --results-dir, where tries are counted too"),
-    ):
-        outcome = tried(*arguments)
-        assert (outcome.code, outcome.line) == (2, f"pe-bench: {line}")
-        assert "check:" not in outcome.err
-    assert not (folder / "work" / "results" / "tries.json").exists()
-    assert command("try", "--list").code == 2
