@@ -1,8 +1,8 @@
 """The scores of a run: the NLLs of single targets, and all that rows and verdicts are made of.
 
-A score has a file in the run's `scores/`. `slices.safetensors` says which targets of a set are in a slice:
-what a slice is, `pe_bench.scoring.slices` says. `means.safetensors` has the means by document, of all targets
-and of those of each slice, so that a report reads no scores; they count only beside the level that they give.
+A score has a file in the run's `scores/`. `means.safetensors` has the means by document, of all targets and
+of those of each slice, so that a report reads no scores; they count only beside the level that they give. It
+also says which targets of a set are in a slice: what a slice is, `pe_bench.scoring.slices` says.
 All of these files follow from the text and the weights: `pe-bench eval RUN` makes again what is lost.
 """
 
@@ -29,7 +29,7 @@ MIN_DOCUMENTS = 20  # for an interval over documents
 MIN_SEGMENT = 64  # targets
 KINDS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
 ANSWERS = {"correct": np.float32}  # a fourth tensor, where targets are answers
-MEANS, SLICES = "means.safetensors", "slices.safetensors"
+MEANS = "means.safetensors"
 RECALL, NOVEL, KEY = "recall", "novel", "key"
 TEXT_SLICES = (RECALL, NOVEL)  # that the text alone decides
 
@@ -217,34 +217,16 @@ def delete_scores(run: Path) -> None:
 Masks = Mapping[str, np.ndarray]  # by the name of a slice, bool [targets] in the order of their set
 
 
-def read_slices(run: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return masks, and the names of their judges, if any, by the hash of a set and the name of a slice.
-
-    There are none if the file is lost.
-    """
-    with suppress(Exception):
-        tensors, facts = read_tensors(run / SLICES)
-        is_mask = {words: len(words.split()) == 2 and tensors[words].dtype == bool for words in tensors}
-        masks = {words: mask for words, mask in tensors.items() if is_mask[words]}
-        return masks, {words: str(facts["judges"].get(words, "")) for words in masks}
-    return {}, {}
-
-
 def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
-    """Add slices by the hash of their set to a run's file, and write the means of its rows.
+    """Add slices by the hash of their set to what a run keeps, and write the means of its rows.
 
     judge: the run whose scores chose the targets. Only the holder of the run's lock may call this.
     """
-    slices, judges = read_slices(run)
-    new = {f"{name} {part}": mask for name, of_set in masks.items() for part, mask in of_set.items()}
-    if new:
-        slices, judges = slices | new, judges | dict.fromkeys(new, judge)
-        chosen = {words: judge for words, judge in sorted(judges.items()) if judge}
-        write_tensors(run / SLICES, slices, {"judges": chosen})
     kept, rows = read_means(run), read_rows(run / "eval.csv")
+    new = {f"{name} {part}": mask for name, of_set in masks.items() for part, mask in of_set.items()}
     rows = [row for row in rows if row.status == "ok" and row.protocol not in (*APART, TASK)]
     if new or any(kept.of(row) is None for row in rows):
-        _write_means(run, rows, slices, judges)
+        _write_means(run, rows, {**kept.slices, **new}, {**kept.judges, **dict.fromkeys(new, judge)})
 
 
 @dataclass(frozen=True)
@@ -292,9 +274,14 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
 
 @dataclass(frozen=True)
 class KeptMeans:
-    """The means that a run keeps of its scores, by `_entry`."""
+    """What a run keeps of its scores: their means, by `_entry`.
+
+    slices, judges: masks, and the runs that chose them if any, by the hash of a set and the name of a slice.
+    """
 
     means: Mapping[str, Means] = field(default_factory=dict)
+    slices: Masks = field(default_factory=dict)
+    judges: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, row: Row) -> Means | None:
         """Return the means of a row, or of one of a slice; None where there are none of its level."""
@@ -327,19 +314,20 @@ class KeptMeans:
 
 def read_means(run: Path) -> KeptMeans:
     """Return the means in a run's file; none where it is lost or damaged."""
-    with suppress(Exception):
+    with suppress(Exception):  # a stranger may have written anything
         tensors, facts = read_tensors(run / MEANS)
         means = {}
         for entry, (level, segments, targets, slice_hash, judge) in facts["means"].items():
-            names, bits, *sizes = tensors[entry].astype(np.float64)
+            names, bits, *sizes = tensors.pop(entry).astype(np.float64)
             of_slice = sizes[0] if sizes else None, int(targets), str(slice_hash), read_text(judge, "judge")
             means[entry] = Means(names.astype(np.int64), bits, float(level), int(segments), *of_slice)
-        return KeptMeans(means)
+        slices = {words: mask.astype(bool) for words, mask in tensors.items() if len(words.split()) == 2}
+        return KeptMeans(means, slices, {words: str(facts["judges"][words]) for words in slices})
     return KeptMeans()
 
 
 def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[str, str]) -> None:
-    tensors, facts = {}, {}
+    tensors, facts = dict(slices), {}
     for row in rows:
         of_set = {words.split()[1]: words for words in slices if words.split()[0] == row.target_hash}
         with suppress(RunError):  # a report names damaged scores, and scoring makes them again
@@ -348,10 +336,10 @@ def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[
                 means = compute_means(scores, row.protocol, slices[words] if words else None)
                 entry, sizes = _entry(row, name), [] if means.sizes is None else [means.sizes]
                 tensors[entry] = np.stack([means.names.astype(np.float64), means.bits, *sizes])
-                about = means.targets, means.slice_hash, judges.get(words, "")
+                about = means.targets, means.slice_hash, judges[words] if words else ""
                 facts[entry] = means.level, means.segments, *about
     if tensors:
-        write_tensors(run / MEANS, tensors, {"means": facts})
+        write_tensors(run / MEANS, tensors, {"means": facts, "judges": judges})
 
 
 def _entry(row: Row, name: str) -> str:

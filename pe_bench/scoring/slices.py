@@ -28,7 +28,7 @@ import numpy as np
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.scores import KEY, NOVEL, RECALL, Masks, keep_slices, load_scores, read_slices, score_file
+from pe_bench.runs.scores import KEY, NOVEL, RECALL, Masks, keep_slices, load_scores, read_means, score_file
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
@@ -45,7 +45,7 @@ def keep_derived(run: Path, data: Data, plans: Sequence[Plan], train_length: int
 
     Only the holder of the run's lock may call this.
     """
-    kept, _ = read_slices(run)
+    kept = read_means(run).slices
     sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
     missing = [name for name in sets if not kept.keys() >= {f"{name} {part}" for part in (RECALL, NOVEL)}]
     keep_slices(run, {name: text_slices(data.validation, sets[name], train_length) for name in missing})

@@ -23,7 +23,6 @@ from pe_bench.runs.scores import (
     MEANS,
     NOVEL,
     RECALL,
-    SLICES,
     Scores,
     compute_level,
     compute_means,
@@ -214,7 +213,7 @@ def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_a
     assert {row.slice for row in rows_of(run)} == {"all"}
     tensors, facts = read_tensors(run / MEANS)
     infinite = {entry: [*about[:2], math.inf, *about[3:]] for entry, about in facts["means"].items()}
-    write_tensors(run / MEANS, tensors, {"means": infinite})
+    write_tensors(run / MEANS, tensors, {**facts, "means": infinite})
     assert not read_means(run).means, "impossible or truncated means are ignored"
     os.truncate(run / MEANS, 50)
     assert {row[1] for row in gathered()} == {"all"}
@@ -225,9 +224,9 @@ def test_means_of_a_slice_are_never_those_of_a_slice_that_was_there_before(run: 
     keep_slices(run, {SET: {KEY: mask_of(0, 1)}}, judge="judge-a")
     before = {row.length: row.bits_per_byte for row in of_slice(run, KEY)}
     if fate == "lost":
-        (run / SLICES).unlink()
+        (run / MEANS).unlink()
     elif fate == "damaged":
-        os.truncate(run / SLICES, 50)
+        os.truncate(run / MEANS, 50)
     keep_slices(run, {SET: {KEY: mask_of(60, 85)}}, judge="judge-b")
     expected: dict[int, float | None] = {512: None}
     for row in rows_of(run):

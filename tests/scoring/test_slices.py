@@ -18,7 +18,7 @@ from pe_bench.runs.scores import (
     NOVEL,
     RECALL,
     load_scores,
-    read_slices,
+    read_means,
     save_scores,
     score_file,
     with_level,
@@ -179,7 +179,7 @@ def test_the_command_keeps_key_targets_that_a_report_shows_with_their_judge(
     outcome = evaluate("--all", "--key-tokens-of", judge.name[:6])
     assert outcome.code == 0, outcome.err
     assert f"{judge.name} is the judge of --key-tokens-of" in outcome.err
-    assert not any(words.endswith(f" {KEY}") for words in read_slices(judge)[0])
+    assert not any(words.endswith(f" {KEY}") for words in read_means(judge).slices)
     shown = command("report", "--all", "--slice", "key", "--results-dir", str(folder / "results"))
     assert f"key of {judge.name}" in shown.out and "rope" in shown.out, shown.err
     rows = [row for row in read_rows(folder / "results" / "results.csv") if row.slice == KEY]

@@ -26,7 +26,7 @@ from pe_bench.runs.gather import gather
 
 RUNS = 8  # that are gathered
 # What scoring leaves in a run.
-SCORED = ("eval.csv", "means.safetensors", "slices.safetensors", "scores", "result.json", "commands.json")
+SCORED = ("eval.csv", "means.safetensors", "scores", "result.json", "commands.json")
 
 Act = Callable[[], object]
 
