@@ -7,6 +7,7 @@ import pytest
 from support.results import add_run
 from support.tables import only, printed_details
 
+from pe_bench.report.build import run_tables
 from pe_bench.report.records import ContextUse
 from pe_bench.report.statistics import paired_interval
 from pe_bench.runs.rows import read_rows
@@ -101,3 +102,10 @@ def test_positions_belong_to_the_line_and_are_no_table(tmp_path: Path) -> None:
     [line] = only(tmp_path).lines
     positions = [(position.context, len(position.levels)) for position in line.positions]
     assert positions == [(0.5, 2), (1.5, 2), (3.5, 2)] and set(line.records) == set(SENSITIVE)
+
+
+def test_the_table_of_a_run_knows_what_it_gains_within_training_from_all_of_its_rows(tmp_path: Path) -> None:
+    run = add_controlled(tmp_path, 2.8, 2.95, 2.9)
+    [table] = run_tables([row for row in read_rows(run / "eval.csv") if row.length >= 128], run)
+    use = table.lines[0].records[512].use
+    assert use is not None and (use.uses_context, use.missing) == ("yes", "") and table.lengths == (128, 512)

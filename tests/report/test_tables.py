@@ -73,6 +73,16 @@ def test_a_run_that_joins_a_table_changes_no_verdict_of_another_line(tmp_path: P
     assert joined.bits_per_byte == pytest.approx(3.02, abs=1e-6), "on the set of all lines"
 
 
+def test_levels_and_changes_are_of_a_set_that_all_seeds_have(tmp_path: Path) -> None:
+    for seed in range(2):
+        add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, seed=seed)
+    larger = {"target_hash": "b16", "targets": 480, "documents": 120}
+    add_run(tmp_path, "rope", {64: 3.2, 128: 3.0, 256: 3.5, 512: 3.6}, seed=0, **larger)
+    record = line_of(only(tmp_path), "rope").records[256]
+    assert record.interval and record.interval.seeds == 2 == len(record.levels)
+    assert record.change == pytest.approx(0.1, abs=1e-6)
+
+
 @pytest.mark.parametrize("damage", ["missing", "of another row"])
 def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path, damage: str) -> None:
     run = add_run(tmp_path, "rope", {128: 3.0, 256: 3.1, 512: 4.0})
