@@ -23,11 +23,6 @@ def use_at(results_dir: Path, length: int = 512) -> ContextUse:
     return use
 
 
-def printed(results_dir: Path) -> str:
-    """The detailed form, its lines joined where they were wrapped."""
-    return " ".join(printed_details([only(results_dir)]).split())
-
-
 def add_controlled(results_dir: Path, level: float, swap: float | None, window: float | None) -> Path:
     """Add seeds of one encoding at 512, with its controls there."""
     for seed in range(3):
@@ -73,7 +68,7 @@ def test_a_model_that_gains_nothing_within_training_cannot_be_judged(tmp_path: P
     use = use_at(tmp_path)
     assert use.uses_context == ""
     assert use.swap_gain is not None
-    text = printed(tmp_path)
+    text = " ".join(printed_details([only(tmp_path)]).split())
     assert "cannot judge context use: the model does not improve from 32 to 128 tokens" in text
     assert " improves - " in text
 
