@@ -34,7 +34,7 @@ REASONS = {
 # seed_sd: the standard deviation over seeds; 0 for one seed. torch: without its build.
 KEY = ("variant", "data", "sweep", "encoding", "protocol", "control", "length")
 OF_LEVEL = ("level", "seed_sd", "seeds", "data_hash", "target_hash", "model", "setting")
-COLUMNS = (*KEY, *OF_LEVEL, "torch", "pe_bench", "date")
+COLUMNS: tuple[str, ...] = (*KEY, *OF_LEVEL, "torch", "pe_bench", "date")
 Level = Mapping[str, str]  # a row of a table
 key_of = itemgetter(*KEY)
 
