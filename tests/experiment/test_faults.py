@@ -4,15 +4,14 @@ import errno
 import os
 import shutil
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from support.commands import Command, Outcome, only_run, tiny_overrides, write_corpus
+from support.commands import Command, Outcome, only_run
 from support.results import edit_rows
 from support.run_contents import contents
 
@@ -21,7 +20,6 @@ from pe_bench.runs.rows import read_rows
 from pe_bench.sweep import jobs
 
 ARGUMENTS = ("encoding=shaw", "train.steps=6")
-NOBODY = 65534
 
 
 @pytest.fixture
@@ -82,40 +80,6 @@ def test_a_disk_that_is_full_at_the_last_write_calls_nothing_failed_that_is_fini
         assert sweep.states() == []
         last = jobs._after_crash(sweep, state, int(ended.value.code or 0))
         assert last.state == (jobs.FAILED if end == jobs.FAILED else jobs.DONE)
-
-
-@pytest.fixture
-def read_only() -> Iterator[Path]:
-    """Make a folder read-only; root acts as nobody meanwhile."""
-    folder, root = Path(tempfile.mkdtemp()), os.geteuid() == 0
-    folder.chmod(0o755)
-    write_corpus(folder / "corpus")
-    yield folder
-    if root:
-        os.seteuid(0)
-    for path in (folder / "results").rglob("*"):
-        path.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def test_a_read_only_folder_is_named_and_its_runs_can_still_be_reported(command, read_only, monkeypatch):
-    monkeypatch.chdir(read_only)
-    assert command("train", *tiny_overrides(read_only), *ARGUMENTS).code == 0
-    before = contents(read_only / "results")
-    for path in [read_only / "results", *(read_only / "results").rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    if os.geteuid() == 0:
-        os.seteuid(NOBODY)
-    results = ("--results-dir", str(read_only / "results"))
-    assert command("report", *results).code == command("list", "runs", *results).code == 0
-    again = command("train", *tiny_overrides(read_only), *ARGUMENTS, "seed=1")
-    scored = command(
-        "eval", *results, "--lengths", "48", "--threads", "1", "--cache-dir", f"{read_only}/cache"
-    )
-    for outcome in (again, scored):
-        assert outcome.code == 1 and "permission denied" in outcome.line.lower()
-        assert str(read_only / "results" / "runs") in outcome.line
-    assert contents(read_only / "results") == before
 
 
 def flip(path: Path) -> None:
