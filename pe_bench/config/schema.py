@@ -264,7 +264,7 @@ class Config:
 
 
 KEYS = tuple(field.name for field in fields(Config) if field.name not in ("search", "checkpoint"))
-SECTIONS = {name: kind for name, kind in get_type_hints(Config).items() if is_dataclass(kind)}
+SECTIONS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Config).items() if is_dataclass(kind)}
 
 
 def keys_of_sections() -> Iterator[str]:

@@ -6,6 +6,7 @@ import io
 import re
 import typing
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -150,14 +151,11 @@ def _read(name: str, text: str) -> Any:
         return read_text(text, name)
     if not text and may_be_empty:
         return None
-    try:
+    with suppress(KeyError, ValueError):
         value = {"True": True, "False": False}[text] if kind is bool else kind(text)
-        is_possible = kind is not int or _LEAST.get(name, 0) <= value <= MAX_INTEGER
-    except (KeyError, ValueError):
-        is_possible = False
-    if not is_possible:
-        raise ValueError(f"{name} is {text!r:.60}, which cannot be")
-    return value
+        if kind is not int or _LEAST.get(name, 0) <= value <= MAX_INTEGER:
+            return value
+    raise ValueError(f"{name} is {text!r:.60}, which cannot be")
 
 
 def read_text(text: str, name: str) -> str:

@@ -233,5 +233,5 @@ def write_log(path: Path, log: list[Step]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(field.name for field in fields(Step))
-    writer.writerows(map(astuple, log))
+    writer.writerows(astuple(step) for step in log)
     write_text(path, text.getvalue())
