@@ -47,10 +47,16 @@ def _check(path: str) -> None:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file to read, follow no link, and wait for nothing. Raise `OSError` for all else."""
+    """Open a regular file to read, follow no link, and wait for nothing.
+
+    Raise `RunError` where that is not permitted, and `OSError` for all that is no regular file.
+    """
     # Windows has none of these, nor pipes that have a place among files.
     flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))
-    descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | flags)
+    except PermissionError as error:
+        raise RunError(f"{path} cannot be read (no permission): `chmod u+r` allows it") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError("it is no plain file")
