@@ -17,7 +17,6 @@ from support.run_contents import contents
 
 from pe_bench.runs.folder import locked
 from pe_bench.runs.rows import read_rows
-from pe_bench.sweep import jobs
 
 ARGUMENTS = ("encoding=shaw", "train.steps=6")
 
@@ -61,25 +60,12 @@ def test_a_disk_that_fills_up_at_any_write_is_reported_and_the_run_continues_onc
     assert contents(folder / "results") == unbroken
 
 
-def test_a_disk_that_is_full_at_the_last_write_calls_nothing_failed_that_is_finished(
-    train, run, monkeypatch, tmp_path
-):
+@pytest.mark.usefixtures("run")
+def test_a_disk_that_is_full_at_the_last_write_calls_nothing_failed_that_is_finished(train, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device", "results.csv")
     monkeypatch.setattr("pe_bench.runs.gather.write_rows", Mock(side_effect=full))
     outcome = train(*ARGUMENTS)
     assert outcome.code == 0 and "warning: results.csv: no space left on device" in outcome.err
-    # The last thing that a job of a sweep writes is how it ended.
-    for owner, name in ((os, "replace"), (jobs, "_watch_for_end"), (os, "dup2")):
-        monkeypatch.setattr(owner, name, Mock(side_effect=full if name == "replace" else None))
-    for end in (jobs.DONE, jobs.SKIPPED, jobs.FAILED):
-        monkeypatch.setattr(jobs, "_run", lambda *_, end=end: {"state": end})
-        sweep, state = jobs.Sweep(tmp_path / end), jobs.JobState(0, "encoding=shaw")
-        (sweep.path / "jobs").mkdir(parents=True)
-        with pytest.raises(SystemExit) as ended:
-            jobs._work(state, sweep, Mock())
-        assert sweep.states() == []
-        last = jobs._after_crash(sweep, state, int(ended.value.code or 0))
-        assert last.state == (jobs.FAILED if end == jobs.FAILED else jobs.DONE)
 
 
 def flip(path: Path) -> None:

@@ -75,16 +75,6 @@ def test_fine_tuning_is_not_restarted_when_its_source_is_gone(begin, train, comm
     assert scored.code == 0 and "rope, then nope (192) " in scored.out
 
 
-def test_data_shorter_than_a_window_writes_nothing(train, folder):
-    (folder / "short").mkdir()
-    (folder / "short" / "a.txt").write_text("short")
-    outcome = train(
-        "encoding=rope", f"data.path={folder / 'short'}", f"data.validation_path={folder / 'corpus'}"
-    )
-    assert outcome.code == 2 and "train.length=16" in outcome.line
-    assert not (folder / "results").exists()
-
-
 def test_the_error_of_a_run_stays_in_its_folder_until_it_succeeds(train, command, folder, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("pe_bench.experiment.fit", Mock(side_effect=UserError("say it")))

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -18,64 +17,27 @@ from pe_bench.trackers import TRACKERS
 LENGTHS = [16, 32, 64]
 
 
-@dataclass
-class Fake:
-    """A tracker that keeps everything it gets."""
-
-    first: int
-    steps: list[int] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    ended: bool = False
-    fails_at: int | None = None
-
-    def step(self, step):
-        if step.step == self.fails_at:
-            raise OSError("no route to the tracker")
-        self.steps.append(step.step)
-
-    def results(self, rows, tables, picture):
-        self.lengths = [row.length for row in rows]
-        assert tables[0].lines[0].records.keys() == {*self.lengths} and picture.stat().st_size > 1000
-
-    def end(self):
-        self.ended = True
-
-
-@pytest.fixture
-def fakes(monkeypatch):
-    """The trackers that were started, in place of TensorBoard's."""
-    module = SimpleNamespace(fails_at=None, begun=list[Fake]())
-
-    def begin(run, config, first):
-        module.begun.append(Fake(first, fails_at=module.fails_at))
-        return module.begun[-1]
-
-    monkeypatch.setitem(TRACKERS, "tensorboard", begin)
-    return module
-
-
-def test_a_tracker_gets_the_rows_of_train_csv_and_the_scores(begin, train, folder, fakes):
-    outcome = train("encoding=rope", "tracker=tensorboard", "train.log_every=3")
-    assert outcome.code == 0 and "warning" not in outcome.err
-    (tracker,) = fakes.begun
-    assert (tracker.first, tracker.steps, tracker.lengths) == (0, [3, 4, 6, 8], [16, 32])
-    assert tracker.ended
-    begin("encoding=rope")
-    assert only_run(folder), "a tracker is no part of what a run is"
-    assert fakes.begun == [tracker], "none is the default"
-
-
-def test_a_tracker_gets_the_step_that_a_run_continues_from(train, fakes, monkeypatch):
+def test_a_tracker_gets_the_steps_of_train_csv_and_one_that_fails_loses_nothing_but_what_it_keeps(
+    train, monkeypatch
+):
+    begun: list[tuple[int, Mock]] = []
+    monkeypatch.setitem(
+        TRACKERS, "tensorboard", lambda run, config, first: begun.append((first, Mock())) or begun[-1][1]
+    )
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
         assert train("encoding=nope", "tracker=tensorboard").code == EXIT_CODE
-    assert fakes.begun[0].ended, "a stopped run is closed too"
-    fakes.fails_at = 8
-    outcome = train("encoding=nope", "tracker=tensorboard")
-    assert outcome.code == 0, "a tracker that fails loses nothing but what it keeps"
-    assert (fakes.begun[1].first, fakes.begun[1].steps) == (4, [6])
+    assert train("encoding=nope", "tracker=tensorboard").code == 0
+    steps = [(first, [call.args[0].step for call in each.step.call_args_list]) for first, each in begun]
+    assert steps == [(0, [2, 4]), (4, [6, 8])]
+    assert all(each.end.called for _, each in begun), "a stopped run is closed too"
+    rows, (table,), _ = begun[1][1].results.call_args.args
+    assert [row.length for row in rows] == [16, 32] == sorted(table.lines[0].records)
+    broken = Mock(step=Mock(side_effect=OSError("no route to the tracker")))
+    monkeypatch.setitem(TRACKERS, "tensorboard", lambda *_: broken)
+    outcome = train("encoding=nope", "seed=1", "tracker=tensorboard")
     (line,) = [line for line in outcome.err.splitlines() if line.startswith("warning: ")]
-    assert "tracker=tensorboard failed" in line and "no route to the tracker" in line
+    assert outcome.code == 0 and "tracker=tensorboard failed" in line and "no route to the tracker" in line
 
 
 def test_a_missing_package_is_one_line_before_anything_is_written(train, folder, monkeypatch):
