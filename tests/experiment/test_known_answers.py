@@ -72,14 +72,6 @@ class Periods(LayerEncoding):
 YAML = "name: periods\nclass: periods.py:Periods\nperiods: [16, 80]\n"
 
 
-def write_encoding(folder: Path) -> Path:
-    """Write a configuration folder with the encoding, and return its code."""
-    (folder / "encoding").mkdir(parents=True)
-    (folder / "encoding" / "periods.yaml").write_text(YAML)
-    (folder / "encoding" / "periods.py").write_text(CODE)
-    return folder / "encoding" / "periods.py"
-
-
 def document(drawn: random.Random, periods: Sequence[int], repeats: Sequence[bool], size: int) -> str:
     """Return letters of the two alphabets in turn. Without repetition, none equals the one a period back.
 
@@ -163,6 +155,16 @@ LENGTHS = (8, 16, 32, 64, BELOW, ABOVE, 96, 128)
 CONTROLLED = [length for length in LENGTHS if length > TRAIN_LENGTH + TARGET_TOKENS]
 BEYOND = [length for length in CONTROLLED if length >= ABOVE]
 
+TRAINING = (
+    f"encoding=periods data=files data.validation_fraction=0.5 threads=1 model.d_model={D_MODEL} "
+    f"model.d_ff=8 model.n_layers=1 model.tie_embeddings=false train.steps=1 train.warmup_steps=0 "
+    f"train.length={TRAIN_LENGTH} train.batch_tokens={TRAIN_LENGTH} train.validation_tokens=64 "
+    f"eval.target_tokens={TARGET_TOKENS} eval.controls=none eval.targets=1 "
+    f"eval.lengths=[{TRAIN_LENGTH}] eval.max_length={TRAIN_LENGTH}"
+)
+SCORED = f"--lengths {','.join(map(str, LENGTHS))} --max-length {max(LENGTHS)}"
+SCORING = f"{SCORED} --controls all --targets 192 --threads 1"
+
 Cells = dict[int, dict[str, str]]  # a row of the report's CSV for each length
 
 
@@ -171,41 +173,23 @@ class Bench:
 
     def __init__(self, folder: Path):
         self.folder, self.results = folder, folder / "results"
-        self.code = write_encoding(folder / "own")
+        self.code = folder / "own" / "encoding" / "periods.py"
+        self.code.parent.mkdir(parents=True)
+        self.code.with_suffix(".yaml").write_text(YAML)
+        self.code.write_text(CODE)
 
     def score(self, periods: Sequence[int], *in_text: int, repeats: bool = True) -> Self:
         """Add a run on documents with periods of their own; repeats: whether the far alphabet does."""
         documents = write_documents(self.folder / "documents", in_text, (True, repeats))
-        self.run("train", *self.training(periods, documents))
-        [run] = self.runs()
+        heads, where = len(periods), (f"results_dir={self.results}", f"cache_dir={self.folder / 'cache'}")
+        model = (f"encoding.periods={[*periods]}", f"model.n_heads={heads}", f"model.n_kv_heads={heads}")
+        folder = ("--config-dir", str(self.code.parents[1]))
+        self.run("train", *folder, *TRAINING.split(), *model, f"data.path={documents}", *where)
+        [run] = (self.results / "runs").glob("*")
         set_weights(run, self.code)
-        self.run("eval", str(run), *self.scoring())
+        where = ("--results-dir", str(self.results), "--cache-dir", str(self.folder / "cache"))
+        self.run("eval", str(run), *SCORING.split(), "--code", str(self.code), *where)
         return self
-
-    def training(self, periods: Sequence[int], documents: Path) -> list[str]:
-        heads = len(periods)
-        return [
-            *("--config-dir", str(self.code.parents[1]), "encoding=periods"),
-            f"encoding.periods=[{','.join(map(str, periods))}]",
-            *("data=files", f"data.path={documents}", "data.validation_fraction=0.5", "threads=1"),
-            *(f"results_dir={self.results}", f"cache_dir={self.folder / 'cache'}"),
-            *(f"model.d_model={D_MODEL}", "model.n_layers=1", "model.d_ff=8", "model.tie_embeddings=false"),
-            *(f"model.n_heads={heads}", f"model.n_kv_heads={heads}", "train.steps=1", "train.warmup_steps=0"),
-            *(f"train.length={TRAIN_LENGTH}", f"train.batch_tokens={TRAIN_LENGTH}"),
-            *("train.validation_tokens=64", "eval.controls=none", "eval.targets=1"),
-            f"eval.target_tokens={TARGET_TOKENS}",
-            *(f"eval.lengths=[{TRAIN_LENGTH}]", f"eval.max_length={TRAIN_LENGTH}"),
-        ]
-
-    def scoring(self) -> list[str]:
-        return [
-            *("--lengths", ",".join(map(str, LENGTHS)), "--max-length", str(max(LENGTHS))),
-            *("--controls", "all", "--targets", "192", "--threads", "1", "--code", str(self.code)),
-            *("--results-dir", str(self.results), "--cache-dir", str(self.folder / "cache")),
-        ]
-
-    def runs(self) -> list[Path]:
-        return sorted((self.results / "runs").glob("*"))
 
     def cells(self) -> Cells:
         text = self.run("report", "--csv", "-", "--results-dir", str(self.results))
@@ -214,8 +198,7 @@ class Bench:
 
     def nll(self, length: int, control: str = "none") -> np.ndarray:
         """Return the NLLs of the only run's targets, in nats [blocks, TARGET_TOKENS]."""
-        [run] = self.runs()
-        [path] = (run / "scores").glob(f"paired-{length}-{control}-*")
+        [path] = self.results.glob(f"runs/*/scores/paired-{length}-{control}-*")
         return load_scores(path).nll.reshape(-1, TARGET_TOKENS)
 
     @staticmethod
