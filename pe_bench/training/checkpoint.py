@@ -146,8 +146,6 @@ def read_checkpoint(path: Path, files: Sequence[str] = ()) -> Checkpoint | None:
             Path(name).name == name and _checksum(path / name) == checksums[name]
             for name in files or (WEIGHTS, *checksums)
         )
-    except PermissionError as error:  # not to be trained anew
-        raise RunError(f"{error.filename} cannot be read (no permission)") from error
     except (OSError, KeyError, ValueError, TypeError):
         return None
     return Checkpoint(path, *facts, checksums) if is_whole else None
