@@ -111,6 +111,7 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_trains_nothing_a
     # The toy size has fewer seeds and tokens, the same lengths over training, and scores few tokens.
     before = set(Path("results/runs").iterdir())
     assert command(*arguments(configs), "--quick").code == 0
+    assert Path("results/studies/toy-quick-files.png").exists()
     for run in set(Path("results/runs").iterdir()) - before:
         rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "nonoverlapping"]
         assert rows and all(0 < row.targets <= 4096 for row in rows)
@@ -153,11 +154,9 @@ def test_an_unknown_encoding_is_refused_before_anything_is_trained(command: Comm
 
 
 def test_reproduce_alone_lists_all_studies_and_which_are_done(command: Command, folder: Path) -> None:
-    study = read_study("windowed")
-    assert study.quick().picture(Path()).stem == "windowed-quick"
-    picture = study.picture(Path("results"))
+    picture = read_study("windowed").picture(Path("results"))
     picture.parent.mkdir(parents=True)
-    picture.write_bytes(b"")
+    picture.touch()
     listed = command("reproduce").out
     lines = listed.splitlines()
     assert [line.split()[0] for line in lines[1:]] == study_names() and max(map(len, lines)) <= 80

@@ -51,7 +51,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     | {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_chunk_size": 16},
     "gptj": GPT2 | {"rotary_dim": 8},
     "mpt": {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
-    "doge": SIZES,
     "opt": SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
     "cohere2": WINDOWED,
     "bert": SIZES | {"max_position_embeddings": 512},
