@@ -153,5 +153,3 @@ def test_an_export_that_is_not_equal_or_has_no_empty_folder_is_not_written(
     done = export_run()
     assert done.code == 2 and "exists and is not empty" in done.line
     assert (folder / "out" / "mine").read_text() == "mine"
-    done = command("export", "rope", "--hf", "..")
-    assert done.code == 2 and "is no name of a new folder" in done.line

@@ -81,6 +81,7 @@ show base=3 -> name an encoding
 show task=mqar rope -> 'rope' cannot be read: say encoding=rope
 extend -> no run is named: say pe-bench extend rope
 extend hf:x --tokens 5 -> a checkpoint of Hugging Face is scored alone: leave --tokens out
+export rope --hf .. -> --hf .. is no name of a new folder
 try -> name what to try
 try nopp -> unknown encoding 'nopp': did you mean 'nope'?
 try rope --minutes 0 -> --minutes must be above 0, not 0
