@@ -8,7 +8,7 @@ all of them are right exactly when greedy decoding gives them.
 import hashlib
 import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -55,7 +55,7 @@ class Prompts:
     def _longest(self, length: int, seed: Sequence[int]) -> Example:
         """Return the example of a seed with the largest size that fits. Raise `UserError` if none does."""
         longest = example = self.shortest(length, seed)
-        size = fits = KINDS[self.name].least
+        size = fits = LEAST[self.name]
         too_large = math.inf
         while True:
             estimate = size * length // (len(example.tokens) - 1)
@@ -70,7 +70,7 @@ class Prompts:
 
     def shortest(self, length: int, seed: Sequence[int] = (0,)) -> Example:
         """Return an example of the smallest size. Raise `UserError` for a length with no room for it."""
-        example = self.example(np.random.default_rng(seed), KINDS[self.name].least)
+        example = self.example(np.random.default_rng(seed), LEAST[self.name])
         inputs = len(example.tokens) - 1
         if inputs > length:
             raise UserError(
@@ -81,7 +81,7 @@ class Prompts:
 
     def example(self, rng: np.random.Generator, size: int) -> Example:
         """Return the tokens of a prompt and its answers, and the number of the answer that each is of."""
-        question, answers = KINDS[self.name].prompt(rng, size)
+        question, answers = KINDS[self.name](rng, size)
         ends = np.cumsum([len(question), *(1 + len(answer) for answer in answers)])  # all are ASCII
         text = " ".join([question, *answers]).encode()
         [encoded] = self.tokenizer.encode_documents([text], with_ends=True)
@@ -184,12 +184,6 @@ def _words(rng: np.random.Generator, count: int, letters: int, first: str) -> li
     return [*words]
 
 
-class Kind(NamedTuple):
-    """How prompts of a kind are made, and the least size: lines, sentences or words."""
-
-    prompt: Callable[[np.random.Generator, int], Prompt]
-    least: int
-
-
 # Of 100 words, the three have 15, 7 and 4, and the next has 2.
-KINDS = {"niah_multikey_3": Kind(niah_multikey_3, 2), "vt": Kind(vt, 10), "fwe": Kind(fwe, 100)}
+LEAST = {"niah_multikey_3": 2, "vt": 10, "fwe": 100}  # lines, sentences or words
+KINDS = {"niah_multikey_3": niah_multikey_3, "vt": vt, "fwe": fwe}

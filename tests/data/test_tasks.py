@@ -121,12 +121,6 @@ def split_of(*lengths: int, dtype: type = np.uint16) -> Split:
     return Split(np.concatenate(documents), starts)
 
 
-def test_windows_stand_inside_one_document():
-    batch = TrainingWindows(split_of(50, 40, 9), 8, END).batch(500, seed=0, step=0).tokens
-    assert torch.equal(batch, batch[:, :1] + torch.arange(9))
-    assert (batch[:, 0] // 100 == batch[:, -1] // 100).all()
-
-
 def test_every_start_is_equally_likely():
     windows = TrainingWindows(split_of(20, 9, 12), length=8, end_of_text=END)
     starts = Counter(windows.batch(16_000, seed=1, step=0).tokens[:, 0].tolist())

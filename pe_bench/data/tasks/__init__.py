@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pe_bench.config.groups import names_in
-from pe_bench.errors import UserError, require
+from pe_bench.errors import require
 from pe_bench.values import AtLeast2, check_type, unknown
 
 FORMAT = 1  # of all examples: raise it when they change for an equal seed
@@ -101,14 +101,9 @@ class Task(ABC):
         require(least <= length, message)
         while self.tokens(size + 1) <= length + 1:
             size += 1
-        most = self.most
-        if most is not None and size > most:
-            longest = self.tokens(most + 1) - 2
-            raise UserError(
-                f"length {length} needs examples of size {size}, and task={self.name} with its options has "
-                f"none above {most}: keep train.length and eval.lengths to {longest} at most, or raise "
-                "task.symbols"
-            )
+        most = size if self.most is None else self.most
+        message = f"length {length} needs examples of size {size}, and task={self.name} has none above {most}"
+        require(size <= most, f"{message}: use shorter lengths, or raise task.symbols")
         return size
 
 
