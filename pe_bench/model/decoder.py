@@ -56,16 +56,13 @@ class SelfAttention(nn.Module):
         q_BHTK, k_BHTK, v_BHTK = (self._heads(x) for x in (queries, keys, values))
         if self.query_norm is not None and self.key_norm is not None:
             q_BHTK, k_BHTK = self.query_norm(q_BHTK), self.key_norm(k_BHTK)
-        k_BHTK, v_BHTK = self._repeated(k_BHTK), self._repeated(v_BHTK)
+        if self.group > 1:  # for every query head, since encodings have parameters of each
+            k_BHTK, v_BHTK = (x.repeat_interleave(self.group, 1) for x in (k_BHTK, v_BHTK))
         mixed_BHTK = attention(encoding, normed_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
         return mixed_BHTK.transpose(1, 2).flatten(2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
-
-    def _repeated(self, x: Tensor) -> Tensor:
-        """Return keys or values for every query head, since encodings have parameters of each."""
-        return x if self.group == 1 else x.repeat_interleave(self.group, 1)
 
 
 class SwiGLU(nn.Module):

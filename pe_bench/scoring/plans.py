@@ -20,7 +20,7 @@ import numpy as np
 from pe_bench.config.schema import Config, EvalConfig, Half
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.prompt import Prompts
-from pe_bench.data.tasks import Example, Task
+from pe_bench.data.tasks import Task
 from pe_bench.runs.rows import HALF, POSITIONS, TASK
 from pe_bench.scoring.controls import control_plans
 from pe_bench.scoring.protocols import Answers, Plan, Window, nonoverlapping_plan, paired_plan, sliding_plan
@@ -124,6 +124,7 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Ha
     tokens = np.concatenate([example.tokens for example in examples])
     is_answer = np.concatenate([example.is_answer for example in examples])
     sizes = [len(example.tokens) for example in examples]
+    numbers = [np.arange(len(one.tokens)) if one.number is None else one.number for one in examples]
     # As many targets in each, so that windows of one size have one shape.
     targets = max(len(example.tokens) - int(example.is_answer.argmax()) for example in examples)
     windows = [Window(row, 0, size - 1, size - 1 - targets, targets) for row, size in enumerate(sizes)]
@@ -132,14 +133,9 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Ha
         split,
         np.stack([example.is_answer[-targets:] for example in examples]),
         task.chance,
-        np.stack([_numbers(example)[-targets:] for example in examples]),
+        np.stack([number[-targets:] for number in numbers]),
     )
     words = repr((task.hash, length, seed, (count, *sorted(set(sizes))))).encode()
     content = tokens.astype("<i8").tobytes() + is_answer.tobytes()
     target_hash = of_half(hashlib.sha256(words + content).hexdigest()[:16], half)
     return Plan(TASK, length, windows, target_hash, answers=answers)
-
-
-def _numbers(example: Example) -> np.ndarray:
-    """Return the number of the answer that each token is a part of, int64 [tokens]."""
-    return np.arange(len(example.tokens)) if example.number is None else example.number
