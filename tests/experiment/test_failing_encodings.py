@@ -35,14 +35,6 @@ IN_BACKWARD = """    def distance_bias(self, distance):
     def fail(self, gradient):
         raise KeyError('only here')
 """
-IN_VALIDATION = """    trained = False
-
-    def distance_bias(self, distance):
-        if self.trained and not torch.is_grad_enabled():
-            raise KeyError('only here')
-        self.trained = self.trained or torch.is_grad_enabled()
-        return self.table[:, distance.long()]
-"""
 
 
 @pytest.fixture
@@ -121,7 +113,7 @@ def test_the_same_weights_are_scored_with_the_mended_file_when_that_is_asked_for
     assert outcome.code == 2 and "encoding" in outcome.line and "table" in outcome.line
 
 
-@pytest.mark.parametrize(("hooks", "processes"), [(IN_BACKWARD, 1), (IN_VALIDATION, 1), (IN_STEP, 2)])
+@pytest.mark.parametrize(("hooks", "processes"), [(IN_BACKWARD, 1), (IN_STEP, 2)])
 def test_an_error_in_training_is_one_line_with_its_place(train_mine, file, folder, hooks, processes):
     file.write_text(HEAD + hooks)
     outcome = train_mine(f"train.processes={processes}")
