@@ -46,10 +46,7 @@ def split_corpus(
 
 
 def _without_copies(documents: Sequence[Document]) -> list[Document]:
-    first: dict[str, Document] = {}
-    for document in documents:
-        first.setdefault(document.sha256, document)
-    return list(first.values())
+    return list({document.sha256: document for document in documents}.values())
 
 
 def _stratified(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:
