@@ -92,21 +92,7 @@ def add_named(results, encoding, label, **changes):
     return run
 
 
-IMPOSSIBLE = (
-    "x",
-    "r*x",
-    "/tmp/nowhere",
-    "/",
-    ".",
-    "..",
-    "~",
-    "",
-    "a/b",
-    "./rope",
-    "\0",
-    "\ud800",
-    "x" * 5000,
-)
+IMPOSSIBLE = "x r*x /tmp/nowhere / . .. ~ a/b ./rope \0 \ud800"
 
 
 def test_a_name_selects_all_the_runs_that_it_describes(tmp_path, monkeypatch):
@@ -136,7 +122,7 @@ def test_a_name_selects_all_the_runs_that_it_describes(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="'rope' is the name of several runs: give one in full: "):
         find_run("rope", tmp_path)
     monkeypatch.chdir(tmp_path)
-    for name in IMPOSSIBLE:
+    for name in ("", "x" * 5000, *IMPOSSIBLE.split()):
         with pytest.raises(UserError, match="no finished run '"):
             find_run(name, tmp_path)
 

@@ -65,7 +65,7 @@ def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]
             moments += 1
             shutil.copytree(folder / "000", folder / f"{moments:03}")
 
-        def watched(source: Path, target: Path) -> None:
+        def watched(source, target):
             keep()
             rename(source, target)
             keep()
@@ -155,7 +155,7 @@ KINDS = {"renames": crash_at_every_rename, "together": gather_together, **dict.f
 if __name__ == "__main__":
     folder, kind, count, _, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
-    os.fsync = lambda _: None  # a kill loses nothing that was written
+    os.fsync = lambda fd: None  # a kill loses nothing that was written
     answer = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
