@@ -44,7 +44,7 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
             imported.refused[run.name] = first_line(error)
     for folder in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
         for anchor in (file.parent for file in folder.glob("*/eval.csv")):
-            with suppress(RunError):  # its own scoring makes an anchor again
+            with suppress(RunError, OSError):  # its own scoring makes an anchor again
                 if not os.path.lexists(results / "anchors" / anchor.name):
                     _copy(anchor, results / "anchors" / anchor.name)
     gather_and_warn(results)

@@ -18,16 +18,14 @@ def test_scoring_a_run_elsewhere_writes_nothing_next_to_it(train, command, folde
     outcome = command("eval", str(elsewhere), "--lengths", "64")
     assert outcome.code == 0, outcome.err
     assert (folder / "elsewhere" / "results.csv").read_text() == "precious"
-    assert [path for path in files_in(folder / "elsewhere") if not path.startswith("deep/copy/")] == [
-        "results.csv"
-    ]
+    others = [path for path in files_in(folder / "elsewhere") if not path.startswith("deep/copy/")]
+    assert others == ["results.csv"]
     assert {row.length for row in read_rows(elsewhere / "eval.csv")} == {16, 32, 64}
     assert {row.run for row in read_rows(elsewhere / "eval.csv")} == {elsewhere.name, only_run(folder).name}
     # Rows have the setting and the precision of the training wherever they are scored.
     result = json.loads((elsewhere / "result.json").read_text())
-    (elsewhere / "result.json").write_text(
-        json.dumps({**result, "setting": "of-gpu", "train_dtype": "bfloat16"})
-    )
+    result |= {"setting": "of-gpu", "train_dtype": "bfloat16"}
+    (elsewhere / "result.json").write_text(json.dumps(result))
     assert command("eval", str(elsewhere), "--lengths", "48").code == 0
     row = next(row for row in read_rows(elsewhere / "eval.csv") if row.length == 48)
     assert (row.setting, row.train_dtype, row.score_dtype) == ("of-gpu", "bfloat16", "float32")
