@@ -9,6 +9,7 @@ import pe_bench
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
+from pe_bench.scoring import stages
 
 SEEDS = ("seed=0", "seed=1")
 SCORED = ("eval.lengths=null", "eval.max_length=256")
@@ -54,35 +55,37 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
 def test_of_one_name_the_runs_are_meant_that_try_did_not_make(
     begin: Command, command: Command, folder: Path
 ) -> None:
+    results = folder / "results"
     for more in ((), ("seed=1", "eval.half=first"), ("seed=2", "train.steps=4", "eval.half=first")):
         assert begin("encoding=rope", *more).code == 0
-    assert find_run("rope", folder / "results").name.startswith("rope-s0")
-    assert [
-        run.name[:7] for run in pe_bench.extend("rope", "2x", "yarn", results_dir=folder / "results").runs
-    ] == ["rope-s0"]
-    outcome = command("extend", "rope-s[12]*", "--results-dir", str(folder / "results"))
-    assert outcome.code == 2 and "differ in train.steps: name runs that differ only in" in outcome.line
+    assert find_run("rope", results).name.startswith("rope-s0")
+    (run,) = pe_bench.extend("rope", "2x", "yarn", results_dir=results).runs
+    assert run.name.startswith("rope-s0")
+    outcome = command("extend", "rope-s[12]*", "--results-dir", str(results))
+    assert outcome.code == 2 and "differ in train.steps" in outcome.line
 
 
-@pytest.mark.parametrize("encoding", ["longrope", "temperature"])
+@pytest.mark.parametrize(
+    ("encoding", "label"),
+    [
+        ("longrope", "rope -> longrope factor=2.0 long_factors=["),
+        ("temperature", "rope -> rope+temperature temperature.factor=["),
+    ],
+)
 def test_what_a_method_searches_is_searched_once(
-    begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+    begin: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, label: str
 ) -> None:
-    from pe_bench.scoring import stages
+    def labels() -> list[str]:
+        [table] = pe_bench.extend("rope", "2x", encoding, results_dir=folder / "results").tables
+        return [line.label for line in table.lines if line.label != "rope"]
 
     monkeypatch.setattr(stages, "ROUNDS", 4)
     assert begin("encoding=rope", *SCORED).code == 0
-    labels = {
-        "longrope": "rope -> longrope factor=2.0 long_factors=[",
-        "temperature": "rope -> rope+temperature temperature.factor=[",
-    }
-    family = pe_bench.extend("rope", "2x", encoding, results_dir=folder / "results")
-    [label] = [line.label for line in family.tables[0].lines if line.label != "rope"]
-    assert label.startswith(labels[encoding])
+    [searched] = labels()
+    assert searched.startswith(label)
     monkeypatch.setattr(stages, "ROUNDS", -1)
     monkeypatch.setattr(stages, "BLOCKS", 0)  # nothing to search on
-    again = pe_bench.extend("rope", "2x", encoding, results_dir=folder / "results")
-    assert [line.label for line in again.tables[0].lines] == [line.label for line in family.tables[0].lines]
+    assert labels() == [searched]
 
 
 def test_a_stage_without_training_is_the_scaling_as_it_is_and_a_stage_goes_on_from_any_other(
@@ -92,9 +95,8 @@ def test_a_stage_without_training_is_the_scaling_as_it_is_and_a_stage_goes_on_fr
     still = ("train.steps=1", "train.lr=1e-30", "train.weight_decay=0")  # which changes no weight
     stages = ("encoding=yarn", "train.length=32", *SCORED)
     assert train(*stages, *still, "train.from='encoding=rope'").code == 0
-    assert (
-        command("eval", "rope", "--with", "yarn factor=2", "--results-dir", str(folder / "results")).code == 0
-    )
+    results = ("--results-dir", str(folder / "results"))
+    assert command("eval", "rope", "--with", "yarn factor=2", *results).code == 0
     tuned, as_it_is = (
         {row.length: row.nll for row in rows_in(folder) if row.scored_with == label and row.length >= 16}
         for label in ("rope, then yarn x2 at 32 (64)", "yarn factor=2.0")

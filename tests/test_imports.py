@@ -1,20 +1,14 @@
 """Imports between folders point one way, and the command line starts without heavy imports."""
 
 import ast
-import subprocess
-import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import pe_bench
-from pe_bench.config.groups import config_dir
 
 PACKAGE = Path(pe_bench.__file__).parent
-HEAVY = ("torch", "datasets", "pandas", "matplotlib", "scipy", "hydra", "transformers")
 
 
 def module_of(path: Path) -> str:
@@ -111,44 +105,3 @@ def test_a_folder_imports_exactly_what_the_table_allows(folder: str) -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     assert [module for module in MODULES if module in reachable(module)] == []
-
-
-def compared_texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of every text that something is compared with, matched against or looked up by."""
-    for node in ast.walk(ast.parse(source)):
-        parts: list[Any] = []
-        if isinstance(node, ast.Compare):
-            parts = [node.left, *node.comparators]
-        elif isinstance(node, ast.MatchValue):
-            parts = [node.value]
-        elif isinstance(node, ast.Dict):
-            parts = [key for key in node.keys if key is not None]
-        for inner in (inner for part in parts for inner in ast.walk(part)):
-            if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                yield inner.lineno, inner.value
-
-
-def test_no_code_outside_encodings_decides_by_an_encoding_s_name() -> None:
-    names = {path.stem for group in ("encoding", "modifier") for path in config_dir().glob(f"{group}/*.yaml")}
-    assert {"rope", "alibi", "logn"} <= names
-    deciding = [
-        f"{path.relative_to(PACKAGE)}:{line}: {text}"
-        for module, path in MODULES.items()
-        if folder_of(module) != "encodings"
-        for line, text in compared_texts(path.read_text(encoding="utf-8"))
-        if text in names
-    ]
-    assert deciding == []
-
-
-def test_a_command_line_is_read_without_heavy_imports() -> None:
-    light = ("cli", "config.schema", "config.compose", "cli.completion")
-    code = f"""
-import sys
-import {", ".join(f"pe_bench.{name}" for name in light)}
-print(sorted({{name.split(".")[0] for name in sys.modules}} & {set(HEAVY)!r}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.strip() == "[]"

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,23 @@ ADDRESS = "https://example.org/bench"
 NOTEBOOKS = ("docs/quick-start.ipynb", "docs/own-encoding.ipynb")
 
 
-@pytest.mark.parametrize(
-    ("schema", "files"),
-    [
+def test_files_for_other_programs_have_their_schema():
+    forms, of_forms = [form for form in FORMS if form.name != "config.yml"], FORMS[0].parent / "config.yml"
+    for schema, files in (
         ("github-workflows", WORKFLOWS),
-        ("github-issue-forms", [form for form in FORMS if form.name != "config.yml"]),
-        ("github-issue-config", [form for form in FORMS if form.name == "config.yml"]),
+        ("github-issue-forms", forms),
+        ("github-issue-config", [of_forms]),
         ("citation-file-format", [ROOT / "CITATION.cff"]),
-    ],
-)
-def test_files_for_other_programs_have_their_schema(schema, files):
-    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
-    done = subprocess.run([*check, *map(str, files)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    ):
+        check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+        done = subprocess.run([*check, *map(str, files)], capture_output=True, text=True, check=False)
+        assert files and done.returncode == 0, done.stdout
+
+
+def test_the_citation_names_the_version_and_the_licence_of_the_package():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (cited["version"], cited["license"]) == (project["version"], project["license"])
 
 
 def test_each_step_of_a_workflow_is_a_script_of_the_repository():
@@ -69,11 +74,9 @@ def test_a_release_writes_version_and_address_wherever_they_stand(checkout):
     assert all(f"git clone {ADDRESS} pe-bench" in (checkout / name).read_text() for name in NOTEBOOKS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"), [(["2.3.4"], "no address"), (["2.3"], "usage"), ([], "usage")]
-)
-def test_what_a_release_lacks_is_named_and_nothing_is_written(checkout, arguments, said):
+def test_what_a_release_lacks_is_named_and_nothing_is_written(checkout):
     before = (checkout / "pyproject.toml").read_text()
-    done = release(checkout, *arguments)
-    assert done.returncode == 1 and said in done.stderr
+    for arguments, said in (["2.3.4"], "no address"), (["2.3"], "usage"):
+        done = release(checkout, *arguments)
+        assert done.returncode == 1 and said in done.stderr
     assert (checkout / "pyproject.toml").read_text() == before

@@ -35,38 +35,30 @@ def run(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("script", "python", "told"),
-    [
-        *((script, OLD, "needs Python 3.11 or newer") for script in ("install", "demo", "test")),
+def test_a_python_that_cannot_do_is_named_in_one_line(checkout):
+    for script, python, told in (
+        ("install", OLD, "needs Python 3.11 or newer"),
+        ("demo", OLD, "needs Python 3.11 or newer"),
         ("install", NO_VENV, "has no venv module: install python3-venv"),
-    ],
-)
-def test_a_python_that_cannot_do_is_named_in_one_line(checkout, script, python, told):
-    done = run(checkout / "scripts" / script, PYTHON=str(program(checkout / "python-found", python)))
-    assert done.returncode == 1
-    assert all(word in done.stderr for word in told.split(": install ")) and done.stderr.count("\n") == 1
+    ):
+        done = run(checkout / "scripts" / script, PYTHON=str(program(checkout / "python-found", python)))
+        assert done.returncode == 1 and done.stderr.count("\n") == 1
+        assert all(word in done.stderr for word in told.split(": install "))
 
 
-def test_what_failed_is_printed_and_nothing_counts_as_installed(checkout):
+def test_what_is_installed_is_not_installed_again_and_a_failure_does_not_count(checkout):
+    calls, install = checkout / "calls", checkout / "scripts" / "install"
     program(checkout / ".venv" / "bin" / "python", PIP_FAILS.format("ERROR: no space left on device"))
-    done = run(checkout / "scripts" / "install")
-    assert done.returncode == 1
-    assert "no space left on device" in done.stdout
+    done = run(install)
+    assert done.returncode == 1 and "no space left on device" in done.stdout
     assert "could not be installed" in done.stderr.splitlines()[-1]
-    assert not list((checkout / ".venv").glob("installed*"))
-
-
-def test_what_is_installed_is_not_installed_again(checkout):
-    calls = checkout / "calls"
     program(checkout / ".venv" / "bin" / "python", f'#!/bin/sh\necho "$@" >> {calls}\n')
     program(checkout / ".venv" / "bin" / "pe-bench", "#!/bin/sh\n")
-    for _ in range(2):
-        assert run(checkout / "scripts" / "install").returncode == 0
-    assert calls.read_text().count("uv pip install") == 1
-    (checkout / "constraints.txt").write_text("")
-    assert run(checkout / "scripts" / "install").returncode == 0
-    assert calls.read_text().count("uv pip install") == 2
+    for installed in (1, 1, 2):
+        if installed == 2:
+            (checkout / "constraints.txt").write_text("")
+        assert run(install).returncode == 0
+        assert calls.read_text().count("uv pip install") == installed
 
 
 @pytest.mark.parametrize(
