@@ -10,10 +10,11 @@ from pe_bench.config.parse import parse_config
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 
 
-def shipped() -> list[ResolvedEncoding]:
-    """Return all encodings of pe-bench in the tiny model."""
+def shipped(overrides: Sequence[str] = ()) -> list[ResolvedEncoding]:
+    """Return all encodings of pe-bench, in the tiny model where overrides choose no other."""
     # One configuration with all of them, because Hydra takes 50 ms for each.
-    composed = compose([f"+encoding@{CATALOGUE}.{name}={name}" for name in names_in("encoding")])
+    names = [f"+encoding@{CATALOGUE}.{name}={name}" for name in names_in("encoding")]
+    composed = compose([*names, *overrides])
     encodings = composed.pop(CATALOGUE)
     config = parse_config(composed)
     subjects = [

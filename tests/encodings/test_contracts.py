@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +134,10 @@ QUICK = [one for one in PROPERTIES if one.name != "long_context"]
 SLOW = [one for one in PROPERTIES if one not in QUICK]
 
 torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
-case_of = cache(find_case)
 
 
 def failing(name: str, properties: list[Property]) -> list[str]:
-    findings = [(one, check(case_of(name), one)) for one in properties]
+    findings = [(one, check(find_case(name), one)) for one in properties]
     return [
         f"{one.name}: {finding.measured}; look at {one.look}"
         for one, finding in findings
@@ -194,14 +192,14 @@ PROMISES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_encoding_keeps_all_promises(name: str) -> None:
-    broken = [promise.__name__ for promise in PROMISES if not promise(case_of(name))]
+    broken = [promise.__name__ for promise in PROMISES if not promise(find_case(name))]
     assert failing(name, QUICK) + broken == []
 
 
 def test_reference_numbers_are_of_encodings_and_can_fail() -> None:
     assert set(NUMBERS) <= {*NAMES, *MODIFIERS}
     entry = {"of": "bias_of_heads", "options": {"n_heads": 2}, "numbers": [-0.0625, -0.25]}
-    assert error_of(case_of("alibi").spec.base, entry) == pytest.approx(0.25, abs=0.01)
+    assert error_of(find_case("alibi").spec.base, entry) == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.parametrize("name", one_of_a_kind(NAMES))

@@ -75,13 +75,13 @@ def test_a_failure_says_by_how_much_and_where_to_look_and_verbose_shows_every_pr
 
 def test_options_reach_a_class_in_a_file_and_its_modifiers() -> None:
     for options, message in (
-        ([], "encoding needs a value for strength: give encoding.strength=..."),
-        (["strnegth=1"], "did you mean 'encoding.strength'?"),
-        (["strength=10"], r"wrong_encodings.py:\d+: KeyError"),
+        ((), "encoding needs a value for strength: give encoding.strength=..."),
+        (("strnegth=1",), "did you mean 'encoding.strength'?"),
+        (("strength=10",), r"wrong_encodings.py:\d+: KeyError"),
     ):
         with pytest.raises(UserError, match=message):
             find_case(f"{FILE}:NeedsAnOption", options)
-    case = find_case(f"{FILE}:NeedsAnOption", ["encoding.strength=0.5", "modifier=[logn]"])
+    case = find_case(f"{FILE}:NeedsAnOption", ("encoding.strength=0.5", "modifier=[logn]"))
     assert case.spec.values["strength"] == 0.5 and case.spec.values["d_head"] == 8
     assert "logn" in case.encoding.modifiers and finding(case, "prefix").state == "holds"
 

@@ -28,6 +28,10 @@ from pe_bench.system.signals import INTERRUPTIONS
 # Small, and no two sizes are equal, so that none can be mistaken for another; but two heads share keys.
 MODEL = ModelConfig(name="check", d_model=32, n_layers=4, n_heads=4, n_kv_heads=2, d_head=8, d_ff=24)
 TRAIN_LENGTH = 32
+OVERRIDES = [
+    *(f"model.{key}={value}" for key, value in asdict(MODEL).items()),
+    f"train.length={TRAIN_LENGTH}",
+]
 # The text of the tokens, for encodings that read it: full stops and line ends among letters.
 VOCABULARY = (*"abcdefghi", ".", "\n")
 EXACT = 1e-10  # float64, other shapes of the same products
@@ -138,8 +142,7 @@ def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Ca
     `search` are folders with a person's own YAML files. Raises `UserError`, also where an encoding cannot
     be built.
     """
-    sizes = [f"model.{key}={value}" for key, value in asdict(MODEL).items()]
-    subjects = resolve([*sizes, f"train.length={TRAIN_LENGTH}", *arguments], search)
+    subjects = resolve([*OVERRIDES, *arguments], search)
     for subject in subjects:
         _ = subject.encoding  # which raises where it cannot be built
     return [Case(subject.name, subject.spec, subject.examples) for subject in subjects]
