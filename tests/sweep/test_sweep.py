@@ -179,28 +179,16 @@ def test_jobs_that_score_one_run_wait_for_each_other_and_say_for_which(tmp_path)
 
 def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_requested_one(train):
     both = train("-m", "encoding=nope", "eval.targets=6,12")
-    titles = re.findall("^eval.targets=([0-9]+): other values", both.out, re.MULTILINE)
-    assert titles == ["6", "12"], both.out
-    first, second = both.out.split("\n\ntiny model")
+    first, second = re.split(r"\n+tiny model", both.out)
     again = train("-m", "encoding=nope", "eval.targets=6")
     assert "1 job, done already" in again.err
     level = re.compile(r"^nope +.*", re.MULTILINE)
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
 
 
-@pytest.mark.parametrize(
-    ("argument", "told"),
-    [
-        (
-            "eval.lengths=64,128",
-            "'eval.lengths=[64,128]' for one list, 'eval.lengths=[...],[...]' for several",
-        ),
-        ("hydra.launcher.nodes=2", "hydra.launcher.nodes=2: a job uses one node: leave it out"),
-    ],
-)
-def test_what_no_job_can_have_is_refused_before_anything_starts(train, folder, argument, told):
-    outcome = train("-m", "encoding=nope", argument)
-    assert outcome.code == 2 and told in outcome.line
+def test_what_no_job_can_have_is_refused_before_anything_starts(train, folder):
+    outcome = train("-m", "encoding=nope", "hydra.launcher.nodes=2")
+    assert outcome.code == 2 and "hydra.launcher.nodes=2: a job uses one node: leave it out" in outcome.line
     assert not (folder / "results").exists()
 
 
@@ -218,7 +206,7 @@ def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_p
     arguments = ["-m", "encoding=nope,alibi", "--plan", "plan"]
     assert pe_bench(tmp_path, *arguments, "train.lr=0.1,x")[0] == 2 and not (tmp_path / "plan").exists()
     code, _, err = pe_bench(tmp_path, *arguments, *LAUNCHERS["joblib"])
-    assert code == 0 and "plan: 2 commands; each does what is missing" in err, err
+    assert code == 0 and "plan: the commands of 2 jobs; each does what is missing" in err, err
     assert not (tmp_path / "results").exists(), "nothing is trained"
     lines = (tmp_path / "plan").read_text().splitlines()
     assert [line.split()[:2] for line in lines] == [["pe-bench", "train"]] * 2 and "hydra" not in lines[0]
