@@ -15,6 +15,9 @@ from pe_bench.system.terminal import say
 
 def main() -> None:
     """Run a command; exit with 0 done, 1 failed, 2 misused, 130 interrupted."""
+    # A closed stream, as after `>&-`, is None: what is for it goes nowhere.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     code = 1  # of a traceback
     # Registered first and so called last, when threads and children have ended: what is left is to take
     # PyTorch down, which takes a second and frees what the system frees anyway.
