@@ -1,14 +1,5 @@
-"""What tests of the model share."""
+"""Tests of the model run on one thread: tensors are small here, and tests run side by side."""
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+torch.set_num_threads(1)

@@ -12,11 +12,9 @@ from support.attending import (
     made,
     output_and_gradients,
 )
-from torch import Tensor
 from torch.nn.attention import flex_attention as library
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask
 
-from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.content.stick_breaking import StickBreaking
 from pe_bench.encodings.distance.streaming import Streaming
 from pe_bench.encodings.layers.local_global import Chunks
@@ -26,8 +24,6 @@ from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.flex import BLOCK, block_mask, can_flex, fused_flex_attention
 from pe_bench.model.attention.reference import project
-
-torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 
 BLOCKS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 BLOCKS += ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
@@ -62,39 +58,21 @@ def test_gradients_are_those_of_the_reference(name: str, monkeypatch: pytest.Mon
         assert largest_error(found, exact) < 1e-6
 
 
-# Masks
-
-
-def mask_of(encoding: LayerEncoding, tokens: int, window: int | None = None) -> BlockMask:
-    x, q, k, _ = layer_inputs(tokens, batch=1)
-    return block_mask(encoding, *project(encoding.double(), x, q, k, torch.arange(tokens)), window)
-
-
-def visible_to(encoding: LayerEncoding, tokens: int, window: int | None = None) -> Tensor:
-    """What the reference shows, [T, T] or [H, T, T]."""
-    x, q, k, _ = layer_inputs(tokens, batch=1)
-    queries, keys = project(encoding.double(), x, q, k, torch.arange(tokens))
-    distance = queries.index.unsqueeze(-1) - keys.index
-    visible = encoding.visible(queries, keys) & (distance >= 0)
-    return visible if window is None else visible & (distance < window)
-
-
-def shown(mask: BlockMask, tokens: int) -> Tensor:
-    """Return what a mask shows of all heads, queries and keys, [H, T, T]."""
-    indices = (torch.arange(H)[:, None, None], torch.arange(tokens)[:, None], torch.arange(tokens))
-    return mask.mask_mod(torch.zeros(()), *indices).expand(H, tokens, tokens)
-
-
 @pytest.mark.parametrize("tokens", [1, 300])
 def test_masks_hold_what_is_visible_and_nothing_else(tokens: int) -> None:
+    x, q, k, _ = layer_inputs(tokens, batch=1)
+    places = (torch.arange(H)[:, None, None], torch.arange(tokens)[:, None], torch.arange(tokens))
+    distance = places[1] - places[2]
     for encoding in (
         *(SlidingWindow(200), Chunks(BLOCK), Streaming(K, cache=40), StickBreaking(), NoPE(), Strided()),
         *(WindowOfEachHead(), made("a window within chunks")),
     ):
+        queries, keys = project(encoding.double(), x, q, k, torch.arange(tokens))
         for window in (None, 60):
-            mask = mask_of(encoding, tokens, window)
-            visible = visible_to(encoding, tokens, window)
-            assert torch.equal(shown(mask, tokens), visible.expand(H, tokens, tokens))
+            mask = block_mask(encoding, queries, keys, window)
+            visible = encoding.visible(queries, keys) & (distance >= 0) & (distance < (window or tokens))
+            shown = mask.mask_mod(torch.zeros(()), *places)
+            assert torch.equal(shown.expand(H, tokens, tokens), visible.expand(H, tokens, tokens))
             if visible.dim() == 2:  # the blocks are those that PyTorch finds by looking at all pairs
                 exact = create_block_mask(mask.mask_mod, None, None, tokens, tokens, device="cpu")
                 assert mask.shape == exact.shape

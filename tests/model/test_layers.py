@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.native import here
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
@@ -15,7 +16,6 @@ from pe_bench.native import layers as native
 from pe_bench.native.build import Kernel
 from pe_bench.native.layers import is_rotated_natively
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = tuple(map(str, range(37)))
 SIZES = {"d_model": 20, "n_heads": 2, "n_kv_heads": 1, "d_head": 12, "d_ff": 27, "n_layers": 2}
 ODD = [f"model.{name}={size}" for name, size in SIZES.items()]
@@ -25,8 +25,8 @@ def model_of(*overrides: str) -> Decoder:
     return build_decoder(parse_config(compose([*ODD, *overrides])), VOCABULARY)
 
 
-def tokens(count: int = 33) -> Tensor:
-    return torch.randint(len(VOCABULARY), (3, count), generator=torch.Generator().manual_seed(0))
+def tokens() -> Tensor:
+    return torch.randint(len(VOCABULARY), (3, 33), generator=torch.Generator().manual_seed(0))
 
 
 def results(model: Decoder, first: int = 0) -> dict[str, Tensor]:
@@ -35,11 +35,10 @@ def results(model: Decoder, first: int = 0) -> dict[str, Tensor]:
     ids = model.encoding.ids(tokens_BT[:, :-1], train=True, generator=torch.Generator().manual_seed(0))
     hidden_BTD = model.hidden(tokens_BT[:, :-1], ids, first=first)
     targets_N = tokens_BT[:, 1 + first :].flatten()
-    nll = torch.nn.functional.cross_entropy(
-        hidden_BTD.flatten(0, 1) @ model.output_weight.mT, targets_N, reduction="none"
-    )
-    if model.norm.weight.dtype == torch.float32:
+    if hidden_BTD.dtype == torch.float32:
         nll = token_nll(hidden_BTD.flatten(0, 1), model.output_weight, targets_N)
+    else:
+        nll = cross_entropy(hidden_BTD.flatten(0, 1) @ model.output_weight.mT, targets_N, reduction="none")
     model.zero_grad()
     (nll * torch.linspace(-1, 2, len(nll))).sum().backward()
     gradients = {name: leaf.grad.clone() for name, leaf in model.named_parameters() if leaf.grad is not None}
@@ -79,24 +78,8 @@ def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> 
     calls: list[str] = []
     call = native._call
     monkeypatch.setattr(native, "_call", lambda name, *given: (calls.append(name), call(name, *given)))
-    trained = results(model_of("encoding=rope"))["nll"]
+    results(model_of("encoding=rope"))
     assert {f"pe_bench_{name}" for name in ("rms_norm", "rms_norm_backward", "swiglu", "nll")} <= {*calls}
-    with torch.no_grad():
-        tokens_BT, model = tokens(), model_of("encoding=rope")
-        ids = model.encoding.ids(tokens_BT[:, :-1], train=False, generator=None)
-        hidden_BTD = model.hidden(tokens_BT[:, :-1], ids)
-        scored = token_nll(hidden_BTD.flatten(0, 1), model.output_weight, tokens_BT[:, 1:].flatten())
-    assert float((trained - scored).abs().max()) < 2e-6, "scores without gradients are those with"
-
-
-@has_onednn
-@pytest.mark.parametrize("facts", ["avx512f AuthenticAMD 1", "avx2 AuthenticAMD", "avx512f GenuineIntel"])
-def test_onednn_multiplies_where_mkl_leaves_half_of_the_processor_unused(
-    facts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags, vendor, *is_faster = facts.split()
-    monkeypatch.setattr(products, "processor_facts", lambda: {"flags": flags, "vendor_id": vendor})
-    assert products.is_onednn_faster.__wrapped__() is bool(is_faster)
 
 
 @here

@@ -9,8 +9,6 @@ from pe_bench.model.layers import token_nll
 
 N, D, V = 40, 6, 50  # tokens, model width, vocabulary
 
-torch.set_num_threads(1)
-
 
 def inputs(dtype: torch.dtype = torch.float32, wide: int = V) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states, output weights and targets; the values are exact in every type."""
@@ -35,7 +33,6 @@ def test_chunks_give_the_plain_loss_and_its_gradients(elements: int, monkeypatch
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
         hidden_ND, weight_VD, targets_N = inputs(dtype)
         nll, exact = token_nll(hidden_ND, weight_VD, targets_N), plain(hidden_ND, weight_VD, targets_N)
-        assert nll.shape == (N,)
         assert nll.dtype == torch.float32, "half precision cannot hold a sum of exponentials"
         torch.testing.assert_close(nll.double(), exact, rtol=1e-5, atol=1e-6)
         ours, theirs = (

@@ -10,10 +10,12 @@ from support.native import here, queries
 
 from pe_bench.encodings.nope import NoPE
 from pe_bench.model.attention import choose, native
-from pe_bench.model.attention.native import usable_kernel
 from pe_bench.native import build
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+
+def forget() -> None:
+    build.kernel.cache_clear()
+    native.usable_kernel.cache_clear()
 
 
 @pytest.fixture
@@ -23,11 +25,9 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     source.write_text('extern "C" void pe_bench_use_threads(void*) {}\n')
     monkeypatch.setenv("PE_BENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "SOURCE", source)
-    build.kernel.cache_clear()
-    native.usable_kernel.cache_clear()
+    forget()
     yield tmp_path
-    build.kernel.cache_clear()
-    native.usable_kernel.cache_clear()
+    forget()
 
 
 @here
@@ -46,11 +46,10 @@ def test_without_a_compiler_there_is_a_reason(unbuilt: Path, monkeypatch: pytest
         ("CXX", "no-such-compiler", "no C++ compiler is here (no-such-compiler)"),
         ("CXX", "false", "false failed: exit code 1"),
     ):
-        build.kernel.cache_clear()
-        usable_kernel.cache_clear()
+        forget()
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            kernel = usable_kernel()
+            kernel = native.usable_kernel()
             assert kernel.library is None and told in kernel.description
             assert choose(NoPE(), queries(), torch.arange(5)).name == "fused"
     assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
@@ -66,8 +65,7 @@ def test_sanitizers_find_nothing(sanitizer: str, more: list[str], tmp_path: Path
     program, source = tmp_path / "sanitized", Path(__file__).parents[1] / "support" / "sanitized.cpp"
     flags = [flag for flag in build.FLAGS if flag not in ("-shared", "-fPIC", "-O3")]
     checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-march=native", "-O1", "-g"]
-    subprocess.run(
-        [compiler, *flags, *checks, *more, str(source), "-o", str(program)], check=True, timeout=300
-    )
+    command = [compiler, *flags, *checks, *more, str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=300)
     done = subprocess.run([program], capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 from support.commands import Command
 from support.scoring import trained_model
 
 from pe_bench.runs.job import Job
+
+torch.set_num_threads(1)
 
 
 @pytest.fixture

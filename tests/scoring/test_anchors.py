@@ -83,8 +83,8 @@ def test_the_longest_match_is_found_as_by_a_search_of_every_place(first: int) ->
     copied, lengths = longest_matches(tokens, first)
     assert copied.shape == lengths.shape == (4, 90 - first)
     for row, window in enumerate(tokens.tolist()):
-        for place, target in enumerate(range(first, 90)):
-            assert (copied[row, place], lengths[row, place]) == matches_by_search(window, target)
+        by_search = [matches_by_search(window, target) for target in range(first, 90)]
+        assert list(zip(copied[row], lengths[row], strict=True)) == by_search
     assert lengths[3].max() == MAX_MATCH
 
 

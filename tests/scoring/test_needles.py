@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from support.needles import Copying, probe_data, scored_probe
 
-from pe_bench.data.packed import Data
 from pe_bench.scoring.needles import (
     ANSWER,
     CHOICES,
@@ -50,9 +49,8 @@ def test_a_window_has_its_length_ends_with_the_cue_and_has_the_span_at_its_depth
         assert all(occurrences(answer, tokens[0, :body]) for answer in tokens[:, -ANSWER:])
         assert np.array_equal(others[:, body:], tokens[:, body:])
         assert occurrences(span[:CUE], others[0, :body]) == occurrences(span[CUE:], others[0, :body]) == 0
-        assert np.array_equal(
-            np.delete(others[0], range(place, place + SPAN)), np.delete(tokens[0], range(place, place + SPAN))
-        )
+        text, other = (np.delete(one[0], range(place, place + SPAN)) for one in (tokens, others))
+        assert np.array_equal(other, text)
 
 
 def test_a_span_whose_beginning_or_end_occurs_twice_is_passed_over() -> None:
@@ -69,11 +67,9 @@ def test_a_span_whose_beginning_or_end_occurs_twice_is_passed_over() -> None:
 
 
 def test_windows_follow_from_data_seed_length_and_depth_and_fewer_are_part_of_more() -> None:
-    def windows(count: int, seed: int = 0, data: Data = DATA) -> list[object]:
-        return list(needle_plans(data, 128, 0.5, count, seed)[0].windows)
-
-    assert windows(10) == windows(10) != windows(10, seed=1)
-    assert all(window in windows(20) for window in windows(5))
+    five, again, twenty = (needle_plans(DATA, 128, 0.5, count, 0)[0].windows for count in (5, 5, 20))
+    assert five == again != needle_plans(DATA, 128, 0.5, 5, 1)[0].windows
+    assert all(window in twenty for window in five)
     changes = [{}, {"depth": 0.25}, {"length": 130}, {"count": 11}, {"seed": 1}]
     changes.append({"data": replace(DATA, hash="other")})
     usual = {"data": DATA, "length": 128, "depth": 0.5, "count": 10, "seed": 0}

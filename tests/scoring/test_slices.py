@@ -49,16 +49,6 @@ def repetitive(length: int, seed: int, vocabulary: int = 12) -> list[int]:
     return text[:length]
 
 
-def blocks_of(split: Split, count: int = 99, target_tokens: int = 8) -> TargetBlocks:
-    return target_blocks(split, LONGEST, target_tokens, count, 0, "da7a")
-
-
-def last_block(split: Split) -> TargetBlocks:
-    """Return the last 8 tokens of a single document as a set of one block."""
-    none, end = np.zeros(1, np.int64), split.lengths[:1]
-    return TargetBlocks(none, end, none, none, end, LONGEST, 8, "da7a")
-
-
 def by_definition(split: Split, blocks: TargetBlocks, train_length: int) -> tuple[list[bool], list[bool]]:
     """Return which targets are recall and novel by looking at every earlier place of their windows."""
     assert split.byte_ends is not None
@@ -70,12 +60,8 @@ def by_definition(split: Split, blocks: TargetBlocks, train_length: int) -> tupl
         for target in range(window.start + window.size - window.targets, window.start + window.size):
             size = next((n for n in range(1, target + 1) if sizes[target - n : target].sum() >= MIN_BYTES), 0)
             run_up = tokens[target - size : target]
-            places = [
-                place
-                for place in range(window.start + size, target)
-                if size and tokens[place - size : place] == run_up
-            ]
-            source = max(places, default=None)
+            places = range(window.start + size, target) if size else ()
+            source = max((place for place in places if tokens[place - size : place] == run_up), default=None)
             novel.append(source is None)
             recall.append(
                 source is not None and target - source > train_length and tokens[source] == tokens[target]
@@ -87,30 +73,22 @@ def by_definition(split: Split, blocks: TargetBlocks, train_length: int) -> tupl
 def test_slices_are_those_of_their_definition(bytes_of):
     sizes = enumerate((700, 150, 400))
     split = split_of([repetitive(size, seed, len(bytes_of)) for seed, size in sizes], bytes_of)
-    blocks = blocks_of(split)
+    blocks = target_blocks(split, LONGEST, 8, 99, 0, "da7a")
     found = text_slices(split, blocks, TRAIN_LENGTH)
     recall, novel = by_definition(split, blocks, TRAIN_LENGTH)
     assert sum(recall) > 20 and sum(novel) > 20
     assert (found[RECALL].tolist(), found[NOVEL].tolist()) == (recall, novel)
 
 
-def copied_text(distance: int) -> Split:
-    """Return a text in which one run of 12 tokens comes back after so many tokens, and nothing else does."""
-    run, filling = list(range(12)), iter(range(12, 999))
-    between = [next(filling) for _ in range(distance - len(run))]
-    before = [next(filling) for _ in range(LONGEST + 20 - distance - len(run))]
-    return split_of([[*before, *run, *between, *run]], [1] * 999)
-
-
 @pytest.mark.parametrize(("distance", "recalled"), [(16, 0), (17, 4), (84, 4), (92, 0)])
 def test_a_copy_is_recall_from_one_token_beyond_the_training_length_on(distance, recalled):
-    split = copied_text(distance)
-    found = text_slices(split, last_block(split), TRAIN_LENGTH)
+    run, between, before = range(12), range(12, distance), range(distance, LONGEST + 8)
+    split = split_of([[*before, *run, *between, *run]], [1] * 999)  # nothing else comes back
+    none, end = np.zeros(1, np.int64), split.lengths[:1]
+    last_block = TargetBlocks(none, end, none, none, end, LONGEST, 8, "da7a")
+    found = text_slices(split, last_block, TRAIN_LENGTH)
     assert found[RECALL].sum() == recalled, "the first 8 bytes of a run of 12 are its n-gram"
     assert distance != 92 or found[NOVEL].all(), "its source is before the window"
-
-
-# Key targets follow LongPPL's rule, and a judge that cannot judge is refused with both values
 
 
 def plans_of(evaluation=EVAL, data=DATA) -> list[Plan]:
@@ -147,11 +125,7 @@ def test_a_judge_that_cannot_judge_is_refused(judge):
     way_out = "targets .*: `pe-bench eval judge --lengths 8,16 --max-length 16 --targets 7`"
     for evaluation, data, problem in [
         (EVAL, other, "it needs scores at 8 and 24 on the same targets .*, with the same data and tokenizer"),
-        (
-            replace(EVAL, lengths=[8, 16], max_length=16),
-            DATA,
-            f"at 8 and 16 on the same {way_out}",
-        ),
+        (replace(EVAL, lengths=[8, 16], max_length=16), DATA, f"at 8 and 16 on the same {way_out}"),
         (replace(EVAL, protocol="sliding"), DATA, "--protocol paired alone"),
         (replace(EVAL, lengths=[8]), DATA, "needs a length beyond the training length 8: add it with"),
     ]:
@@ -177,8 +151,7 @@ def test_the_command_keeps_key_targets_that_a_report_shows_with_their_judge(
         save_scores(score_file(judge, row), scores)
         write_rows(judge / "eval.csv", [with_level(row, scores), *read_rows(judge / "eval.csv")])
     outcome = evaluate("--all", "--key-tokens-of", judge.name[:6])
-    assert outcome.code == 0, outcome.err
-    assert f"{judge.name} is the judge of --key-tokens-of" in outcome.err
+    assert outcome.code == 0 and f"{judge.name} is the judge of --key-tokens-of" in outcome.err
     assert not any(words.endswith(f" {KEY}") for words in read_means(judge).slices)
     shown = command("report", "--all", "--slice", "key", "--results-dir", str(folder / "results"))
     assert f"key of {judge.name}" in shown.out and "rope" in shown.out, shown.err
