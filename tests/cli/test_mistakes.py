@@ -36,6 +36,10 @@ train data=pg19 data.source=files data.path=/nowhere -> data.path=/nowhere does 
 train data.path=x -> data.path=x is not read with data=stdlib: say data=files
 train data=files -> say data.path=DIR
 train train.batch_tokens=4000 -> train.batch_tokens=4000 is not a multiple of train.length=128
+train train.processes=3 -> train.processes=3 times train.micro_batches=1 does not divide the 8 windows
+train train.processes=0 -> train.processes must be a whole number of at least 1
+train train.sharding=fsdp -> train.sharding=fsdp has no effect in one process
+train -m seed=0,1 hydra.launcher.nodes=2 -> hydra.launcher.nodes=2: a job uses one node: leave it out
 train train.micro_batches=5 -> train.micro_batches=5 does not divide the 8 windows
 train eval.lengths=256 -> eval.lengths must be a list, each a whole number of at least 1 or null, not 256
 train eval.lengths=[1] -> length 1 is too short for eval.protocol=paired: choose 2 tokens or more

@@ -3,6 +3,8 @@
 import csv
 import random
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,6 +78,22 @@ def tiny_overrides(folder: Path) -> list[str]:
         "train.log_every=2",
         *("eval.lengths=[16,32]", "eval.max_length=64", "eval.targets=6", "eval.controls=none"),
     ]
+
+
+def start(folder: Path, *arguments: str, launcher: tuple[str, ...] = (), **options) -> subprocess.Popen[str]:
+    """Start a training, of which both streams can be read unless one of them goes elsewhere."""
+    command = [sys.executable, *launcher, "-m", "pe_bench", "train", *tiny_overrides(folder), *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, cwd=folder, start_new_session=True, **{**pipes, **options})
+
+
+def at_work(folder: Path, *arguments: str, **options) -> subprocess.Popen[str]:
+    """Start one and wait until it has saved a checkpoint."""
+    process = start(folder, *arguments, **options)
+    while not list((folder / "results").glob("runs/*/checkpoints/step-*")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    return process
 
 
 Command = Callable[..., Outcome]
