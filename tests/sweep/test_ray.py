@@ -9,38 +9,33 @@ import time
 from pathlib import Path
 
 import pytest
-from support.commands import tiny_overrides, write_corpus
+from support.commands import start, write_corpus
 
 RAY = Path(sys.executable).with_name("ray")
 pytestmark = [pytest.mark.full, pytest.mark.skipif(not RAY.exists(), reason="no ray here")]
-ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
 
 
-def start(folder: Path, *command: str) -> subprocess.Popen[str]:
-    streams = {"stderr": subprocess.STDOUT, "stdout": subprocess.PIPE}
-    return subprocess.Popen(command, **streams, text=True, cwd=folder, env={**os.environ, **ENVIRONMENT})
-
-
-def node(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def node(*arguments: str) -> subprocess.Popen[str]:
     """Start a node that ends with the process that is returned, and wait until it is there."""
-    quiet = ["--num-cpus=1", "--node-ip-address=127.0.0.1", "--disable-usage-stats", "--block"]
-    process = start(folder, str(RAY), "start", *quiet, *arguments)
+    options = ["--num-cpus=1", "--node-ip-address=127.0.0.1", "--disable-usage-stats", "--block"]
+    process = subprocess.Popen([RAY, "start", *options, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert any("Ray runtime started" in line for line in process.stdout)
     return process
 
 
-def test_a_node_that_stops_loses_nothing_that_the_same_command_does_not_make(tmp_path):
+def test_a_node_that_stops_loses_nothing_that_the_same_command_does_not_make(tmp_path, monkeypatch):
     write_corpus(tmp_path / "corpus")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     short = Path("/tmp") / f"pe-bench-ray-{os.getpid()}"  # a socket's path may have 107 characters
-    first = node(tmp_path, "--head", f"--port={port}", f"--temp-dir={short}", "--include-dashboard=false")
-    second = node(tmp_path, f"--address=127.0.0.1:{port}")
+    first = node("--head", f"--port={port}", f"--temp-dir={short}", "--include-dashboard=false")
+    second = node(f"--address=127.0.0.1:{port}")
     init = "hydra.launcher.ray.init"
     cluster = [f"{init}.address=127.0.0.1:{port}", f"+{init}.object_store_memory=null", "hydra/launcher=ray"]
-    jobs = ["-m", "encoding=nope,alibi", "seed=0,1", "train.steps=600", *tiny_overrides(tmp_path), *cluster]
-    sweep = [sys.executable, "-m", "pe_bench", "train", *jobs]
+    sweep = ["-m", "encoding=nope,alibi", "seed=0,1", "train.steps=600", *cluster]
     try:
         process, runs = start(tmp_path, *sweep), tmp_path / "results" / "runs"
         while len({path.parts[-4] for path in runs.glob("*/checkpoints/step-*/meta.json")}) < 2:
@@ -49,7 +44,7 @@ def test_a_node_that_stops_loses_nothing_that_the_same_command_does_not_make(tmp
         second.terminate()
         process.communicate(timeout=300)
         again = start(tmp_path, *sweep)
-        told = again.communicate(timeout=300)[0]
+        told = again.communicate(timeout=300)
         assert again.returncode == 0, told
         assert len(list(runs.glob("*/result.json"))) == 4
     finally:

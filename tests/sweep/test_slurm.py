@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from support.commands import tiny_overrides, write_corpus
+from support.commands import at_work, start, write_corpus
 
 from pe_bench.training.checkpoint import final_checkpoint, latest_checkpoint
 
@@ -57,7 +57,8 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=long Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
-SLURM = ["hydra/launcher=submitit_slurm", "hydra.launcher.partition=long", "hydra.launcher.mem_gb=2"]
+SLURM = ["-m", "threads=auto", "hydra/launcher=submitit_slurm"]
+SLURM += ["hydra.launcher.partition=long", "hydra.launcher.mem_gb=2"]
 HOST = socket.gethostname().partition(".")[0]
 # An encoding that takes three gigabytes in a job.
 GREEDY = """
@@ -73,14 +74,6 @@ class Greedy(NoPE):
 """
 
 
-def free_ports() -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("slurm")
@@ -88,7 +81,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / name).mkdir()
     (folder / "munge" / "key").write_bytes(os.urandom(64))
     (folder / "munge" / "key").chmod(0o600)
-    (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, host=HOST, ports=free_ports()))
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [each.getsockname()[1] for each in (one, other)]
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, host=HOST, ports=ports))
     files = ("socket", "pid-file", "log-file", "seed-file")
     options = [f"--{name}={folder}/munge/{name.removesuffix('-file')}" for name in files]
     subprocess.run(["munged", "--force", f"--key-file={folder}/munge/key", *options], check=True)
@@ -108,17 +103,10 @@ def slurm(*command: str) -> str:
 
 
 @pytest.fixture
-def folder(cluster, tmp_path: Path) -> Path:
+def folder(cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_corpus(tmp_path / "corpus")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     return tmp_path
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *arguments, "-m", *SLURM]
-    command = [word for word in command if word != "threads=1"]
-    streams = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE}
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return subprocess.Popen(command, **streams, text=True, cwd=folder, env=environment)
 
 
 def end(process: subprocess.Popen[str], code: int) -> str:
@@ -137,12 +125,8 @@ def long_run(steps: int) -> tuple[str, ...]:
     return (f"train.steps={steps}", "train.checkpoint_every=100", f"train.validate_every={steps}")
 
 
-def has_saved(folder: Path) -> bool:
-    return any((folder / "results").glob("runs/*/checkpoints/step-*"))
-
-
 def test_a_sweep_has_the_cores_that_slurm_gives_and_no_page_of_warnings(folder):
-    told = end(start(folder, "encoding=nope,alibi", "hydra.launcher.cpus_per_task=1"), 0)
+    told = end(start(folder, "encoding=nope,alibi", *SLURM, "hydra.launcher.cpus_per_task=1"), 0)
     assert "2 jobs: 2 done" in told
     assert "sacct" not in told and "accounting" not in told, told
     runs = list((folder / "results" / "runs").iterdir())
@@ -151,24 +135,22 @@ def test_a_sweep_has_the_cores_that_slurm_gives_and_no_page_of_warnings(folder):
 
 def test_a_preempted_job_goes_on_bit_for_bit(folder):
     steps = 1500
-    process = start(folder, "encoding=nope", *long_run(steps))
-    wait_for(process, lambda: has_saved(folder))
+    process = at_work(folder, "encoding=nope", *long_run(steps), *SLURM)
     slurm("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap", "sleep 2")
     (run,) = (folder / "results" / "runs").iterdir()
     wait_for(process, lambda: "Restarts=1" in slurm("scontrol", "show", "jobs", "--oneliner"))
     checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None and checkpoint.step < steps
     assert "1 job: 1 done" in end(process, 0)
-    alone = [*tiny_overrides(folder), "encoding=nope", *long_run(steps), f"results_dir={folder / 'alone'}"]
-    subprocess.run([sys.executable, "-m", "pe_bench", "train", *alone], check=True, capture_output=True)
+    end(start(folder, "encoding=nope", *long_run(steps), f"results_dir={folder / 'alone'}"), 0)
     finals = [final_checkpoint(path, steps) for path in (run, folder / "alone" / "runs" / run.name)]
     one, other = (load_file(each.path / "weights.safetensors") for each in finals if each is not None)
     assert all((one[name] == other[name]).all() for name in one)
 
 
 def test_a_drained_node_ends_its_job_as_usual_and_takes_the_next_after_it_resumes(folder):
-    process = start(folder, "encoding=nope", "seed=0,1", *long_run(1500), "hydra.launcher.cpus_per_task=2")
-    wait_for(process, lambda: has_saved(folder))
+    cores = "hydra.launcher.cpus_per_task=2"
+    process = at_work(folder, "encoding=nope", "seed=0,1", *long_run(1500), *SLURM, cores)
     slurm("scontrol", "update", f"nodename={HOST}", "state=drain", "reason=test")
     wait_for(process, lambda: "drained" in slurm("sinfo", "--noheader", "--format=%T"))
     assert len(list((folder / "results").glob("runs/*/result.json"))) == 1
@@ -178,21 +160,16 @@ def test_a_drained_node_ends_its_job_as_usual_and_takes_the_next_after_it_resume
 
 
 def test_a_cancelled_job_and_one_that_takes_too_much_memory_are_told(folder):
-    process = start(folder, "encoding=nope", *long_run(100_000))
-    wait_for(process, lambda: has_saved(folder))
+    process = at_work(folder, "encoding=nope", *long_run(100_000), *SLURM)
     slurm("scancel", "--user=root")
     told = end(process, 1)
     assert "1 job: 0 done, 1 failed" in told and "the same command does what is missing" in told
     (folder / "greedy.py").write_text(GREEDY)
-    assert "1 job: 0 done, 1 failed" in end(start(folder, f"encoding={folder}/greedy.py:Greedy", "seed=0"), 1)
+    assert "1 job: 0 done, 1 failed" in end(start(folder, f"encoding={folder}/greedy.py:Greedy", *SLURM), 1)
 
 
 def test_an_array_runs_a_plan_and_a_job_that_fails_is_not_called_completed(folder):
-    command = [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), "encoding=nope", "-m"]
-    done = subprocess.run(
-        [*command, "train.lr=0.005,1e30", "--plan", "plan"], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    end(start(folder, "encoding=nope", "-m", "train.lr=0.005,1e30", "--plan", "plan"), 0)
     script = f'PATH={Path(sys.executable).parent}:$PATH; sed -n "${{SLURM_ARRAY_TASK_ID}}p" plan | sh'
     array = ["--array=1-2", "--mem=2000", f"--output={folder}/%a.log", f"--chdir={folder}", "--wait"]
     assert subprocess.run(["sbatch", *array, "--wrap", script]).returncode != 0

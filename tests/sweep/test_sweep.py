@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from support.commands import living, tiny_overrides, write_corpus
+from support.commands import at_work, living, start, write_corpus
 
 from pe_bench.runs.rows import read_rows
 from pe_bench.sweep.jobs import DONE, FAILED, Sweep
@@ -23,30 +23,20 @@ ENDING = """
 import multiprocessing, os, signal, time
 from pe_bench.encodings.nope import NoPE
 
-
 class Ending(NoPE):
     def __init__(self, end: str = "well"):
         super().__init__()
         self.end = end
 
     def logit_scale(self, queries):
-        if self.end == "late" and queries.index.max() >= 16:  # past the training length
-            _fail()
-        if multiprocessing.parent_process() is not None:
-            {"raise": _fail, "kill": _kill, "slow": _wait}.get(self.end, bool)()
-        return None
-
-
-def _fail():
-    raise RuntimeError("it ended badly\\nas it was asked to")
-
-
-def _kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _wait():
-    time.sleep(1)  # so that a second Ctrl-C comes within a step
+        is_job = multiprocessing.parent_process() is not None
+        is_late = self.end == "late" and queries.index.max() >= 16  # past the training length
+        if is_late or (is_job and self.end == "raise"):
+            raise RuntimeError("it ended badly\\nas it was asked to")
+        if is_job and self.end == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if is_job and self.end == "slow":
+            time.sleep(1)  # so that a second Ctrl-C comes within a step
 """
 LAUNCHERS = {
     "basic": [],
@@ -57,32 +47,20 @@ LAUNCHERS = {
 each_launcher = pytest.mark.parametrize(
     "launcher", [name if name == "joblib" else pytest.param(name, marks=full) for name in LAUNCHERS]
 )
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
 
 
-def started(folder: Path, *arguments: str, **streams) -> subprocess.Popen[str]:
-    """Start a command, of which both streams can be read unless one of them goes elsewhere."""
-    write_corpus(folder / "corpus")
-    command = [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(folder), *arguments]
-    options = {"text": True, "cwd": folder, "env": ENVIRONMENT, "start_new_session": True}
-    streams = streams or {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, **streams, **options)
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    write_corpus(tmp_path / "corpus")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
 
 
 def pe_bench(folder: Path, *arguments: str) -> tuple[int, str, str]:
     """Run a sweep. Return its exit code and what it printed."""
-    process = started(folder, *arguments)
+    process = start(folder, *arguments)
     out, err = process.communicate()
     return process.returncode, out, err
-
-
-def at_work(folder: Path, *arguments: str, **streams) -> subprocess.Popen[str]:
-    """Start a sweep and wait for a checkpoint of a job."""
-    process = started(folder, *arguments, **streams)
-    while not list((folder / "results").glob("runs/*/checkpoints/step-*")):
-        time.sleep(0.05)
-        assert process.poll() is None
-    return process
 
 
 def ending(folder: Path, launcher: str, ends: str) -> list[str]:
@@ -139,19 +117,19 @@ def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
 
 @full
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
-@pytest.mark.parametrize("end", ["second", "kill"])
-def test_jobs_save_their_step_after_their_command_quits_and_no_process_survives(tmp_path, launcher, end):
-    with (tmp_path / "told").open("w") as told:
-        process = at_work(tmp_path, *ending(tmp_path, launcher, "slow"), "seed=1,2", stderr=told)
-    if end == "second":
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_jobs_save_their_step_after_their_command_quits_and_no_process_survives(
+    tmp_path, launcher, is_killed
+):
+    process = at_work(tmp_path, *ending(tmp_path, launcher, "slow"), "seed=1,2", stderr=subprocess.DEVNULL)
+    if is_killed:
+        process.kill()
+        process.wait()
+    else:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         time.sleep(0.8)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=20) == 130
-        assert "quitting; jobs will finish their step, save and exit" in (tmp_path / "told").read_text()
-    else:
-        process.kill()
-        process.wait()
     ended = time.monotonic() + 60
     while living(process.pid) and time.monotonic() < ended:
         time.sleep(0.2)
@@ -186,20 +164,12 @@ def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_reque
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
 
 
-def test_what_no_job_can_have_is_refused_before_anything_starts(train, folder):
-    outcome = train("-m", "encoding=nope", "hydra.launcher.nodes=2")
-    assert outcome.code == 2 and "hydra.launcher.nodes=2: a job uses one node: leave it out" in outcome.line
-    assert not (folder / "results").exists()
-
-
-def test_a_job_is_named_by_what_differs_from_the_others():
-    overrides = ["encoding=yarn", "train.lr=0.1", "++train.from=rope-s0-1"]
-    for keys, label in [
-        (["train.lr"], "train.lr=0.1"),
-        ([], "encoding=yarn"),
-        (["train.from"], "encoding=yarn train.from=rope-s0-1"),
-    ]:
-        assert label_of(overrides, keys, "yarn") == label
+@pytest.mark.parametrize(
+    ("keys", "label"),
+    [(["train.lr"], "train.lr=0.1"), (["train.from"], "encoding=yarn train.from=rope-s0-1")],
+)
+def test_a_job_is_named_by_what_differs_from_the_others(keys, label):
+    assert label_of(["encoding=yarn", "train.lr=0.1", "++train.from=rope-s0-1"], keys, "yarn") == label
 
 
 def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_path):
@@ -212,5 +182,5 @@ def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_p
     assert [line.split()[:2] for line in lines] == [["pe-bench", "train"]] * 2 and "hydra" not in lines[0]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     xargs = ["xargs", "-P", "2", "-I{}", "-a", "plan", "sh", "-c", "{}"]
-    subprocess.run(xargs, cwd=tmp_path, env={**ENVIRONMENT, "PATH": path}, check=True, capture_output=True)
+    subprocess.run(xargs, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, capture_output=True)
     assert [name.split("-")[0] for name in finished(tmp_path)] == ["alibi", "nope"]
