@@ -1,8 +1,8 @@
 """The facts about its machine that a run uses, its threads beside other processes, and its memory."""
 
-import re
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from pe_bench.system.machine import (
     available_cores,
     environment,
     git_commit,
-    look,
     resolve_device,
     resolve_precision,
     set_threads,
@@ -23,6 +22,7 @@ from pe_bench.system.machine import (
 )
 
 CPU = torch.device("cpu")
+UNKNOWN = "must be auto, cpu, cuda or cuda:N, not"
 
 
 @pytest.fixture
@@ -34,56 +34,53 @@ def gpus(monkeypatch: pytest.MonkeyPatch):
     return simulate
 
 
-def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(gpus) -> None:
-    gpus(2)
-    assert resolve_device("auto").type == "cuda"
-    for name in ("cpu", "cuda", "cuda:1"):
-        assert resolve_device(name) == torch.device(name)
-    for precision, device, expected in [
-        ("auto", "cpu", torch.float32),
-        ("auto", "cuda", torch.bfloat16),
-        ("auto", "auto", torch.bfloat16),
-        ("float32", "cuda", torch.float32),
-        ("bfloat16", "cpu", torch.bfloat16),
-    ]:
-        assert resolve_precision(precision, device) == expected
-    gpus(0)
-    assert resolve_device("auto") == CPU
+@pytest.mark.parametrize(
+    ("count", "name", "device", "precision"),
+    [
+        (2, "auto", "cuda", torch.bfloat16),
+        (2, "cuda:1", "cuda:1", torch.bfloat16),
+        (2, "cpu", "cpu", torch.float32),
+        (0, "auto", "cpu", torch.float32),
+    ],
+)
+def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(gpus, count, name, device, precision):
+    gpus(count)
+    assert resolve_device(name) == torch.device(device)
+    assert resolve_precision("auto", name) == precision
+    for precision in ("float32", "bfloat16"):
+        assert resolve_precision(precision, name) == getattr(torch, precision)
 
 
 @pytest.mark.parametrize(
-    ("count", "names", "told"),
+    ("name", "told"),
     [
-        (0, ["cuda", "cuda:3"], r"device={} was not found \(GPUs here: 0\): say device=cpu"),
-        (2, ["cuda:2"], r"device={} was not found \(GPUs here: 2\)"),
-        (2, ["cuda:x", "cuda:-1", "cuda:", "cuda:1:0", "tpu"], "must be auto, cpu, cuda or cuda:N, not"),
+        ("cuda:2", r"device=cuda:2 was not found \(GPUs here: 2\): say device=cpu"),
+        *((name, UNKNOWN) for name in ("cuda:x", "cuda:-1", "cuda:", "cuda:1:0", "tpu")),
     ],
 )
-def test_an_unknown_device_is_refused_with_the_way_out(gpus, count, names, told) -> None:
-    gpus(count)
-    for name in names:
-        with pytest.raises(UserError, match=told.format(name)):
-            resolve_device(name)
+def test_an_unknown_device_is_refused_with_the_way_out(gpus, name, told) -> None:
+    gpus(2)
+    with pytest.raises(UserError, match=told):
+        resolve_device(name)
 
 
 def test_cores_are_those_of_affinity_of_a_containers_quota_and_of_slurm(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)), raising=False)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     quota = tmp_path / "cpu.max"
-    assert available_cores(tmp_path / "none") == 6
+    assert available_cores(quota) == 6
     for text, cores in [("100000 100000", 1), ("150000 100000", 2), ("1600000 100000", 6), ("max 100000", 6)]:
         quota.write_text(f"{text}\n")
-        monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
         assert available_cores(quota) == cores
-        monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
-        assert available_cores(quota) == min(cores, 4)
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+    assert available_cores(quota) == 4
 
 
 def test_the_environment_records_what_a_score_depends_on() -> None:
     facts = environment(CPU, 2)
     assert (facts["torch"], facts["device"], facts["threads"]) == (torch.__version__, "cpu", 2)
-    assert facts["cores"] == available_cores()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", str(facts["date"])), "in UTC"
-    assert {"pe_bench", "git", "python", "platform", "processor"} <= facts.keys()
+    assert datetime.fromisoformat(str(facts["date"])).tzinfo == UTC
+    assert {"pe_bench", "git", "python", "platform", "processor", "cores"} <= facts.keys()
 
 
 def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(tmp_path, monkeypatch) -> None:
@@ -92,16 +89,11 @@ def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(tmp_path,
     assert commit() == ""
     (tmp_path / "file.py").touch()
     git = "git -c user.name=a -c user.email=a@b -c commit.gpgsign=false"
-    script = (
-        f"git init -q && git add . && {git} commit -q -m first && {git} tag -a v1 -m 1 && git rev-parse HEAD"
-    )
+    script = f"git init -q && git add . && {git} commit -q -m first && git rev-parse HEAD"
     head = subprocess.run(script, shell=True, cwd=tmp_path, capture_output=True, text=True).stdout[:12]
     assert len(commit()) == 12 and commit() == head
     (tmp_path / "file.py").write_text("changed")
     assert commit() == f"{head}+"
-
-
-# Threads
 
 
 @pytest.fixture
@@ -115,10 +107,9 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("threads")
 def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monkeypatch) -> None:
     assert set_threads(3) == torch.get_num_threads() == 3
-    assert set_threads("auto") == torch.get_num_threads() == available_cores() >= 1
-    for limit in ("1", "1,4"):
-        monkeypatch.setenv("OMP_NUM_THREADS", limit)
-        assert set_threads("auto") == 1
+    assert set_threads("auto") == torch.get_num_threads() == available_cores()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1,4")
+    assert set_threads("auto") == 1
 
 
 @pytest.mark.parametrize(
@@ -143,15 +134,6 @@ def test_with_auto_a_run_takes_the_cores_that_others_leave_free(
     set_threads(setting)
     share_cores()
     assert torch.get_num_threads() == threads_used
-
-
-def test_no_other_process_counts_as_busy_where_the_system_does_not_tell(tmp_path: Path) -> None:
-    assert look(tmp_path / "none")[1] == 0
-    (tmp_path / "stat").write_text("cpu 1 2\n")
-    assert look(tmp_path / "stat")[1] <= 0
-
-
-# Memory
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count")

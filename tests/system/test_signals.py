@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,8 @@ import termios
 from contextlib import suppress
 
 import pytest
-from support.commands import only_run, tiny_overrides, write_corpus
+from support.commands import only_run, start, stop_before, write_corpus
+from support.run_contents import contents
 
 import pe_bench.scoring.evaluate
 from pe_bench.system.signals import (
@@ -67,6 +69,19 @@ def test_a_lost_terminal_is_ignored_under_nohup_and_a_signal_is_obeyed_if_nobody
     assert subprocess.run([sys.executable, "-c", PROGRAM]).returncode == 7
 
 
+def signal_at_call(patch: pytest.MonkeyPatch, target: object, name: str, call: int, number: int) -> None:
+    """Have a function send this process a signal when it is called so often."""
+    original, calls = getattr(target, name), []
+
+    def signalling(*arguments, **named):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), number)
+        return original(*arguments, **named)
+
+    patch.setattr(target, name, signalling)
+
+
 @pytest.mark.parametrize(
     ("method", "call", "number"),
     [*(("step", 4, number) for number in STOP_SIGNALS), ("validation_loss", 1, signal.SIGINT)],
@@ -74,16 +89,8 @@ def test_a_lost_terminal_is_ignored_under_nohup_and_a_signal_is_obeyed_if_nobody
 def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(
     train, folder, monkeypatch, method, call, number
 ):
-    original, calls = getattr(Trainer, method), []
-
-    def asked(self, *arguments):
-        calls.append(1)
-        if len(calls) == call:
-            os.kill(os.getpid(), number)
-        return original(self, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, method, asked)
+    with monkeypatch.context() as patch:
+        signal_at_call(patch, Trainer, method, call, number)
         outcome = train("encoding=randomized")
     assert outcome.code == 130
     assert "stopped at step 4 of 8, which is saved; the same command continues from there" in outcome.line
@@ -92,57 +99,33 @@ def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(
     assert checkpoint is not None and checkpoint.step == 4
     assert not (run / "result.json").exists() and not (run / "error.txt").exists()
     assert train("encoding=randomized").code == 0
-    assert train("encoding=randomized", f"results_dir={folder / 'other'}").code == 0
-    logs, weights = [], []
-    for each in (run, folder / "other" / "runs" / run.name):
-        logs.append([line.split(",")[:-1] for line in (each / "train.csv").read_text().splitlines()])
-        weights.append((each / "checkpoints" / "step-00000008" / "weights.safetensors").read_bytes())
-    assert logs[0] == logs[1] and weights[0] == weights[1]
+    continued = contents(folder / "results")
+    shutil.rmtree(folder / "results")
+    assert train("encoding=randomized").code == 0
+    assert contents(folder / "results") == continued
 
 
 def test_scoring_interrupted_by_a_signal_keeps_the_scored_lengths(train, folder, monkeypatch):
-    original, scored = pe_bench.scoring.evaluate.save_scores, []
-
-    def save(*arguments, **named):
-        original(*arguments, **named)
-        scored.append(1)
-        if len(scored) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pe_bench.scoring.evaluate, "save_scores", save)
-        outcome = train("encoding=alibi", "eval.lengths=[16,32,64]")
+    arguments = ("encoding=alibi", "eval.lengths=[16,32,64]")
+    with monkeypatch.context() as patch:
+        signal_at_call(patch, pe_bench.scoring.evaluate, "save_scores", 2, signal.SIGTERM)
+        outcome = train(*arguments)
     assert outcome.code == 130 and "the same command continues from there" in outcome.line
-    kept = {path: path.stat().st_mtime_ns for path in (only_run(folder) / "scores").iterdir()}
-    assert len(kept) == 2
-    assert train("encoding=alibi", "eval.lengths=[16,32,64]").code == 0
+    (kept,) = (only_run(folder) / "scores").glob("paired-16-*")
+    written = kept.stat().st_mtime_ns
+    assert train(*arguments).code == 0
     assert len(list((only_run(folder) / "scores").iterdir())) == 3
-    (first,) = [path for path in kept if path.name.startswith("paired-16-")]
-    assert first.stat().st_mtime_ns == kept[first]
+    assert kept.stat().st_mtime_ns == written
 
 
-def test_an_end_at_once_says_what_is_kept(train, monkeypatch):
-    step, stop_at = Trainer.step, 0
-
-    def take(self, number, seconds):
-        if number == stop_at:
-            raise Stopped
-        return step(self, number, seconds)
-
-    def stops(*_: object):
-        raise Stopped
-
-    monkeypatch.setattr(Trainer, "step", take)
-    for at, kept in [
-        (0, "nothing was saved yet, so the same command starts"),
-        (5, "step 4 of 8 is saved, and the same command"),
-        (None, "step 8 of 8 is saved, and the same command"),
-    ]:
-        stop_at = at
-        if at is None:
-            monkeypatch.setattr("pe_bench.scoring.evaluate.evaluate", stops)
-        outcome = train("encoding=alibi")
-        assert outcome.code == 130 and f"interrupted; {kept}" in outcome.line
+@pytest.mark.parametrize(
+    ("at", "kept"),
+    [(0, "nothing was saved yet, so the same command starts"), (5, "step 4 of 8 is saved, and the same")],
+)
+def test_an_end_at_once_says_what_is_kept(train, monkeypatch, at, kept):
+    stop_before(monkeypatch, at)
+    outcome = train("encoding=alibi")
+    assert outcome.code == 130 and f"interrupted; {kept}" in outcome.line
 
 
 def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
@@ -154,13 +137,8 @@ def test_a_run_whose_terminal_is_lost_saves_its_step(tmp_path):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
-    run = subprocess.Popen(
-        [sys.executable, "-m", "pe_bench", "train", *tiny_overrides(tmp_path), "encoding=nope", *long],
-        cwd=tmp_path,
-        start_new_session=True,
-        preexec_fn=at_terminal,
-        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
-    )
+    standard = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    run = start(tmp_path, "encoding=nope", *long, preexec_fn=at_terminal, **standard)
     os.close(theirs)
     shown = b""
     while b"step 5" not in shown:
