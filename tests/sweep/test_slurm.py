@@ -59,6 +59,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 Preempt
 """
 SLURM = ["-m", "threads=auto", "hydra/launcher=submitit_slurm"]
 SLURM += ["hydra.launcher.partition=long", "hydra.launcher.mem_gb=2"]
+LONG = ["encoding=nope", "train.steps=1500", "train.checkpoint_every=100", "train.validate_every=1500"]
 HOST = socket.gethostname().partition(".")[0]
 # An encoding that takes three gigabytes in a job.
 GREEDY = """
@@ -121,10 +122,6 @@ def wait_for(process: subprocess.Popen[str], happened: Callable[[], object]) -> 
         time.sleep(0.1)
 
 
-def long_run(steps: int) -> tuple[str, ...]:
-    return (f"train.steps={steps}", "train.checkpoint_every=100", f"train.validate_every={steps}")
-
-
 def test_a_sweep_has_the_cores_that_slurm_gives_and_no_page_of_warnings(folder):
     told = end(start(folder, "encoding=nope,alibi", *SLURM, "hydra.launcher.cpus_per_task=1"), 0)
     assert "2 jobs: 2 done" in told
@@ -134,23 +131,21 @@ def test_a_sweep_has_the_cores_that_slurm_gives_and_no_page_of_warnings(folder):
 
 
 def test_a_preempted_job_goes_on_bit_for_bit(folder):
-    steps = 1500
-    process = at_work(folder, "encoding=nope", *long_run(steps), *SLURM)
+    process = at_work(folder, *LONG, *SLURM)
     slurm("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", "--wrap", "sleep 2")
     (run,) = (folder / "results" / "runs").iterdir()
     wait_for(process, lambda: "Restarts=1" in slurm("scontrol", "show", "jobs", "--oneliner"))
     checkpoint = latest_checkpoint(run / "checkpoints")
-    assert checkpoint is not None and checkpoint.step < steps
+    assert checkpoint is not None and checkpoint.step < 1500
     assert "1 job: 1 done" in end(process, 0)
-    end(start(folder, "encoding=nope", *long_run(steps), f"results_dir={folder / 'alone'}"), 0)
-    finals = [final_checkpoint(path, steps) for path in (run, folder / "alone" / "runs" / run.name)]
+    end(start(folder, *LONG, f"results_dir={folder / 'alone'}"), 0)
+    finals = [final_checkpoint(path, 1500) for path in (run, folder / "alone" / "runs" / run.name)]
     one, other = (load_file(each.path / "weights.safetensors") for each in finals if each is not None)
     assert all((one[name] == other[name]).all() for name in one)
 
 
 def test_a_drained_node_ends_its_job_as_usual_and_takes_the_next_after_it_resumes(folder):
-    cores = "hydra.launcher.cpus_per_task=2"
-    process = at_work(folder, "encoding=nope", "seed=0,1", *long_run(1500), *SLURM, cores)
+    process = at_work(folder, *LONG, *SLURM, "seed=0,1", "hydra.launcher.cpus_per_task=2")
     slurm("scontrol", "update", f"nodename={HOST}", "state=drain", "reason=test")
     wait_for(process, lambda: "drained" in slurm("sinfo", "--noheader", "--format=%T"))
     assert len(list((folder / "results").glob("runs/*/result.json"))) == 1
@@ -160,7 +155,7 @@ def test_a_drained_node_ends_its_job_as_usual_and_takes_the_next_after_it_resume
 
 
 def test_a_cancelled_job_and_one_that_takes_too_much_memory_are_told(folder):
-    process = at_work(folder, "encoding=nope", *long_run(100_000), *SLURM)
+    process = at_work(folder, *LONG, "train.steps=100000", *SLURM)
     slurm("scancel", "--user=root")
     told = end(process, 1)
     assert "1 job: 0 done, 1 failed" in told and "the same command does what is missing" in told

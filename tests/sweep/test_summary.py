@@ -53,15 +53,6 @@ def test_without_a_terminal_a_job_that_works_or_ends_has_a_line_and_one_that_che
     assert text.splitlines() == ["seed=0: begins", "seed=0: step 0 of 9", "seed=0: done in 1 h 01 min"]
 
 
-def test_a_file_of_a_job_that_is_half_there_hides_no_other_and_one_that_cannot_be_written_ends_none(tmp_path):
-    sweep = Sweep(tmp_path / "new")
-    sweep.write(states(DONE)[0])
-    sweep.file(1, "json").touch()
-    assert [state.number for state in sweep.states()] == [0]
-    (tmp_path / "jobs").touch()  # a file in place of the folder
-    Sweep(tmp_path).write(states(RUNNING)[0])
-
-
 @pytest.mark.parametrize(
     ("kinds", "jobs", "is_stopped", "line", "raised"),
     [

@@ -4,8 +4,6 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import termios
 from contextlib import suppress
 
@@ -20,6 +18,7 @@ from pe_bench.system.signals import (
     Stopped,
     ask_to_end,
     finish_step_on_signal,
+    handled,
     stop_on_signal,
 )
 from pe_bench.training.checkpoint import latest_checkpoint
@@ -49,24 +48,9 @@ def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd, monkeypatc
             os.kill(os.getpid(), signal.SIGINT)
 
 
-PROGRAM = """
-import os, signal
-from pe_bench.system.signals import Stopped, finish_step_on_signal, stop_on_signal
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-read, write = os.pipe()
-os.dup2(write, 2); os.close(read)
-with stop_on_signal():
-    os.kill(os.getpid(), signal.SIGHUP)
-    try:
-        with finish_step_on_signal():
-            os.kill(os.getpid(), signal.SIGINT)
-    except Stopped:
-        os._exit(7)
-"""
-
-
-def test_a_lost_terminal_is_ignored_under_nohup_and_a_signal_is_obeyed_if_nobody_reads_of_it():
-    assert subprocess.run([sys.executable, "-c", PROGRAM]).returncode == 7
+def test_a_lost_terminal_is_ignored_under_nohup():
+    with handled((signal.SIGHUP,), signal.SIG_IGN), stop_on_signal():
+        os.kill(os.getpid(), signal.SIGHUP)
 
 
 def signal_at_call(patch: pytest.MonkeyPatch, target: object, name: str, call: int, number: int) -> None:
