@@ -17,14 +17,11 @@ from support.commands import at_work, start, write_corpus
 
 from pe_bench.training.checkpoint import final_checkpoint, latest_checkpoint
 
-NEEDED = ("munged", "slurmctld", "slurmd")
+CAN_START = all(map(shutil.which, ("munged", "slurmctld", "slurmd"))) and os.getuid() == 0
 pytestmark = [
     pytest.mark.full,
     pytest.mark.xdist_group("slurm"),
-    pytest.mark.skipif(
-        not all(map(shutil.which, NEEDED)) or os.getuid() != 0,
-        reason="no slurm-wlm and munge here, which root can start",
-    ),
+    pytest.mark.skipif(not CAN_START, reason="no slurm-wlm and munge here, which root can start"),
 ]
 CONFIGURATION = """
 ClusterName=tests

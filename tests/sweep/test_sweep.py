@@ -14,7 +14,6 @@ from support.commands import at_work, living, start, write_corpus
 
 from pe_bench.runs.rows import read_rows
 from pe_bench.sweep.jobs import DONE, FAILED, Sweep
-from pe_bench.sweep.run import label_of
 from pe_bench.training.checkpoint import latest_checkpoint
 
 full = pytest.mark.full
@@ -162,14 +161,6 @@ def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_reque
     assert "1 job, done already" in again.err
     level = re.compile(r"^nope +.*", re.MULTILINE)
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
-
-
-@pytest.mark.parametrize(
-    ("keys", "label"),
-    [(["train.lr"], "train.lr=0.1"), (["train.from"], "encoding=yarn train.from=rope-s0-1")],
-)
-def test_a_job_is_named_by_what_differs_from_the_others(keys, label):
-    assert label_of(["encoding=yarn", "train.lr=0.1", "++train.from=rope-s0-1"], keys, "yarn") == label
 
 
 def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_path):

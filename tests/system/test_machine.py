@@ -10,16 +10,6 @@ import torch
 
 from pe_bench.errors import UserError
 from pe_bench.system import machine
-from pe_bench.system.machine import (
-    PeakMemory,
-    available_cores,
-    environment,
-    git_commit,
-    resolve_device,
-    resolve_precision,
-    set_threads,
-    share_cores,
-)
 
 CPU = torch.device("cpu")
 UNKNOWN = "must be auto, cpu, cuda or cuda:N, not"
@@ -45,10 +35,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch):
 )
 def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(gpus, count, name, device, precision):
     gpus(count)
-    assert resolve_device(name) == torch.device(device)
-    assert resolve_precision("auto", name) == precision
+    assert machine.resolve_device(name) == torch.device(device)
+    assert machine.resolve_precision("auto", name) == precision
     for precision in ("float32", "bfloat16"):
-        assert resolve_precision(precision, name) == getattr(torch, precision)
+        assert machine.resolve_precision(precision, name) == getattr(torch, precision)
 
 
 @pytest.mark.parametrize(
@@ -61,23 +51,23 @@ def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(gpus, cou
 def test_an_unknown_device_is_refused_with_the_way_out(gpus, name, told) -> None:
     gpus(2)
     with pytest.raises(UserError, match=told):
-        resolve_device(name)
+        machine.resolve_device(name)
 
 
 def test_cores_are_those_of_affinity_of_a_containers_quota_and_of_slurm(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(6)), raising=False)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
     quota = tmp_path / "cpu.max"
-    assert available_cores(quota) == 6
+    assert machine.available_cores(quota) == 6
     for text, cores in [("100000 100000", 1), ("150000 100000", 2), ("1600000 100000", 6), ("max 100000", 6)]:
         quota.write_text(f"{text}\n")
-        assert available_cores(quota) == cores
+        assert machine.available_cores(quota) == cores
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
-    assert available_cores(quota) == 4
+    assert machine.available_cores(quota) == 4
 
 
 def test_the_environment_records_what_a_score_depends_on() -> None:
-    facts = environment(CPU, 2)
+    facts = machine.environment(CPU, 2)
     assert (facts["torch"], facts["device"], facts["threads"]) == (torch.__version__, "cpu", 2)
     assert datetime.fromisoformat(str(facts["date"])).tzinfo == UTC
     assert {"pe_bench", "git", "python", "platform", "processor", "cores"} <= facts.keys()
@@ -85,7 +75,7 @@ def test_the_environment_records_what_a_score_depends_on() -> None:
 
 def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(machine, "CHECKOUT", tmp_path)
-    commit = git_commit.__wrapped__
+    commit = machine.git_commit.__wrapped__
     assert commit() == ""
     (tmp_path / "file.py").touch()
     git = "git -c user.name=a -c user.email=a@b -c commit.gpgsign=false"
@@ -101,15 +91,15 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     yield
-    set_threads(before)
+    machine.set_threads(before)
 
 
 @pytest.mark.usefixtures("threads")
 def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monkeypatch) -> None:
-    assert set_threads(3) == torch.get_num_threads() == 3
-    assert set_threads("auto") == torch.get_num_threads() == available_cores()
+    assert machine.set_threads(3) == torch.get_num_threads() == 3
+    assert machine.set_threads("auto") == torch.get_num_threads() == machine.available_cores()
     monkeypatch.setenv("OMP_NUM_THREADS", "1,4")
-    assert set_threads("auto") == 1
+    assert machine.set_threads("auto") == 1
 
 
 @pytest.mark.parametrize(
@@ -131,8 +121,8 @@ def test_with_auto_a_run_takes_the_cores_that_others_leave_free(
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
     monkeypatch.setattr(machine, "available_cores", lambda: cores)
     monkeypatch.setattr(machine, "look", lambda: next(looks))
-    set_threads(setting)
-    share_cores()
+    machine.set_threads(setting)
+    machine.share_cores()
     assert torch.get_num_threads() == threads_used
 
 
@@ -141,7 +131,7 @@ def test_the_peak_includes_memory_freed_inside_and_none_from_before_and_is_blank
     tmp_path, monkeypatch
 ) -> None:
     def peak_of(megabytes: int) -> float | None:
-        with PeakMemory(CPU) as peak:
+        with machine.PeakMemory(CPU) as peak:
             torch.ones(megabytes * 2**18)
         return peak.mb
 

@@ -12,44 +12,37 @@ from support.commands import only_run, start, stop_before, write_corpus
 from support.run_contents import contents
 
 import pe_bench.scoring.evaluate
-from pe_bench.system.signals import (
-    FROM_OTHERS,
-    STOP_SIGNALS,
-    Stopped,
-    ask_to_end,
-    finish_step_on_signal,
-    handled,
-    stop_on_signal,
-)
+from pe_bench.system import signals
+from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.trainer import Trainer
 
 
 def test_a_signal_outside_of_a_step_ends_at_once_and_is_over_with_what_it_ended():
-    before = [signal.getsignal(number) for number in STOP_SIGNALS]
-    for number in (signal.SIGINT, *FROM_OTHERS):
-        with pytest.raises(Stopped), stop_on_signal():
+    before = [signal.getsignal(number) for number in signals.STOP_SIGNALS]
+    for number in (signal.SIGINT, *signals.FROM_OTHERS):
+        with pytest.raises(Stopped), signals.stop_on_signal():
             os.kill(os.getpid(), number)
-    with finish_step_on_signal() as is_asked:
+    with signals.finish_step_on_signal() as is_asked:
         assert not is_asked()
-    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+    assert [signal.getsignal(number) for number in signals.STOP_SIGNALS] == before
 
 
 def test_a_signal_in_a_step_is_noted_and_a_second_ends_at_once(capfd, monkeypatch):
-    with stop_on_signal(), suppress(Stopped), finish_step_on_signal() as is_asked:
+    with signals.stop_on_signal(), suppress(Stopped), signals.finish_step_on_signal() as is_asked:
         assert not is_asked()
         os.kill(os.getpid(), signal.SIGTERM)
         assert is_asked()
         assert "Ctrl-C again to quit now" in capfd.readouterr().err
         os.kill(os.getpid(), signal.SIGINT)  # one request may come twice
         monkeypatch.setattr("pe_bench.system.signals.DEBOUNCE_SECONDS", 0.0)
-        ask_to_end()  # a thread never acts as a second signal
+        signals.ask_to_end()  # a thread never acts as a second signal
         with pytest.raises(Stopped):
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_lost_terminal_is_ignored_under_nohup():
-    with handled((signal.SIGHUP,), signal.SIG_IGN), stop_on_signal():
+    with signals.handled((signal.SIGHUP,), signal.SIG_IGN), signals.stop_on_signal():
         os.kill(os.getpid(), signal.SIGHUP)
 
 
@@ -68,7 +61,7 @@ def signal_at_call(patch: pytest.MonkeyPatch, target: object, name: str, call: i
 
 @pytest.mark.parametrize(
     ("method", "call", "number"),
-    [*(("step", 4, number) for number in STOP_SIGNALS), ("validation_loss", 1, signal.SIGINT)],
+    [*(("step", 4, number) for number in signals.STOP_SIGNALS), ("validation_loss", 1, signal.SIGINT)],
 )
 def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(
     train, folder, monkeypatch, method, call, number

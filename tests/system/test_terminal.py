@@ -6,23 +6,9 @@ import sys
 
 import pytest
 
+from pe_bench.system import terminal
 from pe_bench.system.grid import Cell, Column, Grid
-from pe_bench.system.terminal import (
-    BAR_CELLS,
-    PIPED_WIDTH,
-    bar_text,
-    csv_cell,
-    duration,
-    in_one_line,
-    latex,
-    markdown,
-    one_line,
-    printable,
-    progress_bar,
-    say,
-    width_of,
-    wrap,
-)
+from pe_bench.system.terminal import csv_cell, in_one_line, latex, markdown, one_line, printable, wrap
 
 
 class Terminal(io.StringIO):
@@ -46,12 +32,12 @@ def test_a_command_in_a_sentence_stays_in_one_line_where_it_fits():
 
 def test_a_message_is_wrapped_on_a_terminal_alone(monkeypatch):
     message = "warning: " + "some words of a message " * 6
-    assert width_of(io.StringIO()) == PIPED_WIDTH
+    assert terminal.width_of(io.StringIO()) == terminal.PIPED_WIDTH
     monkeypatch.setenv("COLUMNS", "50")
-    assert width_of(io.StringIO()) == 50
+    assert terminal.width_of(io.StringIO()) == 50
     for stream in (Terminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", stream)
-        say(message)
+        terminal.say(message)
         text = stream.getvalue()
         assert max(map(len, text.splitlines())) <= 50 if stream.isatty() else text == f"{message}\n"
 
@@ -62,20 +48,23 @@ def test_closed_streams_are_no_error():
 
 
 def test_a_terminal_gets_a_bar_without_colours_and_a_file_the_lines_alone(monkeypatch, capsys):
-    assert bar_text(0.0) == "·" * BAR_CELLS and bar_text(1.0) == bar_text(1.2) == "━" * BAR_CELLS
-    with progress_bar("train", 4) as bar:
+    assert (
+        terminal.bar_text(0.0) == "·" * terminal.BAR_CELLS
+        and terminal.bar_text(1.0) == terminal.bar_text(1.2) == "━" * terminal.BAR_CELLS
+    )
+    with terminal.progress_bar("train", 4) as bar:
         bar.show(1, "step 1 of 4")
         bar.show(2, "step 2 of 4", "half of it")
     assert capsys.readouterr().err == "train: half of it\n"
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
-    with progress_bar("train", 4) as bar:
+    with terminal.progress_bar("train", 4) as bar:
         bar.show(2, "step 2 of 4")
     assert "train ━━━━━····· step 2 of 4" in capsys.readouterr().err
 
 
 def test_times_have_the_units_that_matter():
-    assert [duration(seconds) for seconds in (5.4, 65, 7_260)] == ["5 s", "1 min 05 s", "2 h 01 min"]
+    assert [terminal.duration(seconds) for seconds in (5.4, 65, 7_260)] == ["5 s", "1 min 05 s", "2 h 01 min"]
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,7 @@ from torch import nn
 
 from pe_bench.errors import RunError, UserError
 from pe_bench.training import checkpoint
-from pe_bench.training.checkpoint import (
-    Step,
-    final_checkpoint,
-    latest_checkpoint,
-    load_optimizer,
-    load_weights,
-    read_log,
-    save_checkpoint,
-    write_log,
-)
+from pe_bench.training.checkpoint import Step
 from pe_bench.training.optimizer import Muon, Optimizers
 
 
@@ -50,11 +41,11 @@ def take_steps(model: nn.Module, optimizer: Optimizers, steps: int) -> None:
 
 def save(folder: Path, *steps: int) -> None:
     for step in steps:
-        save_checkpoint(folder, *trained(), state_of(step))
+        checkpoint.save_checkpoint(folder, *trained(), state_of(step))
 
 
 def newest(folder: Path) -> checkpoint.Checkpoint:
-    latest = latest_checkpoint(folder)
+    latest = checkpoint.latest_checkpoint(folder)
     assert latest is not None
     return latest
 
@@ -62,12 +53,12 @@ def newest(folder: Path) -> checkpoint.Checkpoint:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "shared"])
 def test_weights_and_moments_come_back_bit_for_bit_and_training_continues_alike(tmp_path, optimizer):
     model, moments = trained(optimizer)
-    save_checkpoint(tmp_path, model, moments, state_of(2))
+    checkpoint.save_checkpoint(tmp_path, model, moments, state_of(2))
     saved = newest(tmp_path)
     assert (saved.step, saved.loss, saved.train_seconds) == (2, 5.5, 2.5)
     other, fresh = trained(optimizer, steps=0)
-    load_weights(saved.path, other)
-    load_optimizer(saved, other, fresh)
+    checkpoint.load_weights(saved.path, other)
+    checkpoint.load_optimizer(saved, other, fresh)
     # Loaded tensors do not change with the file, which others may read as any new one.
     path = saved.path / "optimizer.safetensors"
     assert path.stat().st_mode == (saved.path / "meta.json").stat().st_mode
@@ -82,22 +73,24 @@ def test_weights_and_moments_of_another_model_are_refused_in_one_line_that_names
     saved = newest(tmp_path)
     wider, one_layer = trained(width=5), nn.Sequential(nn.Linear(4, 3))
     with pytest.raises(UserError, match=r"0.bias is \[3\] there and \[5\] here$"):
-        load_weights(saved.path, wider[0])
+        checkpoint.load_weights(saved.path, wider[0])
     with pytest.raises(UserError, match=r"1.bias is \[2\] there and missing here$"):
-        load_weights(saved.path, one_layer)
+        checkpoint.load_weights(saved.path, one_layer)
     with pytest.raises(UserError, match="moments in .* fit this model: 0.weight/exp_avg"):
-        load_optimizer(saved, *wider)
+        checkpoint.load_optimizer(saved, *wider)
 
 
 def test_the_newest_whole_checkpoint_counts_and_a_damaged_one_is_replaced(tmp_path):
     folder = tmp_path / "checkpoints"
     save(folder, 1, 2, 3, 4)
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000003", "step-00000004"]
-    trained_to = final_checkpoint(tmp_path, 4)
-    assert trained_to is not None and trained_to.step == 4 and final_checkpoint(tmp_path, 5) is None
+    trained_to = checkpoint.final_checkpoint(tmp_path, 4)
+    assert (
+        trained_to is not None and trained_to.step == 4 and checkpoint.final_checkpoint(tmp_path, 5) is None
+    )
     path = folder / "step-00000004" / "weights.safetensors"
     path.write_bytes(path.read_bytes() + b"x")
-    assert newest(folder).step == 3 and final_checkpoint(tmp_path, 4) is None
+    assert newest(folder).step == 3 and checkpoint.final_checkpoint(tmp_path, 4) is None
     save(folder, 4)
     assert newest(folder).step == 4
 
@@ -108,11 +101,14 @@ def test_a_checkpoint_that_may_not_be_read_or_of_another_format_is_not_missing(t
     meta.write_text(meta.read_text().replace('"format": 1', '"format": 99'))
     for told in ("another format than 1", r"cannot be read \(no permission\)"):
         with pytest.raises(RunError, match=told):
-            final_checkpoint(tmp_path, 2)
+            checkpoint.final_checkpoint(tmp_path, 2)
         monkeypatch.setattr("os.open", Mock(side_effect=PermissionError))  # root could read it all the same
 
 
 def test_the_log_comes_back_as_it_was_also_with_a_validation_loss_that_is_infinite(tmp_path):
     steps = [state_of(1), Step(2, 128, 5.25, math.inf, 1e-3, 0.1, 3.5)]
-    write_log(tmp_path / "train.csv", steps)
-    assert read_log(tmp_path / "train.csv", 2) == steps and read_log(tmp_path / "train.csv", 1) == steps[:1]
+    checkpoint.write_log(tmp_path / "train.csv", steps)
+    assert (
+        checkpoint.read_log(tmp_path / "train.csv", 2) == steps
+        and checkpoint.read_log(tmp_path / "train.csv", 1) == steps[:1]
+    )

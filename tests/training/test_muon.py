@@ -46,8 +46,6 @@ def test_a_matrix_of_zeros_is_not_moved_and_gradients_of_almost_nothing_are_damp
     for size in (1e-22, 1e-38, 1e-44):
         moved = orthogonalise(drawn(3, 16, 16).float() * size)
         assert bool(moved.isfinite().all()) and float(moved.abs().max()) < 1e-10
-    rank_one = orthogonalise(torch.ones(1, 6, 4) * 1e-7)
-    assert float(torch.linalg.svdvals(rank_one)[0, 0]) > 0.67
 
 
 def test_steps_are_those_of_pytorchs_muon_also_of_matrices_of_one_shape_and_without_a_gradient():

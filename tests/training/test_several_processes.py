@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
@@ -24,7 +22,6 @@ from pe_bench.config.parse import parse_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
-from pe_bench.training.sharding import average_replicated
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that is stopped stays")
 full = pytest.mark.full
@@ -154,14 +151,6 @@ def test_the_shares_of_a_batch_add_up_to_it_in_order():
     assert torch.equal(torch.cat(few[:6]), rows) and torch.equal(few[7], rows[:1])
 
 
-def fail_when_the_others_have_left():
-    with joined(torch.device("cpu"), 60) as group:
-        group.wait()
-        if group.is_first:
-            time.sleep(1)
-            raise RunError("out of memory") from RuntimeError("of scoring")
-
-
 def fail_in_the_second(error: Exception):
     with joined(torch.device("cpu"), 60) as group:
         if not group.is_first:
@@ -180,27 +169,9 @@ def test_processes_get_the_variables_of_now_and_one_that_fails_is_named(monkeypa
         (2, of_its_own, RunError, "rank 1 of 2 processes failed: ZeroDivisionError: of its own"),
         # a mistake of the user's is one in any process
         (2, partial(fail_in_the_second, UserError("no such run")), UserError, "no such run"),
-        # who has done its part is not lost when the first fails later
-        (2, fail_when_the_others_have_left, RunError, "rank 0 of 2 processes failed: out of memory"),
     ]:
         with pytest.raises(kind, match=f"^{told}$"):
             start_processes(count, work)
-
-
-def average_where_the_first_has_no_gradient(file: Path):
-    with joined(torch.device("cpu"), 20) as group:
-        encoding = torch.nn.Linear(2, 2)
-        if not group.is_first:
-            encoding.weight.grad = torch.ones(2, 2)
-        average_replicated(cast(Any, SimpleNamespace(encoding=encoding)))
-        if group.is_first:
-            torch.save([encoding.weight.grad, encoding.bias.grad], file)
-
-
-def test_a_gradient_of_one_process_alone_is_averaged_beside_sharded_weights(tmp_path):
-    start_processes(2, average_where_the_first_has_no_gradient, tmp_path / "gradients")
-    of_weight, of_bias = torch.load(tmp_path / "gradients")
-    assert torch.equal(of_weight, torch.full((2, 2), 0.5)) and of_bias is None
 
 
 @pytest.fixture
