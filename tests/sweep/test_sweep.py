@@ -117,9 +117,7 @@ def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
 @full
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_jobs_save_their_step_after_their_command_quits_and_no_process_survives(
-    tmp_path, launcher, is_killed
-):
+def test_jobs_save_their_step_after_their_command_quits_and_none_survives(tmp_path, launcher, is_killed):
     process = at_work(tmp_path, *ending(tmp_path, launcher, "slow"), "seed=1,2", stderr=subprocess.DEVNULL)
     if is_killed:
         process.kill()

@@ -85,9 +85,7 @@ def test_the_newest_whole_checkpoint_counts_and_a_damaged_one_is_replaced(tmp_pa
     save(folder, 1, 2, 3, 4)
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000003", "step-00000004"]
     trained_to = checkpoint.final_checkpoint(tmp_path, 4)
-    assert (
-        trained_to is not None and trained_to.step == 4 and checkpoint.final_checkpoint(tmp_path, 5) is None
-    )
+    assert trained_to and trained_to.step == 4 and not checkpoint.final_checkpoint(tmp_path, 5)
     path = folder / "step-00000004" / "weights.safetensors"
     path.write_bytes(path.read_bytes() + b"x")
     assert newest(folder).step == 3 and checkpoint.final_checkpoint(tmp_path, 4) is None
@@ -106,9 +104,6 @@ def test_a_checkpoint_that_may_not_be_read_or_of_another_format_is_not_missing(t
 
 
 def test_the_log_comes_back_as_it_was_also_with_a_validation_loss_that_is_infinite(tmp_path):
-    steps = [state_of(1), Step(2, 128, 5.25, math.inf, 1e-3, 0.1, 3.5)]
-    checkpoint.write_log(tmp_path / "train.csv", steps)
-    assert (
-        checkpoint.read_log(tmp_path / "train.csv", 2) == steps
-        and checkpoint.read_log(tmp_path / "train.csv", 1) == steps[:1]
-    )
+    path, steps = tmp_path / "train.csv", [state_of(1), Step(2, 128, 5.25, math.inf, 1e-3, 0.1, 3.5)]
+    checkpoint.write_log(path, steps)
+    assert checkpoint.read_log(path, 2) == steps and checkpoint.read_log(path, 1) == steps[:1]
