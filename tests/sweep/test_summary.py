@@ -63,7 +63,7 @@ def test_without_a_terminal_a_job_that_works_or_ends_has_a_line_and_one_that_che
         ([DONE, RUNNING], 3, False, "3 jobs: 1 done, 1 failed, 1 stopped or not started", RunError),
     ],
 )
-def test_a_sweep_counts_its_jobs_and_blames_one_without_a_final_state_unless_it_was_stopped(
+def test_a_sweep_counts_its_jobs_and_blames_lost_ones(
     tmp_path, capsys, kinds, jobs, is_stopped, line, raised
 ):
     summary = Summary(Sweep(tmp_path, jobs=jobs), states(*kinds), "" if is_stopped else "WorkerError: gone")
@@ -93,8 +93,7 @@ def test_jobs_that_score_on_other_targets_or_with_another_margin_have_separate_t
         margin = float(label.partition("margin=")[2] or 0)
         scored = JobState(number, label, DONE, run, target_hashes=[target_hash], keys=[["a row"]])
         states.append(replace(scored, margin=margin))
-    texts = [
-        f"{' '.join(run.name for run in table.runs)}: {''.join(table.target_hashes)}"
-        for table in Summary(Sweep(Path()), states).tables
-    ]
+    texts = []
+    for table in Summary(Sweep(Path()), states).tables:
+        texts.append(f"{' '.join(run.name for run in table.runs)}: {''.join(table.target_hashes)}")
     assert texts == tables.split(", ")

@@ -103,7 +103,7 @@ def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monke
 
 
 @pytest.mark.parametrize(
-    ("setting", "cores", "elsewhere", "threads_used"),
+    ("setting", "cores", "elsewhere", "count"),
     [
         ("auto", 4, 2.0, 2),  # two runs, each in the other's way
         ("auto", 4, 3.5, 1),  # never less than one
@@ -114,22 +114,18 @@ def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monke
     ],
 )
 @pytest.mark.usefixtures("threads")
-def test_with_auto_a_run_takes_the_cores_that_others_leave_free(
-    monkeypatch, setting, cores, elsewhere, threads_used
-) -> None:
+def test_with_auto_a_run_takes_the_cores_that_are_free(monkeypatch, setting, cores, elsewhere, count) -> None:
     looks = iter([(0.0, 50.0), (1.0, 50.0 + elsewhere)])
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
     monkeypatch.setattr(machine, "available_cores", lambda: cores)
     monkeypatch.setattr(machine, "look", lambda: next(looks))
     machine.set_threads(setting)
     machine.share_cores()
-    assert torch.get_num_threads() == threads_used
+    assert torch.get_num_threads() == count
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count")
-def test_the_peak_includes_memory_freed_inside_and_none_from_before_and_is_blank_without_the_kernels_count(
-    tmp_path, monkeypatch
-) -> None:
+def test_the_peak_includes_memory_freed_inside_and_none_from_before(tmp_path, monkeypatch) -> None:
     def peak_of(megabytes: int) -> float | None:
         with machine.PeakMemory(CPU) as peak:
             torch.ones(megabytes * 2**18)

@@ -63,9 +63,7 @@ def signal_at_call(patch: pytest.MonkeyPatch, target: object, name: str, call: i
     ("method", "call", "number"),
     [*(("step", 4, number) for number in signals.STOP_SIGNALS), ("validation_loss", 1, signal.SIGINT)],
 )
-def test_a_stopped_run_saves_its_step_and_continues_to_the_same_weights(
-    train, folder, monkeypatch, method, call, number
-):
+def test_a_stopped_run_saves_its_step_and_ends_the_same(train, folder, monkeypatch, method, call, number):
     with monkeypatch.context() as patch:
         signal_at_call(patch, Trainer, method, call, number)
         outcome = train("encoding=randomized")

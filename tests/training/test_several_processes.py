@@ -212,9 +212,7 @@ def assert_none_is_left(process: subprocess.Popen[str]) -> None:
     ("send", "number"),
     [(os.killpg, signal.SIGTERM), pytest.param(os.kill, signal.SIGUSR2, marks=full)],
 )
-def test_processes_listen_on_loopback_alone_and_a_signal_ends_all_after_a_step_that_is_saved(
-    working, folder, send, number
-):
+def test_processes_listen_on_loopback_and_a_signal_ends_all_after_a_saved_step(working, folder, send, number):
     addresses = listening_addresses([working.pid, *children_of(working.pid), *workers_of(working)])
     assert addresses and addresses <= {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1 and ::1
     send(working.pid, number)

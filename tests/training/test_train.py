@@ -182,9 +182,7 @@ def test_a_non_finite_loss_stops_with_its_step_and_keeps_the_last_good_checkpoin
     assert kept_steps(folder) == ["step-00000002", "step-00000004"]
 
 
-def test_training_may_start_from_a_run_what_that_lacks_begins_anew_and_all_else_must_fit(
-    begin, train, folder
-):
+def test_training_may_start_from_a_run_and_what_that_lacks_begins_anew(begin, train, folder):
     begin("encoding=rope")
     source = only_run(folder)
     weights = load_file(source / "checkpoints" / "step-00000008" / "weights.safetensors")
