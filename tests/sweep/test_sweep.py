@@ -82,7 +82,6 @@ def test_jobs_end_independently_and_the_same_command_does_only_what_is_missing(t
     assert "  failed: encoding.end=kill: killed by SIGKILL, by someone or for lack of memory" in err
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
     assert [job.state for job in Sweep(folder).states()] == [FAILED, DONE, FAILED]
-    assert "Traceback" in Sweep(folder).file(0, "log").read_text()
     files = list((tmp_path / "results").glob("runs/*/checkpoints/*/*.safetensors"))
     before = {path: path.stat().st_mtime_ns for path in files}
     code, _, err = pe_bench(tmp_path, *ending(tmp_path, launcher, "well"))

@@ -66,11 +66,8 @@ def test_a_file_has_raw_values_and_no_formula() -> None:
 
 
 def test_a_pipe_has_no_blanks_at_the_ends_and_colour_repeats_the_mark() -> None:
-    text = io.StringIO()
-    show([partial(draw, GRID)], Console(file=text))
+    text, grid = io.StringIO(), partial(draw, GRID)
+    show([grid], Console(file=text))
     assert all(line == line.rstrip() for line in text.getvalue().splitlines())
-    show(
-        [partial(draw, GRID)],
-        Console(file=text, force_terminal=True, color_system="standard", no_color=False),
-    )
+    show([grid], Console(file=text, force_terminal=True, color_system="standard", no_color=False))
     assert "\x1b[1;31m+0.709!" in text.getvalue()

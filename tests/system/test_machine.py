@@ -15,30 +15,24 @@ CPU = torch.device("cpu")
 UNKNOWN = "must be auto, cpu, cuda or cuda:N, not"
 
 
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch):
-    def simulate(count: int) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-
-    return simulate
+def simulate_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
 @pytest.mark.parametrize(
-    ("count", "name", "device", "precision"),
+    ("gpus", "name", "precision", "device", "dtype"),
     [
-        (2, "auto", "cuda", torch.bfloat16),
-        (2, "cuda:1", "cuda:1", torch.bfloat16),
-        (2, "cpu", "cpu", torch.float32),
-        (0, "auto", "cpu", torch.float32),
+        (2, "auto", "auto", "cuda", torch.bfloat16),
+        (2, "cuda:1", "float32", "cuda:1", torch.float32),
+        (2, "cpu", "auto", "cpu", torch.float32),
+        (0, "auto", "bfloat16", "cpu", torch.bfloat16),
     ],
 )
-def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(gpus, count, name, device, precision):
-    gpus(count)
+def test_auto_takes_a_gpu_and_its_precision_follows(monkeypatch, gpus, name, precision, device, dtype):
+    simulate_gpus(monkeypatch, gpus)
     assert machine.resolve_device(name) == torch.device(device)
-    assert machine.resolve_precision("auto", name) == precision
-    for precision in ("float32", "bfloat16"):
-        assert machine.resolve_precision(precision, name) == getattr(torch, precision)
+    assert machine.resolve_precision(precision, name) == dtype
 
 
 @pytest.mark.parametrize(
@@ -48,8 +42,8 @@ def test_auto_takes_a_gpu_where_there_is_one_and_its_precision_follows(gpus, cou
         *((name, UNKNOWN) for name in ("cuda:x", "cuda:-1", "cuda:", "cuda:1:0", "tpu")),
     ],
 )
-def test_an_unknown_device_is_refused_with_the_way_out(gpus, name, told) -> None:
-    gpus(2)
+def test_an_unknown_device_is_refused_with_the_way_out(monkeypatch, name, told) -> None:
+    simulate_gpus(monkeypatch, 2)
     with pytest.raises(UserError, match=told):
         machine.resolve_device(name)
 

@@ -60,10 +60,6 @@ def test_a_terminal_gets_a_bar_without_colours_and_a_file_the_lines_alone(monkey
     assert "train ━━━━━····· step 2 of 4" in capsys.readouterr().err
 
 
-def test_times_have_the_units_that_matter():
-    assert [terminal.duration(seconds) for seconds in (5.4, 65, 7_260)] == ["5 s", "1 min 05 s", "2 h 01 min"]
-
-
 @pytest.mark.parametrize(
     ("shown_by", "text", "shown"),
     [
