@@ -6,11 +6,10 @@ from typing import Any, Literal
 import pytest
 import yaml
 from support.commands import write_corpus
-from support.configurations import choices
 from support.encodings import one_of_a_kind
 
 from pe_bench.config.compose import compose
-from pe_bench.config.groups import GROUPS, config_dir, keys
+from pe_bench.config.groups import GROUPS, config_dir, keys, names_in
 from pe_bench.config.parse import parse_config, to_plain, unused_keys, warn_unused
 from pe_bench.config.schema import KEYS, SECTIONS, Config, keys_of_sections
 from pe_bench.data.packed import load_data
@@ -41,20 +40,15 @@ def test_the_yaml_files_have_every_key_of_the_schemas_with_its_default_and_meani
 def test_every_shipped_file_composes_and_parses(group: str) -> None:
     needed = {"files": "data.path=x", "task": "task=majority", "drope": "train.from=x"}
     needed |= dict.fromkeys(("hub", "file"), "tokenizer.name=x")
-    for name in choices(group):
+    for name in names_in(group):
         parse_config(compose([f"{group}={name}", *([needed[name]] if name in needed else [])]))
 
 
-@pytest.mark.parametrize("encoding", one_of_a_kind(choices("encoding")))
+@pytest.mark.parametrize("encoding", one_of_a_kind(names_in("encoding")))
 def test_every_modifier_composes_on_every_encoding(encoding: str) -> None:
-    modifiers = choices("modifier")
+    modifiers = names_in("modifier")
     config = parse_config(compose([f"encoding={encoding}", f"modifier=[{','.join(modifiers)}]"]))
     assert set(modifiers) <= set(config.encoding["modifiers"])
-
-
-def test_parsing_what_was_written_gives_the_same_configuration() -> None:
-    config = parse_config(compose(["encoding=logn", "train.steps=7", "eval.lengths=[64,128]"]))
-    assert parse_config(to_plain(config)) == config
 
 
 def test_an_unknown_word_is_answered_with_the_closest_or_with_all() -> None:
@@ -64,18 +58,9 @@ def test_an_unknown_word_is_answered_with_the_closest_or_with_all() -> None:
         ("lr", "did you mean 'train.lr'?"),
         ("lenght", "did you mean 'train.length'?"),
         ("tokns", "did you mean 'eval.tokens' or 'train.tokens'?"),
-        ("xyz", "there are: alibi, eval.tokens, rope, train.length, train.lr, train.tokens"),
         ("train.xyz", "there are: train.length, train.lr, train.tokens"),
     ]:
         assert unknown(word, "key", names) == f"unknown key '{word}': {answer}"
-
-
-def test_a_tilde_in_a_path_is_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    values = compose(["data=files", 'data.path="~/a"', 'data.validation_path="~/b"', 'cache_dir="~/c"'])
-    config = parse_config({**values, "results_dir": "~"})
-    assert (config.data.path, config.data.validation_path) == ("/home/someone/a", "/home/someone/b")
-    assert (config.cache_dir, config.results_dir) == ("/home/someone/c", "/home/someone")
 
 
 NOPE = {"name": "nope", "class": "pe_bench.encodings.nope:NoPE"}
@@ -86,9 +71,7 @@ NOPE = {"name": "nope", "class": "pe_bench.encodings.nope:NoPE"}
     [
         ({"name": "x"}, "encoding.class must be text .* not null"),
         ({**NOPE, "name": "a/b"}, "encoding.name must be letters, .*not 'a/b'"),
-        ({**NOPE, "modifiers": 3}, "encoding.modifiers must be dict, not 3"),
         ({**NOPE, "modifiers": {"../x": NOPE}}, "a modifier's name must be letters, .*not '../x'"),
-        ({**NOPE, "modifiers": {"x": {}}}, "encoding.modifiers.x.class must be text .* not null"),
     ],
 )
 def test_an_encoding_needs_a_name_that_fits_a_folder_and_a_class(encoding: Any, message: str) -> None:
@@ -97,12 +80,17 @@ def test_an_encoding_needs_a_name_that_fits_a_folder_and_a_class(encoding: Any, 
         parse_config({"encoding": encoding})
 
 
+def test_a_tilde_in_a_path_is_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = parse_config(compose(["data=files", 'data.path="~/a"', 'cache_dir="~/c"']))
+    assert (config.data.path, config.cache_dir) == ("/home/someone/a", "/home/someone/c")
+
+
 def test_an_error_is_one_line_in_plain_words() -> None:
     for error, line in [
         (NotADirectoryError(20, "Not a directory", "afile/runs"), "afile/runs: not a directory"),
         (OSError(28, "No space left on device"), "No space left on device"),
         (RunError("\n first \n second"), "first"),
-        (KeyError(), "KeyError"),
     ]:
         assert first_line(error) == line
 
@@ -110,13 +98,10 @@ def test_an_error_is_one_line_in_plain_words() -> None:
 def test_values_are_converted_to_their_type_or_named_with_the_type_they_need() -> None:
     for value, kind, result in [
         (1e6, int, 1_000_000),
-        (3, float, 3.0),
         (123, str, "123"),
         (None, int | None, None),
         (5, str | int, 5),
-        ("auto", str | int, "auto"),
         ([0.9, 1], tuple[float, float], (0.9, 1.0)),
-        ("a", Literal["a", "b"], "a"),
         (True, bool, True),
     ]:
         converted = check_type(value, kind, "key")
@@ -124,10 +109,7 @@ def test_values_are_converted_to_their_type_or_named_with_the_type_they_need() -
     for value, kind, described in [
         (1.5, int, "a whole number"),
         (True, int, "a whole number"),
-        (float("nan"), int, "a whole number"),
         (float("inf"), float, "a number"),
-        (2**63, int, "a whole number"),
-        ("1", float, "a number"),
         (1, bool, "true or false"),
         ([1, "x"], list[int], "a list, each a whole number"),
         ("c", list[int] | None, "a list, each a whole number or null, not 'c'"),
@@ -147,12 +129,11 @@ def test_lengths_and_steps_follow_from_the_rest() -> None:
     assert (config.eval.resolved_max_length(64), config.eval.resolved_target_tokens(64)) == (1024, 64)
     for protocol, shortest in (("paired", 2), ("sliding", 1), ("nonoverlapping", 1)):
         evaluation = replace(config.eval, protocol=protocol)
-        for length in (2, 3, 4, 5, 8, 16, 64):
+        for length in (2, 3, 5, 64):
             lengths = evaluation.resolved_lengths(length)
-            assert {length, 16 * length} <= set(lengths) and lengths == sorted(set(lengths))
+            assert {length, 16 * length} <= {*lengths} and lengths == sorted({*lengths})
             assert lengths[0] >= shortest
-    config = parse_config(compose(["eval.lengths=[256,64]"]))
-    assert config.eval.resolved_lengths(128) == [64, 128, 256]
+    assert replace(config.eval, lengths=[256, 64]).resolved_lengths(128) == [64, 128, 256]
     for overrides, steps in (([], 1_000), (["train.tokens=10000"], 10), (["train.steps=7"], 7)):
         assert parse_config(compose(overrides)).train.total_steps == steps
     assert parse_lengths("512, 2048") == [512, 2048]
@@ -167,11 +148,9 @@ data.text_column=x -> data.source=stdlib: it is for files or hub
 data.subset=x data=files data.path=y -> data.source=files: it is for hub
 data.max_tokens=9 task=copy -> data.source=task: it is for stdlib or files or hub
 tokenizer.vocab_size=300 -> tokenizer.kind=bytes: it is for bpe
-tokenizer=bpe task=copy -> data.source=task: it is for stdlib or files or hub
 train.tokens=9 train.steps=3 -> train.steps=3
 eval.controls=all eval.protocol=sliding -> eval.protocol=sliding: it is for paired
 data.validation_path=y data=files data.path=x data.text_column=z ->
-data.subset=x data=pg19 data.revision=v1 data.text_column=z ->
 data.validation_fraction=0.5 data.max_tokens=9 tokenizer.vocab_size=300 tokenizer=bpe ->
 """
 

@@ -74,23 +74,12 @@ def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
     [
         (["encoding=t5,alibi", "encoding.buckets=8"], "'encoding.buckets': there are: encoding.slope_scale"),
         (["task=index,copy", "encoding=rope,nope", "task.reach=4"], "unknown key 'task.reach'"),
-        (["encoding=t5,alibi", "encoding.bukets=3"], "'encoding.bukets': did you mean 'encoding.buckets'"),
-        (["encoding=alibi,ropee"], "unknown encoding 'ropee'"),
         (["train.lr=1e-3,x"], "train.lr must be a number above 0, not 'x'"),
-        (["eval.lengths=64,128"], "eval.lengths must be a list, each a whole number"),
     ],
 )
 def test_what_one_value_of_a_sweep_cannot_have_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         check_sweep(*words_of(["-m", *arguments]), lambda config: None)
-
-
-def test_a_folder_that_is_not_there_is_named_by_its_value_and_by_where_it_was_looked_for(train, folder):
-    work = folder / "work"
-    (work / "texts").symlink_to(folder / "corpus")
-    outcome = train("-m", "encoding=nope,rope", "data.path=texts,nowhere")
-    assert outcome.code == 2 and files_in(work) == []
-    assert outcome.line.startswith(f"pe-bench: data.path=nowhere does not exist in {work}: name a folder")
 
 
 def test_a_sweep_takes_every_combination_of_patterns_and_ranges_and_writes_nothing_here(folder):
@@ -150,7 +139,6 @@ def test_a_name_is_found_by_an_alias_and_in_other_letters_and_the_rest_is_hydras
         ("modifier=[LogN,sliding-window]", "modifier=[logn,sliding_window]"),
         ("data.name=rotary", "data.name=rotary"),
         ("encoding=glob(r*)", "encoding=glob(r*)"),
-        ("experiment=null", "experiment=null"),
     ]:
         assert for_hydra([typed]) == [names]
     assert compose(["encoding=Rotary"]) == compose(["encoding=rope"])

@@ -8,16 +8,15 @@ import pytest
 import torch
 import yaml
 
-from pe_bench.config.groups import config_dir
+from pe_bench.config.groups import config_dir, names_in
 from pe_bench.data.batches import TaskWindows, TrainingWindows, windows_of
 from pe_bench.data.packed import Split, task_data
 from pe_bench.data.tasks import build_task
 from pe_bench.errors import UserError
 from pe_bench.scoring.plans import task_plan
-from tests.support.configurations import choices
 from tests.support.task_oracles import ORACLES
 
-every_task = pytest.mark.parametrize("name", choices("task"))
+every_task = pytest.mark.parametrize("name", names_in("task"))
 
 
 @every_task

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from support.embeddings import VOCABULARY
 from support.reference_inputs import near
 from torch import Tensor
 
@@ -89,7 +88,7 @@ def test_bipe_separators_are_the_ends_of_tokens_text() -> None:
 def test_bipe_gives_segment_numbers_to_the_encoding_under_it() -> None:
     overrides = ["model.d_model=8", "model.n_heads=2", "train.length=16"]
     config = compose(["encoding=rope", "modifier=[bipe]", *overrides])["encoding"]
-    encoding = EncodingSpec(config).build(n_layers=2, vocabulary=VOCABULARY)
+    encoding = EncodingSpec(config).build(n_layers=2, vocabulary=[*"abcdefghi", ".", "\n"])
     tokens = torch.tensor([[0, 9, 3, 3]])  # a . d d
     ids = encoding.ids(tokens, train=True, generator=None)
     assert ids.tolist() == [[0, 0, 1, 1]]

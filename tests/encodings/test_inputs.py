@@ -5,18 +5,26 @@ from functools import partial
 
 import pytest
 import torch
-from support.embeddings import CELLS, VOCABULARY, embedded
 from support.reference_inputs import fill, near, series
+from torch import Tensor
 
-from pe_bench.encodings.base import LengthError
+from pe_bench.encodings.base import LengthError, PositionalEncoding
 from pe_bench.encodings.ids.bipe import BiPE
 from pe_bench.encodings.inputs.complex import Complex
 from pe_bench.encodings.inputs.conv import Convolution
 from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.inputs.multiplicative import Multiplicative
-from pe_bench.encodings.inputs.recursive import FlowCell, Recursive
+from pe_bench.encodings.inputs.recursive import Cell, FlowCell, Recursive
 
+CELLS: tuple[Cell, ...] = ("gru", "mlp", "ode_rk4", "ode_euler")
+VOCABULARY = [*"abcdefghi", ".", "\n"]
 every_table = pytest.mark.parametrize("make", [Learned, Multiplicative])
+
+
+def embedded(encoding: PositionalEncoding, x: Tensor, ids: Tensor | None = None) -> Tensor:
+    """The embeddings x [B, T, D] with positions; tokens are 0, 1, 2, .. in each sequence."""
+    index = torch.arange(x.shape[1])
+    return encoding.embed(x, index if ids is None else ids, index.expand(len(x), -1)).detach()
 
 
 @every_table

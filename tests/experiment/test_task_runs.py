@@ -154,5 +154,7 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_is_written(trai
     run = str(only_run(folder))
     outcome = command("eval", run, "--protocol=sliding")
     assert outcome.code == 2 and "do not fit task=majority" in outcome.line
+    outcome = command("probe", run, "--lengths", "128")
+    assert outcome.code == 2 and "answers task=majority" in outcome.line
     outcome = command("export", run, "--hf", str(folder / "hf"))
     assert outcome.code == 2 and "is trained on a task" in outcome.line

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.attending import D, largest_error, output_and_gradients
-from support.native import here, worst
+from support.native import here
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.content.fox import FoX
-from pe_bench.inspection.check.case import layer_inputs
+from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.model.attention import NATIVE, attention, choose, native, reference_attention
 from pe_bench.model.attention.native import causal_attention, native_column_attention
 from pe_bench.native import build

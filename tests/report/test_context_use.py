@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.results import add_run
-from support.tables import only, printed_details
+from support.tables import only, printed
 
 from pe_bench.report.build import run_tables
 from pe_bench.report.records import ContextUse
@@ -68,7 +68,7 @@ def test_a_model_that_gains_nothing_within_training_cannot_be_judged(tmp_path: P
     use = use_at(tmp_path)
     assert use.uses_context == ""
     assert use.swap_gain is not None
-    text = " ".join(printed_details([only(tmp_path)]).split())
+    text = " ".join(printed([only(tmp_path)], details=True).split())
     assert "cannot judge context use: the model does not improve from 32 to 128 tokens" in text
     assert " improves - " in text
 

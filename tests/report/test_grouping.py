@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.results import add_run
-from support.tables import BREAKING, FLAT, line_of, only, printed_details
+from support.tables import BREAKING, FLAT, line_of, only, printed
 
 from pe_bench.errors import RunError
 from pe_bench.report.build import build_tables
@@ -30,7 +30,7 @@ def test_rows_that_cannot_be_compared_are_in_separate_tables(
     tables = build_tables(tmp_path)
     assert [len(table.lines) for table in tables] == [1, 1]
     assert all(named in table.why for table in tables)
-    assert "never averaged or ranked together" in printed_details(tables)
+    assert "never averaged or ranked together" in printed(tables, details=True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.results import add_run, edit_rows
-from support.tables import BREAKING, line_of, only, printed, printed_details
+from support.tables import BREAKING, line_of, only, printed
 
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
@@ -72,7 +72,7 @@ def test_a_narrow_terminal_gets_every_number_of_the_details_in_blocks_that_fit(
     tmp_path: Path, width: int
 ) -> None:
     add_run(tmp_path, "rope", {32 * 2**index: 3 + index / 100 for index in range(8)}, peak_memory_mb=700.0)
-    text = printed_details(build_tables(tmp_path), width)
+    text = printed(build_tables(tmp_path), width, details=True)
     assert max(map(len, text.splitlines())) <= width
     assert all(f" {3 + index / 100:.3f}" in text for index in range(8))
     assert all(word in text for word in ("820,000", "verdict", "trained", "seeds", "700", "MB"))

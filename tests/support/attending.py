@@ -72,14 +72,9 @@ HIDING: dict[str, Callable[[], list[LayerEncoding]]] = {
     "a window of one": lambda: [SlidingWindow(1)],
     "a window": lambda: [SlidingWindow(6)],
     "a window of each head": lambda: [WindowOfEachHead()],
-    "a window longer than the text": lambda: [SlidingWindow(999)],
     "chunks": lambda: [Chunks(5)],
-    "chunks of one": lambda: [Chunks(1)],
     "sinks": lambda: [Streaming(K, cache=9, sinks=3)],
-    "one token beside the sinks": lambda: [Streaming(K, cache=4, sinks=3)],
-    "no sinks": lambda: [Streaming(K, cache=7, sinks=0)],
     "global tokens": lambda: [LMInfinite(K, window=5, global_tokens=2)],
-    "no global tokens": lambda: [LMInfinite(K, window=5, global_tokens=0)],
     "a window within chunks": lambda: [Chunks(7), SlidingWindow(4)],
     "sinks and a window": lambda: [Streaming(K, cache=9, sinks=3), SlidingWindow(20)],
     "windows of heads in chunks": lambda: [WindowOfEachHead(), Chunks(4)],
@@ -100,14 +95,12 @@ SCORING: dict[str, Callable[[], list[LayerEncoding]]] = {
     "an absolute table": lambda: [TUPE(D, H, K, max_position=1_000)],
     "columns": lambda: [FoX(D, H)],
     "columns and a rotation": lambda: [FoX(D, H), RoPE(K), LogN(5)],
-    "columns and a slope": lambda: [FoX(D, H), ALiBi(H)],
     "a bias of positions": lambda: [FIRE(H, 4)],
     "two biases": lambda: [FIRE(H, 4), ALiBi(H)],
     "relative values": lambda: [Shaw(K, max_distance=5)],
     "relative values of the token before": lambda: [Shaw(K, max_distance=1)],
     "relative values beyond the text": lambda: [Shaw(K, max_distance=999)],
     "disentangled": lambda: [deberta(11)],
-    "disentangled of one row": lambda: [deberta(1)],
     "disentangled in buckets": lambda: [deberta(24, buckets=8)],
     "content to position": lambda: [deberta(11, terms="c2p")],
     "position to content": lambda: [deberta(11, terms="p2c")],
@@ -123,7 +116,6 @@ SCORING: dict[str, Callable[[], list[LayerEncoding]]] = {
     "two distances as in training": lambda: [ReRoPE(K, train_length=999, window=5)],
     "two distances of groups": lambda: [SelfExtend(K, train_length=8, window=6, group_size=3)],
     "two distances and a slope": lambda: [ReRoPE(K, train_length=8, window=5), ALiBi(H)],
-    "two distances and windows of heads": lambda: [ReRoPE(K, train_length=8, window=5), WindowOfEachHead()],
     "a sink": lambda: [Sink(H, initial=0.7)],
 }
 ALL = {**HIDING, **SCORING}
@@ -140,11 +132,6 @@ def made(name: str, *more: Callable[[], LayerEncoding], dtype: torch.dtype = tor
     return parts[0] if len(parts) == 1 else Stack(parts)
 
 
-def parameters_of(encoding: LayerEncoding) -> list[Tensor]:
-    parts = getattr(encoding, "parts", [encoding])
-    return [parameter for part in parts for parameter in part.parameters()]
-
-
 def output_and_gradients(
     path: Callable[..., Tensor],
     encoding: LayerEncoding,
@@ -154,7 +141,8 @@ def output_and_gradients(
 ) -> list[Tensor]:
     """Return the output, and gradients of a weighted sum of it, zeros where there are none."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    learned = parameters_of(encoding)
+    parts = getattr(encoding, "parts", [encoding])
+    learned = [parameter for part in parts for parameter in part.parameters()]
     for parameter in learned:
         parameter.requires_grad_()
     output = path(encoding, *leaves, position, window)

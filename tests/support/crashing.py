@@ -1,7 +1,8 @@
-"""Run a command many times in children that die, and print the result of each series as JSON.
+"""Run a command many times in children that die, and print the exit statuses of each kind of crash as JSON.
 
-Usage: crashing.py FOLDER KIND,... COUNT,... -- ARGUMENTS. A child is a fork of a process that has run the
-command once, so that it starts in milliseconds; with one thread there is no pool to break.
+Usage: crashing.py FOLDER COUNTS ARGUMENTS..., with the number of series of each kind as JSON. A child is a
+fork of a process that has run the command once, so that it starts in milliseconds; with one thread there is
+no pool to break.
 """
 
 import json
@@ -22,16 +23,12 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.experiment import train
-from pe_bench.runs.gather import gather
 
-RUNS = 8  # that are gathered
 # What scoring leaves in a run.
 SCORED = ("eval.csv", "means.safetensors", "scores", "result.json", "commands.json")
 
-Act = Callable[[], object]
 
-
-def begin_child(act: Act) -> int:
+def begin_child(act: Callable[[], object]) -> int:
     """Start a process that does only this. Return its number."""
     child = os.fork()
     if child == 0:
@@ -53,9 +50,8 @@ def at(config: Config, folder: Path) -> Config:
     return replace(config, results_dir=str(folder / "results"), cache_dir=str(folder / "cache"))
 
 
-def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]:
+def crash_at_every_rename(folder: Path, config: Config) -> list[int]:
     """Keep what is on the disk before and after each rename of a run, as kills leave it; then end each."""
-    begun = at(config, folder / "000")
 
     def run() -> None:
         rename, moments = os.replace, 0
@@ -71,7 +67,7 @@ def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]
             keep()
 
         os.replace = watched
-        train(begun)
+        train(at(config, folder / "000"))
 
     (folder / "000").mkdir(parents=True)
     ends = [end_of(begin_child(run))]
@@ -80,10 +76,11 @@ def crash_at_every_rename(folder: Path, config: Config, count: int) -> list[int]
     return ends
 
 
-def kill_until_done(act: Act, drawn: random.Random, patience: float) -> int:
-    """Repeat an act, killed at random moments, each time later, until it finishes."""
+def kill_until_done(config: Config, drawn: random.Random) -> int:
+    """Repeat a run, killed at random moments, each time later, until it finishes."""
+    patience = 0.1
     while True:
-        child = begin_child(act)
+        child = begin_child(lambda: train(config))
         time.sleep(drawn.uniform(0, patience))
         os.kill(child, signal.SIGKILL)
         status = end_of(child)
@@ -92,77 +89,35 @@ def kill_until_done(act: Act, drawn: random.Random, patience: float) -> int:
         patience *= 1.5
 
 
-def kill_each(folder: Path, config: Config, count: int) -> list[int]:
-    """Let each of these series be killed at random moments until it is done."""
-    prepare, patience = KILLED[folder.name]
-    drawn, series = random.Random(0), [at(config, folder / f"{number:03}") for number in range(count)]
-    return [kill_until_done(prepare(one), drawn, patience) for one in series]
-
-
-def begin_scoring(series: Config) -> Act:
-    """Copy a run that is trained, without what scoring leaves in it."""
-    results = Path(series.results_dir)
-    shutil.copytree(finished(series), results, ignore=shutil.ignore_patterns(*SCORED, "*.csv.*"))
-    (results / "results.csv").unlink()
-    return lambda: train(series)
-
-
-def begin_gathering(series: Config) -> Act:
-    several(finished(series), Path(series.results_dir))
-    return lambda: gather(Path(series.results_dir))
-
-
-def gather_together(folder: Path, config: Config, count: int) -> list[int]:
-    """Run processes that each finish a run and gather all runs at the same time."""
-    ends = []
+def kill_each(folder: Path, config: Config, count: int, unscored: Path) -> list[int]:
+    """Let each of these series be killed at random moments until it is done, in scoring a trained run too."""
+    drawn, ends = random.Random(0), list[int]()
     for number in range(count):
         series = at(config, folder / f"{number:03}")
-        waiting, results = folder.with_name("waiting") / f"{number:03}", Path(series.results_dir)
-        several(finished(series), waiting)
-        (results / "runs").mkdir(parents=True)
-        children = [begin_child(lambda: finish(run, results)) for run in (waiting / "runs").iterdir()]  # noqa: B023
-        ends += [end_of(child) for child in children]
+        if folder.name == "scoring":
+            shutil.copytree(unscored, series.results_dir)
+        ends.append(kill_until_done(series, drawn))
     return ends
 
 
-def finish(run: Path, results: Path) -> None:
-    os.replace(run, results / "runs" / run.name)
-    gather(results)
+def main(folder: Path, counts: dict[str, int], arguments: list[str]) -> dict[str, list[int]]:
+    warm = folder.with_name("warm")
+    program.run([*arguments, f"results_dir={warm / 'results'}", f"cache_dir={warm / 'cache'}"])
+    shutil.copytree(warm / "results", warm / "unscored", ignore=shutil.ignore_patterns(*SCORED, "*.csv.*"))
+    (warm / "unscored" / "results.csv").unlink()
+    config = parse_config(compose(arguments[1:]))
+    ends = {"renames": crash_at_every_rename(folder / "renames", config)} if "renames" in counts else {}
+    for kind in counts.keys() - ends.keys():
+        ends[kind] = kill_each(folder / kind, config, counts[kind], warm / "unscored")
+    return ends
 
-
-def finished(series: Config) -> Path:
-    """Return the results of a run that nothing disturbed, which all series share."""
-    undisturbed = at(series, Path(series.results_dir).parents[2] / "undisturbed")
-    train(undisturbed)
-    return Path(undisturbed.results_dir)
-
-
-def several(finished: Path, results: Path) -> None:
-    """Copy runs under other names."""
-    for run in (finished / "runs").iterdir():
-        for number in range(RUNS):
-            shutil.copytree(run, results / "runs" / f"{run.name}-{number}")
-
-
-# What is killed, and the most seconds that it may run the first time.
-KILLED = {
-    "training": (lambda series: lambda: train(series), 0.2),
-    "scoring": (begin_scoring, 0.1),
-    "gathering": (begin_gathering, 0.02),
-}
-KINDS = {"renames": crash_at_every_rename, "together": gather_together, **dict.fromkeys(KILLED, kill_each)}
 
 if __name__ == "__main__":
-    folder, kind, count, _, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
     os.fsync = lambda fd: None  # a kill loses nothing that was written
     answer = os.dup(1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
-    warm = Path(folder).with_name("warm")
-    program.run([*arguments, f"results_dir={warm / 'results'}", f"cache_dir={warm / 'cache'}"])
-    config = parse_config(compose(arguments[1:]))
-    pairs = zip(kind.split(","), map(int, count.split(",")), strict=True)
-    ends = {name: KINDS[name](Path(folder) / name, config, times) for name, times in pairs}
+    ends = main(Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:])
     os.write(answer, json.dumps(ends).encode())

@@ -13,7 +13,6 @@ SHORT = (
     "eval.max_length=512 eval.lengths=[64,256] threads=1"
 )
 
-
 VERDICTS = (0, 3, 4)  # the exit codes of `try`
 # What shortens a command that has no keys for it.
 LESS = {"try": ["--minutes", "0.01"], "probe": ["--windows", "6"], "speed": ["--repeats", "1"]}
@@ -26,17 +25,8 @@ def commands(page: str) -> list[tuple[str, int]]:
     return [(line.split("  #")[0].strip(), int("# exit code 1" in line)) for line in lines]
 
 
-def words_of(command: str) -> list[str]:
-    """Return the arguments as a shell would pass them."""
-    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True)
-    return done.stdout.decode().split("\0")[:-1]
-
-
 def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
-    """Write the files that the page shows into `folder` and run its pe-bench commands there, in order.
-
-    Return what they printed.
-    """
+    """Write the files of a page into `folder` and run its commands there. Return what they printed."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv(OVERRIDES_VARIABLE, SHORT)
     for path, text in re.findall(r"`([\w/]+\.py)`:\n+```\w*\n(.*?)```", page, flags=re.DOTALL):
@@ -45,7 +35,9 @@ def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
     printed = ""
     for command, expected in commands(page):
         if command.startswith("pe-bench "):
-            _, *arguments = words_of(command.replace("seed=0,1,2", "seed=0"))
+            typed = command.replace("seed=0,1,2", "seed=0")
+            words = subprocess.run(["bash", "-c", f"printf '%s\\0' {typed}"], capture_output=True, check=True)
+            _, *arguments = words.stdout.decode().split("\0")[:-1]
             code = run([*arguments, *LESS.get(arguments[0], [])])
             output = capsys.readouterr()
             is_right = code == expected or (arguments[0] == "try" and code in VERDICTS)

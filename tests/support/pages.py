@@ -6,7 +6,7 @@ from pathlib import Path
 from support.results import add_run
 
 from pe_bench.report.build import build_tables
-from pe_bench.report.records import BreakPoint, ContextUse, Line, Paired, Position, Record, Table
+from pe_bench.report.records import BreakPoint, ContextUse, Line, Paired, Position, Table
 from pe_bench.report.statistics import Interval, judge_change
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&<script>alert(2)</script>"
@@ -28,52 +28,30 @@ def some_tables(results: Path) -> list[Table]:
     """Return a table with a baseline, controls and positions, and one on other data."""
     for place, (encoding, levels) in enumerate(LEVELS.items()):
         for seed in (0, 1):
-            add_run(
-                results,
-                encoding,
-                levels,
-                seed=seed,
-                parameters=9_000 + 1_000 * place,
-                tokens_per_second=2_000.0 - 600 * place,
-                peak_memory_mb=None if encoding == "alibi" else 90.0 + 20 * place,
-            )
+            cost = {"parameters": 9_000 + 1_000 * place, "tokens_per_second": 2_000.0 - 600 * place}
+            memory = None if encoding == "alibi" else 90.0 + 20 * place
+            add_run(results, encoding, levels, seed=seed, peak_memory_mb=memory, **cost)
     add_run(results, "rope", LEVELS["rope"], data="wikitext103", data_hash="beef0123456789")
-    first, other = build_tables(results)
-    return [_with_all(first), replace(other, lines=tuple(map(_judged, other.lines)))]
+    first, second = (replace(table, lines=tuple(map(judged, table.lines))) for table in build_tables(results))
+    return [replace(first, lines=tuple(map(with_all, first.lines)), baseline="rope"), second]
 
 
-def _with_all(table: Table) -> Table:
-    lines = [
-        replace(line, records=_cells(line), positions=_positions(line)) for line in map(_judged, table.lines)
-    ]
-    return replace(table, lines=tuple(lines), baseline="rope")
-
-
-def _judged(line: Line) -> Line:
+def judged(line: Line) -> Line:
     """Return the line with verdicts and a break point that do not depend on the table's correction."""
-    cells = {
+    records = {
         length: replace(cell, verdict=judge_change(cell.interval)) if cell.interval else cell
         for length, cell in line.records.items()
     }
-    return replace(line, records=cells, break_point=BREAK_POINTS[line.encoding])
+    return replace(line, records=records, break_point=BREAK_POINTS[line.encoding])
 
 
-def _cells(line: Line) -> dict[int, Record]:
-    if line.encoding == "rope":
-        return line.records
+def with_all(line: Line) -> Line:
     difference = Paired(-0.3, Interval(-0.3, -0.4, -0.2, 2, 24), "", verdict="better")
     gain = Interval(0.1, 0.05, 0.15, 2, 24)
-    return {
-        length: replace(
-            cell,
-            baseline=difference if cell.levels else None,
-            use=ContextUse("yes", "no", gain, gain, "") if cell.levels and length == 1024 else None,
-        )
-        for length, cell in line.records.items()
-    }
-
-
-def _positions(line: Line) -> tuple[Position, ...]:
-    if line.encoding == "learned":
-        return ()
-    return tuple(Position(float(2**i), (3.5 - 0.1 * i, 3.6 - 0.1 * i)) for i in range(1, 11))
+    records = dict(line.records)
+    for length, cell in records.items():
+        if line.encoding != "rope" and cell.levels:
+            use = ContextUse("yes", "no", gain, gain, "") if length == 1024 else None
+            records[length] = replace(cell, baseline=difference, use=use)
+    positions = tuple(Position(float(2**i), (3.5 - 0.1 * i, 3.6 - 0.1 * i)) for i in range(1, 11))
+    return replace(line, records=records, positions=() if line.encoding == "learned" else positions)

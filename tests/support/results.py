@@ -61,9 +61,8 @@ def scores_of(level: float, documents: int, seed: int, spread: float = 0.01) -> 
     own = np.random.default_rng(seed).normal(size=documents) * spread
     own -= own.mean() + common.mean()
     nats = np.repeat((level + common + own) * np.log(2), 4)
-    return Scores(
-        nats.astype(np.float32), np.repeat(np.arange(documents), 4), np.ones(4 * documents, np.int64)
-    )
+    numbers = np.repeat(np.arange(documents), 4)
+    return Scores(nats.astype(np.float32), numbers, np.ones(4 * documents, np.int64))
 
 
 def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None], **changes: object) -> Path:
@@ -76,15 +75,28 @@ def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None]
     sliding = changes.pop("sliding", None)
     if sliding is not None:
         changes |= {"protocol": "sliding", "stride_rule": str(sliding)}
-    first = replace(ROW, encoding=encoding, scored_with=encoding)
-    first = replace(first, **changes)  # pyright: ignore[reportArgumentType]
+    changes = {"encoding": encoding, "scored_with": encoding, **changes}
+    first = replace(ROW, **changes)  # pyright: ignore[reportArgumentType]
     first = replace(first, run=f"{encoding}-s{first.seed}-{first.setting[:4]}{first.data_hash[:4]}{code}")
     run = runs_folder(results_dir) / first.run
     run.mkdir(parents=True, exist_ok=True)
-    rows = [
-        _row(run, _at(first, length, _stride(sliding, length), "context_mean" in changes), level, spread)
-        for length, level in levels.items()
-    ]
+    rows = []
+    for length, level in levels.items():
+        stride = (
+            None if sliding is None else length // 2 if sliding == "half" else min(length, int(str(sliding)))
+        )
+        context = first.context_mean if "context_mean" in changes else length - 8.5  # of blocks of 16 targets
+        row = replace(first, length=length, stride=stride, context_mean=context)
+        if level is None:
+            reason = f"position {length - 1} is past the table of {row.train_length}"
+            row = replace(
+                row, status="undefined", reason=reason, nll=None, perplexity=None, bits_per_byte=None
+            )
+        else:
+            scores = scores_of(level, row.documents, seed=1000 * row.seed + length, spread=spread)
+            save_scores(score_file(run, row), scores)
+            row = replace(row, **compute_level(scores, row.protocol))
+        rows.append(row)
     write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), *rows])
     write_text(run / "config.yaml", "{}\n")
     write_text(run / "result.json", "{}\n")
@@ -99,24 +111,3 @@ def edit_text(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new), encoding="utf-8")
-
-
-def _at(row: Row, length: int, stride: int | None, context_is_given: bool) -> Row:
-    """Return the row at a length, with blocks of 16 targets."""
-    context = row.context_mean if context_is_given else length - 8.5
-    return replace(row, length=length, stride=stride, context_mean=context)
-
-
-def _stride(sliding: object, length: int) -> int | None:
-    if sliding is None:
-        return None
-    return max(1, length // 2) if sliding == "half" else min(length, int(str(sliding)))
-
-
-def _row(run: Path, row: Row, level: float | None, spread: float) -> Row:
-    if level is None:
-        reason = f"position {row.length - 1} is past the table of {row.train_length}"
-        return replace(row, status="undefined", reason=reason, nll=None, perplexity=None, bits_per_byte=None)
-    scores = scores_of(level, row.documents, seed=1000 * row.seed + row.length, spread=spread)
-    save_scores(score_file(run, row), scores)
-    return replace(row, **compute_level(scores, row.protocol))

@@ -33,10 +33,6 @@ def line_of(table: Table, label: str) -> Line:
     return next(line for line in table.lines if line.label == label)
 
 
-def printed_details(tables: list[Table], width: int | None = None) -> str:
-    return printed(tables, width, details=True)
-
-
 def printed(tables: list[Table], width: int | None = None, *, details: bool = False) -> str:
     """Return what a pipe gets, or a terminal of this width without colours."""
     file = io.StringIO()

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from support.native import here, worst
+from support.native import here
 
+from pe_bench.inspection.check.case import worst
 from pe_bench.training import optimizer
 from pe_bench.training.optimizer import Muon, orthogonalise
 
