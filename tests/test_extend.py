@@ -8,7 +8,7 @@ from support.commands import Command
 import pe_bench
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
-from pe_bench.runs.rows import Row, read_rows
+from pe_bench.runs.rows import read_rows
 from pe_bench.scoring import stages
 
 SEEDS = ("seed=0", "seed=1")
@@ -42,7 +42,8 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
         "rope, then yarn x2 at 32 (256)": (2, 32),
         "rope, trained at 32 (768)": (2, 32),
     }
-    assert len({row.target_hash for row in rows_in(folder)}) == 1, "all lines are of the same targets"
+    rows = [row for run in runs for row in read_rows(run / "eval.csv")]
+    assert len({row.target_hash for row in rows}) == 1, "all lines are of the same targets"
     for run in runs:
         config = read_config(run)
         assert config.seed == int(run.name.split("-s")[1][0])
@@ -86,27 +87,3 @@ def test_what_a_method_searches_is_searched_once(
     monkeypatch.setattr(stages, "ROUNDS", -1)
     monkeypatch.setattr(stages, "BLOCKS", 0)  # nothing to search on
     assert labels() == [searched]
-
-
-def test_a_stage_without_training_is_the_scaling_as_it_is_and_a_stage_goes_on_from_any_other(
-    begin: Command, train: Command, command: Command, folder: Path
-) -> None:
-    assert begin("encoding=rope", *SCORED).code == 0
-    still = ("train.steps=1", "train.lr=1e-30", "train.weight_decay=0")  # which changes no weight
-    stages = ("encoding=yarn", "train.length=32", *SCORED)
-    assert train(*stages, *still, "train.from='encoding=rope'").code == 0
-    results = ("--results-dir", str(folder / "results"))
-    assert command("eval", "rope", "--with", "yarn factor=2", *results).code == 0
-    tuned, as_it_is = (
-        {row.length: row.nll for row in rows_in(folder) if row.scored_with == label and row.length >= 16}
-        for label in ("rope, then yarn x2 at 32 (64)", "yarn factor=2.0")
-    )
-    assert as_it_is and {length: tuned[length] for length in as_it_is} == as_it_is
-    # A later stage is no `encoding=yarn`, whose line is another.
-    again = train("encoding=yarn", *SCORED, "train.from='encoding.name=yarn'")
-    assert again.code == 0, again.err
-    assert any("then yarn x2 at 32 (64), then yarn" in row.encoding for row in rows_in(folder))
-
-
-def rows_in(folder: Path) -> list[Row]:
-    return [row for run in (folder / "results" / "runs").iterdir() for row in read_rows(run / "eval.csv")]

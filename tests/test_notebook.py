@@ -34,12 +34,16 @@ SHOWN = {
 }
 
 
-def read_notebook(name: str) -> Any:
-    return nbformat.read(DOCS / f"{name}.ipynb", as_version=4)
+def read_notebook(name: str) -> tuple[Any, list[Any]]:
+    """Return a notebook, and its cells of code."""
+    notebook = nbformat.read(DOCS / f"{name}.ipynb", as_version=4)
+    return notebook, [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def code_cells(notebook: Any) -> list[Any]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+def require_outputs(cells: list[Any], name: str) -> None:
+    for cell, shown in zip(cells, SHOWN[name], strict=True):
+        assert all(text in text_of(cell) for text in shown), cell.source
+    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs)
 
 
 def text_of(cell: Any) -> str:
@@ -48,18 +52,11 @@ def text_of(cell: Any) -> str:
     return "\n".join(output.get("text") or output.data.get("text/plain", "") for output in shown)
 
 
-def require_outputs(notebook: Any, name: str) -> None:
-    cells = code_cells(notebook)
-    for cell, shown in zip(cells, SHOWN[name], strict=True):
-        assert all(text in text_of(cell) for text in shown), cell.source
-    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs)
-
-
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_notebook_is_kept_with_its_outputs_and_says_how_to_install(name: str) -> None:
-    notebook = read_notebook(name)
-    require_outputs(notebook, name)
-    assert "git clone" in notebook.cells[0].source and "pip install ./pe-bench" in notebook.cells[0].source
+    notebook, cells = read_notebook(name)
+    require_outputs(cells, name)
+    assert all(text in notebook.cells[0].source for text in ("git clone", "pip install ./pe-bench"))
     assert (DOCS / f"{name}.ipynb").stat().st_size < 300_000
 
 
@@ -68,7 +65,7 @@ def test_the_python_of_the_quick_start_runs(
 ) -> None:
     monkeypatch.setenv(OVERRIDES_VARIABLE, SHORT)
     names: dict[str, Any] = {}
-    for cell in code_cells(read_notebook("quick-start"))[:-1]:
+    for cell in read_notebook("quick-start")[1][:-1]:
         exec(cell.source.replace("512_000", "8_192"), names)
     printed = capsys.readouterr().out
     assert "bits per byte" in printed and "yarn factor=auto" in printed
@@ -81,13 +78,11 @@ def test_a_notebook_runs_as_it_stands(name: str, folder: Path, monkeypatch: pyte
     monkeypatch.setenv(OVERRIDES_VARIABLE, SHORT)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
-    notebook = read_notebook(name)
-    for cell in code_cells(notebook):
+    notebook, cells = read_notebook(name)
+    for cell in cells:
         cell.source = cell.source.replace("minutes=10", "minutes=0.01")
-    where = {"metadata": {"path": str(folder / "work")}}
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", coalesce_streams=True, resources=where
-    ).execute()
-    require_outputs(notebook, name)
-    texts = [text_of(cell) for cell in code_cells(notebook) if "pe_bench" in cell.source]
+    options = {"coalesce_streams": True, "resources": {"metadata": {"path": str(folder / "work")}}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", **options).execute()
+    require_outputs(cells, name)
+    texts = [text_of(cell) for cell in cells if "pe_bench" in cell.source]
     assert not any("tokens/s" in text or "\x1b" in text for text in texts)

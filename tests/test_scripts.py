@@ -10,13 +10,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 OLD = "#!/bin/sh\ncase \"$1\" in --version) echo 'Python 3.9.2';; *) exit 1;; esac\n"
 NO_VENV = '#!/bin/sh\ncase "$2" in *venv*) exit 1;; esac\nexit 0\n'
-PIP_FAILS = '#!/bin/sh\ncase "$3" in --version) exit 0;; esac\necho "{}"\nexit 1\n'
+PIP_FAILS = '#!/bin/sh\ncase "$3" in --version) exit 0;; esac\necho "no space left on device"\nexit 1\n'
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
-    scripts = [f"scripts/{name}" for name in ("install", "uv", "demo", "test")]
+    scripts = [f"scripts/{name}" for name in ("install", "uv", "demo")]
     for name in (*scripts, "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -30,9 +30,7 @@ def program(path: Path, text: str) -> Path:
 
 
 def run(script: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [script], capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
+    return subprocess.run([script], capture_output=True, text=True, env={**os.environ, **environment})
 
 
 def test_a_python_that_cannot_do_is_named_in_one_line(checkout):
@@ -48,7 +46,7 @@ def test_a_python_that_cannot_do_is_named_in_one_line(checkout):
 
 def test_what_is_installed_is_not_installed_again_and_a_failure_does_not_count(checkout):
     calls, install = checkout / "calls", checkout / "scripts" / "install"
-    program(checkout / ".venv" / "bin" / "python", PIP_FAILS.format("ERROR: no space left on device"))
+    program(checkout / ".venv" / "bin" / "python", PIP_FAILS)
     done = run(install)
     assert done.returncode == 1 and "no space left on device" in done.stdout
     assert "could not be installed" in done.stderr.splitlines()[-1]
@@ -67,10 +65,7 @@ def test_what_is_installed_is_not_installed_again_and_a_failure_does_not_count(c
         ("", "UV_TORCH_BACKEND=auto"),
         ("global.find-links='/wheels /more'", "UV_FIND_LINKS=/wheels,/more"),
         ("global.index-url='http://mirror/simple'", "UV_DEFAULT_INDEX=http://mirror/simple"),
-        (
-            r"global.extra-index-url='\nhttp://a\nhttp://b'",
-            "UV_INDEX= http://a http://b UV_INDEX_STRATEGY=unsafe-best-match",
-        ),
+        (r"global.extra-index-url='\nhttp://a'", "UV_INDEX= http://a UV_INDEX_STRATEGY=unsafe-best-match"),
     ],
 )
 def test_what_is_set_for_pip_holds_for_uv(checkout, settings, variables):
@@ -85,11 +80,3 @@ esac
     program(checkout / ".venv" / "bin" / "python", echo)
     done = run(checkout / "scripts" / "install")
     assert (done.returncode, done.stdout.strip()) == (0, " ".join(variables.split()))
-
-
-def test_pip_installs_where_uv_cannot(checkout):
-    calls = checkout / "calls"
-    no_uv = f'#!/bin/sh\necho "$@" >> {calls}\ncase "$*" in *" uv"*) exit 1;; esac\n'
-    program(checkout / ".venv" / "bin" / "python", no_uv)
-    assert run(checkout / "scripts" / "install").returncode == 0
-    assert "-e ." in calls.read_text().splitlines()[-1]

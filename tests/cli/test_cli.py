@@ -48,17 +48,6 @@ def test_a_sweep_makes_every_run_and_prints_one_table(train, folder):
     assert outcome.err.startswith("sweep: checking every value before the first job starts\n")
 
 
-def test_a_failing_job_does_not_stop_a_sweep_and_is_told_in_one_line(train, folder):
-    outcome = train("-m", "encoding=rope", "train.lr=1e30,3e-3")
-    assert outcome.code == 1
-    assert "not finite" in outcome.err and "2 jobs: 1 done, 1 failed" in outcome.err
-    assert (
-        "the sweep is not done; fix what failed, then the same command does what is missing" in outcome.line
-    )
-    assert "  failed: train.lr=1e+30: " in outcome.err, "a job is named by what is swept over alone"
-    assert len(list((folder / "results" / "runs").glob("*/result.json"))) == 1
-
-
 def test_eval_scores_under_each_protocol_and_a_key_that_scoring_does_not_read_is_told_once(
     begin, train, command, folder
 ):

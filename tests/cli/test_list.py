@@ -11,18 +11,7 @@ from support.commands import Command
 from support.results import add_run
 
 from pe_bench.cli.completion import complete_word
-from pe_bench.inspection.catalogue import catalogue as encodings
-
-
-@pytest.fixture(scope="module")
-def records() -> list[dict[str, Any]]:
-    return encodings()
-
-
-@pytest.fixture(autouse=True)
-def built_once(records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Building all encodings takes seconds."""
-    monkeypatch.setattr("pe_bench.inspection.catalogue.catalogue", lambda: records)
+from pe_bench.inspection import catalogue
 
 
 def rows_of(command: Command, *arguments: str) -> list[dict[str, Any]]:
@@ -32,8 +21,10 @@ def rows_of(command: Command, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_every_encoding_has_a_row_with_its_facts_in_one_line_of_80_columns(
-    command: Command, records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    records = catalogue.catalogue()
+    monkeypatch.setattr(catalogue, "catalogue", lambda: records)  # building all encodings takes seconds
     rows = {row["encoding"]: row for row in rows_of(command, "encodings")}
     assert list(rows) == [argument.removeprefix("encoding=") for argument in complete_word("encoding=")]
     assert all(row[fact] for row in rows.values() for fact in ("family", "paper", "what_it_is"))
@@ -56,13 +47,6 @@ def test_every_encoding_has_a_row_with_its_facts_in_one_line_of_80_columns(
     monkeypatch.setattr("pe_bench.system.terminal.PIPED_WIDTH", 200)
     wide = command("list", "encodings", "--papers").out
     assert "rope+logn; also as modifier" in wide and "also called ape" in wide
-
-
-def test_other_lists_have_a_name_and_what_it_is(command: Command) -> None:
-    for name in ("modifiers", "models", "data", "tokenizers", "keys", "experiments", "tasks", "studies"):
-        rows, shown = rows_of(command, name), command("list", name).out
-        assert all(row[key] for row in rows for key in ("what_it_is", "meaning", "question") if key in row)
-        assert all(str(next(iter(row.values()))) in shown for row in rows)
 
 
 def test_lists_and_a_report_do_not_load_torch(tmp_path) -> None:

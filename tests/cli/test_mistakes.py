@@ -15,9 +15,7 @@ train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
 train model.d_model=20 model.n_heads=4 -> model.d_head=5 is odd
 train eval.lengths=512,2048 -> 'eval.lengths=[512,2048]' is a list
 train eval.lengths=[100000000] -> has the 100000000 tokens that are needed: the longest has
-train encoding=[rope,alibi] -> a run has one encoding
 train encoding=rope,alibi -> is several values: -m encoding=rope,alibi makes a run for each
-train encoding.name=null -> encoding.name must be letters, digits and the signs . + - _, not null
 train train=3 -> train is a group of keys and cannot be 3: say train.length=VALUE
 train rope -> 'rope' cannot be read: say encoding=rope
 train seed=٣ -> 'seed=٣' cannot be read: put quotes around the value, as in 'seed="VALUE"'
@@ -56,12 +54,8 @@ report --plot a.jpg -> .png, .svg or .pdf
 report --sort colour --json -> colour
 list encoding -> unknown list 'encoding': did you mean 'encodings'?
 list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'?
-list runs -> make one with `pe-bench train encoding=rope`
-show rope threads=1 fctor=2 -> unknown key 'fctor': did you mean
-show rop -> unknown encoding 'rop': did you mean 'rope'?
 show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
-show rope zzz=1 -> unknown key 'encoding.zzz': there are:
 show rope train.lenght=3 -> did you mean 'train.length'?
 show rope seed=x -> seed must be a whole number
 show rope --plot a.gif -> the name must end with .png, .svg or .pdf
@@ -71,16 +65,13 @@ extend -> no run is named: say pe-bench extend rope
 extend hf:x --tokens 5 -> a checkpoint of Hugging Face is scored alone: leave --tokens out
 export rope --hf .. -> --hf .. is no name of a new folder
 try -> name what to try
-try nopp -> unknown encoding 'nopp': did you mean 'nope'?
 try rope --minutes 0 -> --minutes must be above 0, not 0
 try '' -> '' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn
 try 'rope fast' -> 'rope fast': fast is no option; say KEY=VALUE, such as base=500000
 try nope seed=3 -> seed=3: a try chooses the seeds and the documents itself: leave it out
-try nope eval.half=first -> eval.half=first: a try chooses the seeds and the documents itself
 try nope results_dir=x -> results_dir=x: say --results-dir, where tries are counted too
 try --list -> results has no tries
 reproduce windwed -> unknown study 'windwed': did you mean 'windowed'?
-reproduce alibi kerple -> one study at a time: alibi, kerple
 reproduce alibi train.lr=3 -> train.lr=3 would change the study
 reproduce alibi --text nowhere -> --text nowhere is neither stdlib nor a folder
 reproduce gpu -> device=cuda was not found
@@ -103,12 +94,10 @@ check t5 max_distance=16 -> encoding.max_distance=16 must be at least 17
 check tupe overflow=clamp positions=sinusoidal -> encoding.overflow=clamp is for
 check dape threshold=8 -> encoding.threshold=8 is for encoding.inner=fire
 check bipe "separators=['']" -> a separator has at least 1 character
-check learned max_position=0 -> encoding.max_position must be a whole number of at least 1
 check local_global 'global={name: p_rop}' -> unknown encoding 'p_rop': did you mean 'p_rope'?
 check local_global global=nope -> encoding.global must be another encoding, such as {name: nope}, not 'nope'
 check local_global 'global={name: sinusoidal}' -> encoding.global changes embeddings, which all layers share
 check local_global 'local={name: randomized}' -> encoding.local changes position ids, which all layers
-speed mine -> unknown encoding 'mine'
 speed rope device=cuda:99 -> device=cuda:99 was not found
 speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is shorter
 """
@@ -123,7 +112,6 @@ probe --lengths 64 -> of at least 128, not [64]
 probe --depths 1 -> depths must be a whole number of at least 2, not 1
 probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
 extend rope --to far -> --to far is no longer length
-extend rope --to 1x -> --to 1x is no longer length
 extend rope --to 16 -> --to 16 is not longer than train.length=16
 extend rope --long -> give --tokens
 extend rope --with t5 -> do not fit t5
@@ -154,30 +142,13 @@ def refused(command: Command, case: str, *options: str) -> None:
     assert "Traceback" not in outcome.err
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\x01\xff\xfe" * 40])
-def test_empty_and_binary_data_are_refused_with_their_path(command, folder, content):
-    (folder / "bad.txt").write_bytes(content)
-    outcome = command("train", "data=files", f"data.path={folder / 'bad.txt'}")
-    assert outcome.code == 2 and "bad.txt" in outcome.line
-    assert files_in(folder / "work") == []
-
-
 def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, folder):
     begin("encoding=rope")
     run = only_run(folder)
     results = ["--results-dir", str(folder / "results")]
-    for step in ("step-00000006", "step-00000008"):
-        weights = run / "checkpoints" / step / "weights.safetensors"
-        weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    for file, text, code, message in (
-        (None, "", 2, "no whole checkpoint"),
-        ("config.yaml", "encoding: [", 2, "config.yaml is missing or damaged"),
-        ("result.json", "{", 1, "result.json is damaged"),
-    ):
-        if file is not None:
-            (run / file).write_text(text)
-        outcome = command("eval", run.name, *results)
-        assert outcome.code == code and message in outcome.line
+    (run / "result.json").write_text("{")
+    outcome = command("eval", run.name, *results)
+    assert outcome.code == 1 and "result.json is damaged" in outcome.line
     (run / "result.json").unlink()
     outcome = command("eval", run.name, *results)
     assert outcome.code == 2 and "no finished run" in outcome.line

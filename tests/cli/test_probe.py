@@ -62,14 +62,3 @@ def test_a_probe_that_is_interrupted_keeps_what_is_scored_and_ends_with_the_same
     scored.clear()
     assert command("probe", *SMALL).code == 0 and len(scored) == 1
     assert numbers() == expected and len(expected) == 4
-
-
-def test_a_run_of_a_task_has_no_text_to_probe(begin: Command, command: Command, folder: Path) -> None:
-    begin("encoding=nope")
-    small = ("model.d_model=16", "model.d_ff=24", "train.batch_tokens=64", "train.steps=2", "eval.targets=4")
-    done = command("train", "task=copy", "encoding=nope", *small, f"results_dir={folder / 'results'}")
-    assert done.code == 0, done.err
-    before = {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")}
-    outcome = command("probe", "--all", *SMALL)
-    assert outcome.code == 2 and "answers task=copy" in outcome.line
-    assert {path: path.read_bytes() for path in (folder / "results").rglob("eval.csv")} == before
