@@ -13,7 +13,8 @@ def test_training_leaves_a_run_with_all_its_files_and_repeating_it_does_nothing(
     assert outcome.code == 0, outcome.err
     assert "rope" in outcome.out and "bits per byte" in outcome.out
     run = only_run(folder)
-    assert f"the run: {run}" in outcome.err and "step 8 of 8" in outcome.err and "tokens/s" in outcome.err
+    assert f"the run: {run}\n" in outcome.err and "step 8 of 8" in outcome.err and "tokens/s" in outcome.err
+    assert f"all rows: {folder / 'results' / 'results.csv'}" in outcome.err
     names = ("meta.json", "optimizer.safetensors", "weights.safetensors")
     assert [name for name in files_in(run) if not name.startswith("scores/")] == [
         *(f"checkpoints/step-0000000{step}/{name}" for step in (6, 8) for name in names),

@@ -11,12 +11,9 @@ import pytest
 from support.commands import Command
 from support.results import add_run, edit_rows
 
-from pe_bench.cli.tables import print_scored, scored_alone
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.runs.folder import write_config
-from pe_bench.runs.rows import read_rows
-from pe_bench.scored import Run
 
 LEVELS = {64: 3.1, 128: 3.0, 256: 3.1}
 
@@ -88,18 +85,3 @@ def test_runs_are_listed_with_what_they_have_and_what_tables_call_their_encoding
     assert (states[learned.name]["encoding"], states[learned.name]["lengths"]) == (label, [64, 128])
     facts = [states[run.name][name] for name in ("state", "steps", "total", "loss")]
     assert facts == ["not finished", 6, 250, 1.5]
-
-
-def test_a_run_is_printed_with_where_it_and_all_rows_are(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def printed(path: Path) -> str:
-        scored = scored_alone(Run(path, read_rows(path / "eval.csv"), 0.01))
-        print_scored("train", [scored], [], as_json=False)
-        return capsys.readouterr().err
-
-    results, told = run.parents[1], printed(run)
-    assert f"the run: {run}\n" in told and f"all rows: {results / 'results.csv'}" in told
-    assert f"pe-bench report --results-dir {results}\n" in told
-    run = run.rename(tmp_path / "elsewhere")
-    assert printed(run) == f"the run: {run}\n"
