@@ -95,6 +95,7 @@ SCORING: dict[str, Callable[[], list[LayerEncoding]]] = {
     "an absolute table": lambda: [TUPE(D, H, K, max_position=1_000)],
     "columns": lambda: [FoX(D, H)],
     "columns and a rotation": lambda: [FoX(D, H), RoPE(K), LogN(5)],
+    "columns and a slope": lambda: [FoX(D, H), ALiBi(H)],
     "a bias of positions": lambda: [FIRE(H, 4)],
     "two biases": lambda: [FIRE(H, 4), ALiBi(H)],
     "relative values": lambda: [Shaw(K, max_distance=5)],
