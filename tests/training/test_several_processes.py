@@ -33,9 +33,13 @@ import torch
 from pe_bench.encodings.nope import NoPE
 
 class Idle(NoPE):
-    def __init__(self):
+    def __init__(self, n_heads: int):
         super().__init__()
-        self.idle = torch.nn.Parameter(torch.ones(2))
+        self.used = torch.nn.Parameter(torch.ones(n_heads))
+        self.idle = torch.nn.Parameter(torch.ones(n_heads))
+
+    def distance_bias(self, distance):
+        return -self.used[:, None] * distance.sqrt()
 """
 
 
