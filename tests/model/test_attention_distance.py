@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.attending import H
+from support.attending import H, K
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model.attention import fused, reference_attention
-from pe_bench.model.attention.fused import BLOCK, FUSED_QUERIES, fused_distance_attention
+from pe_bench.model.attention.fused import BLOCK, FUSED_QUERIES, NegligibleKeys, fused_distance_attention
 
 TOKENS = 4_096 + 77
 # The pairs of a query and a key, of one head each, when nothing is left out.
@@ -99,3 +99,17 @@ def test_far_keys_with_huge_norms_and_huge_values_are_kept() -> None:
     x, q, k, v = inputs()
     v[:, :, :BLOCK] *= 1e30
     assert largest_relative_error(Table(falling(0.05)), (x, q, k, v)) < 1e-10
+
+
+def test_what_is_left_out_has_no_weight() -> None:
+    _, q, k, v = inputs(batch=2)
+    table, start, stop = torch.tensor([[4.0], [1.2], [0.4], [0.12]]) * falling(), 3_072, 3_072 + 150
+    distance = torch.arange(start, stop)[:, None] - torch.arange(stop)
+    for dtype in (torch.float32, torch.float64):
+        reach = NegligibleKeys(*(one.to(dtype) for one in (q, k, v, table)), K**-0.5)
+        for head, first in enumerate(reach.first_keys(start, stop)):
+            scores = (
+                K**-0.5 * q[:, head, start:stop] @ k[:, head, :stop].mT + table[head, distance.clamp(min=0)]
+            )
+            lost = scores.masked_fill(distance < 0, -torch.inf).softmax(-1)[:, :, :first].sum(-1)
+            assert first > 0 and float(lost.max()) < torch.finfo(dtype).eps / 3
