@@ -110,6 +110,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     config = replace(config, encoding=encoding.values)
     with user_code_errors():
         model = build_decoder(config, data.vocabulary, encoding)
+    machine.share_cores()
     dry_run_training(model, config.train.length, config.encoding["name"])
     learns = not config.train.only or any(model.encoding.lr_multiples(config.train.encoding_lr).values())
     require(learns, f"train.only=encoding: {encoding.label} has no parameters to train: leave it out")

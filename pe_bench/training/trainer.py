@@ -59,10 +59,12 @@ def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
     trainer = Trainer(job.config, model, job.data, job.device, job.dtype, group)
     if newest is not None:
         checkpoint.load_optimizer(newest, model, trainer.optimizer)
-    set_threads(max(1, job.threads // local_world_size()))
+    if local_world_size() > 1:  # they share the machine's cores; a process alone leaves cores to others
+        set_threads(max(1, job.threads // local_world_size()))
     keep_freed_memory()
     _take_steps(trainer, newest, job.folder, watch)
-    set_threads(job.threads)
+    if local_world_size() > 1:
+        set_threads(job.threads)
 
 
 def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: StepWatcher) -> None:
@@ -79,9 +81,9 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
 
     with finish_step_on_signal() as is_asked:
         for number in range(first, train.total_steps):
+            share_cores()
             state = trainer.step(number, seconds)
             step, seconds = state.step, state.seconds
-            share_cores()
             if is_validated := is_due(step, train.validate_every):
                 state = replace(state, validation_loss=trainer.validation_loss())
             watch(state)

@@ -100,7 +100,7 @@ def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monke
     ("setting", "cores", "elsewhere", "count"),
     [
         ("auto", 4, 2.0, 2),  # two runs, each in the other's way
-        ("auto", 4, 3.5, 1),  # never less than one
+        ("auto", 4, 3.5, 1),
         ("auto", 4, 0.2, 4),  # a little of other work takes no core
         ("auto", 2, 1.0, 2),  # of four cores a container may use two, and one is taken
         ("auto", 4, -2.0, 4),  # a system that counts nothing
@@ -116,6 +116,15 @@ def test_with_auto_a_run_takes_the_cores_that_are_free(monkeypatch, setting, cor
     machine.set_threads(setting)
     machine.share_cores()
     assert torch.get_num_threads() == count
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_run_alone_shares_its_cores_from_its_first_step_on(train, monkeypatch) -> None:
+    shared: list[object] = []
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    monkeypatch.setattr("pe_bench.training.trainer.share_cores", lambda: shared.append(machine._shared))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert train("encoding=nope", "threads=auto").code == 0 and shared and all(shared)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count")
