@@ -173,15 +173,26 @@ class Shape(ctypes.Structure):
 class Strided(ctypes.Structure):
     """The `Strided` of common.h."""
 
-    _fields_ = [("data", ctypes.c_void_p), *((n, ctypes.c_int64) for n in ("batch", "heads", "tokens"))]
+
+Strided._fields_ = [
+    ("data", ctypes.c_void_p),
+    *((name, ctypes.c_int64) for name in ("batch", "heads", "tokens")),
+    ("columns", ctypes.POINTER(Strided)),
+    ("columns_width", ctypes.c_int64),
+]
 
 
-def shape_of(q: Tensor, v: Tensor, scale: float) -> Any:
-    return ctypes.byref(Shape(*q.shape, v.shape[-1], scale, torch.get_num_threads()))
+def shape_of(q: Tensor, v: Tensor, scale: float, columns_width: int = 0) -> Any:
+    batch, heads, tokens, width = q.shape
+    shape = Shape(batch, heads, tokens, columns_width + width, v.shape[-1], scale, torch.get_num_threads())
+    return ctypes.byref(shape)
 
 
-def strided(x: Tensor) -> Any:
-    return ctypes.byref(Strided(x.data_ptr(), *x.stride()[:-1]))
+def strided(x: Tensor, columns: Tensor | None = None) -> Any:
+    """Return the rows of a tensor; what stands in `columns` comes before each of them."""
+    first = None if columns is None else ctypes.pointer(Strided(columns.data_ptr(), *columns.stride()[:-1]))
+    width = 0 if columns is None else columns.shape[-1]
+    return ctypes.byref(Strided(x.data_ptr(), *x.stride()[:-1], first, width))
 
 
 def data_of(x: Tensor | None) -> ctypes.c_void_p | None:

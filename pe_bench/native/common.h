@@ -22,11 +22,14 @@ struct Shape {
     int32_t threads;
 };
 
-// [batch, heads, tokens, width]; neighbours in the last dimension are neighbours in memory.
+// [batch, heads, tokens, width]; neighbours in the last dimension are neighbours in memory. The first
+// `columns_width` entries of each row may be those of another tensor, `columns`, and are not scaled.
 template <class Number>
 struct Strided {
     Number* data;
     int64_t batch, heads, tokens;
+    const Strided* columns;
+    int64_t columns_width;
 };
 
 namespace {

@@ -22,45 +22,50 @@ constexpr int ROWS = 6, COLUMNS = 2 * LANES;
 constexpr int QUERIES = 48, KEYS = 128;  // of a block; KEYS is a multiple of COLUMNS
 static_assert(KEYS % COLUMNS == 0);
 
-// c[R x COLUMNS] = or += a[R x depth] b[depth x COLUMNS]
-template <int R, bool ADD>
+// c[R x V vectors] = or += a[R x depth] b[depth x V vectors]
+template <int R, int V, bool ADD>
 inline void tile(int depth, const float* a, int64_t a_row, int64_t a_column, const float* b, int64_t b_row,
                  float* c, int64_t c_row) {
-    floats sum[R][2];
-    for (int i = 0; i < R; ++i) {
-        sum[i][0] = ADD ? load(c + i * c_row) : floats{};
-        sum[i][1] = ADD ? load(c + i * c_row + LANES) : floats{};
-    }
+    floats sum[R][V];
+    for (int i = 0; i < R; ++i)
+        for (int v = 0; v < V; ++v) sum[i][v] = ADD ? load(c + i * c_row + v * LANES) : floats{};
     for (int d = 0; d < depth; ++d) {
-        const floats left = load(b + d * b_row), right = load(b + d * b_row + LANES);
+        floats row[V];
+        for (int v = 0; v < V; ++v) row[v] = load(b + d * b_row + v * LANES);
         for (int i = 0; i < R; ++i) {
             const float factor = a[i * a_row + d * a_column];
-            sum[i][0] += factor * left;
-            sum[i][1] += factor * right;
+            for (int v = 0; v < V; ++v) sum[i][v] += factor * row[v];
         }
     }
-    for (int i = 0; i < R; ++i) {
-        store(c + i * c_row, sum[i][0]);
-        store(c + i * c_row + LANES, sum[i][1]);
+    for (int i = 0; i < R; ++i)
+        for (int v = 0; v < V; ++v) store(c + i * c_row + v * LANES, sum[i][v]);
+}
+
+template <int V, bool ADD>
+inline void tile_of(int rows, int depth, const float* a, int64_t a_row, int64_t a_column, const float* b,
+                    int64_t b_row, float* c, int64_t c_row) {
+    switch (rows) {
+        case 1: return tile<1, V, ADD>(depth, a, a_row, a_column, b, b_row, c, c_row);
+        case 2: return tile<2, V, ADD>(depth, a, a_row, a_column, b, b_row, c, c_row);
+        case 3: return tile<3, V, ADD>(depth, a, a_row, a_column, b, b_row, c, c_row);
+        case 4: return tile<4, V, ADD>(depth, a, a_row, a_column, b, b_row, c, c_row);
+        case 5: return tile<5, V, ADD>(depth, a, a_row, a_column, b, b_row, c, c_row);
+        default: tile<6, V, ADD>(depth, a, a_row, a_column, b, b_row, c, c_row);
     }
 }
 
+// `columns` are whole vectors: two for each tile, and one for the last where one is left.
 template <bool ADD>
 inline void strip(int rows, int depth, const float* a, int64_t a_row, int64_t a_column, const float* b,
                   int64_t b_row, float* c, int64_t c_row, int columns) {
-    for (int j = 0; j < columns; j += COLUMNS) {
-        switch (rows) {
-            case 1: tile<1, ADD>(depth, a, a_row, a_column, b + j, b_row, c + j, c_row); break;
-            case 2: tile<2, ADD>(depth, a, a_row, a_column, b + j, b_row, c + j, c_row); break;
-            case 3: tile<3, ADD>(depth, a, a_row, a_column, b + j, b_row, c + j, c_row); break;
-            case 4: tile<4, ADD>(depth, a, a_row, a_column, b + j, b_row, c + j, c_row); break;
-            case 5: tile<5, ADD>(depth, a, a_row, a_column, b + j, b_row, c + j, c_row); break;
-            default: tile<6, ADD>(depth, a, a_row, a_column, b + j, b_row, c + j, c_row);
-        }
-    }
+    int j = 0;
+    for (; j + COLUMNS <= columns; j += COLUMNS)
+        tile_of<2, ADD>(rows, depth, a, a_row, a_column, b + j, b_row, c + j, c_row);
+    if (j < columns) tile_of<1, ADD>(rows, depth, a, a_row, a_column, b + j, b_row, c + j, c_row);
 }
 
-constexpr int64_t padded(int64_t width) { return (width + COLUMNS - 1) / COLUMNS * COLUMNS; }
+// `width` in whole vectors.
+constexpr int64_t padded(int64_t width) { return (width + LANES - 1) / LANES * LANES; }
 
 struct Block {
     int64_t query, key;  // the first of each
@@ -68,9 +73,7 @@ struct Block {
     // Of the block's keys, how many its first n queries may see between them.
     int seen(int n) const { return int(std::clamp<int64_t>(query + n - key, 0, keys)); }
     // How many entries of query i's row the products read, whole vectors of them.
-    int row_end(int i) const {
-        return std::min(KEYS, (seen(i + 1) + ROWS + COLUMNS - 1) / COLUMNS * COLUMNS);
-    }
+    int row_end(int i) const { return std::min(KEYS, int(padded(seen(i + 1) + ROWS))); }
     // Of the block's queries, how many come before its key number j and may not see it.
     int unseeing(int j) const { return int(std::clamp<int64_t>(key + j - query, 0, queries)); }
 };
@@ -106,9 +109,11 @@ void mix_transposed(const Block& block, const float* weights, const float* rows,
 // The tokens of one head as rows of `row` floats, times `factor`; what is beyond `width` stays zero.
 void pack(const Tensor& from, int64_t b, int64_t h, int64_t tokens, int64_t width, float factor, float* to,
           int64_t row) {
+    const int64_t first = from.columns_width;
+    if (first > 0) pack(*from.columns, b, h, tokens, first, 1, to, row);
     for (int64_t t = 0; t < tokens; ++t) {
         const float* source = from.data + b * from.batch + h * from.heads + t * from.tokens;
-        for (int64_t c = 0; c < width; ++c) to[t * row + c] = factor * source[c];
+        for (int64_t c = first; c < width; ++c) to[t * row + c] = factor * source[c - first];
     }
 }
 
@@ -122,9 +127,11 @@ void transpose(const float* rows, int64_t tokens, int64_t width, int64_t row, fl
 
 void unpack(const float* rows, int64_t row, int64_t tokens, int64_t width, float factor, const Tensor& to,
             int64_t b, int64_t h) {
+    const int64_t first = to.columns_width;
+    if (first > 0) unpack(rows, row, tokens, first, 1, *to.columns, b, h);
     for (int64_t t = 0; t < tokens; ++t) {
         float* target = to.data + b * to.batch + h * to.heads + t * to.tokens;
-        for (int64_t c = 0; c < width; ++c) target[c] = factor * rows[t * row + c];
+        for (int64_t c = first; c < width; ++c) target[c - first] = factor * rows[t * row + c];
     }
 }
 

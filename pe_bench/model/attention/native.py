@@ -47,24 +47,30 @@ def native_column_attention(
 ) -> Tensor:
     """Serve encodings whose bias is low-rank: `columns` of the queries and the keys.
 
-    They come first and are not scaled: the kernel adds in their order, so that large numbers whose difference
-    is small cancel exactly before anything else is added.
+    The kernel adds their products first and in their order, so that large numbers whose difference is small
+    cancel exactly before anything else is added.
     """
     queries, keys = project(encoding, x, q, k, position)
-    # Widened first, so that no scale rounds to half precision.
-    scaled = times(queries.x.float(), encoding.logit_scale(queries)) / math.sqrt(q.shape[-1])
-    of_query, of_key = encoding.columns(queries, keys)
-    wide_q, wide_k, null = _widened(of_query, scaled), _widened(of_key, keys.x), encoding.null_logit(queries)
-    return causal_attention(wide_q, wide_k, v.float(), None, 1.0, null).to(v.dtype)
+    # In float32, so that no scale rounds to half precision.
+    scaled_q, null = times(queries.x.float(), encoding.logit_scale(queries)), encoding.null_logit(queries)
+    columns, scale = encoding.columns(queries, keys), 1 / math.sqrt(q.shape[-1])
+    return causal_attention(scaled_q, keys.x.float(), v.float(), None, scale, null, columns).to(v.dtype)
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float, null: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    scale: float,
+    null: Tensor | None = None,
+    columns: Sequence[Tensor] = (),
 ) -> Tensor:
     """Return [B, H, T, V] of queries, keys [B, H, T, K], values [B, H, T, V], biases [H, T] by distance.
 
-    `null` [.., 1] is the null logit. On the CPU, all in float32; or in bfloat16, where there is a kernel for
-    it, and the biases and null logits in float32.
+    `null` [.., 1] is the null logit. The products of `columns` [.., T, C] of the queries and of the keys are
+    added to the logits. On the CPU, all in float32; or without columns in bfloat16, where there is a kernel
+    for it, and the biases and null logits in float32.
     """
     # Encodings may share keys, or whatever they return, among heads; the kernel reads what the shapes say.
     shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
@@ -72,7 +78,8 @@ def causal_attention(
     require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
     table = None if table is None else table.float().expand(q.shape[1], q.shape[2])
     null = None if null is None else null.float().expand(*q.shape[:-1], 1)
-    return cast(Tensor, _Attention.apply(q, k, v, table, null, scale))
+    columns = [one.float().expand(*q.shape[:-1], one.shape[-1]) for one in columns]
+    return cast(Tensor, _Attention.apply(q, k, v, table, null, scale, *columns))
 
 
 @functools.cache
@@ -104,23 +111,30 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, null: Tensor | None, scale: float
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        table: Tensor | None,
+        null: Tensor | None,
+        scale: float,
+        *columns: Tensor,
     ) -> Tensor:
-        output, normalizers = _forward(_library(q.dtype), q, k, v, table, scale)
+        output, normalizers = _forward(_library(q.dtype), q, k, v, table, scale, columns)
         if null is not None:
             _add_null(null, output, normalizers)
-        ctx.save_for_backward(q, k, v, table, null, output, normalizers)
+        ctx.save_for_backward(q, k, v, table, null, output, normalizers, *columns)
         ctx.scale = scale
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, table, null, output, normalizers = ctx.saved_tensors
-        saved, of_table = (q, k, v, table, output, normalizers), ctx.needs_input_grad[3]
-        gradients = _backward(_library(q.dtype), saved, gradient, ctx.scale, of_table=of_table)
+        q, k, v, table, null, output, normalizers, *columns = ctx.saved_tensors
+        saved, of_table = (q, k, v, table, output, normalizers, *columns), ctx.needs_input_grad[3]
+        gradients, of_columns = _backward(_library(q.dtype), saved, gradient, ctx.scale, of_table=of_table)
         of_null = None if null is None else gradient_of_null(null, _lse(normalizers), output, gradient)
-        return *gradients, of_null, None
+        return *gradients, of_null, None, *of_columns
 
 
 def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
@@ -139,50 +153,56 @@ def _lse(normalizers: Tensor) -> Tensor:
 
 
 def _forward(
-    library: ctypes.CDLL, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, scale: float
+    library: ctypes.CDLL,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    scale: float,
+    columns: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, V] and the normalizers [2, B, H, T] of the weights.
 
     They are each query's largest logit, and one over the sum of what the weights are before they are divided.
     """
-    q, k, v = map(build.with_whole_rows, (q, k, v))
+    q, k, v, *columns = map(build.with_whole_rows, (q, k, v, *columns))
     output, normalizers = build.like_rows_of_tokens(v), q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
     table = table.contiguous() if table is not None else None
-    inputs = build.shape_of(q, v, scale), *map(build.strided, (q, k, v)), build.data_of(table)
+    inputs = *_rows(q, k, v, scale, columns), build.data_of(table)
     _call(library.pe_bench_forward, *inputs, build.strided(output), build.data_of(normalizers))
     return output, normalizers
 
 
 def _backward(
     library: ctypes.CDLL, saved: Sequence[Any], gradient: Tensor, scale: float, *, of_table: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of q, k and v, and of the table [H, T] if `of_table`.
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
+    """Return the gradients of q, k and v, and of the table [H, T] if `of_table`; and those of the columns.
 
-    saved: q, k, v, the table or None, and what `_forward` returned of them.
+    saved: q, k, v, the table or None, what `_forward` returned of them, and the columns.
     """
-    q, k, v, table, output, normalizers = saved
-    q, k, v, gradient = map(build.with_whole_rows, (q, k, v, gradient))
+    q, k, v, table, output, normalizers, *columns = saved
+    q, k, v, gradient, *columns = map(build.with_whole_rows, (q, k, v, gradient, *columns))
     table = table.contiguous() if table is not None else None
-    of_q, of_k, of_v = map(build.like_rows_of_tokens, (q, k, v))
+    of_q, of_k, of_v, *of_columns = map(build.like_rows_of_tokens, (q, k, v, *columns))
     of_tables = torch.empty_like(normalizers[0]) if of_table else None
     summed = normalizers.new_empty(normalizers.shape[2:]) if of_table else None
-    inputs = build.shape_of(q, v, scale), *map(build.strided, (q, k, v)), build.data_of(table)
-    slopes = (
-        *map(build.strided, (gradient, of_q, of_k, of_v)),
-        build.data_of(of_tables),
-        build.data_of(summed),
-    )
+    inputs = *_rows(q, k, v, scale, columns), build.data_of(table)
+    _, *slopes = _rows(of_q, of_k, of_v, scale, of_columns)
+    slopes = build.strided(gradient), *slopes, build.data_of(of_tables), build.data_of(summed)
     _call(library.pe_bench_backward, *inputs, build.strided(output), build.data_of(normalizers), *slopes)
-    return of_q, of_k, of_v, summed
+    return (of_q, of_k, of_v, summed), of_columns
+
+
+def _rows(q: Tensor, k: Tensor, v: Tensor, scale: float, columns: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the shape and the rows of queries, keys and values as the kernels take them."""
+    of_query, of_key = columns or (None, None)
+    shape = build.shape_of(q, v, scale, 0 if of_query is None else of_query.shape[-1])
+    return shape, build.strided(q, of_query), build.strided(k, of_key), build.strided(v)
 
 
 def _call(function: Any, *arguments: Any) -> None:
     if function(*arguments) != 0:
         raise MemoryError("no memory for the attention of one head")
-
-
-def _widened(columns: Tensor, x: Tensor) -> Tensor:
-    return torch.cat([columns.expand(*x.shape[:-1], columns.shape[-1]).float(), x.float()], -1)
 
 
 def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
@@ -197,7 +217,7 @@ def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     scale = 1 / math.sqrt(width)
     output, normalizers = _forward(library, q, k, v, table, scale)
     saved = q, k, v, table, output, normalizers
-    results = output, *_backward(library, saved, slope, scale, of_table=True)
+    results = output, *_backward(library, saved, slope, scale, of_table=True)[0]
     leaves = [leaf.double().requires_grad_() for leaf in (q, k, v, table)]
     distance = torch.arange(tokens).unsqueeze(-1) - torch.arange(tokens)
     with torch.enable_grad():
