@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pe_bench.model.products import addmm, linear, mm
+from pe_bench.model.products import addmm, linear, mm, weight_gradients
 from pe_bench.native import layers as native
 
 EPSILON = 1e-5  # of every norm
@@ -88,17 +88,14 @@ class _Projections(torch.autograd.Function):
         x, weight_D, normed, factor_N, *matrices = ctx.saved_tensors
         rows_ND = normed.flatten(0, -2)
         of_rows_ND = None if of_normed is None else of_normed.reshape(rows_ND.shape)
-        of_matrices = []
-        for matrix, slope in zip(matrices, slopes, strict=True):
-            if slope is None:
-                of_matrices.append(None)
-                continue
-            slope_N = slope.reshape(-1, slope.shape[-1])
-            of_matrices.append(mm(slope_N.t(), rows_ND))
-            of_rows_ND = mm(slope_N, matrix) if of_rows_ND is None else addmm(of_rows_ND, slope_N, matrix)
+        slopes_N = [None if slope is None else slope.reshape(-1, slope.shape[-1]) for slope in slopes]
+        of_matrices = iter(weight_gradients(rows_ND, *(slope for slope in slopes_N if slope is not None)))
+        for matrix, slope_N in zip(matrices, slopes_N, strict=True):
+            if slope_N is not None:
+                of_rows_ND = mm(slope_N, matrix) if of_rows_ND is None else addmm(of_rows_ND, slope_N, matrix)
         assert of_rows_ND is not None, "some output has a gradient"
         of_x, of_weight = native.rms_norm_backward(of_rows_ND.contiguous(), x, weight_D, factor_N, None)
-        return of_x, of_weight, *of_matrices
+        return of_x, of_weight, *(None if slope is None else next(of_matrices) for slope in slopes)
 
 
 class _Feedforward(torch.autograd.Function):
@@ -129,7 +126,7 @@ class _Feedforward(torch.autograd.Function):
         slope_ND = slope.reshape(x_ND.shape).contiguous()
         of_down = mm(slope_ND.t(), product_NF)
         of_both_NE = native.swiglu_backward(mm(slope_ND, down_DF), both_NE)
-        of_gate, of_up = mm(of_both_NE.t(), normed_ND).chunk(2)
+        of_gate, of_up = weight_gradients(normed_ND, of_both_NE)[0].chunk(2)
         of_normed_ND = mm(of_both_NE, both_ED)
         of_x_ND, of_weight = native.rms_norm_backward(of_normed_ND, x_ND, weight_D, factor_N, slope_ND)
         of_read = mm(of_x_ND, output).view(*slope.shape[:-1], -1)
@@ -152,7 +149,7 @@ class _NLL(torch.autograd.Function):
     def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden_ND, weight_VD, *of_nll = ctx.saved_tensors
         of_logits_NV = native.nll_backward(slope_N.contiguous(), *of_nll)
-        return mm(of_logits_NV, weight_VD), mm(of_logits_NV.t(), hidden_ND), None
+        return mm(of_logits_NV, weight_VD), *weight_gradients(hidden_ND, of_logits_NV), None
 
 
 # The loss of next tokens, in chunks, so that logits are never tokens x vocabulary at once.

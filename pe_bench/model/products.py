@@ -37,3 +37,12 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 def addmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return c + a b, as `torch.addmm` does."""
     return mm(a, b).add_(c) if is_onednn_faster() else torch.addmm(c, a, b)
+
+
+def weight_gradients(rows_NK: Tensor, *slopes_NM: Tensor) -> list[Tensor]:
+    """Return the gradient [M, K] of each weight that rows were multiplied by, from that of its product."""
+    if not slopes_NM or not is_onednn_faster():
+        return [torch.mm(slope_NM.t(), rows_NK) for slope_NM in slopes_NM]
+    # oneDNN copies a first operand that is a transpose. One copy of the rows serves all products.
+    turned_KN = rows_NK.t().contiguous()
+    return [mm(turned_KN, slope_NM).t() for slope_NM in slopes_NM]
