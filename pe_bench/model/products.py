@@ -1,7 +1,8 @@
 """Products of float32 matrices on a CPU, by the library in PyTorch that uses the whole processor.
 
 PyTorch multiplies such matrices with MKL, which leaves AVX-512 unused on processors that are not Intel's.
-oneDNN, the other library in PyTorch, uses it there. No gradient flows through these functions.
+oneDNN, the other library in PyTorch, uses it there. The compiled layers call these functions,
+through which no gradient flows.
 """
 
 from functools import cache
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pe_bench.native.build import is_switched_off
 from pe_bench.system.machine import processor_facts
 
 
@@ -19,7 +19,7 @@ def is_onednn_faster() -> bool:
     facts = processor_facts()
     has_avx512 = "avx512f" in facts.get("flags", "").split()
     is_there = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return has_avx512 and facts.get("vendor_id") != "GenuineIntel" and is_there and not is_switched_off()
+    return has_avx512 and facts.get("vendor_id") != "GenuineIntel" and is_there
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

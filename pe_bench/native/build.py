@@ -65,7 +65,7 @@ def tiled_kernel() -> Kernel:
 
 def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
     """Return the library of a source: from the cache, or compiled now."""
-    if is_switched_off():
+    if os.environ.get("PE_BENCH_KERNEL") == "off":
         return Kernel(None, "PE_BENCH_KERNEL=off")
     compiler = find_compiler()
     if compiler is None:
@@ -83,10 +83,6 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
         return Kernel(None, f"{compiler} failed: {_complaint(error)}")
     except (OSError, subprocess.TimeoutExpired, RunError) as error:
         return Kernel(None, first_line(error))
-
-
-def is_switched_off() -> bool:
-    return os.environ.get("PE_BENCH_KERNEL") == "off"
 
 
 def find_compiler() -> str | None:

@@ -155,8 +155,8 @@ def test_half_precision_is_as_exact_as_its_type(tiles: None) -> None:
 @here
 def test_a_kernel_whose_first_trial_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     right = build.kernel()
-    assert native.usable_kernel.__wrapped__() is right
+    assert native.usable_kernel.__wrapped__(torch.float32) is right
     forward = native._forward
     monkeypatch.setattr(native, "_forward", lambda *inputs: forward(*inputs[:-1], 1.01 * inputs[-1]))
-    tried = native.usable_kernel.__wrapped__()
+    tried = native.usable_kernel.__wrapped__(torch.float32)
     assert tried.library is None and "its results are off by" in tried.description

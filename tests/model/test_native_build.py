@@ -49,7 +49,7 @@ def test_without_a_compiler_there_is_a_reason(unbuilt: Path, monkeypatch: pytest
         forget()
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            kernel = native.usable_kernel()
+            kernel = native.usable_kernel(torch.float32)
             assert kernel.library is None and told in kernel.description
             assert choose(NoPE(), torch.zeros(1, 3, 5, 20).requires_grad_(), torch.arange(5)).name == "fused"
     assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))

@@ -88,7 +88,7 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
 
 
 def is_kernel_here() -> bool:
-    return usable_kernel().library is not None
+    return usable_kernel(torch.float32).library is not None
 
 
 def is_native(q: Tensor) -> bool:

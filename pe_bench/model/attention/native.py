@@ -83,7 +83,7 @@ def causal_attention(
 
 
 @functools.cache
-def usable_kernel(dtype: torch.dtype = torch.float32) -> build.Kernel:
+def usable_kernel(dtype: torch.dtype) -> build.Kernel:
     """Return the kernel of a type, if it is here and computes what it should on this CPU; else why not."""
     kernel = build.tiled_kernel() if dtype == torch.bfloat16 else build.kernel()
     worst = 0.0 if kernel.library is None else _error_of(kernel.library, dtype)
@@ -96,7 +96,7 @@ def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
     """Describe what computes attention in training on a device. Our kernel is compiled for this CPU."""
     if device.type != "cpu":
         return "PyTorch's fused kernels and FlexAttention"
-    kernels = [usable_kernel()] if dtype == torch.float32 else [usable_kernel(), usable_kernel(dtype)]
+    kernels = [usable_kernel(one) for one in dict.fromkeys((torch.float32, dtype))]
     has_ours = kernels[0].library is not None
     ours = "pe-bench's kernel" if has_ours else "PyTorch's fused kernels and the reference"
     return f"{ours} ({'; '.join(kernel.description for kernel in kernels)})"
