@@ -15,8 +15,7 @@ from support.commands import Command, Outcome, only_run
 
 from pe_bench.checkpoints import export
 from pe_bench.checkpoints.source import quiet
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError
 from pe_bench.model.decoder import build_decoder
@@ -64,7 +63,7 @@ TINY = ("model.d_model=16", "model.n_layers=2", "model.n_heads=2", "model.d_ff=2
 
 def written(folder: Path, overrides: str) -> dict[str, Any]:
     """Write a model that was not trained as `export` does, which compares the logits."""
-    config = parse_config(compose([*TINY, "train.length=16", *overrides.split()]))
+    config = compose_config([*TINY, "train.length=16", *overrides.split()])
     model = build_decoder(config, ByteTokenizer().vocabulary)
     for parameter in model.parameters():  # so that scales are not one
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))

@@ -11,8 +11,7 @@ import pytest
 from support.commands import Command
 from support.results import add_run, edit_rows
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.runs.folder import write_config
 
 LEVELS = {64: 3.1, 128: 3.0, 256: 3.1}
@@ -26,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def as_finished(run: Path) -> Path:
-    write_config(run, parse_config(compose(["encoding=rope", "train.steps=250"])))
+    write_config(run, compose_config(["encoding=rope", "train.steps=250"]))
     (run / "result.json").write_text('{"steps": 250, "loss": 1.25}')
     return run
 

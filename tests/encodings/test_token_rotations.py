@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.encodings.content.path_attention import CHUNK, DIRECTION, STRENGTH, Path
 from pe_bench.encodings.content.wall import FORGOTTEN, Wall
 from pe_bench.inspection.check.case import layer_inputs, worst
@@ -55,7 +54,7 @@ def test_chunks_of_keys_are_the_recursion_token_by_token(tokens: int) -> None:
 def test_series_learn_only_at_a_rate_that_is_given(override: tuple[str, ...], learns: bool) -> None:
     sizes = ("model.d_model=32", "model.n_layers=2", "model.n_heads=2", "model.d_ff=48")
     short = ("train.length=32", "train.batch_tokens=256", "train.warmup_steps=2")
-    config = parse_config(compose(["encoding=fope", *sizes, *short, *override]))
+    config = compose_config(["encoding=fope", *sizes, *short, *override])
     data = random_data(1_000)
     model = build_decoder(config, data.vocabulary)
     series = dict(model.encoding.named_parameters())

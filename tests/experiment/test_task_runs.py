@@ -9,8 +9,7 @@ import pytest
 import torch
 from support.commands import only_run, stop_before
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.data.batches import TaskWindows
 from pe_bench.data.packed import load_data_of
 from pe_bench.model.decoder import build_decoder
@@ -65,7 +64,7 @@ def test_halves_have_tables_of_their_own_and_lost_scores_of_both_are_made_again(
 
 def gradients(*overrides: str) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the loss of a first step, and the gradients before it."""
-    config = parse_config(compose([*TINY, *overrides]))
+    config = compose_config([*TINY, *overrides])
     data = load_data_of(config)
     model = build_decoder(config, data.vocabulary)
     trainer = Trainer(config, model, data, torch.device("cpu"), torch.float32)

@@ -6,8 +6,7 @@ from support.native import here
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.encodings.rotary.rope import rotate
 from pe_bench.model import products
 from pe_bench.model.decoder import Decoder, build_decoder
@@ -22,7 +21,7 @@ ODD = [f"model.{name}={size}" for name, size in SIZES.items()]
 
 
 def model_of(*overrides: str) -> Decoder:
-    return build_decoder(parse_config(compose([*ODD, *overrides])), VOCABULARY)
+    return build_decoder(compose_config([*ODD, *overrides]), VOCABULARY)
 
 
 def tokens() -> Tensor:

@@ -9,9 +9,8 @@ import torch
 from support.encodings import ONE_OF_A_KIND, one_of_a_kind
 from torch import Tensor
 
-from pe_bench.config.compose import compose
+from pe_bench.config.compose import compose_config
 from pe_bench.config.groups import config_dir
-from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.spec import EncodingSpec
@@ -26,7 +25,7 @@ SMALL = ModelConfig(d_model=24, n_layers=3, n_heads=4, n_kv_heads=4, d_head=10, 
 
 @cache
 def composed(*overrides: str) -> Config:
-    return parse_config(compose(list(overrides)))
+    return compose_config(overrides)
 
 
 def decoder(size: ModelConfig, name: str) -> Decoder:

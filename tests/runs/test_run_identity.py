@@ -6,8 +6,7 @@ from zlib import crc32
 import pytest
 from support.results import add_run
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
@@ -17,7 +16,7 @@ from pe_bench.runs.job import identity, run_name, setting
 
 
 def config_of(*overrides: str) -> Config:
-    return parse_config(compose(list(overrides)))
+    return compose_config(overrides)
 
 
 def identity_of(config: Config, data_hash: str = "d", dtype: str = "float32"):

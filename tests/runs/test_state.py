@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from support.results import add_run
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.runs.folder import write_config
 from pe_bench.runs.gather import states_of_runs
 
@@ -20,7 +19,7 @@ def results(tmp_path: Path) -> Path:
     """Return a results folder with two whole runs."""
     for encoding in ("rope", "alibi"):
         run = add_run(tmp_path / "results", encoding, {32: 3.2, 128: 3.0, 256: 3.1})
-        write_config(run, parse_config(compose([f"encoding={encoding}", "train.steps=250"])))
+        write_config(run, compose_config([f"encoding={encoding}", "train.steps=250"]))
         (run / "result.json").write_text(RESULT)
     return tmp_path / "results"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from support.commands import only_run
 
-from pe_bench.config.compose import compose
+from pe_bench.config.compose import compose_config
 from pe_bench.config.groups import names_in
-from pe_bench.config.parse import parse_config
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row, read_rows
@@ -65,7 +64,7 @@ def test_scores_equal_those_of_a_run_of_that_encoding_with_the_same_weights(begi
 def labels_of(trained: list[str], *texts: str) -> list[str]:
     """Return the labels of encodings on weights of a run with these overrides."""
     lengths = ["train.length=16", "eval.max_length=64", "eval.lengths=[16,64]"]
-    config = parse_config(compose([*trained, *lengths]))
+    config = compose_config([*trained, *lengths])
     return [other.label for other in find_others(read_with(texts), "run", config)]
 
 
@@ -128,7 +127,7 @@ def test_an_incompatible_encoding_is_refused_before_anything_is_written(begin, e
     ],
 )
 def test_a_mistake_is_one_line_that_names_what_was_typed(text, line):
-    config = parse_config(compose(["encoding=rope"]))
+    config = compose_config(["encoding=rope"])
     force = "--force" in text
     with pytest.raises(UserError) as error:
         find_others(read_with([text.removesuffix(" --force")]), "run", config, force=force)
@@ -196,7 +195,7 @@ NEUTRAL = {"logn", "log_steps", "sliding_window", "temperature"}
 
 @cache
 def spec(name: str, *overrides: str) -> EncodingSpec:
-    return EncodingSpec(parse_config(compose([f"encoding={name}", *overrides])).encoding)
+    return EncodingSpec(compose_config([f"encoding={name}", *overrides]).encoding)
 
 
 def scored_with(trained: EncodingSpec, name: str) -> EncodingSpec:

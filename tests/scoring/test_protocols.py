@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from support.numbered_text import CUTS, DATA, SPLIT, TEXT, blocks_of, bytes_of, contexts, split_of
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.config.schema import EvalConfig, Half
 from pe_bench.data.packed import Split
 from pe_bench.scoring.protocols import (
@@ -165,7 +164,7 @@ def test_halves_of_the_documents_share_none_and_are_all_at_every_length() -> Non
 def test_options_are_searched_on_blocks_that_no_run_is_scored_on(half: Half) -> None:
     split = split_of(*[200] * 20)
     evaluation = EvalConfig(targets=30, target_tokens=4, max_length=64, half=half)
-    config = replace(parse_config(compose(["encoding=rope", "train.length=16"])), eval=evaluation)
+    config = replace(compose_config(["encoding=rope", "train.length=16"]), eval=evaluation)
     searched = blocks_to_search_on(config, split, "x", 32)
     scored = target_blocks(split, 64, 4, 30, evaluation.seed, "x", half)
     places = [set(zip(blocks.document, blocks.end, strict=True)) for blocks in (searched, scored)]

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from support.commands import Command
 
-from pe_bench.config.compose import compose
+from pe_bench.config.compose import compose_config
 from pe_bench.config.groups import config_dir
-from pe_bench.config.parse import parse_config
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.job import identity, run_name
@@ -119,7 +118,7 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_trains_nothing_a
 
 def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
     def named(overrides: Sequence[str]) -> str:
-        config = parse_config(compose(overrides))
+        config = compose_config(overrides)
         return run_name(config, identity(config, "data", "float32", []))
 
     more = {"alibi": [], "kerple": [], "scalings": [], "windowed": [], "extend": []}

@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 
 from pe_bench.cli import program
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.config.schema import Config
 from pe_bench.experiment import train
 
@@ -105,7 +104,7 @@ def main(folder: Path, counts: dict[str, int], arguments: list[str]) -> dict[str
     program.run([*arguments, f"results_dir={warm / 'results'}", f"cache_dir={warm / 'cache'}"])
     shutil.copytree(warm / "results", warm / "unscored", ignore=shutil.ignore_patterns(*SCORED, "*.csv.*"))
     (warm / "unscored" / "results.csv").unlink()
-    config = parse_config(compose(arguments[1:]))
+    config = compose_config(arguments[1:])
     ends = {"renames": crash_at_every_rename(folder / "renames", config)} if "renames" in counts else {}
     for kind in counts.keys() - ends.keys():
         ends[kind] = kill_each(folder / kind, config, counts[kind], warm / "unscored")

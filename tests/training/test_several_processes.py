@@ -17,8 +17,7 @@ import torch
 from safetensors.torch import load_file
 from support.commands import at_work, children_of, living, losses, only_run, start
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.errors import RunError, UserError
 from pe_bench.training.checkpoint import latest_checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
@@ -143,7 +142,7 @@ def test_more_processes_than_gpus_are_refused():
         ("auto", r"train.processes=4 needs as many GPUs, and this machine has \d+"),
         ("cuda:1", "device=cuda:1 is one GPU, but train.processes=4: say device=cuda"),
     ]:
-        config = parse_config(compose(["train.processes=4", f"device={device}"]))
+        config = compose_config(["train.processes=4", f"device={device}"])
         with pytest.raises(UserError, match=told):
             check_processes(config, torch.device("cuda"))
 

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 from support.commands import only_run, tiny_overrides
 
-from pe_bench.config.compose import compose
-from pe_bench.config.parse import parse_config
+from pe_bench.config.compose import compose_config
 from pe_bench.config.schema import TrainConfig
 from pe_bench.data.packed import load_data
 from pe_bench.model.decoder import build_decoder
@@ -24,7 +23,7 @@ LOSS, NORM = 6.102282, 2.21210  # of the first step
 
 
 def trainer_of(folder, *overrides: str, dtype: torch.dtype = torch.float32) -> Trainer:
-    config = parse_config(compose([*tiny_overrides(folder), *overrides]))
+    config = compose_config([*tiny_overrides(folder), *overrides])
     data = load_data(config.data, config.tokenizer, config.cache_dir)
     return Trainer(config, build_decoder(config, data.vocabulary), data, CPU, dtype)
 
