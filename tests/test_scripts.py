@@ -64,7 +64,7 @@ def test_what_is_installed_is_not_installed_again_and_a_failure_does_not_count(c
     [
         ("", "UV_TORCH_BACKEND=auto"),
         ("global.find-links='/wheels /more'", "UV_FIND_LINKS=/wheels,/more"),
-        ("global.index-url='http://mirror/simple'", "UV_DEFAULT_INDEX=http://mirror/simple"),
+        ("global.index-url='http://mirror'", "UV_DEFAULT_INDEX=http://mirror"),
         (r"global.extra-index-url='\nhttp://a'", "UV_INDEX= http://a UV_INDEX_STRATEGY=unsafe-best-match"),
     ],
 )

@@ -172,19 +172,25 @@ def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in built.state_dict().items()}
 
 
+def declared(part: PartSpec, kind: str) -> str:
+    """Return the option of this kind that a part's class declares; empty where it takes none of that name."""
+    option = getattr(part.encoding_class, kind)
+    return option if option in part.values else ""
+
+
 def _label(encoding: EncodingSpec) -> str:
     """Return the label of a trained encoding, with `factor=auto` where the factor is that of each window."""
-    option = encoding.base.encoding_class.window_factor
+    option = declared(encoding.base, "window_factor")
     name, _, options = with_short_lists(encoding).partition(" ")
-    is_auto = option is not None and encoding.values.get(option) is None
+    is_auto = option and encoding.values[option] is None
     return " ".join(part for part in (name, f"{option}={AUTO}" if is_auto else "", options) if part)
 
 
 def with_short_lists(spec: EncodingSpec) -> str:
     """Return the label with a hash in place of many numbers that were searched, which would fill it."""
-    option = spec.base.encoding_class.searched
-    value = spec.base.options.get(option) if option else None
-    if len(value or ()) <= MAX_NUMBERS:
+    option = declared(spec.base, "searched")
+    value = spec.base.options.get(option) or ()
+    if len(value) <= MAX_NUMBERS:
         return spec.label
     short = hashlib.sha256(str(value).encode()).hexdigest()[:4]
     return spec.label.replace(f"{option}={value}", f"{option}@{short}")
@@ -199,7 +205,7 @@ def _encodings(requested: Requested, trained: Config, trained_with: EncodingSpec
     search = trained_with.search
     overrides = [f"encoding={base or 'nope'}", f"modifier=[{','.join(modifiers)}]", *overrides_of(trained)]
     bare = compose(overrides, search)["encoding"]
-    option = PartSpec(bare, search).encoding_class.window_factor if base else None
+    option = declared(PartSpec(bare, search), "window_factor") if base else ""
     values = full_options(requested, bare if base else {"modifiers": bare["modifiers"]})
     kind = values.get(f"encoding.{option}") if option else None
     chosen = [f"{key}={value}" for key, value in values.items() if kind not in (AUTO, FIXED) or value != kind]
@@ -215,7 +221,7 @@ def _encodings(requested: Requested, trained: Config, trained_with: EncodingSpec
     if base not in (None, *names_in("encoding")):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
-    if option is None:
+    if not option:
         yield EncodingSpec(encoding, search)
         return
     encoding = {option: encoding[option], **encoding}  # the first that a label says

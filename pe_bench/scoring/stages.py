@@ -21,6 +21,7 @@ from pe_bench.runs.job import Job
 from pe_bench.runs.scores import RECALL
 from pe_bench.scoring.other_encodings import (
     Requested,
+    declared,
     full_options,
     overrides_of,
     with_shared_options,
@@ -49,7 +50,7 @@ def option_to_give(requested: Requested, trained: Config | None, kind: str) -> s
     search = trained.search if trained is not None else ()
     names = [f"encoding={requested.base or 'nope'}", f"modifier=[{','.join(requested.modifiers)}]"]
     spec = EncodingSpec(compose(names, search)["encoding"], search)
-    options = [getattr(part.encoding_class, kind) for part in (spec.base, *spec.modifiers.values())]
+    options = [declared(part, kind) for part in (spec.base, *spec.modifiers.values())]
     typed = {parse_override(each).key.rpartition(".")[2] for each in requested.options}
     return next((option for option in options if option and option not in typed), "")
 
@@ -94,8 +95,8 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
         return with_shared_options(part, earlier, {f"{part.key}.{name}" for name in chosen})
 
     values = continued(spec.base, before.base)
-    option = spec.base.encoding_class.window_factor
-    if option is not None and values.get(option) is None:
+    option = declared(spec.base, "window_factor")
+    if option and values[option] is None:
         values[option] = max(1.0, length / values["train_length"])
     modifiers = {name: continued(part, before.modifiers.get(name)) for name, part in spec.modifiers.items()}
     return EncodingSpec({**values, "modifiers": modifiers}, spec.search)
@@ -108,8 +109,8 @@ def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
         alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
         derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
         spec = EncodingSpec({**spec.values, "derived": derived}, spec.search)
-    option, label = spec.base.encoding_class.window_factor, with_short_lists(spec)
-    factor = spec.values.get(option) if option else None
+    option, label = declared(spec.base, "window_factor"), with_short_lists(spec)
+    factor = spec.values.get(option)
     return label if factor is None else label.replace(f"{option}={factor}", f"x{factor:g}")
 
 

@@ -72,6 +72,17 @@ def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
             assert error <= 4 * theirs[name] + 2e-6, name
 
 
+@has_onednn
+@pytest.mark.parametrize(
+    ("vendor", "flag", "is_faster"),
+    [("AuthenticAMD", "avx512f", True), ("AuthenticAMD", "fma", False), ("GenuineIntel", "avx512f", False)],
+)
+def test_onednn_multiplies_where_mkl_leaves_avx512_unused(vendor, flag, is_faster, monkeypatch) -> None:
+    facts = {"vendor_id": vendor, "flags": f"sse {flag} avx2"}
+    monkeypatch.setattr(products, "processor_facts", lambda: facts)
+    assert products.is_onednn_faster.__wrapped__() is is_faster
+
+
 @here
 def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []

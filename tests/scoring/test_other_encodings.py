@@ -138,8 +138,6 @@ OWN = """
 from pe_bench.encodings.scalings.rope_pi import RopePI
 
 class Half(RopePI):
-    window_factor = None
-
     def __init__(self, d_head: int, train_length: int):
         super().__init__(d_head, train_length, 2.0)
 """
