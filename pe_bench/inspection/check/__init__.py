@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pe_bench.inspection.check import decoder, layers
-from pe_bench.inspection.check.case import Case, Finding, changed_hooks, judge
+from pe_bench.inspection.check.case import SHAPES, Case, Finding, changed_hooks, judge, line_of
 
 
 class Property(NamedTuple):
@@ -43,8 +43,8 @@ def check(case: Case, prop: Property) -> Finding:
     finding = judge(prop.check, case)
     if finding.state != "fails" or prop in BASICS:
         return finding
-    changed = changed_hooks(case.encoding, decoder.SHAPES)
-    lines = dict.fromkeys(f"{decoder.line_of(part, hook)} {hook}" for part, hook in changed)
+    changed = changed_hooks(case.encoding, SHAPES)
+    lines = dict.fromkeys(f"{line_of(part, hook)} {hook}" for part, hook in changed)
     return finding._replace(lines=tuple(lines))
 
 

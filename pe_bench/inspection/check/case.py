@@ -3,9 +3,11 @@
 Letters: B batch, H query heads, T tokens, K head width, D model width.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -36,6 +38,23 @@ OVERRIDES = [
 VOCABULARY = (*"abcdefghi", ".", "\n")
 EXACT = 1e-10  # float64, other shapes of the same products
 SHOWS = 1e-6  # a larger difference is not rounding
+A_QUERY = ("BHQ1", "HQ1", "Q1", "1", "")
+# The shapes that a hook may return, in the letters of base.py; * is any number of axes.
+SHAPES = {
+    "ids": ("T", "BT"),
+    "embed": ("BTD",),
+    "prepare": ("B*T",),
+    "transform": ("BHT*",),
+    "logit_scale": A_QUERY,
+    "scores": ("BHQN",),
+    "distance_bias": ("Hn",),
+    "bias": ("HQN", "BHQN"),
+    "adjust": ("BHQN",),
+    "visible": ("QN", "HQN"),
+    "weights": ("BHQN",),
+    "null_logit": A_QUERY,
+    "mix": ("BHQK",),
+}
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -79,6 +98,14 @@ class Case:
             for parameter in encoding.parameters():
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.3)
         return encoding
+
+    def nudged(self, nudge: float) -> Composition:
+        """Build the encoding with parameters that are off their initial values, where some have no effect."""
+        encoding, generator = self.as_built(), torch.Generator().manual_seed(6)
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter.add_(nudge * (0.1 + torch.rand(parameter.shape, generator=generator)))
+        return encoding.double()
 
     def model_of(self, encoding: Composition) -> Decoder:
         """Build a decoder in float64 whose own weights are always the same."""
@@ -139,12 +166,9 @@ class Case:
 def find_cases(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Case]:
     """Return the cases that the arguments name: encodings by name or `file.py:Class`, with options.
 
-    `search` are folders with a person's own YAML files. Raises `UserError`, also where an encoding cannot
-    be built.
+    `search` are folders with a person's own YAML files. Raises `UserError`.
     """
     subjects = resolve([*OVERRIDES, *arguments], search)
-    for subject in subjects:
-        _ = subject.encoding  # which raises where it cannot be built
     return [Case(subject.name, subject.spec, subject.examples) for subject in subjects]
 
 
@@ -173,6 +197,27 @@ def changed_hooks(encoding: Composition, hooks: Iterable[str]) -> list[tuple[nn.
 
 def changes(part: nn.Module, hook: str) -> bool:
     return getattr(type(part), hook, None) is not getattr(kind_of(part), hook, None)
+
+
+def line_of(part: nn.Module, hook: str) -> str:
+    """Return the file and line where a class has a hook."""
+    code = inspect.unwrap(getattr(type(part), hook)).__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
+def never_called(part: nn.Module) -> str:
+    """Return a method that would never be called: a misspelt hook, or one of the other kind of class."""
+    kind, hooks = kind_of(part), [*_methods(LayerEncoding), *_methods(PositionalEncoding)]
+    for name in _methods(type(part)):
+        close = get_close_matches(name, hooks, 1, 0.8)
+        if close and not hasattr(kind, name):
+            return f"{name} is never called: is it {close[0]} of a {kind.__name__}?"
+    return ""
+
+
+def _methods(kind: type[nn.Module]) -> list[str]:
+    names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
+    return [name for name in names if not name.startswith("_") and not hasattr(nn.Module, name)]
 
 
 # Inputs

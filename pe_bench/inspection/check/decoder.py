@@ -3,11 +3,8 @@
 Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D model width, n distances.
 """
 
-import inspect
 import math
 from collections.abc import Iterator
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +16,7 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import (
     EXACT,
     MODEL,
+    SHAPES,
     SHOWS,
     TRAIN_LENGTH,
     Case,
@@ -31,9 +29,10 @@ from pe_bench.inspection.check.case import (
     expect,
     hidden,
     ids_of,
-    kind_of,
     layer_inputs,
     layers_of,
+    line_of,
+    never_called,
     other_tokens,
     parts_of,
     tokens,
@@ -46,23 +45,6 @@ from pe_bench.model.attention.reference import project
 TOKENS = 9  # differs from every other size of the model
 SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
 SIZES |= dict.fromkeys("TQNn", TOKENS)
-A_QUERY = ("BHQ1", "HQ1", "Q1", "1", "")
-# The shapes that a hook may return; * is any number of axes.
-SHAPES = {
-    "ids": ("T", "BT"),
-    "embed": ("BTD",),
-    "prepare": ("B*T",),
-    "transform": ("BHT*",),
-    "logit_scale": A_QUERY,
-    "scores": ("BHQN",),
-    "distance_bias": ("Hn",),
-    "bias": ("HQN", "BHQN"),
-    "adjust": ("BHQN",),
-    "visible": ("QN", "HQN"),
-    "weights": ("BHQN",),
-    "null_logit": A_QUERY,
-    "mix": ("BHQK",),
-}
 OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit")  # may return None
 SHARED = "BHQ"  # axes along which one value may serve all
 # The keys that each query of a case sees: where it sees none, scores do not matter.
@@ -116,12 +98,6 @@ def repeatable(case: Case) -> str:
         expect(error == 0, f"two calls in {mode} with the same tokens and ids differ by {error:.1e}")
     expect(torch.equal(state, torch.get_rng_state()), "a call draws from torch's global generator")
     return "two calls are equal"
-
-
-def line_of(part: nn.Module, hook: str) -> str:
-    """Return the file and line where a class has a hook."""
-    code = inspect.unwrap(getattr(type(part), hook)).__code__
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def _calls(
@@ -204,21 +180,6 @@ def device(case: Case) -> str:
             raise FailureError(describe(error)) from error
         raise UnclaimedError(f"cannot be followed without values: {describe(error)}") from error
     return "no tensor stayed on the CPU"
-
-
-def never_called(part: nn.Module) -> str:
-    """Return a method that would never be called: a misspelt hook, or one of the other kind of class."""
-    kind, hooks = kind_of(part), [*_methods(LayerEncoding), *_methods(PositionalEncoding)]
-    for name in _methods(type(part)):
-        close = get_close_matches(name, hooks, 1, 0.8)
-        if close and not hasattr(kind, name):
-            return f"{name} is never called: is it {close[0]} of a {kind.__name__}?"
-    return ""
-
-
-def _methods(kind: type[nn.Module]) -> list[str]:
-    names = [name for name, _ in inspect.getmembers(kind, inspect.isfunction)]
-    return [name for name in names if not name.startswith("_") and not hasattr(nn.Module, name)]
 
 
 # In a decoder: calls and sequences must not change each other
@@ -389,7 +350,7 @@ def slopes(case: Case) -> str:
     inert = tuple(name for part in parts_of(case.encoding) for name in getattr(part, "inert", ()))
     right = set()  # next to a bound, the slope may be another on one of the two sides
     for nudge in (0.0, 0.1, -0.1):
-        encoding, inputs = _nudged(case, nudge), dict(zip("xqkv", layer_inputs(TRAIN_LENGTH), strict=True))
+        encoding, inputs = case.nudged(nudge), dict(zip("xqkv", layer_inputs(TRAIN_LENGTH), strict=True))
         tensors = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
         tensors |= {name: tensor for name, tensor in encoding.named_parameters() if tensor.requires_grad}
         output = _mixed(encoding, inputs)
@@ -404,15 +365,6 @@ def slopes(case: Case) -> str:
         expect(is_moved, f"{name} is inert: it changes no output, or gets no gradient")
         expect(name in right, f"along {name} the gradient is not the slope of the output")
     return f"{len(largest)} gradients are the slopes of the output"
-
-
-def _nudged(case: Case, nudge: float) -> Composition:
-    """Build the encoding with parameters that are off their initial values, where some have no effect."""
-    encoding, generator = case.as_built(), torch.Generator().manual_seed(6)
-    with torch.no_grad():
-        for parameter in encoding.parameters():
-            parameter.add_(nudge * (0.1 + torch.rand(parameter.shape, generator=generator)))
-    return encoding.double()
 
 
 def _mixed(encoding: Composition, inputs: dict[str, Tensor]) -> Tensor:

@@ -293,9 +293,8 @@ def long_context(case: Case) -> str:
         outputs.append(worst(output, reference_attention(exact, *double, position, rows=rows)))
         truth, visible = _last_logits(exact, double)
         row, _ = _last_logits(rounded, single)
-        off = (row.double() - truth).abs() / truth.abs().clamp(
-            min=1
-        )  # relative where a logit is larger than 1
+        # Relative where a logit is larger than 1.
+        off = (row.double() - truth).abs() / truth.abs().clamp(min=1)
         errors.append(float(off.masked_fill((row == truth) | ~visible, 0.0).nan_to_num(torch.inf).max()))
     at_most("float32 and float64 outputs differ by", *outputs, limit=LONG_OUTPUT)
     return at_most("finite; float32 and float64 differ by", *errors, limit=LONG_ERROR)
