@@ -221,8 +221,6 @@ def speed(
     sizes = sorted(set(parse_lengths(lengths)))
     require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")
     setting, subjects = resolve_timed(arguments, config_dir)
-    for subject in subjects:
-        _ = subject.encoding  # which raises where it cannot be built
     config = subjects[0].config
     file = check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
     from pe_bench.cli.tables import print_grids

@@ -84,7 +84,7 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     """Resolve each encoding that `arguments` name, with the overrides that are there.
 
     An option of an encoding goes to those that have it; one that has no default gets an example. Raises
-    `UserError` for what cannot be.
+    `UserError` for what cannot be, such as an encoding that cannot be built.
     """
     typed_names, texts = split_arguments(arguments)
     require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
@@ -107,6 +107,7 @@ def resolve(arguments: Sequence[str], search: Sequence[Path] = ()) -> list[Resol
     for subject in subjects:
         for option, value in subject.examples.items():
             say(f"{subject.name} has no default for {option}: {option}={value} is taken, an example")
+        _ = subject.encoding  # is built, and kept
     return subjects
 
 
