@@ -153,7 +153,7 @@ def show(
     for table in tables:
         parts += [*([Text()] if parts else []), *table(console.width)]
     with console.capture() as captured:
-        console.print(Group(*parts, *([Text(hint, "dim")] if hint else [])), highlight=False, soft_wrap=True)
+        console.print(Group(*parts, *wrapped(hint, console.width, "dim")), highlight=False, soft_wrap=True)
     text = captured.get()
     if not console.is_terminal:
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
