@@ -43,6 +43,8 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
     tables: list[Table] = []
     if runs or finished_runs(results_dir):
         tables = api.read_report(results_dir, runs, everything=False, numbers_only=True).tables
+    else:
+        say(f"{results_dir} has no finished run: pe-bench alone is cited")
     entries, printed = bibliography(), [OWN.format(version=version("pe-bench"))]
     printed += [entries[cited] for cited in _cited(tables)]
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")

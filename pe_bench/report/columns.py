@@ -189,7 +189,7 @@ def show(
 ) -> None:
     """Print tables on the console, standard output by default, each in the short form or with its details.
 
-    hint: how to see more, on one line, so that its command can be copied.
+    hint: how to see more; a command that fits a line stays in one, so that it can be copied.
     """
     draw_table = _draw_details if details else _draw_short
     grids.show([partial(draw_table, table) for table in tables], console, "" if details else hint)
