@@ -107,10 +107,6 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
                 raise Stopped(f"stopped at step {step} of {train.total_steps}, which is saved; {way_on}")
 
 
-class NonFiniteError(RunError):
-    """An infinite loss or gradient, or one that is no number; the weights are as before the step."""
-
-
 class Losses(nn.Module):
     """The losses of windows as a module of its own, which PyTorch can split among processes."""
 
@@ -241,13 +237,14 @@ class Trainer:
             return losses(tokens_BT, targets_BT, ids, has_loss)
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
+        """Raise `RunError` before a step by gradients that are infinite or no numbers."""
         if math.isfinite(loss) and math.isfinite(norm):
             return
         what = f"the gradient's norm ({norm})" if math.isfinite(loss) else f"the loss ({loss})"
         way_out = f"what was saved is kept: lower train.lr={self.config.train.lr:g}"
         if number == 0:  # no weight has changed yet
             way_out = f"try `pe-bench check {self.config.encoding['name']}`"
-        raise NonFiniteError(f"{what} is not finite at step {number + 1}; {way_out}")
+        raise RunError(f"{what} is not finite at step {number + 1}; {way_out}")
 
 
 def show_progress(bar: Bar, state: Step, total: int) -> None:
