@@ -4,16 +4,15 @@ It scores the unchanged runs and each scaling of them as `evaluate` does, goes o
 sweep of `train` does, and reads the table of the family.
 """
 
-import io
 import json
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote, values_of
@@ -37,6 +36,7 @@ from pe_bench.scoring.stages import (
 )
 from pe_bench.sweep.run import launch
 from pe_bench.system.files import write_text
+from pe_bench.system.grid import text_of
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
 
@@ -54,9 +54,7 @@ class Extended:
     tables: list[Table]
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        show(self.tables, Console(file=text, color_system=None, force_terminal=False, force_jupyter=False))
-        return text.getvalue()
+        return text_of(partial(show, self.tables))
 
     def plot(self, path: str | Path) -> None:
         """Draw loss by length to a PNG, SVG or PDF file; lines of untrained encodings are dashed."""

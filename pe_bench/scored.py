@@ -1,6 +1,5 @@
 """A run with what a call scored of it, and how runs and checkpoints are scored, as by `eval` and `probe`."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe, Pro
 from pe_bench.scoring.other_encodings import find_others, read_with
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.system.files import check_folder
+from pe_bench.system.grid import text_of
 from pe_bench.system.terminal import say
 from pe_bench.values import AtLeast1, AtLeast2, check_type, listed, plain_value, without_none
 
@@ -70,19 +70,13 @@ class Run(RunFolder):
         return f"Run({str(self.path)!r}{failed})"
 
     def __str__(self) -> str:
-        from rich.console import Console
-
         from pe_bench.report.build import probes_of_rows, run_tables
         from pe_bench.report.columns import show
         from pe_bench.report.probes import show_probes
 
-        text = io.StringIO()
-        plain = Console(file=text, color_system=None, force_terminal=False, force_jupyter=False)
         if any(row.protocol == PROBE for row in self.scored):  # and then all are
-            show_probes(probes_of_rows(self.scored, lambda name: self), plain)
-        else:
-            show(run_tables(self.scored, self.path, self.margin, self.lengths), plain)
-        return text.getvalue()
+            return text_of(partial(show_probes, probes_of_rows(self.scored, lambda name: self)))
+        return text_of(partial(show, run_tables(self.scored, self.path, self.margin, self.lengths)))
 
 
 def score(run: Run | str | Path, options: Options) -> Run:

@@ -164,6 +164,13 @@ def show(
     write_out(text, console.file)
 
 
+def text_of(print_on: Callable[[Console], object]) -> str:
+    """Return what a function prints on a console, as plain text."""
+    text = io.StringIO()
+    print_on(Console(file=text, color_system=None, force_terminal=False, force_jupyter=False))
+    return text.getvalue()
+
+
 def wrapped(text: str, width: int, style: str) -> list[Text]:
     """Return a sentence in lines of this width; none where it is empty."""
     return [Text(line, style) for line in wrap(text, width).split("\n") if text]
