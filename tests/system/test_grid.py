@@ -20,9 +20,9 @@ GRID = Grid(
 )
 
 
-def lines_of(grid: Grid, width: int) -> list[str]:
+def lines_of(grid: Grid, width: int, hint: str = "") -> list[str]:
     text = io.StringIO()
-    show([partial(draw, grid)], Console(file=text, width=width, force_terminal=True, color_system=None))
+    show([partial(draw, grid)], Console(file=text, width=width, force_terminal=True, color_system=None), hint)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
@@ -54,6 +54,10 @@ def test_a_grid_with_keys_is_cut_into_blocks_that_begin_with_them(width: int) ->
     assert max(map(len, lines)) <= width
     assert all(f"{index}.000" in "".join(lines) for index in range(6))
     assert sum(line.startswith("name") for line in lines) == sum(line.startswith("a") for line in lines) > 1
+
+
+def test_a_hint_is_broken_before_its_command() -> None:
+    assert lines_of(GRID, 26, "all: pe-bench report a --all")[-2:] == ["all:", "pe-bench report a --all"]
 
 
 def test_documents_escape_texts_and_have_the_best_in_bold() -> None:
