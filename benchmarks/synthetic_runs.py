@@ -1,6 +1,5 @@
 """Run directories of realistic size and shape, untrained, written by the functions that write real ones."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.job import identity, run_name, setting
 from pe_bench.runs.rows import Row, write_rows
 from pe_bench.runs.scores import Scores, compute_level, keep_slices, save_scores, score_file
-from pe_bench.system.files import write_text
+from pe_bench.system.files import write_json
 from pe_bench.system.machine import environment, git_commit, package_version, today
 
 DATA_HASH = "da7a0123456789abcdef0123456789abcdef0123456789abcdef0123456789ab"
@@ -65,14 +64,14 @@ def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: 
     run = runs_folder(results_dir) / run_name(config, content)
     run.mkdir(parents=True)
     write_config(run, config)
-    _write_json(run / "environment.json", environment(torch.device("cpu"), 2))
+    write_json(run / "environment.json", environment(torch.device("cpu"), 2))
     overrides = [f"encoding.base={options['base']}", f"train.lr={config.train.lr}", f"seed={config.seed}"]
-    _write_json(run / "commands.json", [shlex.join(["pe-bench", "train", *overrides])])
+    write_json(run / "commands.json", [shlex.join(["pe-bench", "train", *overrides])])
     empty = _empty_row(run, config, setting(content), len(documents))
     rows = [_scored(run, row, documents, sizes) for row in _plans(empty, config)]
     write_rows(run / "eval.csv", rows)
     keep_slices(run, {})
-    _write_json(run / "result.json", {"steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH})
+    write_json(run / "result.json", {"steps": empty.steps, "loss": 2.5, "data_hash": DATA_HASH})
     return len(rows)
 
 
@@ -141,7 +140,3 @@ def _empty_row(run: Path, config: Config, setting: str, targets: int) -> Row:
         git=git_commit(),
         date=today(),
     )
-
-
-def _write_json(path: Path, value: object) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")

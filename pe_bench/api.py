@@ -85,8 +85,7 @@ def evaluate(
 
     The run is what `train` returned, or a path, a name, its beginning or an encoding that only one run of
     `results_dir` has; or hf:FOLDER or hf:OWNER/NAME[@REVISION], a checkpoint of Hugging Face, whose
-    `overrides` are KEY=VALUE of data, eval and train.length. None keeps the run's value of an option.
-    Finished scores are reused, and progress is written on standard error.
+    `overrides` are KEY=VALUE of data, eval and train.length. None keeps the run's value. Scores are reused.
 
     lengths N,N: Context lengths in tokens.
     with_ NAME,NAME: Score the weights under other encodings too; 'NAME KEY=VALUE' sets options; repeatable.

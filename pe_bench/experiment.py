@@ -3,12 +3,9 @@
 All checks come before anything is written. Repeating a run does what is missing, whatever moment ended it.
 """
 
-import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +15,13 @@ from pe_bench.checkpoints.load import load_checkpoint
 from pe_bench.config.schema import Config
 from pe_bench.data.batches import windows_of
 from pe_bench.data.packed import load_data_of, summary
-from pe_bench.encodings.source import sources
+from pe_bench.encodings.source import copy_sources
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.model.attention import is_kernel_here
 from pe_bench.model.attention.native import training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
-from pe_bench.model.decoder import Decoder, LanguageModel, build_decoder
+from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.folder import FirstStage, RunFolder, locked, read_config, record_error, write_config
 from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
@@ -34,18 +31,17 @@ from pe_bench.runs.scores import delete_scores, keep_slices
 from pe_bench.runs.source import after_source, find_source
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import row_key, score, scored_rows
-from pe_bench.scoring.other_encodings import OtherEncoding
+from pe_bench.scoring.other_encodings import OtherEncoding, models_under
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
 from pe_bench.scoring.stages import after_training, stage_label
 from pe_bench.system import machine
-from pe_bench.system.files import check_folder, remove_leftovers, write_atomically, write_text
+from pe_bench.system.files import check_folder, remove_leftovers, write_json
 from pe_bench.system.signals import Stopped, rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
 from pe_bench.training import checkpoint
-from pe_bench.training.checkpoint import Checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 
@@ -70,25 +66,19 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     """Return a run that is ready to begin, and its plans. Raise `UserError` for all that can be wrong."""
     require(config.checkpoint is None, "a checkpoint is scored and not trained: say pe-bench eval hf:FOLDER")
     check_folder(config.results_dir, "results_dir", is_written=True)
-    job, plans = load(_with_started_processes(config), planner)
+    if world_size() > 1:  # as many as torchrun has started
+        config = replace(config, train=replace(config.train, processes=world_size()))
+        config.check()
+    job, plans = load(config, planner)
     check_processes(job.config, job.device)
     if config.tracker is not None:
         check_tracker(config.tracker)
     source, job = job.source, replace(job, source=None)
     if source is None or checkpoint.latest_checkpoint(job.folder / "checkpoints") is not None:
         return job, plans
-    trained = require_trained(source, read_config(source).train.total_steps)
+    trained = checkpoint.require_trained(source, read_config(source).train.total_steps)
     checkpoint.load_weights(trained.path, job.model, is_start=True)
     return replace(job, source=trained.path), plans
-
-
-def _with_started_processes(config: Config) -> Config:
-    """Return the configuration with as many processes as torchrun has started for this run."""
-    if world_size() == 1:
-        return config
-    config = replace(config, train=replace(config.train, processes=world_size()))
-    config.check()
-    return config
 
 
 def load(config: Config, planner: Planner = make_plans, run: Path | None = None) -> tuple[Job, list[Plan]]:
@@ -137,23 +127,15 @@ def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -
     return replace(config, encoding=encoding.values)
 
 
-def require_trained(run: Path, steps: int) -> Checkpoint:
-    trained = checkpoint.final_checkpoint(run, steps)
-    if trained is None:
-        folder, way_out = run / "checkpoints", "repeat the command that trained the run"
-        raise UserError(f"{folder} has no whole checkpoint of step {steps}: {way_out}")
-    return trained
-
-
 # While it is worked on
 
 
 @contextmanager
-def _at_work(job: Job, waits: Callable[[str], None] | None, *, scores_only: bool) -> Iterator[None]:
+def _at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) -> Iterator[None]:
     """Hold the run, keep what goes wrong in its folder, and say what is kept of it where this is stopped."""
     run = job.folder
-    explained = machine.explain_out_of_memory(*([LESS_TO_SCORE] if scores_only else []))
     run.mkdir(parents=True, exist_ok=True)
+    explained = machine.explain_out_of_memory(less_memory)
     with _says_what_is_kept(job), locked(run, waits=waits), record_error(run), explained:
         remove_leftovers(run)
         yield
@@ -192,7 +174,7 @@ def finish(
         if not group.is_first:
             fit(job, lambda step: None, group)
             return []
-        with _at_work(job, waits, scores_only=False):
+        with _at_work(job, waits, machine.LESS_TO_TRAIN):
             with closing(Tracking(job.folder, job.config)) as tracked:
                 rows = _train_and_score(job, plans, bars, tracked, group)
                 tracked.results(read_rows(job.folder / "eval.csv"))
@@ -251,11 +233,10 @@ def _train_and_score(
     return rows
 
 
-def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
+def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> checkpoint.Checkpoint:
     config, name = job.config, job.folder.name
     steps, tokens = config.train.total_steps, config.train.batch_tokens
-    checkpoints = job.folder / "checkpoints"
-    begun = checkpoint.latest_checkpoint(checkpoints)
+    begun = checkpoint.latest_checkpoint(job.folder / "checkpoints")
     if begun is None or begun.step < steps:
         delete_scores(job.folder)
     _describe(job)
@@ -269,7 +250,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> Checkpoint:
             tracked.step(step)
 
         fit(job, watch, group)
-    trained = require_trained(job.folder, steps)
+    trained = checkpoint.require_trained(job.folder, steps)
     say(f"{name}: trained in {trained.train_seconds:.0f} s, loss {trained.loss:.3f}")
     return trained
 
@@ -279,31 +260,22 @@ def _describe(job: Job) -> None:
     _write_config(job)
     about: dict[str, Any] = {**machine.environment(job.device, job.threads)}
     if job.config.checkpoint is None:
-        kernel = training_kernel(job.device, job.dtype)
-        about["attention"] = kernel
+        about["attention"] = kernel = training_kernel(job.device, job.dtype)
         if job.device.type == "cpu" and not is_kernel_here():
             say(f"attention: {kernel}")
-    _write_json(job.folder / "environment.json", about)
-    length, task = job.config.train.length, job.data.task
-    if task is not None:
-        sizes = f"sizes {task.least} to {task.size_at(length)}"
-        say(f"{task.name}: examples of {sizes} at {length} tokens, {task.chance:.3g} right by guessing")
-    elif job.data.prompts is None:
-        say(summary(job.data))
+    write_json(job.folder / "environment.json", about)
+    if job.data.prompts is None:
+        say(summary(job.data, job.config.train.length))
 
 
 def _write_config(job: Job) -> None:
     write_config(job.folder, job.config)
-    parts = EncodingSpec(job.config.encoding, job.config.search).parts
-    for module in (part.code.path for part in parts if not part.is_built_in):
-        for file in sources(module):
-            copy = job.folder / "code" / file.relative_to(module.parent)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            # Byte for byte: `eval --code` compares its hash.
-            write_atomically(copy, partial(shutil.copyfile, file))
+    for part in EncodingSpec(job.config.encoding, job.config.search).parts:
+        if not part.is_built_in:
+            copy_sources(part.code.path, job.folder / "code")
 
 
-def _write_result(job: Job, trained: Checkpoint | None) -> None:
+def _write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
     """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
     result: dict[str, Any] = {"format": FORMAT, "encoding": job.label, "seed": job.config.seed, "steps": 0}
     result |= {"parameters": job.model.parameter_count, "data_hash": job.data.hash, "setting": job.setting}
@@ -312,11 +284,7 @@ def _write_result(job: Job, trained: Checkpoint | None) -> None:
     if trained is not None:
         result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
         result["train_dtype"] = job.train_dtype
-    _write_json(job.folder / "result.json", {**result, "finished": machine.today()})
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    write_text(path, json.dumps(values, indent=1) + "\n")
+    write_json(job.folder / "result.json", {**result, "finished": machine.today()})
 
 
 # Scoring
@@ -324,7 +292,7 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 def load_finished(
     run: Path, config: Config, planner: Planner = make_plans
-) -> tuple[Job, list[Plan], Checkpoint | None]:
+) -> tuple[Job, list[Plan], checkpoint.Checkpoint | None]:
     """Load a finished run to score at the lengths of its `config`.
 
     Return its job, the plans to score, and its trained weights, which are None for a checkpoint of another
@@ -332,10 +300,9 @@ def load_finished(
     """
     result = read_result(run) or {}
     job, plans = load(config, planner, run)
-    job = replace(job, folder=run)
     if config.checkpoint is not None:
-        return job, plans, None
-    trained = require_trained(run, config.train.total_steps)
+        return replace(job, folder=run), plans, None
+    trained = checkpoint.require_trained(run, config.train.total_steps)
     if result.get("data_hash") != job.data.hash:
         say(
             f"warning: data={config.data.name} is not what {run.name} was trained on "
@@ -345,16 +312,20 @@ def load_finished(
     label, dtype = str(result.get("encoding", job.label)), str(result.get("train_dtype"))
     is_same = EncodingSpec(config.encoding).identity() == EncodingSpec(job.config.encoding).identity()
     job = replace(
-        job, label=label, setting=str(result.get("setting", job.setting)), first=FirstStage.read(result)
+        job,
+        label=label,
+        setting=str(result.get("setting", job.setting)),
+        first=FirstStage.read(result),
+        scored_with=label if is_same else job.scored_with,
+        dtype=DTYPES.get(dtype, job.dtype),
     )
-    job = replace(job, scored_with=label if is_same else job.scored_with, dtype=DTYPES.get(dtype, job.dtype))
     return job, plans, trained
 
 
 def score_finished(
     job: Job,
     plans: Sequence[Plan],
-    trained: Checkpoint | None,
+    trained: checkpoint.Checkpoint | None,
     results_dir: Path,
     replacements: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
@@ -364,8 +335,7 @@ def score_finished(
 
     The rows of a run in `results_dir` are added to its results.csv. A checkpoint becomes a finished run here.
     judge: a run whose scores decide which targets are key. It gets no key targets itself: they flatter it.
-    waits: called with a message before this waits for another process that works on the run; if None, such a
-    process is an error.
+    waits: called with the reason before this waits for another process; if None, that one is an error.
     """
     run = job.folder
     if judge is not None and judge.resolve() == run.resolve():
@@ -375,8 +345,8 @@ def score_finished(
     require(judge is None or trained is not None, message)
     judged = {} if judge is None else key_slices(judge, plans, job.config.train.length)
     if trained is None:
-        _models_under(job, replacements)  # so that an error in the last comes before anything is written
-    with _at_work(job, waits, scores_only=True):
+        models_under(job, replacements)  # so that an error in the last comes before anything is written
+    with _at_work(job, waits, LESS_TO_SCORE):
         if trained is None:
             _describe(job)
         else:
@@ -395,11 +365,11 @@ def score_finished(
 
 def load_trained(run: Path, config: Config) -> Job:
     """Return a finished run with its weights on the device. The classes of `config` are `trusted`."""
-    job = _with_weights(load(config, run=run)[0], require_trained(run, config.train.total_steps))
+    job = _with_weights(load(config, run=run)[0], checkpoint.require_trained(run, config.train.total_steps))
     return replace(job, model=job.model.to(job.device).eval())
 
 
-def _with_weights(job: Job, trained: Checkpoint) -> Job:
+def _with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
     """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
     checkpoint.load_weights(trained.path, job.model)
     train, name = job.config.train, job.config.encoding["name"]
@@ -415,7 +385,7 @@ def score_encodings(
 ) -> list[Row]:
     """Return the rows of the trained encoding, then those of others, at the same lengths and targets."""
     record_command(job.folder)
-    models = _models_under(job, replacements)
+    models = models_under(job, replacements)
     is_changed = job.scored_with != job.label
     # This moves what all models share to the device.
     trained = replace(job, model=job.model.to(job.device).eval(), forced=is_changed)
@@ -428,38 +398,3 @@ def score_encodings(
         under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
         rows += score(under, plans, bars)
     return rows
-
-
-def _models_under(job: Job, replacements: Sequence[OtherEncoding]) -> list[LanguageModel]:
-    """Return the job's model under other encodings: all before any is scored. Raise `UserError`."""
-    models = []
-    for other in replacements:
-        require_replaceable(job)
-        encoding = other.encoding.build(job.model.n_layers, job.data.vocabulary)
-        try:
-            model = job.model.with_encoding(encoding)
-        except UserError as error:
-            raise UserError(f"{other.label} {error}") from error
-        if isinstance(model, Decoder):
-            dry_run_training(model, job.config.train.length, other.encoding.values["name"])
-        models.append(model.eval())
-    return models
-
-
-def require_replaceable(job: Job) -> None:
-    """Raise `UserError` for a model whose encoding cannot be replaced."""
-    why = job.model.fixed_encoding
-    require(not why, f"{job.config.model.name} {why}, so --with has nothing to replace: leave --with out")
-
-
-def describe_failures(rows: Sequence[Row]) -> str:
-    """Return where a user's own code failed while these rows were scored, and the way out; or nothing."""
-    failed = sorted((row for row in rows if row.status == "failed"), key=lambda row: row.length)
-    if not failed:
-        return ""
-    lengths = ", ".join(str(length) for length in dict.fromkeys(row.length for row in failed))
-    return (
-        f"{failed[0].scored_with} could not be scored at {lengths}: {failed[0].reason}: mend it, or raise "
-        "LengthError where the encoding is undefined; then score the same weights with "
-        f"`pe-bench eval {failed[0].run} --code FILE --force`"
-    )

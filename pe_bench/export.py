@@ -11,7 +11,7 @@ from pe_bench.config.schema import Config, TokenizerConfig
 from pe_bench.data.packed import cached_tokenizer
 from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config
 from pe_bench.errors import require
-from pe_bench.experiment import load, require_trained, trusted
+from pe_bench.experiment import load, trusted
 from pe_bench.model.decoder import Decoder
 from pe_bench.report.build import run_tables
 from pe_bench.report.columns import to_markdown
@@ -20,7 +20,7 @@ from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.system.files import TEMPORARY, name_write_errors
 from pe_bench.system.terminal import say
-from pe_bench.training.checkpoint import WEIGHTS, load_weights
+from pe_bench.training.checkpoint import WEIGHTS, load_weights, require_trained
 
 
 def export_run(name: str, folder: Path, results_dir: Path) -> None:

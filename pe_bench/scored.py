@@ -14,9 +14,9 @@ from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
-from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row
+from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row, describe_failures
 from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe, ProbeLength
-from pe_bench.scoring.other_encodings import find_others, read_with
+from pe_bench.scoring.other_encodings import find_others, read_with, require_replaceable
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.system.files import check_folder
 from pe_bench.system.grid import text_of
@@ -63,7 +63,7 @@ class Run(RunFolder):
     @property
     def failure(self) -> str:
         """Return which scores a custom encoding's code failed at, and the way out; empty where none did."""
-        return experiment.describe_failures(self.scored)
+        return describe_failures(self.scored)
 
     def __repr__(self) -> str:
         failed = f", failure={self.failure!r}" if self.failure else ""
@@ -139,7 +139,7 @@ def prepare(
         check_folder(results_dir, "--results-dir", is_written=True)
         job, plans = experiment.load(_config_of_checkpoint(run, options, changes, probe), planner)
         if requested:
-            experiment.require_replaceable(job)
+            require_replaceable(job)
         folder, config = job.folder, job.config
         score_under = partial(experiment.score_finished, job, plans, None)
     else:

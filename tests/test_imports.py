@@ -55,7 +55,7 @@ ALLOWED = {
     "export": "errors system config data model runs report training checkpoints experiment",
     "scored": "errors values system config runs scoring checkpoints report experiment",
     "tries": "errors values system config runs report experiment scored",
-    "sweep": "errors system config experiment",
+    "sweep": "errors system config runs experiment",
     "studies": "errors values system config runs scoring report scored sweep",
     "extended": "errors values system config report runs scoring experiment scored sweep",
     "api": "errors values system config runs report experiment scored tries extended",

@@ -194,8 +194,11 @@ def _open_side(folder: Path, side: str) -> Split:
     return Split(mapped("tokens"), np.array(mapped("starts")), ends)
 
 
-def summary(data: Data) -> str:
-    """Return how much text there is to train on and to score."""
+def summary(data: Data, length: int) -> str:
+    """Return how much text there is to train on and to score, or what a task asks in windows of a length."""
+    if (task := data.task) is not None:
+        sizes = f"sizes {task.least} to {task.size_at(length)}"
+        return f"{task.name}: examples of {sizes} at {length} tokens, {task.chance:.3g} right by guessing"
     sides = {"for training": data.train, "for validation": data.validation}
     amounts = [
         f"{len(side.lengths):,} documents of {len(side.tokens) / 1e6:.2f}M tokens {purpose}"

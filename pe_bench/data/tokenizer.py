@@ -14,7 +14,7 @@ import numpy as np
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data import hub
 from pe_bench.errors import UserError, first_line, require
-from pe_bench.system.files import write_text
+from pe_bench.system.files import write_json, write_text
 from pe_bench.system.terminal import printable
 
 if TYPE_CHECKING:
@@ -190,4 +190,4 @@ def write_byte_tokenizer(folder: Path) -> None:
 
 def write_tokenizer_config(folder: Path) -> None:
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT, "add_bos_token": False}
-    write_text(folder / "tokenizer_config.json", json.dumps(about, indent=1) + "\n")
+    write_json(folder / "tokenizer_config.json", about)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pe_bench.errors import UserError
+from pe_bench.system.files import write_atomically
 
 NEVER_OF_A_FOLDER = {"", *sys.stdlib_module_names, "pe_bench"}
 
@@ -40,6 +41,14 @@ def sources(path: Path) -> list[Path]:
         todo += [file for name in names for file in _files_of(name, path.parent) if file not in files]
         files.update(todo)
     return [path, *sorted(files - {path})]
+
+
+def copy_sources(path: Path, folder: Path) -> None:
+    """Copy a file and those that it imports, byte for byte: `eval --code` compares their hash."""
+    for file in sources(path):
+        copy, content = folder / file.relative_to(path.parent), file.read_bytes()
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(copy, lambda temporary, content=content: temporary.write_bytes(content))
 
 
 def _imported_names(file: Path, folder: Path) -> Iterator[str]:

@@ -167,3 +167,16 @@ def read_text(text: str, name: str) -> str:
     if name in _IN_FILE_NAMES and not re.fullmatch(r"[\w.+-]*", text):
         raise ValueError(f"{name} is {text!r:.60}, which cannot stand in a file's name")
     return text
+
+
+def describe_failures(rows: Iterable[Row]) -> str:
+    """Return where a user's own code failed while these rows were scored, and the way out; or nothing."""
+    failed = sorted((row for row in rows if row.status == "failed"), key=lambda row: row.length)
+    if not failed:
+        return ""
+    lengths = ", ".join(str(length) for length in dict.fromkeys(row.length for row in failed))
+    return (
+        f"{failed[0].scored_with} could not be scored at {lengths}: {failed[0].reason}: mend it, or raise "
+        "LengthError where the encoding is undefined; then score the same weights with "
+        f"`pe-bench eval {failed[0].run} --code FILE --force`"
+    )

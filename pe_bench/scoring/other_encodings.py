@@ -33,6 +33,9 @@ from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec
 from pe_bench.errors import UserError, require
+from pe_bench.model.checks import dry_run_training
+from pe_bench.model.decoder import Decoder, LanguageModel
+from pe_bench.runs.job import Job
 from pe_bench.values import shown
 
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # a value may hold spaces
@@ -104,6 +107,28 @@ def find_others(
         except UserError as error:
             raise UserError(f"--with {each.text}, {run}: {error}") from error
     return list(others.values())
+
+
+def models_under(job: Job, replacements: Sequence[OtherEncoding]) -> list[LanguageModel]:
+    """Return the job's model under other encodings: all before any is scored. Raise `UserError`."""
+    models = []
+    for other in replacements:
+        require_replaceable(job)
+        encoding = other.encoding.build(job.model.n_layers, job.data.vocabulary)
+        try:
+            model = job.model.with_encoding(encoding)
+        except UserError as error:
+            raise UserError(f"{other.label} {error}") from error
+        if isinstance(model, Decoder):
+            dry_run_training(model, job.config.train.length, other.encoding.values["name"])
+        models.append(model.eval())
+    return models
+
+
+def require_replaceable(job: Job) -> None:
+    """Raise `UserError` for a model whose encoding cannot be replaced."""
+    why = job.model.fixed_encoding
+    require(not why, f"{job.config.model.name} {why}, so --with has nothing to replace: leave --with out")
 
 
 # Which weights an encoding works on

@@ -228,7 +228,8 @@ def _work(state: JobState, sweep: Sweep, config: Config) -> None:
 
 
 def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
-    from pe_bench.experiment import describe_failures, finish, prepare
+    from pe_bench.experiment import finish, prepare
+    from pe_bench.runs.rows import describe_failures
 
     job, plans = prepare(config)
     progress.change(at_once=True, run=str(job.folder))

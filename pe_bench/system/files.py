@@ -53,6 +53,10 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_bytes(text.encode()))
 
 
+def write_json(path: Path, values: Any) -> None:
+    write_text(path, json.dumps(values, indent=1) + "\n")
+
+
 def remove_leftovers(folder: Path) -> None:
     """Delete what a killed process left half written, anywhere below; only its owner may call this."""
     for leftover in sorted(folder.rglob(f"{TEMPORARY}*")):

@@ -12,7 +12,6 @@ file of its own, and any number of processes goes on from these.
 import csv
 import hashlib
 import io
-import json
 import os
 import secrets
 import shutil
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.untrusted import open_regular, read_json, read_regular
-from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_text
+from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_json, write_text
 from pe_bench.training.group import ALONE, Group
 from pe_bench.training.optimizer import Optimizers
 from pe_bench.training.sharding import distributed, gathered, is_sharded, own_part, own_rows
@@ -99,7 +98,7 @@ def save_checkpoint(
                     "train_seconds": state.seconds,
                     "loss": state.loss,
                 }
-                write_text(temporary / META, json.dumps({**facts, "checksums": checksums}, indent=1) + "\n")
+                write_json(temporary / META, {**facts, "checksums": checksums})
                 before = [path for path in _newest_first(folder) if path < target]
                 # What is newer, or of this step, was damaged: the run went on from an older one.
                 for path in {*_newest_first(folder)} - {*before[: KEPT - 1]}:
@@ -129,6 +128,15 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
     """Return the checkpoint of a run's last step where its weights are whole: scoring needs nothing else."""
     return read_checkpoint(run / "checkpoints" / _name(steps), (WEIGHTS,))
+
+
+def require_trained(run: Path, steps: int) -> Checkpoint:
+    """Return the checkpoint of a run's last step. Raise `UserError` where there is none."""
+    trained = final_checkpoint(run, steps)
+    if trained is None:
+        folder, way_out = run / "checkpoints", "repeat the command that trained the run"
+        raise UserError(f"{folder} has no whole checkpoint of step {steps}: {way_out}")
+    return trained
 
 
 def read_checkpoint(path: Path, files: Sequence[str] = ()) -> Checkpoint | None:

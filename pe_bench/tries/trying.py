@@ -20,7 +20,7 @@ from pe_bench.report.build import tables_of_rows
 from pe_bench.runs.commands import called_with
 from pe_bench.runs.rows import ALL
 from pe_bench.scored import Run
-from pe_bench.system.files import write_text
+from pe_bench.system.files import write_json
 from pe_bench.system.machine import today
 from pe_bench.tries.sequential import FIRST_LOOK, Answer, Difference, Look, look, seeds_to_settle
 from pe_bench.values import listed, parse_lengths
@@ -139,7 +139,7 @@ def _keep(results_dir: Path, tried: Try) -> Try:
             tried = tries.get(tried.key) or replace(tried, number=number)
         tries[tried.key] = tried
         entries = [asdict(entry) for entry in tries.values()]
-        write_text(results_dir / FILE, json.dumps(entries, indent=1) + "\n")
+        write_json(results_dir / FILE, entries)
     return tried
 
 
@@ -170,18 +170,10 @@ def try_change(
     """Do what `pe_bench.try_change` says. check: called before anything is written."""
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
-    for override in map(parse_override, overrides):
-        message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
-        require(override.key not in ("seed", "eval.half"), message)
-        require(override.key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
     kind: Kind = "confirm" if confirm else "try"
     results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
     numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
-    shared = [
-        *(f"train.tokens={TOKENS}", "eval.controls=none", f"eval.half={HALF[kind]}"),
-        *(f"eval.lengths=[{','.join(map(str, numbers))}]", f"results_dir={quote(str(results))}"),
-        *overrides,
-    ]
+    shared = _shared_overrides(kind, numbers, results, overrides)
 
     def of_seed(text: str, seed: int) -> list[str]:
         return [*overrides_in(text), *shared, f"seed={FIRST_SEED[kind] + seed}"]
@@ -217,6 +209,21 @@ def try_change(
     time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first)
     parameters = first[0][0].parameters - first[0][1].parameters
     return Outcome(tried, seen, works_to, time_ratio, parameters, median(took), next(confirms, None))
+
+
+def _shared_overrides(
+    kind: Kind, lengths: Sequence[int], results: Path, overrides: Sequence[str]
+) -> list[str]:
+    """Return the overrides of both runs. Raise `UserError` for one of what a try chooses itself."""
+    for override in map(parse_override, overrides):
+        message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
+        require(override.key not in ("seed", "eval.half"), message)
+        require(override.key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
+    return [
+        *(f"train.tokens={TOKENS}", "eval.controls=none", f"eval.half={HALF[kind]}"),
+        *(f"eval.lengths=[{','.join(map(str, lengths))}]", f"results_dir={quote(str(results))}"),
+        *overrides,
+    ]
 
 
 def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[Path]) -> Try:
