@@ -6,6 +6,7 @@ mapping with a `name`, which replaces what was there. Whatever it leaves out is 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -28,15 +29,13 @@ CATALOGUE = "catalogue"  # a key that holds several encodings, by their names
 
 def compose(overrides: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
     """Compose the configuration of one job as plain values, without running anything. Raises `UserError`."""
-    overrides = for_hydra(overrides, search)
-    with explain_hydra_errors(overrides, search):
-        return _compose(overrides, search)
+    return _compose(for_hydra(overrides, search), search)
 
 
 def _compose(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
     from hydra import compose as hydra_compose
 
-    with _hydra(search):
+    with explain_hydra_errors(overrides, search), _hydra(search):
         return _plain_values(hydra_compose(CONFIG, [*overrides]), search)
 
 
@@ -47,7 +46,7 @@ def complete_overrides(overrides: Sequence[str], search: Sequence[Path] = ()) ->
 
 def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Config:
     """Return the configuration of the one job that a command's overrides ask for. Raises `UserError`."""
-    return parse_config(compose(complete_overrides(overrides, search), search), search)
+    return parse_config(_compose(complete_overrides(overrides, search), search), search)
 
 
 def parse_composed(composed: Any) -> Config:
@@ -115,23 +114,18 @@ def _encoding_source() -> type[Any]:
     from hydra.plugins.config_source import ConfigResult
     from omegaconf import OmegaConf
 
-    def class_of(config_path: str) -> str:
-        """Return the class that the choice of an encoding names; empty where it names a file of YAML."""
-        group, _, choice = config_path.partition("/")
-        return choice if group == "encoding" and ":" in choice else ""
-
     class EncodingSource(FileConfigSource):
         """A folder of YAML files in which `encoding/FILE.py:Class` exists wherever the file lies."""
 
         def is_config(self, config_path: str) -> bool:
-            return class_of(config_path) != "" or super().is_config(config_path)
+            return re.match("encoding/.*:", config_path) is not None or super().is_config(config_path)
 
         def load_config(self, config_path: str) -> ConfigResult:
-            if choice := class_of(config_path):
-                part = OmegaConf.create(read_choice("encoding", choice))
+            group, _, name = config_path.partition("/")
+            if group == "encoding" and ":" in name:
+                part = OmegaConf.create(read_choice("encoding", name))
                 return ConfigResult(self.provider, config_path, part, {"package": None})
             result = super().load_config(config_path)
-            group, _, name = config_path.partition("/")
             part: Any = OmegaConf.to_container(result.config, resolve=False)
             if group in ("encoding", "modifier") and isinstance(part, dict):
                 is_named = group == "encoding" and "class" in part
@@ -183,25 +177,28 @@ def _plain_values(composed: Any, search: Sequence[Path] = ()) -> dict[str, Any]:
 
 def _with_nested(encoding: Mapping[str, Any], search: Sequence[Path], prefix: str) -> dict[str, Any]:
     """Return an encoding whose nested ones, in its options, have all of theirs. Raises `UserError`."""
-    return {option: _completed(value, search, f"{prefix}.{option}") for option, value in encoding.items()}
+    values = dict(encoding)
+    for option, value in encoding.items():
+        if isinstance(value, str) and value.startswith("{"):
+            values[option] = yaml.safe_load(value)
+        if isinstance(part := values[option], dict) and "name" in part:
+            key = f"{prefix}.{option}"
+            part = part if "class" in part else _named_part(part, search, key)
+            values[option] = _with_nested(part, search, key)
+    return values
 
 
-def _completed(value: Any, search: Sequence[Path], prefix: str) -> Any:
-    if isinstance(value, str) and value.startswith("{"):
-        value = yaml.safe_load(value)
-    if not isinstance(value, dict) or "name" not in value:
-        return value
-    if "class" not in value:
-        part = _chosen_part("encoding", str(value["name"]), search)
-        changes = {key: inner for key, inner in value.items() if key not in ("name", "modifiers")}
-        modifiers = value.get("modifiers") or {}
-        require(isinstance(modifiers, dict), f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
-        for typed, options in modifiers.items():
-            modifier = _chosen_part("modifier", typed, search)
-            changed = _changed(modifier, options or {}, f"{prefix}.modifiers.{typed}")
-            part.setdefault("modifiers", {})[find_name("modifier", typed, search)] = changed
-        value = _changed(part, changes, prefix)
-    return _with_nested(value, search, prefix)
+def _named_part(values: Mapping[str, Any], search: Sequence[Path], prefix: str) -> dict[str, Any]:
+    """Return the encoding of a name with the options and modifiers that stand beside the name."""
+    part = _chosen_part("encoding", str(values["name"]), search)
+    modifiers = values.get("modifiers") or {}
+    require(isinstance(modifiers, dict), f"{prefix}.modifiers must be a mapping such as {{logn: {{}}}}")
+    for typed, options in modifiers.items():
+        modifier = _chosen_part("modifier", typed, search)
+        changed = _changed(modifier, options or {}, f"{prefix}.modifiers.{typed}")
+        part.setdefault("modifiers", {})[find_name("modifier", typed, search)] = changed
+    changes = {option: value for option, value in values.items() if option not in ("name", "modifiers")}
+    return _changed(part, changes, prefix)
 
 
 def _chosen_part(group: str, typed: str, search: Sequence[Path]) -> dict[str, Any]:

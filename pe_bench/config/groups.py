@@ -14,7 +14,7 @@ from pe_bench.encodings.signatures import (
     complete,
     options_of,
     read_part,
-    require_class,
+    without_class,
 )
 from pe_bench.errors import UserError
 from pe_bench.values import unknown
@@ -44,8 +44,8 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     `FILE.py:CLASS` names an encoding too. A file in a folder of the user's comes before an alias.
     Raises `UserError` for an unknown name.
     """
-    if group == "encoding":
-        require_class(typed, search)
+    if group == "encoding" and typed.endswith(".py"):
+        raise without_class(typed, search)
     names = names_in(group, search)
     if typed in names or (group == "encoding" and ":" in typed):
         return typed

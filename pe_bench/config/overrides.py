@@ -110,8 +110,12 @@ def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str
 
     Raises `UserError` for what Hydra would take, or would refuse at length.
     """
-    parsed = [_with_file_names(_checked(text, search), search) for text in overrides]
-    return [str(_with_nested_as_text(override)) for override in parsed]
+    result = []
+    for text in overrides:
+        override = _with_file_names(_checked(text, search), search)
+        has_mapping = (override.value or "").startswith("{") and override.section == "encoding"
+        result.append(str(_with_nested_as_text(override) if has_mapping else override))
+    return result
 
 
 def _checked(text: str, search: Sequence[Path]) -> Override:
@@ -138,12 +142,10 @@ def _with_file_names(override: Override, search: Sequence[Path]) -> Override:
 
 
 def _with_nested_as_text(override: Override) -> Override:
-    if not (override.section == "encoding" and (override.value or "").startswith("{")):
-        return override
+    """Write nested encodings as texts: Hydra would merge a mapping with the one whose place it takes."""
     values = values_of(override)
     if not values or not all(isinstance(value, dict) and "name" in value for value in values):
         return override
-    # Hydra would merge a mapping with the one that is there: as a text it takes its place.
     flow = {"default_flow_style": True, "sort_keys": False, "width": sys.maxsize}
     texts = [yaml.safe_dump(value, **flow).strip() for value in values]
     return replace(override, value=",".join(map(quote, texts)))

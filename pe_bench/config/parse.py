@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.schema import FIELD_OF_KEY, KEY_OF_FIELD, Config
-from pe_bench.errors import require
+from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type, shown, unknown
 
@@ -41,7 +41,13 @@ def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
     """
     message = "no encoding is named: say encoding=rope, or `pe-bench list encodings`"
     require(values.get("encoding") is not None, message)
-    config = _with_home(replace(_parse(Config, values), search=tuple(search)))
+    config = replace(_parse(Config, values), search=tuple(search))
+    data, home = config.data, os.path.expanduser  # a shell leaves `~` as it is inside KEY=VALUE
+    if data.source == "files":
+        path, validation_path = (path and home(path) for path in (data.path, data.validation_path))
+        data = replace(data, path=path, validation_path=validation_path)
+    cache_dir = config.cache_dir and home(config.cache_dir)
+    config = replace(config, data=data, results_dir=home(config.results_dir), cache_dir=cache_dir)
     config.check()
     return config
 
@@ -52,29 +58,18 @@ def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:
     names = {
         KEY_OF_FIELD.get(name, f"{prefix}{name}"): name for name in kind.__match_args__ if name != "search"
     }
-    section = prefix.rstrip(".")
-    way = f"{section} is a group of keys and cannot be {shown(values)}: say {next(iter(names))}=VALUE"
-    require(isinstance(values, dict), way)
+    if not isinstance(values, dict):
+        message = f"{prefix.rstrip('.')} is a group of keys and cannot be {shown(values)}"
+        raise UserError(f"{message}: say {next(iter(names))}=VALUE")
     parsed = {}
     for key, value in ((f"{prefix}{key}", value) for key, value in values.items()):
-        require(key in names, unknown(key, "key", names))
+        if key not in names:
+            raise UserError(unknown(key, "key", names))
         require(value != "", f"{key} is empty: give it a value, or remove it")
         hint = hints[names[key]]
         part: Any = next(filter(is_dataclass, (hint, *typing.get_args(hint))), None)
         parsed[names[key]] = check_type(value, hint, key) if part is None else _parse(part, value, f"{key}.")
     return kind(**parsed)
-
-
-def _with_home(config: Config) -> Config:
-    """Replace `~` in paths by the user's folder; a shell leaves it as it is inside KEY=VALUE."""
-
-    def expanded(section: Any, *names: str) -> dict[str, str]:
-        paths = {name: getattr(section, name) for name in names}
-        return {name: os.path.expanduser(path) for name, path in paths.items() if path is not None}
-
-    of_data = expanded(config.data, "path", "validation_path") if config.data.source == "files" else {}
-    data = replace(config.data, **of_data)
-    return replace(config, data=data, **expanded(config, "results_dir", "cache_dir"))
 
 
 def to_plain(config: Config) -> dict[str, Any]:

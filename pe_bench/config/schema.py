@@ -281,15 +281,14 @@ def check_margin(margin: float, key: str) -> None:
 
 def _check_part(part: Mapping[str, Any], key: str) -> None:
     """Raise `UserError` for an encoding or a modifier without a class, and for modifiers of unfit names."""
-    name = part.get("class")
-    message = f"{key}.class must be text such as file.py:Class, not {shown(name)}"
-    require(isinstance(name, str), message)
+    if not isinstance(name := part.get("class"), str):
+        raise UserError(f"{key}.class must be text such as file.py:Class, not {shown(name)}")
     for name, modifier in check_type(part.get("modifiers") or {}, dict, f"{key}.modifiers").items():
         _check_name(name, "a modifier's name")
         _check_part(check_type(modifier, dict, f"{key}.modifiers.{name}"), f"{key}.modifiers.{name}")
 
 
 def _check_name(name: Any, key: str) -> None:
-    is_name = isinstance(name, str) and NAME.fullmatch(name) is not None
-    message = f"{key} must be letters, digits and the signs . + - _, not {shown(name)}"
-    require(is_name, f"{message}: it names the run's folder")
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        message = f"{key} must be letters, digits and the signs . + - _, not {shown(name)}"
+        raise UserError(f"{message}: it names the run's folder")

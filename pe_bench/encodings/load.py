@@ -38,23 +38,30 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     `search` are folders to look for the file in. Raises `UserError`, also for a class that does nothing.
     """
     location, _, name = specification.rpartition(":")
-    if is_built_in(specification):
+    if BUILT_IN.fullmatch(specification):
+        path = None
         try:
-            encoding_class = _checked(importlib.import_module(location), name, specification)
+            module = importlib.import_module(location)
         except ImportError as error:
             raise UserError(f"pe-bench has no encoding {specification}") from error
+    else:
+        require(location.endswith(".py"), f"name an encoding's class as file.py:Class, not {specification}")
+        path = find_file(location, search)
+        module = _load_file(path)
+    encoding_class = getattr(module, name, None)
+    if not (
+        isinstance(encoding_class, type) and issubclass(encoding_class, (LayerEncoding, PositionalEncoding))
+    ):
+        raise UserError(
+            f"'{specification}' names no encoding: {name} must be a class there that derives from "
+            "LayerEncoding or PositionalEncoding"
+        )
+    if path is None:
         return Code(encoding_class, Path(inspect.getfile(encoding_class)), None)
-    require(location.endswith(".py"), f"name an encoding's class as file.py:Class, not {specification}")
-    path = find_file(location, search)
-    encoding_class = _checked(_load_file(path), name, specification)
     _refuse_no_hook(encoding_class)
     for word in (*encoding_class.claims, encoding_class.past_training):
         require(word in DECLARED, unknown(word, "claim", DECLARED))
     return Code(encoding_class, path, digest(path))
-
-
-def is_built_in(specification: str) -> bool:
-    return BUILT_IN.fullmatch(specification) is not None
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -96,17 +103,6 @@ def _line_of(error: BaseException, path: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     return f"{path}:{lines[-1]}" if lines else str(path)
-
-
-def _checked(module: ModuleType, name: str, specification: str) -> EncodingClass:
-    """Return the class that a specification names. Raises `UserError` if that is no encoding."""
-    named = getattr(module, name, None)
-    if isinstance(named, type) and issubclass(named, (LayerEncoding, PositionalEncoding)):
-        return named
-    raise UserError(
-        f"'{specification}' names no encoding: {name} must be a class there that derives from "
-        "LayerEncoding or PositionalEncoding"
-    )
 
 
 def _refuse_no_hook(encoding: EncodingClass) -> None:

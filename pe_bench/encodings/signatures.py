@@ -37,18 +37,19 @@ class Option(NamedTuple):
     is_last: bool = False  # it comes after those of classes that derive from its own
 
 
+Parameter = tuple[str, ast.expr | None, bool]  # its name, its default, and whether it comes last
+
+
 class UnreadableError(Exception):
     """A class whose options its source does not show."""
 
 
-def require_class(name: str, search: Sequence[Path] = ()) -> None:
-    """Raise `UserError` for a file without a class, with the classes that it has: it is read and not run."""
-    if not name.endswith(".py"):
-        return
+def without_class(name: str, search: Sequence[Path] = ()) -> UserError:
+    """Return the error for a file whose class is not named, with its classes: it is read and not run."""
     text = find_file(name, search).read_text(encoding="utf-8", errors="replace")
     classes = re.findall(r"^class (\w+)(?=.*:)", text, re.MULTILINE)
     ways = " or ".join(f"{name}:{each}" for each in classes or ["CLASS"])
-    raise UserError(f"'{name}' is a file: say {ways}")
+    return UserError(f"'{name}' is a file: say {ways}")
 
 
 def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool = True) -> list[Option]:
@@ -152,18 +153,21 @@ def _options(file: Path, name: str) -> list[Option]:
         if constructor is None:
             raise
     if isinstance(constructor, ast.FunctionDef):
-        options = {option.name: option for option in _parameters(constructor.args)}
+        options, parameters = dict[str, Option](), _parameters(constructor.args)
     else:
-        is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
-        options = inherited | {option.name: option for option in _fields(node) if is_dataclass}
+        options, parameters = dict(inherited), _fields(node)
+    for argument, default, is_last in parameters:
+        value = MISSING if default is None else ast.literal_eval(default)
+        options[option_of(argument)] = Option(option_of(argument), value, is_last=is_last)
     of_base = {option.name: option.meaning for option in inherited.values()}
     meanings = of_base | dict(MEANING.findall(ast.get_docstring(node) or ""))
-    for name, option in options.items():
-        options[name] = option._replace(meaning=" ".join(meanings.get(name, "").split()))
-    return sorted(options.values(), key=lambda option: option.is_last)
+    explained = (
+        option._replace(meaning=" ".join(meanings.get(name, "").split())) for name, option in options.items()
+    )
+    return sorted(explained, key=lambda option: option.is_last)
 
 
-def _parameters(arguments: ast.arguments) -> Iterator[Option]:
+def _parameters(arguments: ast.arguments) -> Iterator[Parameter]:
     """Yield each parameter of a constructor but `self`."""
     if arguments.vararg or arguments.kwarg or arguments.posonlyargs:
         raise UnreadableError
@@ -171,22 +175,18 @@ def _parameters(arguments: ast.arguments) -> Iterator[Option]:
     without = len(arguments.args) - len(arguments.defaults) - 1
     defaults = [*[None] * without, *arguments.defaults, *arguments.kw_defaults]
     for argument, default in zip(named, defaults, strict=True):
-        yield Option(option_of(argument.arg), _value(default))
+        yield argument.arg, default, False
 
 
-def _fields(node: ast.ClassDef) -> Iterator[Option]:
+def _fields(node: ast.ClassDef) -> Iterator[Parameter]:
     """Yield each field of a data class that its constructor takes; those after `_: KW_ONLY` come last."""
-    is_last = False
-    for each in node.body:
+    is_last, is_dataclass = False, any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+    for each in node.body if is_dataclass else ():
         if isinstance(each, ast.AnnAssign) and not isinstance(each.value, ast.Call):  # `field(init=False)`
             name = ast.unparse(each.target)
             is_last |= name == "_"
             if name != "_":
-                yield Option(option_of(name), _value(each.value), is_last=is_last)
-
-
-def _value(default: ast.expr | None) -> Any:
-    return MISSING if default is None else ast.literal_eval(default)
+                yield name, each.value, is_last
 
 
 def argument_of(option: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pe_bench.encodings.base import Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import Code, EncodingClass, find_code, is_built_in
+from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, find_code
 from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, defaults_of
 from pe_bench.encodings.source import digest
 from pe_bench.errors import UserError, require
@@ -34,7 +34,7 @@ class PartSpec:
 
     @property
     def is_built_in(self) -> bool:
-        return is_built_in(str(self.values["class"]))
+        return BUILT_IN.fullmatch(str(self.values["class"])) is not None
 
     @property
     def name(self) -> str:
@@ -61,15 +61,14 @@ class PartSpec:
         for name, default in self.defaults.items():
             is_given = name in options or default != MISSING
             require(is_given, f"{self.key} needs a value for {name}: give {self.key}.{name}=...")
-        return {name: self._checked(name, value) for name, value in options.items()}
-
-    def _checked(self, option: str, value: Any) -> Any:
         kinds = get_type_hints(self.encoding_class.__init__, include_extras=True)
-        key, kind = f"{self.key}.{option}", kinds.get(argument_of(option), Any)
-        if kind != NestedEncoding:
-            return check_type(value, kind, key)
-        require(is_part(value), f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
-        return value
+        for name, value in options.items():
+            key, kind = f"{self.key}.{name}", kinds.get(argument_of(name), Any)
+            if kind != NestedEncoding:
+                options[name] = check_type(value, kind, key)
+            elif not is_part(value):
+                raise UserError(f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
+        return options
 
     @property
     def nested(self) -> "dict[str, EncodingSpec]":
@@ -159,14 +158,18 @@ class EncodingSpec:
     @property
     def label(self) -> str:
         """Return the name in tables: `rope`, `rope+logn`, `rope base=500000.0` where options differ."""
-        names = [(str(self.values["name"]), self.base), *self.modifiers.items()]
+        names = []
+        for name, part in [(str(self.values["name"]), self.base), *self.modifiers.items()]:
+            # Another version of outside code, whose hash has other letters, is another encoding.
+            code = part.values.get("code_sha256")
+            names.append(f"{name}@{code[:4]}" if code else name)
         derived = self.values.get("derived") or []
         nested = {name: spec.short_label for name, spec in self.base.nested.items() if name not in derived}
         chosen = {**self.base.chosen_options(), **nested}
         options = [f"{option}={value}" for option, value in chosen.items()]
         for name, part in self.modifiers.items():
             options += [f"{name}.{option}={value}" for option, value in part.chosen_options().items()]
-        return " ".join(["+".join(_with_version(*pair) for pair in names), *options])
+        return " ".join(["+".join(names), *options])
 
     @property
     def short_label(self) -> str:
@@ -228,12 +231,6 @@ class EncodingSpec:
         if modifiers or self.key == "encoding":
             values["modifiers"] = modifiers
         return EncodingSpec(values, self.search, self.key)
-
-
-def _with_version(name: str, part: PartSpec) -> str:
-    """Return a name, and for outside code four letters of its hash: another version is another encoding."""
-    code = part.values.get("code_sha256")
-    return f"{name}@{code[:4]}" if code else name
 
 
 def is_part(value: Any) -> bool:

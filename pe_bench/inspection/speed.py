@@ -20,7 +20,7 @@ import torch
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Data, Split
 from pe_bench.data.tokenizer import ByteTokenizer
-from pe_bench.encodings import LengthError
+from pe_bench.encodings.base import LengthError
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.resolve import REFERENCE, ResolvedEncoding
 from pe_bench.model.attention import choose

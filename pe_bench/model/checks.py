@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings import LayerEncoding, LengthError, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
 from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import Decoder, LanguageModel

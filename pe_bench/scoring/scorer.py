@@ -18,7 +18,7 @@ import torch
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import Split
-from pe_bench.encodings import LengthError
+from pe_bench.encodings.base import LengthError
 from pe_bench.errors import RunError, first_line
 from pe_bench.model.checks import describe_user_code_error, find_lookahead, is_users_own
 from pe_bench.model.decoder import LanguageModel, derive_seed

@@ -14,7 +14,6 @@ from pe_bench.config.compose import compose
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Split
-from pe_bench.encodings.load import is_built_in
 from pe_bench.encodings.spec import EncodingSpec, PartSpec, is_part
 from pe_bench.errors import RunError, require
 from pe_bench.runs.job import Job
@@ -104,7 +103,7 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
 
 def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
     """Return the label of an encoding after another, without what they share: `yarn x4`."""
-    if trained is not None and is_built_in(str(trained.encoding["class"])):
+    if trained is not None and PartSpec(trained.encoding).is_built_in:
         shared = PartSpec(trained.encoding).options
         alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
         derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
