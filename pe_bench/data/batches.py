@@ -24,26 +24,10 @@ class Batch:
     tokens: Tensor
     is_answer: Tensor | None = None
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def inputs(self) -> Tensor:
-        return self.tokens[:, :-1]
-
-    @property
-    def targets(self) -> Tensor:
-        return self.tokens[:, 1:]
-
-    @property
-    def has_loss(self) -> Tensor | None:
-        """Return which targets have a loss; None for all."""
-        return None if self.is_answer is None else self.is_answer[:, 1:]
-
     @property
     def losses(self) -> int:
         """Return the number of targets with a loss."""
-        return self.targets.numel() if self.has_loss is None else int(self.has_loss.sum())
+        return self.tokens[:, 1:].numel() if self.is_answer is None else int(self.is_answer[:, 1:].sum())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch of what a function makes of its windows, such as some of them."""
@@ -51,7 +35,7 @@ class Batch:
 
     def split(self, count: int) -> Iterator["Batch"]:
         """Yield parts of at most `count` windows, in order."""
-        for start in range(0, len(self), count):
+        for start in range(0, len(self.tokens), count):
             yield self.map(lambda windows, start=start: windows[start : start + count])
 
 
@@ -66,7 +50,9 @@ class TrainingWindows:
     def __init__(self, split: Split, length: int, end_of_text: int, side: str = "training") -> None:
         self.size = length + 1
         joined = _documents_to_join(split.lengths, self.size)
-        self.joint = _join(split, joined, end_of_text)
+        between = np.array([end_of_text], split.tokens.dtype)
+        parts = [part for index in joined for part in (between, split.document(int(index)))]
+        self.joint = np.concatenate([between[:0], *parts[1:]])
         if len(self.joint) < self.size and len(joined) == len(split.lengths):
             raise UserError(
                 f"the {side} documents have {len(self.joint)} tokens together, and one window of "
@@ -139,10 +125,3 @@ def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:
     short = int(np.searchsorted(lengths[order], size))
     enough = int(np.searchsorted(joint_lengths, size)) + 1
     return np.sort(order[: max(short, enough)]) if short else np.empty(0, np.int64)
-
-
-def _join(split: Split, documents: np.ndarray, end_of_text: int) -> np.ndarray:
-    """Return the documents one after another with the end-of-text id between them."""
-    between = np.array([end_of_text], split.tokens.dtype)
-    parts = [part for document in documents for part in (between, split.document(int(document)))]
-    return np.concatenate(parts[1:]) if parts else np.empty(0, split.tokens.dtype)

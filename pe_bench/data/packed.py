@@ -116,17 +116,13 @@ def _packed_folder(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str 
         sides = corpus or read_corpus(data, byte_budget)
         return _pack(folder, *split_corpus(*sides, data.validation_fraction), tokenizer)
 
-    key = key_of((FORMAT, LAYOUT), identity, _tokenizer_identity(tokenizer))
+    tokenized_with = asdict(tokenizer)
+    if tokenizer.kind == "file":  # what it holds, wherever it lies
+        path = tokenizers.tokenizer_file(tokenizer)
+        tokenized_with["name"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        tokenized_with["label"] = path.resolve().parent.name
+    key = key_of((FORMAT, LAYOUT), identity, tokenized_with)
     return cached_folder(cache_root(cache_dir), key, build)
-
-
-def _tokenizer_identity(config: TokenizerConfig) -> dict[str, Any]:
-    """Return what tells tokenizers apart: of a file its content, wherever it lies."""
-    if config.kind != "file":
-        return asdict(config)
-    path = tokenizers.tokenizer_file(config)
-    content = hashlib.sha256(path.read_bytes()).hexdigest()
-    return {**asdict(config), "name": content, "label": path.resolve().parent.name}
 
 
 def read_corpus(
@@ -187,11 +183,10 @@ def _pack_side(
 
 
 def _open_side(folder: Path, side: str) -> Split:
-    def mapped(name: str) -> np.ndarray:
-        return np.load(folder / f"{side}-{name}.npy", mmap_mode="r", allow_pickle=False)
-
-    ends = mapped("byte_ends") if side == "validation" else None
-    return Split(mapped("tokens"), np.array(mapped("starts")), ends)
+    names = ["tokens", "starts", *(["byte_ends"] if side == "validation" else [])]
+    files = (folder / f"{side}-{name}.npy" for name in names)
+    tokens, starts, *ends = (np.load(file, mmap_mode="r", allow_pickle=False) for file in files)
+    return Split(tokens, np.array(starts), *ends)
 
 
 def summary(data: Data, length: int) -> str:

@@ -48,12 +48,8 @@ class Group:
 
     def __init__(self, rank: int = 0, count: int = 1, device: torch.device | None = None):
         self.rank, self.count = rank, count
+        self.is_first = rank == 0  # this process writes and reports
         self.device = device or torch.device("cpu")  # on which the processes exchange numbers
-
-    @property
-    def is_first(self) -> bool:
-        """Return whether this process is the one that writes and reports."""
-        return self.rank == 0
 
     def share(self, rows: Tensor) -> Tensor:
         """Return this process's rows of a batch, in order; the first row where there are too few for all."""

@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,7 @@ class Trainer:
             ids_of_parts = ids.chunk(count) if ids.dim() == 2 else [ids] * count
             losses = [
                 self._backward(part, ids_of_parts[index], batch.losses, is_last=index == count - 1)
-                for index, part in enumerate(share.split(len(share) // count))
+                for index, part in enumerate(share.split(len(share.tokens) // count))
             ]
         (loss,) = self.group.sum(sum(losses))
         norm = self._clip()
@@ -194,20 +194,16 @@ class Trainer:
 
         After the last part all processes have the mean of their gradients, and a step takes the sum.
         """
-        with self._gradients_shared(now=is_last):
+        sharding = self.config.train.sharding
+        if sharding:
+            self.together.set_requires_gradient_sync(is_last)
+        keeps_gradients = self.group.count > 1 and not sharding and not is_last
+        with self.together.no_sync() if keeps_gradients else nullcontext():
             loss = self._nll(part, ids, self.together).sum() / count
             (loss * self.group.count).backward()
-        if is_last and self.config.train.sharding:
+        if sharding and is_last:
             average_replicated(self.model)
         return loss.item()
-
-    def _gradients_shared(self, *, now: bool) -> AbstractContextManager[None]:
-        """Have a backward pass inside leave its gradients in each process unless they are shared now."""
-        if self.config.train.sharding:
-            self.together.set_requires_gradient_sync(now)
-        elif self.group.count > 1 and not now:
-            return self.together.no_sync()
-        return nullcontext()
 
     @torch.no_grad()
     def validation_loss(self) -> float:
@@ -219,22 +215,23 @@ class Trainer:
             for part in batch.split(self.config.train.batch):
                 share, ids = self._share(part, derive_seed(0, "ids"), train=False)
                 of_share = self._nll(share, ids, self.losses)
-                nll.append(of_share if self.group.rank < len(part) else of_share[:0])
+                nll.append(of_share if self.group.rank < len(part.tokens) else of_share[:0])
         values = torch.cat(nll)
         total, count = self.group.sum(float(values.double().sum()), len(values))
         return total / count
 
     def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
         """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""
-        generator, tokens_BT = torch.Generator().manual_seed(seed), batch.inputs.to(self.device)
-        ids = self.model.encoding.ids(tokens_BT, train=train, generator=generator)
+        generator, inputs_BT = torch.Generator().manual_seed(seed), batch.tokens[:, :-1].to(self.device)
+        ids = self.model.encoding.ids(inputs_BT, train=train, generator=generator)
         return batch.map(self.group.share), self.group.share(ids) if ids.dim() == 2 else ids
 
     def _nll(self, batch: Batch, ids: Tensor, losses: nn.Module) -> Tensor:
-        tokens_BT, targets_BT = batch.inputs.to(self.device), batch.targets.to(self.device)
-        has_loss = None if batch.has_loss is None else batch.has_loss.to(self.device).flatten()
+        inputs_BT = batch.tokens[:, :-1].to(self.device)
+        targets_BT = batch.tokens[:, 1:].to(self.device)
+        has_loss = None if batch.is_answer is None else batch.is_answer[:, 1:].to(self.device).flatten()
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return losses(tokens_BT, targets_BT, ids, has_loss)
+            return losses(inputs_BT, targets_BT, ids, has_loss)
 
     def _refuse_non_finite(self, loss: float, norm: float, number: int) -> None:
         """Raise `RunError` before a step by gradients that are infinite or no numbers."""

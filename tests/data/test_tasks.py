@@ -74,7 +74,7 @@ def test_options_that_cannot_be_are_refused() -> None:
 def test_a_batch_counts_the_losses_of_answers_alone_and_its_parts_are_its_rows() -> None:
     batch = windows_of(task_data(build_task({"name": "flip_flop"})), 16).batch(6, 0, 0)
     assert batch.is_answer is not None
-    assert batch.losses == int(batch.is_answer.sum()) < batch.targets.numel()
+    assert batch.losses == int(batch.is_answer.sum()) < batch.tokens[:, 1:].numel()
     parts = list(batch.split(2))
     assert sum(part.losses for part in parts) == batch.losses
 
