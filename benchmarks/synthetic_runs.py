@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from pe_bench.runs.job import identity, run_name, setting
 from pe_bench.runs.rows import Row, write_rows
 from pe_bench.runs.scores import Scores, compute_level, keep_slices, save_scores, score_file
 from pe_bench.system.files import write_json
-from pe_bench.system.machine import environment, git_commit, package_version, today
+from pe_bench.system.machine import environment, git_commit, today
 
 DATA_HASH = "da7a0123456789abcdef0123456789abcdef0123456789abcdef0123456789ab"
 TARGET_HASH = "7a56e7be5c4ffe01"
@@ -136,7 +137,7 @@ def _empty_row(run: Path, config: Config, setting: str, targets: int) -> Row:
         score_dtype="float32",
         threads=2,
         torch=torch.__version__,
-        pe_bench=package_version(),
+        pe_bench=version("pe-bench"),
         git=git_commit(),
         date=today(),
     )

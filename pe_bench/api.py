@@ -47,10 +47,10 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)
         warn_unused([config], [parse_override(text).key for text in texts])
-        from pe_bench import experiment
+        from pe_bench.experiment import train
         from pe_bench.scored import Run
 
-        return Run(*experiment.train(config), config.report.margin)
+        return Run(*train(config), config.report.margin)
 
 
 def evaluate(

@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_bench import experiment
 from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.config.overrides import quote
 from pe_bench.config.parse import parse_config, to_plain, warn_unused
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import RunError, UserError, require
+from pe_bench.experiment import load, load_finished, score_finished, trusted
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row, describe_failures
@@ -137,15 +137,15 @@ def prepare(
     judge = options["key_tokens_of"]
     if isinstance(run, str):
         check_folder(results_dir, "--results-dir", is_written=True)
-        job, plans = experiment.load(_config_of_checkpoint(run, options, changes, probe), planner)
+        job, plans = load(_config_of_checkpoint(run, options, changes, probe), planner)
         if requested:
             require_replaceable(job)
         folder, config = job.folder, job.config
-        score_under = partial(experiment.score_finished, job, plans, None)
+        score_under = partial(score_finished, job, plans, None)
     else:
         judge = judge.path if isinstance(judge, Run) else judge and find_run(str(judge), results_dir)
         config = _config_of_run(run, options, changes, evaluation, is_probe=probe is not None)
-        folder, config = run, experiment.trusted(config, code, may_differ=force)
+        folder, config = run, trusted(config, code, may_differ=force)
         score_under = partial(_score_finished, run, config, planner)
     under = find_others(requested, folder.name, config, search, force=force)
     scoring = (results_dir, under, judge, waits)
@@ -153,7 +153,7 @@ def prepare(
 
 
 def _score_finished(run: Path, config: Config, planner: Planner, *options: Any) -> list[Row]:
-    return experiment.score_finished(*experiment.load_finished(run, config, planner), *options)
+    return score_finished(*load_finished(run, config, planner), *options)
 
 
 def read_probe(options: Options) -> Probe | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import Plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
 from pe_bench.scoring.slices import keep_derived
-from pe_bench.system.machine import device_name, git_commit, package_version, today
+from pe_bench.system.machine import device_name, git_commit, today
 from pe_bench.system.terminal import Bars, say
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
@@ -136,7 +137,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
         device=device_name(job.device),
         score_dtype=config.eval.precision,
         torch=torch.__version__,
-        pe_bench=package_version(),
+        pe_bench=version("pe-bench"),
         git=git_commit(),
         date=today(),
     )

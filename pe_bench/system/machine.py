@@ -195,7 +195,7 @@ CHECKOUT = Path(__file__).parents[2]
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
     """Return the content of a run's environment.json."""
     return {
-        "pe_bench": package_version(),
+        "pe_bench": version("pe-bench"),
         "git": git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -219,10 +219,6 @@ def processor_facts() -> dict[str, str]:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def package_version() -> str:
-    return version("pe-bench")
 
 
 def today() -> str:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -39,23 +40,21 @@ class Stopped(BaseException):
 INTERRUPTIONS = (Stopped, KeyboardInterrupt)  # what users' code may raise beside them is a failure of it
 
 
+@dataclass
 class StopRequest:
     """A handler of signals that knows whether this process was asked to end, and may finish a step first."""
 
-    def __init__(self) -> None:
-        self.finishing = False
-        self.forget()
-
-    def forget(self) -> None:
-        self.once, self._first = False, 0.0
+    finishing: bool = False
+    once: bool = False
+    first: float = 0.0  # when it was asked, by a clock that only goes forward
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         detach_lost_terminal(number)
         now = time.monotonic()
-        if self.once and now - self._first < DEBOUNCE_SECONDS:
+        if self.once and now - self.first < DEBOUNCE_SECONDS:
             return
         again, self.once = self.once, True
-        self._first = self._first or now
+        self.first = self.first or now
         if again or not self.finishing:
             raise Stopped
         write_line("stopping after this step (Ctrl-C again to quit now)")
@@ -67,12 +66,13 @@ _request = StopRequest()
 @contextmanager
 def stop_on_signal(numbers: tuple[int, ...] = STOP_SIGNALS) -> Iterator[None]:
     """Raise `Stopped` in the main thread at signals that ask for an end."""
-    _request.forget()
+    global _request
+    outer, _request = _request, StopRequest()
     try:
         with handled(numbers, _request):
             yield
     finally:
-        _request.forget()
+        _request = outer
 
 
 @contextmanager
