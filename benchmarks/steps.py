@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from pe_bench.cli.tables import print_grids
 from pe_bench.config.schema import Config
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.inspection.resolve import resolve_timed
 from pe_bench.inspection.speed import FACTS, Bench, Row, grid_of, path_of, random_data, texts_of, write_rows
 from pe_bench.model.decoder import build_decoder
+from pe_bench.system.grid import show
 from pe_bench.system.machine import (
     environment,
     keep_freed_memory,
@@ -78,7 +78,7 @@ def main() -> None:
         rows.append(row)
         write_rows(options.output, rows)
         print("  ".join(filter(None, texts_of(row))), flush=True)
-    print_grids([grid_of(rows)])
+    show([grid_of(rows).draw])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
 from pe_bench.runs.folder import write_config
-from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.job import identity, run_name, setting
 from pe_bench.runs.rows import Row, write_rows
 from pe_bench.runs.scores import Scores, compute_level, keep_slices, save_scores, score_file
@@ -62,7 +61,7 @@ def _configs(default: Config, shape: Shape) -> Iterator[Config]:
 def _write_run(results_dir: Path, config: Config, documents: np.ndarray, sizes: np.ndarray) -> int:
     options = {"class": config.encoding["class"], "base": config.encoding["base"]}
     content = identity(config, DATA_HASH, "float32", [options])
-    run = runs_folder(results_dir) / run_name(config, content)
+    run = results_dir / "runs" / run_name(config, content)
     run.mkdir(parents=True)
     write_config(run, config)
     write_json(run / "environment.json", environment(torch.device("cpu"), 2))

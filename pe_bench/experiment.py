@@ -24,7 +24,7 @@ from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.folder import FirstStage, RunFolder, locked, read_config, record_error, write_config
-from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result, runs_folder
+from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores, keep_slices
@@ -106,7 +106,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     require(learns, f"train.only=encoding: {encoding.label} has no parameters to train: leave it out")
     dtype = machine.resolve_precision(config.precision, config.device)
     facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
-    folder = run or runs_folder(Path(config.results_dir)) / run_name(config, facts)
+    folder = run or Path(config.results_dir) / "runs" / run_name(config, facts)
     label, first, together = encoding.label, None, setting(facts)
     if source is not None:
         before = source.config if config.train.from_run else None
@@ -358,7 +358,7 @@ def score_finished(
             keep_slices(run, judged, judge.name)
         if (read_result(run) or {}).get("data_hash") == job.data.hash:
             score_missing_anchors(job, plans, rows)
-    if run.resolve().parent == runs_folder(results_dir).resolve():
+    if run.resolve().parent == (results_dir / "runs").resolve():
         gather_and_warn(results_dir)
     return rows
 

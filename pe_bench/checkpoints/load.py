@@ -18,7 +18,6 @@ from pe_bench.config.schema import Config
 from pe_bench.data.packed import load_data_of
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
-from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import TASK
 from pe_bench.scoring.plans import Planner
@@ -124,7 +123,7 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     equal = f"logits equal transformers' own to {opened.difference or 0:.1g} of the largest"
     plainly = "keeps transformers' attention, without the window control and --with"
     say(f"{name}: {plainly if opened.difference is None else equal}")
-    folder = runs_folder(Path(config.results_dir)) / f"hf-{source.name}-{setting}"
+    folder = Path(config.results_dir) / "runs" / f"hf-{source.name}-{setting}"
     return Job(config, folder, setting, label, label, device, dtype, threads, data, opened.model), plans
 
 

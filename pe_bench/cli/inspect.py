@@ -85,9 +85,9 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
     if as_json:
         print_data("check", encodings=[_data(name, result) for name, result in results.items()])
     else:
-        from pe_bench.cli.tables import print_grids
+        from pe_bench.system import grid
 
-        print_grids(_grids(results, verbose=verbose))
+        grid.show(each.draw for each in _grids(results, verbose=verbose))
     if "fails" in states:
         raise RunError(f"{states.count('fails')} of {len(states)} checks failed")
     if not as_json:
@@ -104,8 +104,7 @@ def _data(name: str, result: Results) -> dict[str, Any]:
 
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
     """Yield a table of all encodings, then one for each: of what failed or, if `verbose`, of everything."""
-    from pe_bench.cli.tables import plain_grid
-    from pe_bench.system.grid import Cell
+    from pe_bench.system.grid import Cell, plain_grid
 
     summary: list[list[Cell | str]] = []
     for name, result in results.items():
@@ -151,11 +150,11 @@ def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir:
     """
     if any(argument.startswith("hf:") for argument in arguments):
         from pe_bench.checkpoints.layers import layers_of
-        from pe_bench.cli.tables import print_grids
+        from pe_bench.system import grid
 
         is_one = plot is None and len(arguments) == 1
         require(is_one, "show takes one checkpoint at a time, without --plot: leave out the rest")
-        print_grids([layers_of(arguments[0])])
+        grid.show([layers_of(arguments[0]).draw])
     elif any(re.match(r"\+*task[.=]", argument) for argument in arguments):
         from pe_bench.inspection.page import task_page
 
@@ -223,8 +222,8 @@ def speed(
     setting, subjects = resolve_timed(arguments, config_dir)
     config = subjects[0].config
     file = check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
-    from pe_bench.cli.tables import print_grids
     from pe_bench.inspection.speed import FACTS, Bench, grid_of, texts_of, write_rows
+    from pe_bench.system import grid
     from pe_bench.system.machine import environment, resolve_device, set_threads
 
     threads, device = set_threads(config.threads), resolve_device(config.device)
@@ -245,7 +244,7 @@ def speed(
             if as_json:
                 print_data("speed", rows=rows)
             else:
-                print_grids([grid_of(rows)])
+                grid.show([grid_of(rows).draw])
             say(f"wrote {file}")
     if not any(row["status"] == "ok" for row in rows):
         raise RunError("nothing could be timed: the reasons are below the table")

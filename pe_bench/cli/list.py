@@ -48,33 +48,37 @@ def list_(
       pe-bench list encodings --papers
       pe-bench list runs
     """
-    from pe_bench.cli.tables import plain_grid, print_grids
+    from pe_bench.system.grid import plain_grid, show
 
     if name not in LISTS:
         raise UserError(unknown(name, "list", LISTS) if name else f"name what to list: {', '.join(LISTS)}")
     message = f"--family and --papers are for pe-bench list encodings: leave them out of list {name}"
     require(name == "encodings" or not (family or papers), message)
-    listing = _encodings(family, papers=papers) if name == "encodings" else _listing(name, results_dir)
+    match name:
+        case "encodings":
+            listing = _encodings(family, papers=papers)
+        case "runs":
+            listing = _runs(results_dir)
+        case "studies":
+            listing = _studies(results_dir)
+        case _:
+            listing = _configurations(name)
     if as_json:
         print_data("list", list=name, rows=listing.records)
         return
     rows = [[read(record) for read in listing.columns.values()] for record in listing.records]
-    print_grids([plain_grid([*listing.columns], rows)])
+    show([plain_grid([*listing.columns], rows).draw])
     for remark in listing.remarks:
         say(remark)
 
 
-def _listing(name: str, results_dir: Path) -> Listing:
+def _configurations(name: str) -> Listing:
+    """Return the keys of a configuration, or what there is to choose from in one of its groups."""
     from pe_bench.config.groups import description, keys, names_in
 
-    match name:
-        case "keys":
-            names = ("key", "default", "meaning")
-            return Listing([dict(zip(names, key, strict=True)) for key in keys()], _fields(*names))
-        case "studies":
-            return _studies(results_dir)
-        case "runs":
-            return _runs(results_dir)
+    if name == "keys":
+        names = ("key", "default", "meaning")
+        return Listing([dict(zip(names, key, strict=True)) for key in keys()], _fields(*names))
     group = name.removesuffix("s")
     records = [{group: each, "what_it_is": description(group, each)} for each in names_in(group)]
     return Listing(records, _fields(group, "what_it_is"))
@@ -111,9 +115,9 @@ def names_of(record: Record) -> str:
 
 def _runs(results_dir: Path) -> Listing:
     """Raises `UserError` where there is none, finished or not."""
-    from pe_bench.runs.gather import states_of_runs
+    from pe_bench.runs.gather import folders_of_runs, state_of
 
-    states = list(states_of_runs(results_dir))
+    states = [state_of(run) for run in folders_of_runs(results_dir)]
     message = f"no run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
     require(bool(states), message)
     columns = _fields("run", "encoding", "state", "steps", "total", "loss") | {"lengths\nscored": _lengths}

@@ -1,28 +1,24 @@
-"""The tables that commands print: of runs that were just scored, and plain ones of names and facts."""
+"""The tables that commands print of runs that were just scored."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pe_bench.cli.data import print_runs
 from pe_bench.report.build import build_tables, run_tables
-from pe_bench.report.columns import show as show_tables
+from pe_bench.report.columns import show
 from pe_bench.report.records import Table
 from pe_bench.report.selection import Selection
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
-from pe_bench.runs.gather import results_file
 from pe_bench.runs.job import encoding_in
-from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid, draw, show
-from pe_bench.system.terminal import one_line, say
+from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:
     from pe_bench.scored import Run
     from pe_bench.sweep.show import SweepTable
 
-Fact = str | int | float | None
 MAX_NAMES = 4  # of encodings, in a command to type
 
 
@@ -64,32 +60,7 @@ def _print_part(part: Scored) -> None:
     encodings = sorted({encoding_in(run.name) for run in runs})
     names = [runs[0].name] if len(runs) == 1 else encodings if len(encodings) <= MAX_NAMES else []
     command = f"pe-bench report{option} {shlex.join([*names, '--details'])}"
-    show_tables(part.tables, hint=f"95 % intervals, controls, speed: {command}" if is_in_results else "")
+    show(part.tables, hint=f"95 % intervals, controls, speed: {command}" if is_in_results else "")
     say(f"the run: {runs[0]}" if len(runs) == 1 else f"the runs: {folder}")
     if is_in_results:
-        say(f"all rows: {results_file(folder.parent)}   compare: pe-bench report{option}")
-
-
-def print_grids(grids: Iterable[Grid]) -> None:
-    """Print grids one below the other, with a blank line between them."""
-    show([partial(draw, grid) for grid in grids])
-
-
-def plain_grid(
-    headings: Sequence[str], rows: Iterable[Sequence[Cell | Fact]], notes: Sequence[str] = ()
-) -> Grid:
-    """Return a table that breaks no name of the first column."""
-    cells = [list(map(_cell, row)) for row in rows]
-    columns = [Column(headings[0], is_left=True)]
-    for index, heading in enumerate(headings[1:], 1):
-        is_left = not any(row[index].text.replace(",", "").isdecimal() for row in cells)
-        columns.append(Column(heading, is_left, MIN_FOLDED))
-    return Grid(columns, cells, notes=notes)
-
-
-def _cell(value: Cell | Fact) -> Cell:
-    if value is None or isinstance(value, Cell):
-        return value or Cell()
-    if isinstance(value, str):
-        return Cell(one_line(value))
-    return Cell(f"{value:,}" if isinstance(value, int) else f"{value:.3f}")
+        say(f"all rows: {folder.parent / 'results.csv'}   compare: pe-bench report{option}")

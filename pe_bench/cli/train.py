@@ -177,7 +177,7 @@ def _check(change: str, search: Sequence[Path], *, as_json: bool) -> None:
 
 def _list_tries(results_dir: Path, *, as_json: bool) -> None:
     """Print a table of all that was tried."""
-    from pe_bench.cli.tables import plain_grid, print_grids
+    from pe_bench.system.grid import plain_grid, show
     from pe_bench.tries.trying import read_tries
 
     tries = read_tries(results_dir)
@@ -186,7 +186,7 @@ def _list_tries(results_dir: Path, *, as_json: bool) -> None:
         print_data("try", tries=tries)
         return
     note = "differences in bits per byte, negative is better; each baseline counts its own tries"
-    print_grids([plain_grid(TRIES, map(_row_of, tries), [note])])
+    show([plain_grid(TRIES, map(_row_of, tries), [note]).draw])
 
 
 def _row_of(tried: "Try") -> list[str | int]:

@@ -25,7 +25,7 @@ from pe_bench.report.selection import EVERYTHING, Selection, keep_best, ordered
 from pe_bench.report.statistics import MARGIN
 from pe_bench.runs.find import Condition, is_checkpoint, is_number, one_a_run, scores_checkpoint
 from pe_bench.runs.folder import RunFolder, folders_in
-from pe_bench.runs.gather import anchors_folder, read_all, read_anchors, runs_folder
+from pe_bench.runs.gather import anchors_folder, read_all, read_anchors
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.system.terminal import in_one_line
@@ -136,7 +136,7 @@ def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -
 
 
 def _runs_of(results_dir: Path) -> ScoredRuns:
-    return ScoredRuns(folders_in(runs_folder(results_dir)), read_anchors(results_dir / "anchors"))
+    return ScoredRuns(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
 
 
 def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
@@ -144,7 +144,7 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     gathered = read_all(results_dir)
     if not gathered.rows and gathered.problems:
         raise RunError("\n".join(dict.fromkeys(gathered.problems.values())))
-    folder = runs_folder(results_dir)
+    folder = results_dir / "runs"
     require(bool(gathered.rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
     left_out = [f"left out: {line}" for line in dict.fromkeys(gathered.problems.values())]
     if runs is None:

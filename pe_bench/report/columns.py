@@ -14,7 +14,7 @@ from pe_bench.report import cells, notes
 from pe_bench.report.records import ContextUse, Line, Paired, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system import grid as grids
-from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
+from pe_bench.system.grid import MISSING, Cell, Column, Grid
 
 if TYPE_CHECKING:
     import pandas
@@ -217,7 +217,7 @@ def _with_best(grid: Grid, table: Table) -> Grid:
 
 def _draw_details(table: Table, width: int) -> list[RenderableType]:
     first, second = details_of(table)
-    return [*draw(first, width), Text(), *draw(second, width)]
+    return [*first.draw(width), Text(), *second.draw(width)]
 
 
 def _draw_short(table: Table, width: int) -> list[RenderableType]:
@@ -235,10 +235,10 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
     below = grid.notes
     if len(below) > MAX_NOTES:
         below = [*below[: MAX_NOTES - 1], f"{len(below) - MAX_NOTES + 1} more notes: --details"]
-    lines = draw(replace(grid, notes=below), width)
+    lines = replace(grid, notes=below).draw(width)
     if table.recall is None or all(record.verdict != "improves" for record in table.recall.records):
         return lines
-    return [*lines, Text(), *draw(_recall(table.recall), width)]
+    return [*lines, Text(), *_recall(table.recall).draw(width)]
 
 
 def _recall(table: Table) -> Grid:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, p
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import Scores, load_scores, score_file
 from pe_bench.system import grid as grids
-from pe_bench.system.grid import MISSING, Cell, Column, Grid, draw
+from pe_bench.system.grid import MISSING, Cell, Column, Grid
 from pe_bench.system.terminal import in_one_line
 
 ANSWER = 16  # targets of a window
@@ -306,7 +306,7 @@ def _legend(table: ProbeTable) -> list[str]:
 
 def show_probes(tables: Sequence[ProbeTable], console: Console | None = None, hint: str = "") -> None:
     """Print tables of probes on the console, standard output by default."""
-    grids.show([partial(draw, grid_of(table)) for table in tables], console, hint)
+    grids.show([grid_of(table).draw for table in tables], console, hint)
 
 
 def probes_to_markdown(tables: Sequence[ProbeTable]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pe_bench.errors import UserError, require
 from pe_bench.runs.folder import RunFolder, folders_in
-from pe_bench.runs.gather import folders_of_runs, read_all, read_result, runs_folder
+from pe_bench.runs.gather import folders_of_runs, read_all, read_result
 from pe_bench.runs.job import encoding_in
 from pe_bench.runs.rows import COLUMNS, Row
 from pe_bench.values import unknown
@@ -83,7 +83,7 @@ def find_runs(
     runs = list(dict.fromkeys(run for name in names for run in _named(name, results_dir, anywhere=anywhere)))
     if not where:
         return runs
-    among, folder = {run.name for run in runs}, runs_folder(results_dir)
+    among, folder = {run.name for run in runs}, results_dir / "runs"
     rows = [row for row in read_all(results_dir).rows if not runs or row.run in among]
     require(bool(rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
     selected = {row.run for row in RunValues(folders_in(folder)).select(rows, where)}
@@ -104,13 +104,13 @@ def runs_to_score(
         require(condition.key not in SHOWN, message)
     if names or where:
         return find_runs(names, results_dir, where, anywhere=not where)
-    runs, folder = finished_runs(results_dir), runs_folder(results_dir)
+    runs, folder = finished_runs(results_dir), results_dir / "runs"
     require(bool(runs), f"no finished run in {folder}: make one with `pe-bench train encoding=rope`")
     return runs if everything else runs[-1:]
 
 
 def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
-    runs, folder, name = finished_runs(results_dir), runs_folder(results_dir), typed.rstrip("/")
+    runs, folder, name = finished_runs(results_dir), results_dir / "runs", typed.rstrip("/")
     if is_checkpoint(typed):
         of_it = [run for run in runs if scores_checkpoint(RunFolder(run), typed)]
         way_out = f"score it with `pe-bench eval {shlex.quote(typed)}`"

@@ -4,7 +4,7 @@ A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebu
 a lock and never appended to, so that processes that finish together lose nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -34,28 +34,20 @@ class Gathered:
     problems: dict[str, str]
 
 
-def runs_folder(results_dir: Path) -> Path:
-    return results_dir / "runs"
-
-
-def results_file(results_dir: Path) -> Path:
-    return results_dir / "results.csv"
-
-
 def gather(results_dir: Path) -> Gathered:
     """Rebuild `results.csv` from every finished run, and return what went into it and what could not.
 
     The runs are read under the lock: whoever writes last has seen what was finished before.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
-    target = results_file(results_dir)
+    target = results_dir / "results.csv"
     with FileLock(target.with_name(target.name + ".lock")):
         for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # of a killed process
             leftover.unlink()
         gathered = read_all(results_dir)
         rows: list[Row] = []
         for name, of_run in groupby(gathered.rows, key=lambda row: row.run):
-            means, of_targets = RunFolder(runs_folder(results_dir) / name).means, [*of_run]
+            means, of_targets = RunFolder(results_dir / "runs" / name).means, [*of_run]
             of_slices = [row for part in (*TEXT_SLICES, KEY) for row in means.rows_of_slice(of_targets, part)]
             rows += sorted([*of_targets, *of_slices], key=lambda row: row.order)
         write_rows(target, rows)
@@ -77,7 +69,7 @@ def gather_and_warn(results_dir: Path) -> None:
 
 def folders_of_runs(results_dir: Path) -> list[Path]:
     """Return what is in the folder of runs, in the order of names, but for plain and hidden files."""
-    folder = runs_folder(results_dir)
+    folder = results_dir / "runs"
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     return [path for path in paths if not path.name.startswith(".") and not path.is_file()]
 
@@ -89,7 +81,7 @@ def read_all(results_dir: Path) -> Gathered:
         try:
             # A damaged result.json is named: nothing else says that the training came to its end.
             if read_result(run) is not None:  # which checks all of the run's files
-                gathered.rows.extend(_rows_of(run))
+                gathered.rows.extend(sorted(_rows_of(run), key=lambda row: row.order))
         except RunError as error:
             gathered.problems[run.name] = one_line(str(error))
     return gathered
@@ -111,7 +103,7 @@ def read_result(run: Path) -> dict[str, Any] | None:
 
 
 def _rows_of(run: Path) -> list[Row]:
-    """Return a finished run's rows in their order, under its folder's present name.
+    """Return a finished run's rows under its folder's present name.
 
     Raise `RunError` where there are none, and for a copy of a run beside it.
     """
@@ -121,7 +113,7 @@ def _rows_of(run: Path) -> list[Row]:
     original = rows[0].run
     if original not in (name, "") and original == Path(original).name and (run.parent / original).is_dir():
         raise RunError(f"{name} is a copy of {original}")
-    return sorted((replace(row, run=name) for row in rows), key=lambda row: row.order)
+    return [replace(row, run=name) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -142,32 +134,27 @@ class RunState:
     problem: str = ""
 
 
-def states_of_runs(results_dir: Path) -> Iterator[RunState]:
-    """Yield the state of each run in the order of their names. A damaged one hides no other."""
-    for run in folders_of_runs(results_dir):
-        name = one_line(run.name)
-        try:
-            yield _state(run, name)
-        except (RunError, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
-            yield RunState(name, encoding_in(name), problem=one_line(first_line(error)))
-
-
-def _state(run: Path, name: str) -> RunState:
-    result = read_result(run)
-    if result is not None:
-        rows, steps = _rows_of(run), int(result["steps"])
-        lengths = sorted({row.length for row in rows if row.protocol not in APART and row.nll is not None})
-        loss = _rounded(result.get("loss"))
-        return RunState(name, rows[0].encoding, "finished", steps, steps, loss, tuple(lengths))
-    state = "failed" if (run / ERROR).exists() else "not finished"
-    newest = max((run / "checkpoints").glob("step-*/meta.json"), default=None)
-    about: Mapping[str, Any] = read_json(newest) if newest else {"step": 0}
-    total, loss = read_config(run).train.total_steps, _rounded(about.get("loss"))
-    return RunState(name, encoding_in(name), state, int(about["step"]), total, loss)
-
-
-def _rounded(loss: Any) -> float | None:
-    return None if loss is None else float(f"{loss:.3f}")
+def state_of(run: Path) -> RunState:
+    """Return the state of a run, which is unreadable where it is damaged."""
+    name = one_line(run.name)
+    unreadable = RunState(name, encoding_in(name))
+    try:
+        result = read_result(run)
+        if result is not None:
+            rows, steps = _rows_of(run), int(result["steps"])
+            scored = {row.length for row in rows if row.protocol not in APART and row.nll is not None}
+            lengths = tuple(sorted(scored))
+            state = RunState(name, rows[0].encoding, "finished", steps, steps, lengths=lengths)
+        else:
+            newest = max((run / "checkpoints").glob("step-*/meta.json"), default=None)
+            result = read_json(newest) if newest else {"step": 0}
+            steps, total = int(result["step"]), read_config(run).train.total_steps
+            word = "failed" if (run / ERROR).exists() else "not finished"
+            state = replace(unreadable, state=word, steps=steps, total=total)
+        loss = result.get("loss")
+        return replace(state, loss=None if loss is None else float(f"{loss:.3f}"))
+    except (RunError, OSError, ValueError, LookupError, TypeError, OverflowError) as error:
+        return replace(unreadable, problem=one_line(first_line(error)))
 
 
 # Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each

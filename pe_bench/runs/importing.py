@@ -11,7 +11,7 @@ from pathlib import Path
 from pe_bench.config.schema import NAME
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.folder import read_config
-from pe_bench.runs.gather import gather_and_warn, read_result, runs_folder
+from pe_bench.runs.gather import gather_and_warn, read_result
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.untrusted import check_files
 from pe_bench.system.files import TEMPORARY, check_folder
@@ -31,7 +31,7 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     runs = [run for folder in folders for run in _runs_in(Path(folder))]
     results, imported = check_folder(results_dir, "--results-dir", is_written=True), Imported()
     for run in runs:
-        target = runs_folder(results) / run.name
+        target = results / "runs" / run.name
         try:
             _check(run)
             if os.path.lexists(target):

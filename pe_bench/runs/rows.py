@@ -116,7 +116,7 @@ def read_rows(path: Path) -> list[Row]:
     """Return the rows of one CSV file, none where there is no file. Raise `RunError` where it is damaged."""
     try:
         lines = csv.DictReader(io.StringIO(read_regular(path), newline=""), strict=True)
-        return [Row(*[_read(name, line[name]) for name in COLUMNS]) for line in lines]
+        return [Row(*[read_cell(name, line[name]) for name in COLUMNS]) for line in lines]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as error:
@@ -144,22 +144,20 @@ def _spell(value: object) -> str:
 
 
 @lru_cache(maxsize=MAX_REMEMBERED)
-def _read(name: str, text: str) -> Any:
-    """Return the value of a cell."""
+def read_cell(name: str, text: str) -> Any:
+    """Return a column's value in a stranger's file.
+
+    Raise `ValueError` for what it cannot be, and for a text that could do harm when it is shown.
+    """
     kind, *may_be_empty = _KINDS[name]
-    if kind is str:
-        return read_text(text, name)
-    if not text and may_be_empty:
-        return None
-    with suppress(KeyError, ValueError):
-        value = {"True": True, "False": False}[text] if kind is bool else kind(text)
-        if kind is not int or _LEAST.get(name, 0) <= value <= MAX_INTEGER:
-            return value
-    raise ValueError(f"{name} is {text!r:.60}, which cannot be")
-
-
-def read_text(text: str, name: str) -> str:
-    """Return a text of a stranger's file. Raise `ValueError` for one that could do harm when it is shown."""
+    if kind is not str:
+        if not text and may_be_empty:
+            return None
+        with suppress(KeyError, ValueError):
+            value = {"True": True, "False": False}[text] if kind is bool else kind(text)
+            if kind is not int or _LEAST.get(name, 0) <= value <= MAX_INTEGER:
+                return value
+        raise ValueError(f"{name} is {text!r:.60}, which cannot be")
     if CONTROL.search(text):
         raise ValueError(f"{name} has control characters: {text!a:.60}")
     if text.startswith(FORMULA):

@@ -21,7 +21,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from pe_bench.errors import RunError
-from pe_bench.runs.rows import ALL, APART, TASK, Row, read_rows, read_text
+from pe_bench.runs.rows import ALL, APART, TASK, Row, read_cell, read_rows
 from pe_bench.runs.untrusted import open_regular
 from pe_bench.system.files import write_atomically
 
@@ -319,7 +319,7 @@ def read_means(run: Path) -> KeptMeans:
         means = {}
         for entry, (level, segments, targets, slice_hash, judge) in facts["means"].items():
             names, bits, *sizes = tensors.pop(entry).astype(np.float64)
-            of_slice = sizes[0] if sizes else None, int(targets), str(slice_hash), read_text(judge, "judge")
+            of_slice = sizes[0] if sizes else None, int(targets), str(slice_hash), read_cell("judge", judge)
             means[entry] = Means(names.astype(np.int64), bits, float(level), int(segments), *of_slice)
         slices = {words: mask.astype(bool) for words, mask in tensors.items() if len(words.split()) == 2}
         return KeptMeans(means, slices, {words: str(facts["judges"][words]) for words in slices})

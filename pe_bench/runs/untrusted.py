@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,20 @@ def check_files(run: Path) -> None:
 
     So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
     """
-    _check(str(run))
-    for folder, folders, files in os.walk(run):  # which follows no link
-        for name in (*folders, *files):
-            with suppress(FileNotFoundError):  # another process may delete it meanwhile
-                _check(os.path.join(folder, name))
-
-
-def _check(path: str) -> None:
-    mode = os.lstat(path).st_mode
-    reason = "has control characters in its name" if CONTROL.search(os.path.basename(path)) else ""
-    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        reason = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
-    if reason:
-        raise RunError(f"{path} {reason}: {WAY_OUT}")
+    os.lstat(run)  # which raises where there is none
+    below = (
+        os.path.join(folder, name)
+        for folder, folders, files in os.walk(run)  # which follows no link
+        for name in (*folders, *files)
+    )
+    for path in chain([str(run)], below):
+        with suppress(FileNotFoundError):  # another process may delete it meanwhile
+            mode = os.lstat(path).st_mode
+            reason = "has control characters in its name" if CONTROL.search(os.path.basename(path)) else ""
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                reason = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
+            if reason:
+                raise RunError(f"{path} {reason}: {WAY_OUT}")
 
 
 def open_regular(path: Path) -> io.BufferedReader:

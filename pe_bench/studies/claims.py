@@ -22,7 +22,7 @@ from pe_bench.report.statistics import (
 )
 from pe_bench.report.verdicts import TaskVerdict, answers_of, judge_answers
 from pe_bench.runs.folder import folders_in
-from pe_bench.runs.gather import read_anchors, runs_folder
+from pe_bench.runs.gather import read_anchors
 from pe_bench.runs.rows import TASK, Row
 from pe_bench.studies.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
 
@@ -63,7 +63,7 @@ class Measurements:
     """
 
     def __init__(self, results_dir: Path, steps: Iterable[Step]) -> None:
-        folder_of = folders_in(runs_folder(results_dir))
+        folder_of = folders_in(results_dir / "runs")
         self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
         rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:

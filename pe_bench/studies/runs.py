@@ -7,7 +7,6 @@ from pathlib import Path
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.errors import RunError
-from pe_bench.runs.gather import runs_folder
 from pe_bench.studies.study import STDLIB, ScoringStep, Step, Study, Sweep
 from pe_bench.system.terminal import say
 
@@ -82,7 +81,7 @@ class StudyRuns:
         keys: set[tuple[str, ...]] = set()
         for number, run in enumerate(trained.runs, 1):
             say(f"{run}: {what} ({number} of {len(trained.runs)})")
-            scored = prepare(runs_folder(self.results_dir) / run, options, evaluation, waits=say)()
+            scored = prepare(self.results_dir / "runs" / run, options, evaluation, waits=say)()
             if scored.failure:
                 raise RunError(scored.failure)
             keys |= {row.key for row in scored.scored}

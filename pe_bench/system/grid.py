@@ -21,6 +21,7 @@ from pe_bench.system.terminal import width_of, wrap, write_out
 GAP = 2  # blanks between columns
 RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)  # a rule below the headings alone
 MISSING = "-"
+Fact = str | int | float | None  # of a plain table
 MIN_FOLDED = 10  # columns of a terminal that a text which may be folded has at least
 ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
 
@@ -122,18 +123,37 @@ class Grid:
             widths = [min(pair) for pair in zip(widths, least, strict=True)]
         return sum(widths) + GAP * (len(widths) - 1)
 
+    def draw(self, width: int) -> list[RenderableType]:
+        """Return its parts for a terminal, at most so wide where its texts may be folded to that."""
+        parts: list[RenderableType] = [Text(line, "bold") for line in _joined(self.title, width)]
+        parts += _wrapped(self.why, width, "italic")
+        for block in _blocks(self, width) if self.keys else [self]:
+            parts += [*([Text()] if parts else []), _table(block)]
+        notes = [line for note in self.notes for line in _wrapped(note, width, "dim")]
+        return [*parts, *([Text(), *notes] if notes else [])]
+
+
+def plain_grid(
+    headings: Sequence[str], rows: Iterable[Sequence[Cell | Fact]], notes: Sequence[str] = ()
+) -> Grid:
+    """Return a table of names and facts that breaks no name of the first column."""
+    cells = [list(map(_plain_cell, row)) for row in rows]
+    columns = [Column(headings[0], is_left=True)]
+    for index, heading in enumerate(headings[1:], 1):
+        is_left = not any(row[index].text.replace(",", "").isdecimal() for row in cells)
+        columns.append(Column(heading, is_left, MIN_FOLDED))
+    return Grid(columns, cells, notes=notes)
+
+
+def _plain_cell(value: Cell | Fact) -> Cell:
+    if value is None or isinstance(value, Cell):
+        return value or Cell()
+    if isinstance(value, str):
+        return Cell(outside_text.one_line(value))
+    return Cell(f"{value:,}" if isinstance(value, int) else f"{value:.3f}")
+
 
 # A terminal
-
-
-def draw(grid: Grid, width: int) -> list[RenderableType]:
-    """Return the parts of a grid for a terminal, at most so wide where its texts may be folded to that."""
-    parts: list[RenderableType] = [Text(line, "bold") for line in _joined(grid.title, width)]
-    parts += wrapped(grid.why, width, "italic")
-    for block in _blocks(grid, width):
-        parts += [*([Text()] if parts else []), _table(block)]
-    notes = [line for note in grid.notes for line in wrapped(note, width, "dim")]
-    return [*parts, *([Text(), *notes] if notes else [])]
 
 
 def show(
@@ -141,7 +161,7 @@ def show(
     console: Console | None = None,
     hint: str = "",
 ) -> None:
-    """Print tables, each drawn for a width, with a blank line between them and `hint` below them.
+    """Print what is drawn for a width, as by `Grid.draw`, with a blank line between and `hint` below.
 
     They go to standard output by default, in signs that it can take. A pipe gets `PIPED_WIDTH` columns, and
     no blanks at the ends of lines.
@@ -171,7 +191,7 @@ def text_of(print_on: Callable[[Console], object]) -> str:
     return text.getvalue()
 
 
-def wrapped(text: str, width: int, style: str) -> list[Text]:
+def _wrapped(text: str, width: int, style: str) -> list[Text]:
     """Return a sentence in lines of this width; none where it is empty."""
     return [Text(line, style) for line in wrap(text, width).split("\n") if text]
 
@@ -189,12 +209,12 @@ def _joined(parts: Sequence[str], width: int) -> list[str]:
 
 
 def _blocks(grid: Grid, width: int) -> list[Grid]:
-    """Return as few grids as fit: one, or else several that each begin with the columns that name a row."""
+    """Return as few grids as fit, which each begin with the columns that name a row."""
     keys = list(range(grid.keys))
     blocks = [keys]
     for index in range(grid.keys, len(grid.columns)):
         longer = grid.chosen([*blocks[-1], index])
-        if grid.keys and blocks[-1] != keys and longer.width(folded=True) > width:
+        if blocks[-1] != keys and longer.width(folded=True) > width:
             blocks.append(keys)
         blocks[-1] = [*blocks[-1], index]
     return [grid.chosen(block) for block in blocks]

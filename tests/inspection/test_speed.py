@@ -1,7 +1,6 @@
 """What `speed` measures, writes and shows, and mistakes. No test says how fast anything is."""
 
 import csv
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,7 +174,7 @@ def test_the_table_fits_eighty_columns_and_begins_with_the_cheapest_at_the_longe
         row("cheap", 0.5, milliseconds=5.0),
         row("rope a=[red]", None, status="out_of_memory", reason="[bold] too much"),
     ]
-    grid.show([partial(grid.draw, grid_of(rows))])
+    grid.show([grid_of(rows).draw])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     order = [text.index(name) for name in ("\ncheap", "\nnope ", "\nrope+sliding", "\nrope a=[red]")]

@@ -14,7 +14,7 @@ from filelock import FileLock
 from support.results import ROW, add_run, edit_text
 
 from pe_bench.errors import RunError
-from pe_bench.runs.gather import gather, read_all, results_file
+from pe_bench.runs.gather import gather, read_all
 from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
 
 
@@ -80,13 +80,13 @@ def test_gathering_that_was_killed_at_any_moment_ends_the_same_when_repeated(tmp
         patch.setattr(os, "replace", watched)
         gather(results)
     assert len(moments) == 2
-    unbroken = results_file(results).read_bytes()
-    results_file(results).write_bytes(b"\x00\xff")  # whatever was there
+    unbroken = (results / "results.csv").read_bytes()
+    (results / "results.csv").write_bytes(b"\x00\xff")  # whatever was there
     for folder in (*moments, results):
-        assert gather(folder).problems == {} and results_file(folder).read_bytes() == unbroken
+        assert gather(folder).problems == {} and (folder / "results.csv").read_bytes() == unbroken
         files = {path.name for path in folder.iterdir() if path.is_file()}
         assert files == {"results.csv", "results.csv.lock"}, "nothing half written stays"
-    assert len(read_rows(results_file(results))) == 2
+    assert len(read_rows(results / "results.csv")) == 2
 
 
 def test_one_damaged_run_is_named_and_hides_no_other(tmp_path: Path) -> None:
@@ -94,13 +94,13 @@ def test_one_damaged_run_is_named_and_hides_no_other(tmp_path: Path) -> None:
     alibi = add_run(tmp_path, "alibi", {128: 3.0})
     (bad / "eval.csv").write_text("run,encoding\nx,y\n")
     (add_run(tmp_path, "nope", {128: 2.0}) / "result.json").unlink()  # it is not finished
-    assert gather(tmp_path / "new").rows == read_rows(results_file(tmp_path / "new")) == []
+    assert gather(tmp_path / "new").rows == read_rows(tmp_path / "new" / "results.csv") == []
     add_run(tmp_path, "rope", {1024: 4.0, 128: 2.0}, seed=1)
     gathered = gather(tmp_path)
     rows = [(row.encoding, row.length) for row in gathered.rows]
     assert rows == [("alibi", 128), ("rope", 128), ("rope", 1024)], "by run and length"
     assert list(gathered.problems) == [bad.name] and str(bad) in gathered.problems[bad.name]
-    assert read_rows(results_file(tmp_path)) == gathered.rows
+    assert read_rows(tmp_path / "results.csv") == gathered.rows
     for text in ("{", "[]"):
         (bad / "result.json").write_text(text)
         assert "result.json is damaged" in read_all(tmp_path).problems[bad.name]
@@ -119,7 +119,7 @@ def test_gathering_waits_for_its_turn_and_reads_only_then(tmp_path: Path) -> Non
         assert thread.is_alive()
         add_run(tmp_path, "rope", {128: 2.0})
     thread.join(10)
-    assert len(read_rows(results_file(tmp_path))) == 1
+    assert len(read_rows(tmp_path / "results.csv")) == 1
 
 
 def test_the_page_on_results_explains_every_column_once() -> None:

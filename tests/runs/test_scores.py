@@ -16,7 +16,7 @@ from support.results import ROW, add_run, edit_rows
 from pe_bench.errors import RunError
 from pe_bench.report.build import build_tables
 from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.gather import gather, results_file
+from pe_bench.runs.gather import gather
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import (
     KEY,
@@ -195,7 +195,7 @@ def test_few_documents_are_cut_into_segments_that_count_by_the_bytes_of_the_slic
 def test_results_csv_has_the_rows_of_all_slices_and_the_runs_own_file_those_of_all_targets(run: Path) -> None:
     def gathered() -> list[tuple[int, str, int]]:
         gather(run.parent.parent)
-        with results_file(run.parent.parent).open() as file:
+        with (run.parent.parent / "results.csv").open() as file:
             rows = [row for row in csv.DictReader(file) if row["run"] == run.name]
         return sorted((int(row["length"]), row["slice"], int(row["targets"])) for row in rows)
 

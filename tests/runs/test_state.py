@@ -9,7 +9,7 @@ from support.results import add_run
 
 from pe_bench.config.compose import compose_config
 from pe_bench.runs.folder import write_config
-from pe_bench.runs.gather import states_of_runs
+from pe_bench.runs.gather import folders_of_runs, state_of
 
 RESULT = '{"steps": 250, "loss": 1.25, "encoding": "rope"}'
 
@@ -61,12 +61,12 @@ def test_runs_that_are_begun_or_not_to_be_read_are_listed_as_that(command, resul
     (begun / "checkpoints" / "step-00000100").mkdir(parents=True)
     (begun / "checkpoints" / "step-00000100" / "meta.json").write_text('{"step": 100, "loss": 2.5}')
     (results / "runs" / "notes.txt").write_text("not a run")
-    [state, other] = states_of_runs(results)
+    [state, other] = map(state_of, folders_of_runs(results))
     assert (state.run, state.state, state.steps, state.total) == (begun.name, "not finished", 100, 250)
     assert (other.state, other.steps, other.loss, other.lengths) == ("finished", 250, 1.25, (32, 128, 256))
     (begun / "error.txt").write_text("no space left")
     (run_of(results, "rope") / "result.json").write_text(RESULT.replace("250", "1e999"))
-    assert [state.state for state in states_of_runs(results)] == ["failed", "unreadable"]
+    assert [state_of(run).state for run in folders_of_runs(results)] == ["failed", "unreadable"]
     assert command("list", "runs", "--results-dir", str(results)).code == 0
     for run in (results / "runs").glob("*-s0-*"):
         (run / "result.json").write_text(RESULT.replace("}", ', "format": 1}'))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pe_bench.runs.gather import runs_folder
 from pe_bench.runs.rows import Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, compute_level, save_scores, score_file
 from pe_bench.system.files import write_text
@@ -78,7 +77,7 @@ def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None]
     changes = {"encoding": encoding, "scored_with": encoding, **changes}
     first = replace(ROW, **changes)  # pyright: ignore[reportArgumentType]
     first = replace(first, run=f"{encoding}-s{first.seed}-{first.setting[:4]}{first.data_hash[:4]}{code}")
-    run = runs_folder(results_dir) / first.run
+    run = results_dir / "runs" / first.run
     run.mkdir(parents=True, exist_ok=True)
     rows = []
     for length, level in levels.items():

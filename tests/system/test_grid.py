@@ -1,12 +1,11 @@
 """One grid in every format: aligned, folded and cut to fit a terminal, and escaped for documents."""
 
 import io
-from functools import partial
 
 import pytest
 from rich.console import Console
 
-from pe_bench.system.grid import Cell, Column, Grid, draw, show, to_csv, to_latex, to_markdown
+from pe_bench.system.grid import Cell, Column, Grid, show, to_csv, to_latex, to_markdown
 
 GRID = Grid(
     [Column("encoding", is_left=True, least=8), Column("256"), Column("works\nto")],
@@ -22,7 +21,7 @@ GRID = Grid(
 
 def lines_of(grid: Grid, width: int, hint: str = "") -> list[str]:
     text = io.StringIO()
-    show([partial(draw, grid)], Console(file=text, width=width, force_terminal=True, color_system=None), hint)
+    show([grid.draw], Console(file=text, width=width, force_terminal=True, color_system=None), hint)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
@@ -70,8 +69,8 @@ def test_a_file_has_raw_values_and_no_formula() -> None:
 
 
 def test_a_pipe_has_no_blanks_at_the_ends_and_colour_repeats_the_mark() -> None:
-    text, grid = io.StringIO(), partial(draw, GRID)
-    show([grid], Console(file=text))
+    text = io.StringIO()
+    show([GRID.draw], Console(file=text))
     assert all(line == line.rstrip() for line in text.getvalue().splitlines())
-    show([grid], Console(file=text, force_terminal=True, color_system="standard", no_color=False))
+    show([GRID.draw], Console(file=text, force_terminal=True, color_system="standard", no_color=False))
     assert "\x1b[1;31m+0.709!" in text.getvalue()
