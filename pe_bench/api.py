@@ -238,7 +238,6 @@ def results(
     all results are damaged.
     """
     report = read_report(**locals(), numbers_only=True)
-    require_levels(report)
     from pe_bench.report.columns import to_frame
 
     return to_frame(report.tables)
@@ -252,15 +251,19 @@ def read_report(
     lengths: Sequence[int] = (),
     sort: str | None = None,
     numbers_only: bool = False,
+    probe: bool = False,
     **options: Any,
 ) -> "Report":
     """Return the tables of the named runs, of a selection or of everything, or those with the newest run.
 
-    options: those of `results`. Raises `UserError` for values that are not possible, and where there is none.
+    probe: probes are wanted, and levels need not be there. options: those of `results`. Raises `UserError`
+    for values that are not possible, and where there is nothing to show.
     """
     from pe_bench.config.schema import Protocol, Slice, check_margin
+    from pe_bench.errors import require
     from pe_bench.report.build import build_report
-    from pe_bench.report.selection import Selection, check_best, check_sort, parse_by
+    from pe_bench.report.groups import Selection, check_best, parse_by
+    from pe_bench.report.lines import check_sort
     from pe_bench.runs.find import find_runs, is_checkpoint, parse_condition
     from pe_bench.runs.rows import ALL
     from pe_bench.system.files import check_folder
@@ -270,7 +273,8 @@ def read_report(
     by, best, margin = (options.get(name) for name in ("by", "best", "margin"))
     protocol = check_type(options.get("protocol"), Protocol | None, "protocol")
     part = check_type(options.get("slice") or ALL, Slice, "slice")
-    several = sum(map(is_checkpoint, listed(runs))) > 1
+    named = listed(runs)
+    several = sum(map(is_checkpoint, named)) > 1
     keys = parse_by(by) if by is not None else ("model",) if several else ()
     if sort is not None:
         check_sort(sort)
@@ -283,20 +287,15 @@ def read_report(
     selection = Selection(where, keys, best, sort, baseline, margin, part, numbers_only, shown)
     folder = Path(results_dir)
     check_folder(folder, "--results-dir")
-    names = [run.name for run in find_runs(listed(runs), folder)] or None
+    names = [run.name for run in find_runs(named, folder)] if named else None
     newest_only = not (everything or names or where)
     report = build_report(folder, names, protocol, selection, newest_only=newest_only)
     for problem in report.problems if numbers_only else ():  # notes of the tables that people read
         say(f"warning: {problem}")
+    levels = "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
+    probes = "nothing was probed here: make probes with `pe-bench probe RUN`"
+    require(bool(report.probes if probe else report.tables), probes if probe else levels)
     return report
-
-
-def require_levels(report: "Report") -> None:
-    """Raise `UserError` for runs that were only probed."""
-    from pe_bench.errors import require
-
-    message = "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
-    require(bool(report.tables), message)
 
 
 def try_change(

@@ -1,7 +1,6 @@
 """The `report` command: tables of finished runs, to the terminal and to files."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from pe_bench.values import check_type, parse_lengths
 
 if TYPE_CHECKING:
     from pe_bench.report.build import Report
+    from pe_bench.report.records import PlotValues
 
 TEXTS = ("--csv", "--markdown", "--latex")
 HINT = "intervals: --details    marks: docs/marks.md    picture: --plot curve.png"
@@ -30,7 +30,7 @@ def report(
     latex: Path | None = None,
     html: Path | None = None,
     plot: Path | None = None,
-    plot_of: str = "levels",
+    plot_of: "PlotValues" = "levels",
     details: bool = False,
     probe: bool = False,
     everything: bool = False,
@@ -57,52 +57,42 @@ def report(
       pe-bench report --by train.lr
       pe-bench report --plot curve.png --html report.html
     """
-    from pe_bench.report.records import PlotValues
-    from pe_bench.system.files import write_text
-
     files = {"--csv": csv, "--markdown": markdown, "--latex": latex, "--html": html, "--plot": plot}
-    printed, paths = _destinations(files, as_json=as_json)
-    view = check_type(plot_of, PlotValues, "--plot-of")
-    for option in ("--csv", "--latex", "--plot") if probe else ():
-        require(files[option] is None, f"{option} has no probes: say --markdown, --html or --json")
+    printed, paths = _destinations(files, plot_of, as_json=as_json, probe=probe)
     results = api.read_report(
         runs=runs,
         lengths=[] if lengths is None else parse_lengths(lengths),
         sort=sort,
         everything=everything,
         numbers_only=printed == "--csv" and not paths,
+        probe=probe,
         **options,
     )
-    if probe:
-        require(bool(results.probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
-    else:
-        api.require_levels(results)
-    text_of = partial(_text, results, details=details, probe=probe)
     if as_json:
         names = ("tables", "probes", "problems", "others")
         print_data("report", **{name: getattr(results, name) for name in names})
     elif printed:
-        write_out(text_of(printed))
+        write_out(_text(results, printed, details=details, probe=probe))
     else:
         _show(results, details=details, probe=probe)
     for option, path in paths.items():
-        if option == "--plot":
-            from pe_bench.report.draw import plot_tables
-
-            plot_tables(results.tables, path, view)
-        else:
-            write_text(path, text_of(option))
-        say(f"wrote {path}")
+        _write(results, option, path, plot_of, details=details, probe=probe)
 
 
-def _destinations(files: Mapping[str, Path | None], *, as_json: bool) -> tuple[str, dict[str, Path]]:
+def _destinations(
+    files: Mapping[str, Path | None], plot_of: str, *, as_json: bool, probe: bool
+) -> tuple[str, dict[str, Path]]:
     """Return which text is printed in place of the table, if any, and the files that are written, by option.
 
-    Raises `UserError` for what cannot be printed or written.
+    Raises `UserError` for what cannot be printed, drawn or written.
     """
+    from pe_bench.report.records import PlotValues
     from pe_bench.system.files import require_writable
 
+    check_type(plot_of, PlotValues, "--plot-of")
     paths = {option: path for option, path in files.items() if path is not None}
+    for option in ("--csv", "--latex", "--plot") if probe else ():
+        require(option not in paths, f"{option} has no probes: say --markdown, --html or --json")
     printed = [option for option, path in paths.items() if str(path) == "-"]
     both = [*printed, *(["--json"] if as_json else [])]
     require(len(both) < 2, f"{' and '.join(both)} all print instead of the table: choose one of them")
@@ -116,6 +106,21 @@ def _destinations(files: Mapping[str, Path | None], *, as_json: bool) -> tuple[s
 
             picture_format(path)
     return "".join(printed), written
+
+
+def _write(
+    report: "Report", option: str, path: Path, plot_of: "PlotValues", *, details: bool, probe: bool
+) -> None:
+    """Write what an option asks for to a file."""
+    from pe_bench.system.files import write_text
+
+    if option == "--plot":
+        from pe_bench.report.draw import plot_tables
+
+        plot_tables(report.tables, path, plot_of)
+    else:
+        write_text(path, _text(report, option, details=details, probe=probe))
+    say(f"wrote {path}")
 
 
 def _show(report: "Report", *, details: bool, probe: bool) -> None:

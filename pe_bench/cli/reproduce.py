@@ -98,7 +98,7 @@ def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
     """Draw the report's curves of the runs, without what other studies scored of them."""
     from pe_bench.report.build import build_tables
     from pe_bench.report.draw import plot_tables
-    from pe_bench.report.selection import Selection
+    from pe_bench.report.groups import Selection
     from pe_bench.runs.commands import results_option
     from pe_bench.runs.find import Condition
     from pe_bench.runs.rows import TASK

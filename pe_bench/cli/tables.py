@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pe_bench.cli.data import print_runs
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
+from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
-from pe_bench.report.selection import Selection
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
 from pe_bench.runs.job import encoding_in

@@ -6,24 +6,26 @@ from pathlib import Path
 
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.groups import (
+    EVERYTHING,
     Groups,
+    Selection,
     differing_keys,
     explain_separation,
     group_rows,
     groups_of_newest,
     groups_of_slice,
+    keep_best,
     labels_by,
     lacking_runs,
     share_of,
 )
-from pe_bench.report.lines import Source, anchor_lines, lines_of, rank_sets, with_baseline
+from pe_bench.report.lines import Source, anchor_lines, lines_of, ordered, with_baseline
 from pe_bench.report.notes import with_notes
-from pe_bench.report.pairs import ScoredRuns
 from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
-from pe_bench.report.selection import EVERYTHING, Selection, keep_best, ordered
 from pe_bench.report.statistics import MARGIN
-from pe_bench.runs.find import Condition, is_checkpoint, is_number, one_a_run, scores_checkpoint
+from pe_bench.report.verdicts import rank_sets
+from pe_bench.runs.find import Condition, ScoredRuns, is_checkpoint, is_number, one_a_run, scores_checkpoint
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import anchors_folder, read_all, read_anchors
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, read_rows
@@ -74,7 +76,7 @@ def build_report(
     runs = _runs_of(results_dir)
     for key in selection.by:
         runs.require(rows, key, "--by")
-    rows = runs.select(_of_protocol(rows, protocol), selection.where)
+    rows = runs.select(rows if protocol is None else _of_protocol(rows, protocol), selection.where)
     if selection.margin is None:
         margins = {runs.value(row, "report.margin") for row in one_a_run(rows)}
         margins = {float(margin) for margin in margins if is_number(margin)}
@@ -156,15 +158,15 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     return [row for row in gathered.rows if row.run in names], left_out
 
 
-def _of_protocol(rows: list[Row], protocol: str | None) -> list[Row]:
+def _of_protocol(rows: list[Row], protocol: str) -> list[Row]:
     """Return the rows under a protocol, and those of positions, which belong to any."""
     there = sorted({row.protocol for row in rows}.difference(APART))
     require(
-        protocol is None or protocol in there,
+        protocol in there,
         f"no score under the protocol {protocol!r}: these runs were scored under {', '.join(there)}; "
         f"score one with `pe-bench eval RUN --protocol {protocol}`",
     )
-    return [row for row in rows if protocol in (None, row.protocol) or row.protocol == POSITIONS]
+    return [row for row in rows if row.protocol in (protocol, POSITIONS)]
 
 
 def _references(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> list[Row]:
@@ -263,8 +265,8 @@ def _table(key: TableKey, source: Source, rows: Sequence[Row], selection: Select
     names = {row.run for row in source.rows}
     positions = [row for row in rows if row.protocol == POSITIONS and row.run in names and key.slice == ALL]
     by = labels_by([*source.rows, *positions], source.runs, selection.by)
-    lines = [*lines_of(source, positions, by), *anchor_lines(source, key.slice)]
-    baseline = _baseline_in(lines, selection.baseline, source.runs)
+    lines = [*lines_of([*source.rows, *positions], source, by), *anchor_lines(source, key.slice)]
+    baseline = _baseline_in(lines, selection.baseline, source.runs) if selection.baseline else ""
     if baseline:
         lines = with_baseline(lines, baseline, source)
     lines = [line for line in (_shown(line, key.train_length, selection) for line in lines) if line.records]
@@ -292,13 +294,13 @@ def _shown(line: Line, train_length: int, selection: Selection) -> Line:
     return replace(line, records={length: line.records[length] for length in lengths}, rows=())
 
 
-def _baseline_in(lines: Sequence[Line], name: str | None, runs: ScoredRuns) -> str:
+def _baseline_in(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
     """Return the label of the line that `--baseline` names: exactly, or as the only one of an encoding.
 
     Or of a checkpoint, by hf:....
     """
-    if name is None or any(line.label == name for line in lines):
-        return name or ""
+    if any(line.label == name for line in lines):
+        return name
     trained = [line for line in lines if line.encoding == line.scored_with]
     if is_checkpoint(name):
         labels = [line.label for line in trained if scores_checkpoint(runs.folder_of(line.runs[0]), name)]

@@ -31,10 +31,6 @@ def has_trained_level(table: Table) -> bool:
     return any(level_at_training(line, table) is not None for line in table.lines)
 
 
-def has_controls(table: Table) -> bool:
-    return any(record.use for record in table.records)
-
-
 def short_lengths(table: Table) -> list[int]:
     """Return the lengths beyond the training length, and others that were named.
 

@@ -1,5 +1,7 @@
 """The columns of a table: of the short form, of the details, and of the data frame for other programs."""
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +17,7 @@ from pe_bench.report.records import ContextUse, Line, Paired, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid
+from pe_bench.system.terminal import csv_cell
 
 if TYPE_CHECKING:
     import pandas
@@ -58,7 +61,7 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
     if not is_small:
         columns.append(Column("works to"))
         parts.append([cells.works_to(line, table) for line in lines])
-    if cells.has_controls(table):
+    if any(record.use for record in table.records):
         columns.append(Column("uses context"))
         parts.append([cells.context_answer(line) for line in lines])
     rows = [
@@ -255,10 +258,12 @@ def _recall(table: Table) -> Grid:
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """Return the rows of the frame as text."""
-    return grids.to_csv(
-        FRAME_COLUMNS, ([record.get(name) for name in FRAME_COLUMNS] for record in _frame_rows(tables))
-    )
+    """Return the rows of the frame as text in which a spreadsheet computes nothing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(FRAME_COLUMNS)
+    writer.writerows([csv_cell(row.get(name)) for name in FRAME_COLUMNS] for row in _frame_rows(tables))
+    return text.getvalue()
 
 
 def to_frame(tables: Sequence[Table]) -> "pandas.DataFrame":

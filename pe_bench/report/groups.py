@@ -1,4 +1,4 @@
-"""Which rows share a table, which of them a slice has, and what separates tables.
+"""Which rows are selected, which of them share a table, which of these a slice has, what separates tables.
 
 Rows of another setting (the model and how it was trained), data, tokenizer, training length,
 protocol, stride or precision of scores are another table: they are never averaged or ranked together.
@@ -6,17 +6,19 @@ protocol, stride or precision of scores are another table: they are never averag
 
 import hashlib
 import json
+import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pe_bench.report.pairs import BY_RUN, ScoredRuns, grouped, has_number
+from pe_bench.errors import UserError, require
 from pe_bench.report.records import CHECKPOINTS, TableKey, name_of_checkpoint
-from pe_bench.runs.find import finished_runs, is_checkpoint, one_a_run
+from pe_bench.runs.find import Condition, ScoredRuns, check_key, finished_runs, is_checkpoint, one_a_run
 from pe_bench.runs.job import NOT_IDENTITY
-from pe_bench.runs.rows import ALL, Row
+from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
@@ -24,6 +26,106 @@ SOURCES = ("train.from", "train.beside")  # keys that name a run, another for ea
 MAX_NAMES = 4  # of lines in one note
 
 Groups = dict[TableKey, list[Row]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The choice of what is shown of all results, and how.
+
+    where: conditions that all hold. by: keys whose values set lines apart. best: a key of which each encoding
+    keeps its best value. sort: a length or a key of `KEYS`. baseline: an encoding. margin: bits per byte.
+    slice: the part of the targets that numbers are of. numbers_only: without what only a reader needs: notes,
+    the small table of recall and positions. lengths: those that are shown beside the training length; all
+    where none is named.
+    """
+
+    where: tuple[Condition, ...] = ()
+    by: tuple[str, ...] = ()
+    best: str | None = None
+    sort: str | None = None
+    baseline: str | None = None
+    margin: float | None = None  # None: that of the runs
+    slice: str = ALL
+    numbers_only: bool = False
+    lengths: tuple[int, ...] = ()
+
+    def shows(self, length: int, train_length: int) -> bool:
+        """Return whether a length has a column; without one it still serves as a reference."""
+        is_left_out = self.lengths and length not in (*self.lengths, train_length)
+        return not is_left_out and all(
+            condition.holds(length) for condition in self.where if condition.key == "length"
+        )
+
+    def asks_for(self, length: int) -> bool:
+        """Return whether a length is named."""
+        named = [condition for condition in self.where if (condition.key, condition.sign) == ("length", "=")]
+        return length in self.lengths or any(condition.holds(length) for condition in named)
+
+    def takes(self, scored_with: str) -> bool:
+        """Return whether an encoding that runs were scored with has a line."""
+        return all(condition.holds(scored_with) for condition in self.where if condition.key == "scored_with")
+
+
+EVERYTHING = Selection()
+
+
+def parse_by(word: str) -> tuple[str, ...]:
+    """`seed` or `train.lr,model.d_model`. Raises `UserError`."""
+    keys = tuple(dict.fromkeys(key.strip() for key in word.split(",") if key.strip()))
+    require(bool(keys), "--by is empty: name a key, such as --by seed or --by train.lr")
+    for key in keys:
+        check_key(key, "--by")
+        message = "the lengths of an encoding are compared with each other, and are no lines"
+        require(key != "length", f"--by {key}: {message}")
+    return keys
+
+
+def check_best(key: str, by: Sequence[str]) -> None:
+    """Raise `UserError` for a key that may not be chosen by its results."""
+    message = "name a key of training, such as train.lr; seeds and encodings are not chosen by their results"
+    require(key.startswith("train."), f"--best {key}: {message}")
+    require(key not in by, f"--best {key} and --by {key} exclude each other: give one of them")
+
+
+def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row], str]:
+    """Return the rows of each encoding's runs with its best value of a key, and a note on the choice.
+
+    The best has the lowest mean validation loss at the end of training, over the seeds that all values have.
+    Raises `UserError` where a run has no validation loss.
+    """
+    runs.require(rows, key, "--best")
+    families: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
+    for row in one_a_run(rows):
+        family = (row.encoding, row.data_hash, row.tokenizer, setting_without(row, runs, (key,)), row.steps)
+        families.setdefault(family, {}).setdefault(str(runs.value(row, key)), {})[row.seed] = row
+    kept: set[str] = set()
+    chosen: list[str] = []
+    for (encoding, *_), values in families.items():
+        best = min(values, key=lambda value: _mean_loss(values, value, runs))
+        chosen.append(f"{encoding} {best}" + (f" of {', '.join(sorted(values))}" if len(values) > 1 else ""))
+        kept |= {row.run for row in values[best].values()}
+    note = (
+        f"the best {key} of each encoding: {'; '.join(chosen)}. Chosen by the mean validation loss at the "
+        "training length, on documents that are scored here, so levels may be slightly too good"
+    )
+    return [row for row in rows if row.run in kept], note
+
+
+def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: ScoredRuns) -> float:
+    """Return the mean validation loss of a value's runs, over the seeds that all values have, if any."""
+    common = set.intersection(*(set(rows) for rows in values.values())) or set(values[value])
+    losses = []
+    for seed in sorted(common):
+        run = values[value][seed].run
+        loss = runs.folder_of(run).validation_loss
+        if loss is None:
+            raise UserError(f"--best: {run} has no validation loss in its train.csv; leave it out")
+        losses.append(loss)
+    mean = sum(losses) / len(losses)
+    return mean if math.isfinite(mean) else math.inf
+
+
+# Tables
 
 
 def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Groups:
@@ -78,7 +180,7 @@ def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
     """Return a hash of what rows must share to be compared, except for these keys of the configuration."""
     if not any("." in key for key in by):
         return row.setting
-    config = runs.config_of(row)
+    config = runs.folder_of(row.run).flat_config
     left = {key: value for key, value in config.items() if _is_setting(key) and key not in by}
     words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:8]
@@ -91,7 +193,7 @@ def _is_setting(key: str) -> bool:
 
 def _chosen_values(row: Row, runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
     """Return what a table's runs chose of the optimizer, except for these keys, and a checkpoint's size."""
-    config = runs.config_of(_as_first_stage(row, runs))
+    config = runs.folder_of(_as_first_stage(row, runs).run).flat_config
     training = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
     changed = {key: value for key, value in training.items() if value != USUAL_TRAINING[key]}
     has_size = is_checkpoint(row.model) and "model" not in by
@@ -105,7 +207,7 @@ def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:
     """Return a checkpoint's architecture, if known, and its parameters: `Llama, 0.26M`."""
     millions = row.parameters / 1e6
     size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
-    return ", ".join(filter(None, (runs.config_of(row).get("checkpoint.architecture"), size)))
+    return ", ".join(filter(None, (runs.value(row, "checkpoint.architecture"), size)))
 
 
 def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Callable[[Row], str]:
@@ -206,7 +308,7 @@ def differing_keys(groups: Iterable[Sequence[Row]], runs: ScoredRuns) -> list[st
     for rows in groups:
         values: dict[str, set[str]] = {}
         for of_run in grouped(rows, BY_RUN).values():
-            for key, value in runs.config_of(of_run[0]).items():
+            for key, value in runs.folder_of(of_run[0].run).flat_config.items():
                 values.setdefault(key, set()).add(str(value))
         values_of_groups.append(values)
     names = dict.fromkeys(key for values in values_of_groups for key in values if _is_setting(key))

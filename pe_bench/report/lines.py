@@ -1,33 +1,36 @@
-"""The lines of a table from its rows: which belong together, and what each says."""
+"""The lines of a table from its rows: which belong together, what each says, in which order they stand."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
-from pe_bench.errors import RunError
-from pe_bench.report.pairs import BY_RUN, BY_SEED, ScoredRuns, grouped, has_number, level_of, paired, pairs_of
+from pe_bench.errors import RunError, require
 from pe_bench.report.records import BreakPoint, Line, Paired, Position, Record, Unlearned
 from pe_bench.report.statistics import corrected_comparisons, judge_change, reads_nothing
 from pe_bench.report.verdicts import (
+    Rank,
     answers_of,
     find_break_point,
     gain_within_training,
+    is_as_trained,
     judge_answers,
     judge_context,
     judge_intervals,
+    paired,
+    pairs_of,
+    unlearned,
     why_open_within,
 )
-from pe_bench.runs.gather import COPYING, FREQUENCIES, TRIGRAM, anchor_key
-from pe_bench.runs.rows import POSITIONS, TASK, Row
+from pe_bench.runs.find import ScoredRuns
+from pe_bench.runs.gather import COPYING, TRIGRAM
+from pe_bench.runs.rows import BY_RUN, BY_SEED, POSITIONS, TASK, Row, grouped, has_number, level_of
 from pe_bench.runs.scores import perplexity_of
-
-# Of a set of targets; the larger is preferred. The hash is last: of sets alike in all the rest, one has to
-# be taken.
-Rank = tuple[int, int, int, int, str]
+from pe_bench.values import unknown
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,24 @@ class Source:
     train_length: int
 
 
-def lines_of(source: Source, positions: Sequence[Row], by: Callable[[Row], str]) -> list[Line]:
-    """Return the lines of a table with their verdicts, except those against a baseline.
+def lines_of(
+    rows: Iterable[Row], source: Source, by: Callable[[Row], str], *, is_anchor: bool = False
+) -> list[Line]:
+    """Return the lines of rows with their verdicts, except those against a baseline.
 
-    by: returns what tells a row's line from others, beside its encodings.
+    by: returns what tells a row's line from others, beside its encodings. Seeds of one encoding are a line.
+    Runs of one encoding that share a seed differ in something that its name does not show. Which of them
+    belong together is then unknown, so each is a line.
     """
-    return [_make_line(*member, source) for member in _members([*source.rows, *positions], by)]
+    lines: list[Line] = []
+    for (*_, text), of_line in grouped(rows, lambda row: (row.encoding, row.scored_with, by(row))).items():
+        of_runs = grouped(of_line, BY_RUN)
+        if len({of_run[0].seed for of_run in of_runs.values()}) == len(of_runs):
+            of_runs = {"": [row for of_run in of_runs.values() for row in of_run]}
+        for run, of_run in of_runs.items():
+            if any(map(_is_level, of_run)):
+                lines.append(_make_line(run, text, of_run, source, is_anchor=is_anchor))
+    return lines
 
 
 def anchor_lines(source: Source, name: str) -> list[Line]:
@@ -64,25 +79,9 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
     rows = source.runs.of_slice(rows, name)
     differ_in_steps = len({row.steps for row in rows}) > 1
     of_anchors = replace(source, rows=rows, unsliced=rows)
-    return [
-        _make_line(*member, of_anchors, is_anchor=True)
-        for member in _members(rows, lambda row: f"of {row.steps} steps" if differ_in_steps else "")
-    ]
-
-
-def _members(rows: Iterable[Row], by: Callable[[Row], str]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Yield each line's run, if the line has only that of several, what `by` says, and the line's rows.
-
-    Seeds of one encoding are a line. Runs of one encoding that share a seed differ in something that its name
-    does not show. Which of them belong together is then unknown, so each is a line.
-    """
-    for (*_, text), of_line in grouped(rows, lambda row: (row.encoding, row.scored_with, by(row))).items():
-        of_runs = grouped(of_line, BY_RUN)
-        if len({of_run[0].seed for of_run in of_runs.values()}) == len(of_runs):
-            of_runs = {"": [row for of_run in of_runs.values() for row in of_run]}
-        for run, of_run in of_runs.items():
-            if any(map(_is_level, of_run)):
-                yield run, text, of_run
+    return lines_of(
+        rows, of_anchors, lambda row: f"of {row.steps} steps" if differ_in_steps else "", is_anchor=True
+    )
 
 
 def _is_level(row: Row) -> bool:
@@ -152,7 +151,7 @@ def _records(
     model that has not learned its task at the training length is not judged past it.
     """
     sliced, unsliced = (
-        [row for row in part if row.run in references.values() and _is_as_trained(row)]
+        [row for row in part if row.run in references.values() and is_as_trained(row)]
         for part in (source.rows, source.unsliced)
     )
     trained = [row for row in sliced if row.length == train_length]
@@ -169,10 +168,6 @@ def _records(
             record = replace(record, use=use)
         records[length] = record
     return records, gain.interval is not None and reads_nothing(gain.interval, source.margin)
-
-
-def _is_as_trained(row: Row) -> bool:
-    return row.control == "none" and row.scored_with == row.encoding
 
 
 def make_record(
@@ -256,20 +251,6 @@ def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
     )
 
 
-# Which of several sets of targets stands for a length. Lengths beyond `eval.max_length` have targets of their
-# own, on which the training length is scored too.
-
-
-def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
-    """Return the rank of each set: most lengths first, then the smaller longest one, rows and targets."""
-    of_set = grouped(rows, lambda row: row.target_hash)
-    lengths_of = {name: {row.length for row in rows} for name, rows in of_set.items()}
-    return {
-        name: (len(lengths), -max(lengths), len(of_set[name]), max(row.targets for row in of_set[name]), name)
-        for name, lengths in lengths_of.items()
-    }
-
-
 def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
     """Return the labels of the lines whose level at a length is of other targets than that of most lines."""
     records = {line.label: line.records[length] for line in lines if length in line.records}
@@ -318,37 +299,92 @@ def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Paired
     return Paired(missing=f"{base.label} {why}")
 
 
-# What trained lines did not learn to beat
+# In which order lines stand: by their level at a length, or by another of their numbers
+
+# Rising, but for what is better the larger it is.
+KEYS: dict[str, Callable[[Line], tuple[object, ...]]] = {
+    "name": lambda line: (),
+    "parameters": lambda line: (line.parameters,),
+    "tokens_per_second": lambda line: (-line.tokens_per_second,),
+}
 
 
-def unlearned(
-    rows: Sequence[Row], runs: ScoredRuns, counted_on: Mapping[str, Row] = MappingProxyType({})
-) -> Unlearned:
-    """Return what weights have not learned to beat at their training length; empty if nothing, or unknown.
+class Order(NamedTuple):
+    """Lines in order; the length whose levels ranked them, if one did; and what says so.
 
-    rows: of a line's runs. Only those with the trained encoding count: it is the weights that learn.
-    counted_on: for runs whose anchors were counted on another run's training tokens, a row of that run: for a
-    later stage, of its first stage.
+    Levels on different targets put lines in order where that was asked for, and rank nothing. is_caveat: the
+    short form says it too.
     """
-    trained = [row for row in rows if _is_as_trained(row) and row.length == row.train_length]
-    if any(row.protocol == TASK for row in trained):
-        return _unlearned_task([row for row in trained if has_number(row)], runs)
-    scored = [row for row in trained if has_number(row)]
-    keys = [anchor_key(row, counted_on.get(row.run, row)) for row in scored]
-    for label in (FREQUENCIES, TRIGRAM):
-        anchors = ((row, runs.anchors.rows.get((label, *key))) for row, key in zip(scored, keys, strict=True))
-        interval = paired([(row, anchor) for row, anchor in anchors if anchor is not None], runs).interval
-        # Positive is worse than the anchor, which was counted on the same tokens.
-        if interval is not None and label == FREQUENCIES and not interval.high < 0:
-            return "frequencies"
-        if interval is not None and label == TRIGRAM and interval.low > 0:
-            return "trigram"
-    return ""
+
+    lines: list[Line]
+    ranked_at: int | None
+    text: str
+    is_caveat: bool = True
 
 
-def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:
-    try:
-        is_solved = not rows or judge_answers(answers_of(rows, runs)[0]) == "solves"
-    except RunError:  # a note of the record says so
-        is_solved = True
-    return "" if is_solved else "task"
+def check_sort(word: str) -> None:
+    """Raises `UserError` for what is neither a length nor a key."""
+    require(word.isdecimal() or word in KEYS, f"{unknown(word, '--sort', KEYS)}; or a length such as 2048")
+
+
+def ordered(lines: Sequence[Line], sort: str | None) -> Order:
+    """Return the lines by their level at the length `sort`, or by a key.
+
+    By default it is the longest length that most reach. A line without a level there stands below the others
+    and moves none of them.
+    """
+    by_name = sorted(lines, key=lambda line: line.label)
+    if sort in KEYS:
+        return Order(sorted(by_name, key=KEYS[sort]), None, f"in order of {sort}")
+    is_task = any(record.answers for line in lines for record in line.records.values())
+    if sort is None and is_task:
+        text = "in order of the length that a line works to, then of its mean over lengths"
+        return Order(sorted(by_name, key=_reach), None, text, is_caveat=False)
+    is_scored = sort is not None and any(_level(line, int(sort)) is not None for line in lines)
+    length = int(sort) if sort is not None and is_scored else _longest_of_most(lines)
+    if length is None:
+        return Order(by_name, None, "in order of names: no length has a number for most lines")
+    by_level = sorted(by_name, key=lambda line: _rank(line, length))
+    if on_other_targets(lines, length):
+        text = (
+            f"not ranked, because the levels at {length} are of different targets: in order of "
+            f"{'levels nevertheless' if is_scored else 'names'}. To rank them, repeat their commands with "
+            "the same eval.* values (nothing is trained again), or pe-bench eval RUN... with the same "
+            "--lengths, --max-length and --targets"
+        )
+        return Order(by_level if is_scored else by_name, None, text)
+    chosen = "" if is_scored else ", the longest length that most have a number at"
+    below = [line.label for line in by_level if _level(line, length) is None]
+    text = f"ranked by {'exact' if is_task else 'bits/byte'} at {length}{chosen}"
+    text += f"; below: {', '.join(below)}" if below else ""
+    return Order(by_level, length, text, is_caveat=is_scored)
+
+
+def _reach(line: Line) -> tuple[bool, int, float]:
+    """Return the rank of a line of a task: at most lengths either all or none solve it."""
+    levels = [record.level or 0.0 for record in line.records.values()]
+    return not line.is_ranked, -(line.break_point.works_to or 0), -sum(levels)
+
+
+def _rank(line: Line, length: int) -> tuple[bool, float]:
+    """Return the rank of a line: what has not learned to beat the anchors is below all that has."""
+    level = _level(line, length)
+    return not line.is_ranked, math.inf if level is None or math.isnan(level) else level
+
+
+def _longest_of_most(lines: Sequence[Line]) -> int | None:
+    """Return the longest length that has a level for more than half of the lines that can be scored there."""
+    for length in sorted({length for line in lines for length in line.records}, reverse=True):
+        records = [line.records.get(length) for line in lines]
+        able = [record for record in records if record is None or record.status != "undefined"]
+        if 2 * sum(record is not None and bool(record.levels) for record in able) > len(able):
+            return length
+    return None
+
+
+def _level(line: Line, length: int) -> float | None:
+    """Return the level at a length, of which less is better; None where there is none."""
+    record = line.records.get(length)
+    if record is None or record.level is None:
+        return None
+    return record.level if record.answers is None else -record.level

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 from pe_bench.report import cells
 from pe_bench.report.groups import MAX_NAMES, few_names
-from pe_bench.report.lines import Source, on_other_targets
-from pe_bench.report.records import Line, Record, Table, label_of, quarter_of
-from pe_bench.report.selection import Order
+from pe_bench.report.lines import Order, Source, on_other_targets
+from pe_bench.report.records import Line, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
 from pe_bench.runs.find import is_checkpoint, one_a_run
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import TASK, Row
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 
@@ -39,6 +38,8 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     """
     train_length = table.key.train_length
     marks = {mark for line in table.lines for mark in cells.works_to(line, table).mark}
+    has_controls = any(record.use for record in table.records)
+    answers = {cells.context_answer(line).text for line in table.lines if has_controls}
     context = f"uses context: gains from reading more than {train_length} tokens back"
     reads_nothing = f"; reads nothing: no better at {train_length} than at {quarter_of(train_length)}"
     notes = [
@@ -48,14 +49,10 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
         *table.caveats,
         f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else "",
         "a length with ?: unclear from a shorter one on" if "?" in marks else "",
-        context + (reads_nothing if _reads_nothing(table) else "") if cells.has_controls(table) else "",
+        context + (reads_nothing if "reads nothing" in answers else "") if answers else "",
         _below_text(table),
     ]
     return [*filter(None, notes)]
-
-
-def _reads_nothing(table: Table) -> bool:
-    return any(cells.context_answer(line).text == "reads nothing" for line in table.lines)
 
 
 def later_text(table: Table) -> str:
@@ -96,16 +93,13 @@ def _numbers_text(table: Table) -> str:
         return ""
     if not cells.has_trained_level(table):
         return f"levels: without a score at {train_length}, the training length, there are no changes"
-    is_shown = bool(cells.short_lengths(table))
-    return f"change against {train_length}{_whose(table)} on the same text" if is_shown else ""
-
-
-def _whose(table: Table) -> str:
-    """Return whose level a change is from, if that is not clear."""
-    if any(line.longest for line in table.lines):
-        return " of the unchanged model"
+    if not cells.short_lengths(table):
+        return ""
     is_another = any(line.scored_with != line.encoding for line in table.lines)
-    return " with the trained encoding" if is_another else ""
+    whose = " with the trained encoding" if is_another else ""
+    if any(line.longest for line in table.lines):
+        whose = " of the unchanged model"
+    return f"change against {train_length}{whose} on the same text"
 
 
 def _marks_text(table: Table) -> str:
@@ -168,26 +162,31 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
     if not lines:
         return table
     rows, unsliced = ([row for row in part if row.length in shown] for part in (source.rows, source.unsliced))
+    fewest = min((record.documents for record in table.records if record.levels), default=MIN_DOCUMENTS)
+    few = f"few documents ({fewest}): intervals over so few say little about other documents"
+    anchors = ", ".join(line.label for line in table.anchors)
+    counts = "counts of the training tokens; +copy copies what followed the longest match in reach"
     caveats = [
         *_checkpoints(rows, source),
         *_holding(NOT_LEARNED, table),
         *_statuses(lines),
-        *_protocol(table),
+        OF_PROTOCOL.get(table.key.protocol, ""),
         *_runs_apart(lines),
         *_holding(FEW_SEEDS, table),
         *_unclear_changes(lines, unsliced),
         *_holding(SCORED_WITH, table),
-        *_few_documents(table.records),
+        few if fewest < MIN_DOCUMENTS else "",
         *_target_sets(table),
     ]
     notes = [
-        *([Note(order.text, order.is_caveat)] if len(lines) > 1 else []),
+        Note(order.text if len(lines) > 1 else "", order.is_caveat),
         *map(Note, caveats),
         *_missing(table),
         *_offsets(table, rows),
-        *map(Note, _anchors(table.anchors)),
-        *([Note(table.lacking)] if table.lacking else []),
+        Note(f"{anchors}: no encodings, but {counts}" if anchors else ""),
+        Note(table.lacking),
     ]
+    notes = [note for note in notes if note.text]
     texts = tuple(dict.fromkeys(note.text for note in notes))
     kept = tuple(dict.fromkeys(note.text for note in notes if note.is_caveat))
     return replace(table, notes=texts, caveats=kept)
@@ -229,6 +228,11 @@ SCORED_WITH: Kinds = {
     "knows each text's final length: {names}; not possible while generating": lambda line: line.knows_length,
     "(forced): scored with an encoding that is not compatible with the trained one": lambda line: line.forced,
 }
+OF_PROTOCOL = {
+    "nonoverlapping": "nonoverlapping: the first tokens of a window see little, and long windows have fewer "
+    "of them, so scores improve with length by themselves",
+    TASK: "each length has examples of its own: encodings are compared on the same ones, lengths are not",
+}
 
 
 def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
@@ -244,7 +248,7 @@ def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
 def _checkpoints(rows: Sequence[Row], source: Source) -> Iterator[str]:
     """Yield what is known of the checkpoints among the runs, which pe-bench did not train."""
     for row in one_a_run(rows):
-        config = source.runs.config_of(row)
+        config = source.runs.folder_of(row.run).flat_config
         if "checkpoint.source" not in config:
             continue
         layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]
@@ -256,23 +260,6 @@ def _checkpoints(rows: Sequence[Row], source: Source) -> Iterator[str]:
         if begin is not None:
             about += f"; each window begins with token {begin}, as its tokenizer has it"
         yield about
-
-
-def _anchors(anchors: Sequence[Line]) -> Iterator[str]:
-    if anchors:
-        names = ", ".join(line.label for line in anchors)
-        copies = "+copy copies what followed the longest match in reach"
-        yield f"{names}: no encodings, but counts of the training tokens; {copies}"
-
-
-def _protocol(table: Table) -> Iterator[str]:
-    if table.key.protocol == "nonoverlapping":
-        yield (
-            "nonoverlapping: the first tokens of a window see little, and long windows have fewer of them, "
-            "so scores improve with length by themselves"
-        )
-    if table.is_task:
-        yield "each length has examples of its own: encodings are compared on the same ones, lengths are not"
 
 
 def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
@@ -294,13 +281,6 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
 
 
 # Documents and targets
-
-
-def _few_documents(records: Sequence[Record]) -> Iterator[str]:
-    few = [record for record in records if record.levels and record.documents < MIN_DOCUMENTS]
-    if few:
-        fewest = min(record.documents for record in few)
-        yield f"few documents ({fewest}): intervals over so few say little about other documents"
 
 
 def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
@@ -357,8 +337,11 @@ def _missing(table: Table) -> Iterator[Note]:
     places: dict[tuple[str, str], dict[str, list[int]]] = {}
     for line in table.lines:
         for length, record in sorted(line.records.items()):
-            for kind_and_reason in _lacks(record):
-                places.setdefault(kind_and_reason, {}).setdefault(line.label, []).append(length)
+            change = "no change" if record.change is None else "a change without an interval"
+            kinds = {change: record.compared, "no comparison": record.baseline, CONTEXT: record.use}
+            for kind, part in kinds.items():
+                if part is not None and part.missing:
+                    places.setdefault((kind, part.missing), {}).setdefault(line.label, []).append(length)
     for (kind, reason), lengths_of in places.items():
         lengths = [length for of_line in lengths_of.values() for length in of_line]
         if kind == CONTEXT:
@@ -366,17 +349,6 @@ def _missing(table: Table) -> Iterator[Note]:
         else:
             where = f"{', '.join(lengths_of)} at {_list_lengths(lengths)}"
             yield Note(f"{kind}: {where}: {reason}", max(lengths) >= table.key.train_length)
-
-
-def _lacks(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield what a record lacks, and why."""
-    if record.compared.missing:
-        kind = "no change" if record.change is None else "a change without an interval"
-        yield kind, record.compared.missing
-    if record.baseline is not None and record.baseline.missing:
-        yield "no comparison", record.baseline.missing
-    if record.use is not None and record.use.missing:
-        yield CONTEXT, record.use.missing
 
 
 def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from pe_bench.errors import RunError
 from pe_bench.report.columns import NAME, half_width
-from pe_bench.report.groups import explain_separation, labels_by
-from pe_bench.report.pairs import BY_RUN, ScoredRuns, grouped, largest_set
+from pe_bench.report.groups import Selection, explain_separation, labels_by
 from pe_bench.report.records import TableKey, label_of
-from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
-from pe_bench.runs.rows import Row
+from pe_bench.report.verdicts import largest_set
+from pe_bench.runs.find import ScoredRuns
+from pe_bench.runs.rows import BY_RUN, Row, grouped
 from pe_bench.runs.scores import Scores, load_scores, score_file
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid

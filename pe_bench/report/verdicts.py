@@ -1,4 +1,4 @@
-"""Verdicts on changes and on answers, one line at a time, and whether it uses context.
+"""Paired differences between rows, and verdicts: on changes, on answers, on use of context, on learning.
 
 Verdicts on answers are of a task. A share is that of a task's examples all of whose answers are right
 (exact), or of right answers. Every seed's model answers the same examples, so that both are varied together,
@@ -12,35 +12,138 @@ narrower than Wilson's (1927) for so many.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, cast
 
 import numpy as np
 from scipy.special import ndtri
 
 from pe_bench.config.schema import MIN_PAIRED_LENGTH
-from pe_bench.report.pairs import ScoredRuns, has_number, largest_set, paired, pairs_of
-from pe_bench.report.records import Answers, BreakPoint, ContextUse, Paired, Record, quarter_of
+from pe_bench.errors import RunError
+from pe_bench.report.records import Answers, BreakPoint, ContextUse, Paired, Record, Unlearned, quarter_of
 from pe_bench.report.statistics import (
     CONFIDENCE,
     Interval,
     breaks_at,
+    difference_of_shares,
     holds_up_to,
     is_sensitive,
     judge_context_use,
     judge_gain_over_control,
     paired_interval,
 )
-from pe_bench.runs.rows import Row
+from pe_bench.runs.find import ScoredRuns
+from pe_bench.runs.gather import FREQUENCIES, TRIGRAM, anchor_key
+from pe_bench.runs.rows import BY_RUN, TASK, Row, grouped, has_number, level_of
 
+Pair = tuple[Row, Row]
+# Of a set of targets; the larger is preferred. The hash is last: of sets alike in all the rest, one has to
+# be taken.
+Rank = tuple[int, int, int, int, str]
 TaskVerdict = Literal["solves", "partial", "chance", "unclear"]
 
 SOLVED = 0.9
 NEAR_CHANCE = 0.05
 HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
 AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
+
+
+# Paired differences
+
+
+def pairs_of(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object] = BY_RUN) -> list[Pair]:
+    """Return rows with the other of the same run, or other key, on the same targets, where there is one."""
+    other_of = {(key(row), row.target_hash, row.slice_hash): row for row in others if has_number(row)}
+    return [
+        (row, other)
+        for row in rows
+        if has_number(row) and (other := other_of.get((key(row), row.target_hash, row.slice_hash)))
+    ]
+
+
+def largest_set(rows: Sequence[Row]) -> str:
+    """Return the hash of the set of targets that most rows share; of several such sets, the largest."""
+    sets = Counter((row.targets, row.target_hash) for row in rows)
+    return max(sets, key=lambda one: (sets[one], one), default=(0, ""))[1]
+
+
+def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
+    """Return the rank of each set: most lengths first, then the smaller longest one, rows and targets.
+
+    Lengths beyond `eval.max_length` have targets of their own, on which the training length is scored too.
+    """
+    of_set = grouped(rows, lambda row: row.target_hash)
+    lengths_of = {name: {row.length for row in rows} for name, rows in of_set.items()}
+    return {
+        name: (len(lengths), -max(lengths), len(of_set[name]), max(row.targets for row in of_set[name]), name)
+        for name, lengths in lengths_of.items()
+    }
+
+
+def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired:
+    """Return the first row of each pair minus the second; there is a pair for each seed.
+
+    Of several sets of targets, the one that most pairs have is used. missing: why there is no difference if
+    there is no pair.
+    """
+    chosen = largest_set([row for row, _ in pairs])
+    pairs = [pair for pair in pairs if pair[0].target_hash == chosen]
+    if not pairs:
+        return Paired(missing=missing)
+    first, targets = pairs[0][0], min(row.targets for row, _ in pairs)
+    try:
+        differences = np.stack([_difference(*pair, runs) for pair in pairs])
+        means = runs.means(first)
+    except RunError as error:
+        mean = float(np.mean([level_of(row) - level_of(other) for row, other in pairs]))
+        return Paired(mean, missing=str(error), target_hash=chosen, targets=targets)
+
+    interval_of: Callable[[np.ndarray], Interval] = partial(paired_interval, sizes=means.sizes)
+    if first.protocol == TASK:
+        interval_of = partial(difference_of_shares, count=differences.shape[1])
+    interval, several = interval_of(differences), len(pairs) > 1
+    return Paired(
+        interval.mean,
+        interval,
+        segments=means.segments,
+        of_models=interval_of(differences.mean(axis=0, keepdims=True)) if several else None,
+        of_seeds=tuple(interval_of(of_seed[None, :]) for of_seed in differences) if several else (),
+        target_hash=chosen,
+        targets=targets,
+    )
+
+
+def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Paired:
+    """Return the first changes minus the others; both are pairs of a row and its reference, seed by seed."""
+    try:
+        first, second = (np.stack([_difference(*pair, runs) for pair in part]) for part in (changes, others))
+        interval = paired_interval(first - second, runs.means(changes[0][0]).sizes)
+    except RunError as error:
+        return Paired(missing=str(error))
+    return Paired(interval.mean, interval)
+
+
+def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
+    """Return the difference of each cluster in bits per byte, float64 [U]."""
+    first, second = runs.means(row), runs.means(other)
+    if not np.array_equal(first.names, second.names) or not np.array_equal(
+        cast(np.ndarray, first.sizes), cast(np.ndarray, second.sizes)
+    ):
+        raise RunError(
+            f"{row.run} at {row.length} and {other.run} at {other.length} have scores of other documents"
+        )
+    if not first.names.size:
+        raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
+    with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
+        return first.bits - second.bits
+
+
+# Verdicts
 
 
 def judge_intervals(
@@ -211,3 +314,43 @@ def why_open_within(train_length: int, within: Paired, margin: float) -> str:
         f"the model {improves} from {quarter} to {train_length} tokens, so no gain beyond "
         f"{train_length} proves nothing"
     )
+
+
+# What trained lines did not learn to beat
+
+
+def is_as_trained(row: Row) -> bool:
+    return row.control == "none" and row.scored_with == row.encoding
+
+
+def unlearned(
+    rows: Sequence[Row], runs: ScoredRuns, counted_on: Mapping[str, Row] = MappingProxyType({})
+) -> Unlearned:
+    """Return what weights have not learned to beat at their training length; empty if nothing, or unknown.
+
+    rows: of a line's runs. Only those with the trained encoding count: it is the weights that learn.
+    counted_on: for runs whose anchors were counted on another run's training tokens, a row of that run: for a
+    later stage, of its first stage.
+    """
+    trained = [row for row in rows if is_as_trained(row) and row.length == row.train_length]
+    if any(row.protocol == TASK for row in trained):
+        return _unlearned_task([row for row in trained if has_number(row)], runs)
+    scored = [row for row in trained if has_number(row)]
+    keys = [anchor_key(row, counted_on.get(row.run, row)) for row in scored]
+    for label in (FREQUENCIES, TRIGRAM):
+        anchors = ((row, runs.anchors.rows.get((label, *key))) for row, key in zip(scored, keys, strict=True))
+        interval = paired([(row, anchor) for row, anchor in anchors if anchor is not None], runs).interval
+        # Positive is worse than the anchor, which was counted on the same tokens.
+        if interval is not None and label == FREQUENCIES and not interval.high < 0:
+            return "frequencies"
+        if interval is not None and label == TRIGRAM and interval.low > 0:
+            return "trigram"
+    return ""
+
+
+def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:
+    try:
+        is_solved = not rows or judge_answers(answers_of(rows, runs)[0]) == "solves"
+    except RunError:  # a note of the record says so
+        is_solved = True
+    return "" if is_solved else "task"

@@ -1,4 +1,4 @@
-"""Find finished runs: by path, by name or its beginning, by a pattern, by their encoding or by conditions."""
+"""Finished runs, found by name, path, pattern, encoding or conditions, and what is asked of their rows."""
 
 import fnmatch
 import operator
@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pe_bench.errors import UserError, require
+import numpy as np
+
+from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder, folders_in
-from pe_bench.runs.gather import folders_of_runs, read_all, read_result
+from pe_bench.runs.gather import StoredAnchors, folders_of_runs, read_all, read_anchors, read_result
 from pe_bench.runs.job import encoding_in
-from pe_bench.runs.rows import COLUMNS, Row
+from pe_bench.runs.rows import ALL, BY_RUN, COLUMNS, TASK, Row, grouped, level_of
+from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
 from pe_bench.values import unknown
 
 CHECKPOINT = "hf:"  # begins the name of a checkpoint of Hugging Face
@@ -86,7 +89,7 @@ def find_runs(
     among, folder = {run.name for run in runs}, results_dir / "runs"
     rows = [row for row in read_all(results_dir).rows if not runs or row.run in among]
     require(bool(rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
-    selected = {row.run for row in RunValues(folders_in(folder)).select(rows, where)}
+    selected = {row.run for row in ScoredRuns(folders_in(folder), read_anchors(None)).select(rows, where)}
     words = " ".join(map(str, where))
     require(bool(selected), f"no run meets {words}: `pe-bench list runs` shows what there is")
     return [run for run in finished_runs(results_dir) if run.name in selected]
@@ -189,19 +192,22 @@ def check_key(key: str, option: str) -> None:
         raise UserError(f"{unknown(key, option, keys)}, or a key of a run's config.yaml such as train.lr")
 
 
-class RunValues:
-    """The values of rows' columns, and of keys in the configurations of their runs."""
+class ScoredRuns:
+    """Runs with their configurations and their scores, and the anchors beside them.
 
-    def __init__(self, folder_of: Callable[[str], RunFolder]) -> None:
-        """folder_of: by the name of a run."""
-        self.folder_of = folder_of
+    Each score file is read once for the bits per byte of its documents, or of segments of them.
+    """
+
+    def __init__(self, folder_of: Callable[[str], RunFolder], anchors: StoredAnchors) -> None:
+        """folder_of: returns the folder of a run, by its name."""
+        self.folder_of: Callable[[str], RunFolder]
+        self.folder_of = lambda name: anchors.folders.get(name) or folder_of(name)
+        self.anchors = anchors
+        self._means: dict[Row, Means] = {}
 
     def value(self, row: Row, key: str) -> Any:
-        """Return a value; None where a run does not have such a key."""
-        return getattr(row, key) if key in COLUMNS else self.config_of(row).get(key)
-
-    def config_of(self, row: Row) -> dict[str, Any]:
-        return self.folder_of(row.run).flat_config
+        """Return the value of a column, or of a key of the configuration; None where a run has no such."""
+        return getattr(row, key) if key in COLUMNS else self.folder_of(row.run).flat_config.get(key)
 
     def select(self, rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
         """Return the rows that meet all conditions, but for those on what is only shown.
@@ -216,8 +222,45 @@ class RunValues:
     def require(self, rows: Sequence[Row], key: str, option: str) -> None:
         if key in COLUMNS or any(self.value(row, key) is not None for row in one_a_run(rows)):
             return
-        keys = {name for row in one_a_run(rows) for name in self.config_of(row)}
+        keys = {name for row in one_a_run(rows) for name in self.folder_of(row.run).flat_config}
         raise UserError(unknown(key, option, keys))
+
+    def means(self, row: Row) -> Means:
+        """Return the means that the run keeps, or those of the scores themselves. Raises `RunError`."""
+        if row in self._means:
+            return self._means[row]
+        if row.protocol == TASK:
+            right = self.answers(row)
+            means = Means(np.arange(len(right)), (right == 1).astype(float), level_of(row), 1)
+        else:
+            folder = self.folder_of(row.run)
+            path = score_file(folder.path, row)
+            means = folder.means.of(row) or compute_means(load_scores(path), row.protocol)
+            if not np.isclose(means.level, level_of(row), rtol=1e-6, atol=0, equal_nan=True):
+                raise RunError(
+                    f"{path} does not give its row's {level_of(row):.6f} bits per byte, but {means.level:.6f}"
+                )
+        self._means[row] = means
+        return means
+
+    def answers(self, row: Row) -> np.ndarray:
+        """Return the share of right answers of each example, float64 [examples]. Raises `RunError`."""
+        path = score_file(self.folder_of(row.run).path, row)
+        scores = load_scores(path)
+        right = scores.accuracy(scores.clusters.group)
+        if not np.isclose((right == 1).mean(), level_of(row), rtol=1e-6, atol=0):
+            raise RunError(f"{path} does not give its row's share of right examples, {level_of(row):.6f}")
+        return right
+
+    def of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
+        """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""
+        if name == ALL:
+            return list(rows)
+        return [
+            row
+            for run, of_run in grouped(rows, BY_RUN).items()
+            for row in self.folder_of(run).means.rows_of_slice(of_run, name)
+        ]
 
 
 def one_a_run(rows: Sequence[Row]) -> list[Row]:

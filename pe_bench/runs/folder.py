@@ -18,7 +18,7 @@ from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import KeptMeans, Means, compute_means, load_scores, read_means, score_file
+from pe_bench.runs.scores import KeptMeans, read_means
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
 from pe_bench.system.files import write_text
 from pe_bench.values import check_type
@@ -41,23 +41,10 @@ def write_config(run: Path, config: Config) -> None:
 def read_config(run: Path) -> Config:
     """Return the configuration of a run. Raise `UserError` where it is damaged."""
     try:
-        return parse_config(read_values(run))
+        return parse_config(RunFolder(run).config)
     except (OSError, ValueError, AttributeError, TypeError) as error:
         reason, path = " ".join(str(error).split()), run / "config.yaml"
         raise UserError(f"{path} is missing or damaged ({reason}): train the run again") from error
-
-
-def read_values(run: Path) -> dict[str, Any]:
-    """Return the plain values of a run's configuration; one without a checksum was written by hand.
-
-    Raise `ValueError` where they are damaged, and `OSError` where there is no such file.
-    """
-    first, _, text = read_regular(run / "config.yaml").partition("\n")
-    if not first.startswith(CONFIG_CHECKSUM):
-        return parse_mapping(f"{first}\n{text}")
-    if not first.endswith(hashlib.sha256(text.encode()).hexdigest()):
-        raise ValueError("its checksum is of something else: delete its first line if you changed it")
-    return parse_mapping(text)
 
 
 @contextmanager
@@ -120,16 +107,24 @@ class FirstStage:
         return first
 
 
+@dataclass(eq=False)
 class RunFolder:
     """A run on disk. What is damaged or missing of it is empty, so that it hides nothing else."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Return its configuration. Raises `OSError`, and `ValueError` where it is damaged."""
-        return read_values(self.path)
+        """Return its configuration as plain values; one without a checksum was written by hand.
+
+        Raise `ValueError` where it is damaged, and `OSError` where there is no such file.
+        """
+        first, _, text = read_regular(self.path / "config.yaml").partition("\n")
+        if not first.startswith(CONFIG_CHECKSUM):
+            return parse_mapping(f"{first}\n{text}")
+        if not first.endswith(hashlib.sha256(text.encode()).hexdigest()):
+            raise ValueError("its checksum is of something else: delete its first line if you changed it")
+        return parse_mapping(text)
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
@@ -148,11 +143,6 @@ class RunFolder:
     @cached_property
     def means(self) -> KeptMeans:
         return read_means(self.path)
-
-    def means_of(self, row: Row) -> Means:
-        """Return the means of a row of this run, or of one of a slice. Raise `RunError`."""
-        scores = score_file(self.path, row)
-        return self.means.of(row) or compute_means(load_scores(scores), row.protocol)
 
     @cached_property
     def validation_loss(self) -> float | None:

@@ -5,13 +5,13 @@ import dataclasses
 import io
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.commands import eval_command
@@ -91,12 +91,14 @@ class Row:
         return (*protocol, self.length, depth, self.target_hash, is_coarse, self.slice)
 
 
+Key = TypeVar("Key")
 TASK = "task"  # a protocol: the answers of examples, each of which is a document
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
 PROBE = "probe"  # in place of a protocol, in the rows of a probe
 APART = (POSITIONS, PROBE)  # rows that no table of levels has
 HALF = "half"  # a stride rule
 ALL = "all"  # the slice of all targets
+BY_RUN, BY_SEED = attrgetter("run"), attrgetter("seed")  # the same weights; the same batches
 KEY = (
     *("run", "scored_with", "protocol", "control", "stride_rule", "length", "target_hash", "score_dtype"),
     *("slice", "judge", "depth"),
@@ -165,6 +167,26 @@ def read_cell(name: str, text: str) -> Any:
     if name in _IN_FILE_NAMES and not re.fullmatch(r"[\w.+-]*", text):
         raise ValueError(f"{name} is {text!r:.60}, which cannot stand in a file's name")
     return text
+
+
+# What is asked of rows
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Return the rows by what `key` says of them, in the order of the first ones."""
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def has_number(row: Row) -> bool:
+    return row.status == "ok" and level_of(row) is not None
+
+
+def level_of(row: Row) -> float:
+    """Return the bits per byte of a row that has a number, or of a task the share of right examples."""
+    return cast(float, row.exact if row.protocol == TASK else row.bits_per_byte)
 
 
 def describe_failures(rows: Iterable[Row]) -> str:

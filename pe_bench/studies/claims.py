@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pe_bench.report.lines import unlearned
-from pe_bench.report.pairs import BY_SEED, ScoredRuns, has_number, paired, paired_changes, pairs_of
 from pe_bench.report.records import Paired, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
@@ -20,10 +18,19 @@ from pe_bench.report.statistics import (
     judge_change,
     judge_gain_over_control,
 )
-from pe_bench.report.verdicts import TaskVerdict, answers_of, judge_answers
+from pe_bench.report.verdicts import (
+    TaskVerdict,
+    answers_of,
+    judge_answers,
+    paired,
+    paired_changes,
+    pairs_of,
+    unlearned,
+)
+from pe_bench.runs.find import ScoredRuns
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.gather import read_anchors
-from pe_bench.runs.rows import TASK, Row
+from pe_bench.runs.rows import BY_SEED, TASK, Row, has_number
 from pe_bench.studies.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
 
 Outcome = Literal["contradicted", "holds", "unclear"]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pe_bench.report.pairs import grouped, has_number, level_of
 from pe_bench.report.records import label_of
-from pe_bench.runs.rows import Row
+from pe_bench.runs.rows import Row, grouped, has_number, level_of
 from pe_bench.studies.claims import Judged, Measurements, Outcome, Series, judge_claim
 from pe_bench.studies.study import STDLIB, Study
 from pe_bench.system.files import write_text

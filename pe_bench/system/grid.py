@@ -1,11 +1,8 @@
-"""A table for people: built once as a grid, and drawn for a terminal, Markdown, LaTeX, a page and CSV.
+"""A table for people: built once as a grid, and drawn for a terminal, Markdown, LaTeX and a page.
 
 The page's template draws the same grid, in `report/templates/table.html.jinja`.
 """
 
-import csv
-import io
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -323,21 +320,3 @@ def _latex_cell(cell: Cell) -> str:
         number = number.replace(sign, code)
     number = rf"\mathbf{{{number}}}" if cell.is_best else number
     return f"${number}${outside_text.latex(cell.mark)}"
-
-
-# A file for programs
-
-
-def to_csv(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """Return text in which a spreadsheet computes nothing; what is not known is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows(map(_csv_value, row) for row in rows)
-    return text.getvalue()
-
-
-def _csv_value(value: object) -> object:
-    if isinstance(value, str):
-        return outside_text.csv_cell(value)
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value

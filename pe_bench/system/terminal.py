@@ -5,6 +5,7 @@ line from the start (`in_one_line`), and each kind of document then escapes what
 """
 
 import dataclasses
+import math
 import os
 import re
 import shutil
@@ -49,10 +50,12 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else printable(" ".join(text.split()))
 
 
-def csv_cell(text: str) -> str:
-    """Return text that a spreadsheet only shows."""
-    text = one_line(text)
-    return f"'{text}" if text.startswith(FORMULA) else text
+def csv_cell(value: Any) -> Any:
+    """Return a value of which a spreadsheet computes nothing; what is not known is empty."""
+    if isinstance(value, str):
+        text = one_line(value)
+        return f"'{text}" if text.startswith(FORMULA) else text
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def markdown(text: str) -> str:

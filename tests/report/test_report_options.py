@@ -11,7 +11,7 @@ from support.tables import BREAKING, labels, only, where
 
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
-from pe_bench.report.selection import Selection, parse_by
+from pe_bench.report.groups import Selection, parse_by
 from pe_bench.report.statistics import corrected_comparisons, paired_interval
 from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows

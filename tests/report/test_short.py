@@ -10,8 +10,8 @@ from support.tables import printed
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
 from pe_bench.report.cells import by_importance, short_lengths, works_to
+from pe_bench.report.groups import Selection
 from pe_bench.report.page import describe_result
-from pe_bench.report.selection import Selection
 from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows
 

@@ -12,7 +12,7 @@ from test_short import cells_of
 
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
-from pe_bench.report.selection import Selection
+from pe_bench.report.groups import Selection
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.runs.scores import (
     KEY,

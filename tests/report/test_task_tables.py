@@ -10,9 +10,9 @@ from support.tables import printed
 
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_frame, to_latex, to_markdown
+from pe_bench.report.groups import Selection
 from pe_bench.report.page import to_html
 from pe_bench.report.records import Answers
-from pe_bench.report.selection import Selection
 from pe_bench.report.statistics import Interval
 from pe_bench.report.verdicts import judge_answers, share_answers
 from pe_bench.runs.rows import TASK, write_rows

@@ -9,7 +9,7 @@ from support.tables import BREAKING, line_of, only, printed
 
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
-from pe_bench.report.selection import Selection
+from pe_bench.report.groups import Selection
 
 LENGTHS = (128, 192, 256, 512)
 LEVELS = {"alibi": (1.762, 1.764, 1.769, 1.768), "rope": (1.719, 2.428, 2.809, 3.614)}

@@ -157,7 +157,7 @@ def test_a_report_from_kept_means_is_the_same_to_the_last_bit_and_reads_no_score
     from_scores = lines()
     for folder in run.parent.iterdir():
         keep_slices(folder, {})
-    monkeypatch.setattr("pe_bench.runs.folder.load_scores", Mock(side_effect=AssertionError))
+    monkeypatch.setattr("pe_bench.runs.find.load_scores", Mock(side_effect=AssertionError))
     assert lines() == from_scores
     edit_rows(run, lambda row: replace(row, bits_per_byte=9.0) if row.length == 256 else row)
     with pytest.raises(AssertionError):
