@@ -3,6 +3,7 @@
 The page's template draws the same grid, in `report/templates/table.html.jinja`.
 """
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -170,7 +171,7 @@ def show(
     for table in tables:
         parts += [*([Text()] if parts else []), *table(console.width)]
     with console.capture() as captured:
-        console.print(Group(*parts, *wrapped(hint, console.width, "dim")), highlight=False, soft_wrap=True)
+        console.print(Group(*parts, *_wrapped(hint, console.width, "dim")), highlight=False, soft_wrap=True)
     text = captured.get()
     if not console.is_terminal:
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
