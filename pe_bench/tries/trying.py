@@ -201,14 +201,21 @@ def try_change(
             _keep(results, tried)
         if is_sure or (has_all and time.monotonic() + max(took[-2:]) > end):
             break
-    confirmed = ("try", tried.change, tried.baseline, tried.lengths) if confirm else None
+    return _outcome(tried, seen, pairs, median(took), results)
+
+
+def _outcome(
+    tried: Try, seen: Look, pairs: Sequence[tuple[Run, Run]], seconds: float, results: Path
+) -> Outcome:
+    """Return what a try found. pairs: of runs of the change and of the baseline, one a seed."""
+    confirmed = ("try", tried.change, tried.baseline, tried.lengths) if tried.kind == "confirm" else None
     kept = read_tries(results)
     confirms = (each for each in kept if confirmed == (each.kind, each.change, each.baseline, each.lengths))
     works_to = _works_to([run for run, _ in pairs], results), _works_to([run for _, run in pairs], results)
     first = [(run.scored[0], other.scored[0]) for run, other in pairs]
     time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first)
     parameters = first[0][0].parameters - first[0][1].parameters
-    return Outcome(tried, seen, works_to, time_ratio, parameters, median(took), next(confirms, None))
+    return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, next(confirms, None))
 
 
 def _shared_overrides(
