@@ -24,16 +24,16 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
         pe_bench.train(encoding="rope", seed=1, train={"length": 64})
         pe_bench.train("encoding=rope", "seed=1", "train.length=64")
 
-    overrides: KEY=VALUE as on the command line. keys: the same keys by name, after the overrides; a
-    dictionary holds keys of a group, such as train, eval or encoding. config_dir: a folder with your own
-    encoding/NAME.yaml. Progress is written on standard error.
+    overrides: KEY=VALUE as on the command line. keys: the same as named arguments, applied after the
+    overrides; a dictionary sets keys of a group, such as train, eval or encoding. config_dir: a folder with
+    your own encoding/NAME.yaml. Progress is written to standard error.
 
     An interrupt (Ctrl-C, the stop button of a notebook) ends the training after its step: what is done is
     saved, and the same call continues from there.
 
-    Raises `UserError` (a `ValueError`) before anything is written where a key or a value cannot work,
-    `RunError` where the run fails later. Lengths at which the code of a custom encoding fails raise nothing:
-    they have the status failed in `scores`, and `failure` names them.
+    Raises `UserError` (a `ValueError`) before anything is written if a key or a value cannot work, and
+    `RunError` if the run fails later. If the code of a custom encoding fails at some lengths, nothing is
+    raised: they have the status failed in `scores`, and `failure` names them.
     """
     from pe_bench.config.compose import compose_config
     from pe_bench.config.overrides import overrides_of, parse_override
@@ -83,8 +83,8 @@ def evaluate(
         pe_bench.evaluate(run, lengths=[512, 2048], with_=["yarn", "rope_ntk factor=4"])
         pe_bench.evaluate("hf:FOLDER", [4096], overrides=["data=files", "data.path=texts"])
 
-    The run is what `train` returned, or a path, a name, its beginning or an encoding that only one run of
-    `results_dir` has; or hf:FOLDER or hf:OWNER/NAME[@REVISION], a checkpoint of Hugging Face, whose
+    The run is what `train` returned; or a path; or a name, its beginning or an encoding, if only one run of
+    `results_dir` matches; or hf:FOLDER or hf:OWNER/NAME[@REVISION], a Hugging Face checkpoint, for which
     `overrides` are KEY=VALUE of data, eval and train.length. None keeps the run's value. Scores are reused.
 
     lengths N,N: Context lengths in tokens.
@@ -109,8 +109,8 @@ def evaluate(
     cache_dir DIR: Where tokenized data is kept.
     results_dir DIR: The folder of runs and results.csv.
 
-    Raises `UserError` (a `ValueError`) before anything is scored where there is no such run or an option
-    cannot work, `RunError` where scoring fails.
+    Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
+    work, and `RunError` if scoring fails.
     """
     return _score(locals())
 
@@ -139,16 +139,16 @@ def probe(
 
         print(pe_bench.probe(run, lengths=[512, 2048], with_="yarn"))
 
-    Arguments that are not named here are those of `evaluate`. `print` shows the table of the command, and
-    `scores` has a row for each length, depth and control. Finished scores are reused.
+    Arguments that are not listed below mean the same as for `evaluate`. `print` shows the command's table,
+    and `scores` has a row for each length, depth and control. Finished scores are reused.
 
     lengths N,N: Window lengths in tokens, from 128.  [default: 1, 2, 4 and 16 x training length]
-    depths NUMBER: Number of evenly spaced places of the span, from start to end.  [default: 5]
+    depths NUMBER: Number of evenly spaced positions of the span, from start to end.  [default: 5]
     windows NUMBER: Windows at each length and depth.  [default: 64]
-    task NAME,NAME: Ask a checkpoint prompts of RULER instead: niah_multikey_3, vt or fwe.
+    task NAME,NAME: Give a checkpoint prompts of RULER instead: niah_multikey_3, vt or fwe.
 
-    Raises `UserError` (a `ValueError`) before anything is scored where there is no such run or an option
-    cannot work, `RunError` where scoring fails.
+    Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
+    work, and `RunError` if scoring fails.
     """
     return _score(locals())
 
@@ -171,24 +171,25 @@ def extend(
     results_dir: str | Path = "results",
     overrides: str | Sequence[str] | None = None,
 ) -> "Extended":
-    """Stretch finished runs to longer texts, and return them with the table of their family.
+    """Stretch finished runs to longer texts, and return them with the table that compares them.
 
         print(pe_bench.extend("rope", "4x", ["yarn", "nope"], tokens=128_000))
 
-    The runs are seeds of one encoding, by name, its beginning or encoding; or hf:FOLDER, which is scored
-    alone. It scores them unchanged and under each encoding as it is, with `tokens` trains each further, and
-    with `long` trains the model at that length from the start. `overrides` are KEY=VALUE of the training and
-    of this machine, such as train.lr=0.002 or hydra/launcher=joblib; of a checkpoint its data. Finished work
-    is reused. `print` shows the table of the command, and `plot` draws its picture.
+    The runs are seeds of one encoding, by name, its beginning or encoding; or hf:FOLDER, which is only
+    scored. It scores them unchanged and, without more training, with each encoding; with `tokens` it also
+    trains them further with each, and with `long` it trains the model at that length from the start.
+    `overrides` are KEY=VALUE of the further training or this machine, such as train.lr=0.002 or
+    hydra/launcher=joblib; for a checkpoint, of its data. Finished work is reused. `print` shows the command's
+    table, and `plot` draws it.
 
     to LENGTH: The longer length: a multiple of the training length, such as 4x, or tokens.
-    with_ NAME,NAME: Encodings to go on with; 'NAME KEY=VALUE' sets options; repeatable.
+    with_ NAME,NAME: Encodings to continue with; 'NAME KEY=VALUE' sets options; repeatable.
         [default: yarn,rope_ntk,rope_pi]
-    tokens NUMBER: Train each further, at that length, on so many tokens.
+    tokens NUMBER: Train further with each, at that length, on so many tokens.
     long: Train the model also at that length from the start, on as many tokens as both stages together.
     results_dir DIR: The folder of runs and results.csv.
 
-    Raises `UserError` (a `ValueError`) where something cannot work, `RunError` where a job fails.
+    Raises `UserError` (a `ValueError`) if something cannot work, and `RunError` if a job fails.
     """
     from pe_bench.extended import extend_runs
     from pe_bench.values import check_type, listed, plain_value
@@ -222,7 +223,7 @@ def results(
 
     The columns are those of `pe-bench report --csv`: bits_per_byte is the level, and change, change_low,
     change_high and verdict compare it with that at the training length on the same text. Seeds are averaged.
-    `anchor` is true in the lines of models that cost no training, such as (trigram). Runs are named by
+    `anchor` is true in the lines of models that need no training, such as (trigram). Runs are named by
     encodings, names or their beginnings.
 
     where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
@@ -234,8 +235,8 @@ def results(
     slice NAME: Only some of the targets: recall, novel or key (docs/measuring.md).
     results_dir DIR: The folder of runs and results.csv.
 
-    Raises `UserError` (a `ValueError`) where nothing was scored or a value cannot work, and `RunError` where
-    all results are damaged.
+    Raises `UserError` (a `ValueError`) if nothing was scored or a value cannot work, and `RunError` if all
+    results are damaged.
     """
     report = read_report(**locals(), numbers_only=True)
     from pe_bench.report.columns import to_frame
@@ -313,17 +314,17 @@ def try_change(
         print(pe_bench.try_change("my.py:RootBias"))
         pe_bench.try_change("rope base=500000", "model=small", minutes=20).answer
 
-    The change is named with its options and +MODIFIER; overrides are KEY=VALUE of both. All runs train on as
-    many tokens, by default 256,000, and a baseline's are kept.
+    The change is an encoding with its options and +MODIFIER; overrides are KEY=VALUE for both sides. All runs
+    train on the same number of tokens, 256,000 by default, and are kept.
 
-    against NAME: The baseline, named as the change is.
-    minutes NUMBER: Begin no seed that would end later.
+    against NAME: The baseline, written like the change.
+    minutes NUMBER: Start no seed that would end later.
     lengths N,N: Score at these; the training length and the longest decide.  [default: 128,512,2048]
     confirm: Use other documents and seeds than any try has used.
     config_dir DIR: A folder with your encoding/NAME.yaml.
     results_dir DIR: The folder of runs and results.csv.
 
-    Raises `UserError` before anything is written where something cannot work, `RunError` where a run fails.
+    Raises `UserError` before anything is written if something cannot work, and `RunError` if a run fails.
     """
     options = {name: value for name, value in locals().items() if name not in ("change", "overrides")}
     from pe_bench.system.signals import interruptible
@@ -338,9 +339,9 @@ def import_runs(
 ) -> "Imported":
     """Copy finished runs from elsewhere into a folder of results, each whole or not at all.
 
-    folders: runs, folders of runs, or other folders of results, whose anchors are copied too. A run of a name
-    that is here stays as it is. Return the names of runs that were copied, of those that were here, and why
-    others were refused.
+    folders: runs, folders of runs, or other folders of results, whose anchors are copied too. A run that
+    already exists is left as it is. Returns the names of the runs that were copied and of those that existed,
+    and why others were refused.
 
     results_dir DIR: The folder of runs and results.csv.
     """

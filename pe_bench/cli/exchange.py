@@ -79,13 +79,13 @@ def _cited(tables: "Sequence[Table]") -> Iterator[str]:
 
 @command("export")
 def export(name: str, *, folder: Path, results_dir: Path = Path("results")) -> None:
-    """Write a trained run as a checkpoint of Hugging Face.
+    """Write a trained run as a Hugging Face checkpoint.
 
-    It works for encodings that transformers has: rope and its scalings, p_rope, nope,
-    sliding_window, smollm3, cohere2, and local_global of rope and nope.
+    The encoding must be one that transformers has: rope and its scalings, p_rope, nope,
+    sliding_window, smollm3, cohere2, or local_global of rope and nope.
 
     name RUN: A run by encoding, name, the beginning of a name, or path.
-    folder DIR: A new folder, which transformers can load.
+    folder DIR: The folder to write; it must be new or empty.
 
     Examples:
       pe-bench export rope --hf FOLDER
@@ -101,8 +101,8 @@ def export(name: str, *, folder: Path, results_dir: Path = Path("results")) -> N
 def import_(folders: Sequence[Path], **options: Any) -> None:
     """Copy finished runs from elsewhere into the folder of results.
 
-    Each run is checked as if it came from a stranger, and copied whole or not at all. A run that is
-    here already stays as it is.
+    Each run is checked as if it came from a stranger, and copied whole or not at all. A run that
+    already exists is left as it is.
 
     folders FOLDER: Runs, folders of runs, or folders of results.
 

@@ -33,14 +33,14 @@ def check(
     as_json: bool = False,
     config_dir: Sequence[Path] = (),
 ) -> None:
-    """Check that an encoding is correct: the shipped ones, or yours.
+    """Check that an encoding, shipped or your own, is correct.
 
-    It must be causal, exact in blocks and on fast paths, finite at 65,536 tokens, and true to its
+    It must be causal, exact in blocks and on fast paths, finite at 65,536 tokens, and do what it
     claims. Exit code 1 if a property fails.
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings and their options.
-    everything: Every encoding.
-    verbose: Every property, with what was measured.
+    everything: Check every encoding.
+    verbose: Show every property, with what was measured.
 
     Examples:
       pe-bench check rope
@@ -139,7 +139,7 @@ def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir:
     rotation and base, window, sinks.
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.
-    plot FILE: Draw them to a PNG, SVG or PDF file.
+    plot FILE: Draw the encodings to a PNG, SVG or PDF file.
 
     Examples:
       pe-bench show yarn

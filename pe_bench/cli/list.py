@@ -41,7 +41,7 @@ def list_(
 
     name LIST: encodings, modifiers, models, data, tasks, tokenizers, experiments, keys, runs or studies.
     family NAME: Only encodings of this family.
-    papers: Show where encodings are from, and what they do with long texts.
+    papers: Show papers, other names, and what happens past the training length.
 
     Examples:
       pe-bench list encodings --family rotary

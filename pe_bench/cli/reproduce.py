@@ -26,17 +26,17 @@ def reproduce(
     config_dir: Sequence[Path] = (),
     results_dir: Path = Path("results"),
 ) -> None:
-    """Repeat a paper's experiment at our scale, and test its claims.
+    """Repeat a paper's experiment with small models, and test its claims.
 
     Trains and scores what is missing; after Ctrl-C, repeat the command to continue. Then compares
-    our levels with the study's table (exit code 1 if they differ), and tests the paper's claims on our
-    runs: each holds, is contradicted or stays unclear. Without NAME, lists the studies.
+    the levels with the study's table (exit code 1 if they differ), and tests the paper's claims:
+    each holds, is contradicted or stays unclear. Without NAME, lists the studies.
 
     arguments NAME|KEY=VALUE: A study, then settings of this machine: threads, device, cache_dir,
         hydra/launcher.
     quick: Train toy models, in minutes, to see that everything works.
     text stdlib|DIR: The text: Python's standard library, or a folder of files.
-    write_table: Make our levels the study's table (for maintainers).
+    write_table: Write the levels to the study's table (for maintainers).
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
 
     Examples:

@@ -30,7 +30,7 @@ def evaluate(
 
     Without RUN, --where and --all, the run that finished last is scored. Options
     replace values of the run's configuration. hf:FOLDER and hf:OWNER/NAME are
-    checkpoints of Hugging Face, with data and lengths as KEY=VALUE.
+    Hugging Face checkpoints, whose data is given as KEY=VALUE.
 
     everything: Score every finished run, not only the last.
     baseline NAME: The encoding, or hf:FOLDER, to compare the others with.
@@ -71,10 +71,10 @@ def probe(
 ) -> None:
     """Ask runs or checkpoints to find a span of the text.
 
-    Each window of validation text ends with the first half of a span that it also
-    has earlier: does that make the second half likelier, and the likeliest of eight
-    endings? No judge model is needed. Without RUN, --where and --all, the run that
-    finished last is probed. Finished scores are reused; report --probe shows them.
+    Each window of validation text ends with the first half of a span that also
+    occurs earlier in it: does that make the second half likelier, and the likeliest
+    of eight endings? Without RUN, --where and --all, the run that finished last is
+    probed. Finished scores are reused; report --probe shows them.
 
     everything: Probe every finished run, not only the last.
 

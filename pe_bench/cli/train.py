@@ -33,12 +33,12 @@ def train(
 ) -> None:
     """Train a model, score it at longer lengths, print the table. Finished work is reused.
 
-    overrides KEY=VALUE: Keys to change, in any order. Those that are used most, with their defaults
+    overrides KEY=VALUE: Keys to change, in any order. The most common ones, with their defaults
         (`pe-bench list keys` has all): encoding=rope, model=tiny, data=stdlib, seed=0, threads=auto,
         train.length=128, train.steps=null, train.lr=0.005, eval.lengths=null, results_dir=results.
     multirun: A sweep: train each combination of listed values.
     cfg job: Print every key and its value instead of training.
-    plan FILE: Train nothing: check all jobs, and write the command of each on a line of its own.
+    plan FILE: Check all jobs of a sweep, write the command of each on a line of FILE, and train nothing.
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
     Examples:
@@ -95,12 +95,12 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
 
 @command("extend", api.extend)
 def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any) -> None:
-    """Stretch trained runs to longer texts, in one table.
+    """Stretch trained runs to longer texts, and compare the results.
 
     Scores the runs unchanged and, without more training, with each encoding; --tokens also trains them
-    further with each. Prints one table and draws it: dashed lines without more training, solid ones with.
+    further with each. Prints one table and draws it; lines scored with an untrained encoding are dashed.
 
-    runs RUN: Runs of one encoding with other seeds, or hf:FOLDER; then KEY=VALUE of training or machine.
+    runs RUN: Seeds of one encoding, or hf:FOLDER; then KEY=VALUE of the further training or the machine.
     plot FILE: The picture, a PNG, SVG or PDF file.  [default: extend.png in the folder of results]
 
     Examples:
@@ -128,13 +128,13 @@ def try_(
 ) -> None:
     """Say whether a change is better than its baseline.
 
-    Checks the change, trains it beside the baseline seed by seed, on 256,000 tokens each, and stops
-    when the answer is sure or the time is over. Tries are counted: the more there were, the larger a gain
-    has to be. Exit codes: 0 better, 3 not better, 4 unclear, 1 failed, 2 wrong command, 130 stopped.
+    Checks the change, trains it and the baseline seed by seed, on 256,000 tokens each, and stops when
+    the answer is sure or the time is up. Tries are counted: the more there were, the larger a gain has
+    to be. Exit codes: 0 better, 3 not better, 4 unclear, 1 failed, 2 wrong command, 130 stopped.
 
     arguments CHANGE|KEY=VALUE: What to try, such as my.py:RootBias, 'rope base=500000' or rope+logn; then
-        keys of both, such as model=small.
-    listed: Show what was tried in this folder of results.
+        keys for both sides, such as model=small.
+    listed: List the tries in this folder of results.
 
     Examples:
       pe-bench try my.py:RootBias
