@@ -26,7 +26,7 @@ def reproduce(
     config_dir: Sequence[Path] = (),
     results_dir: Path = Path("results"),
 ) -> None:
-    """Repeat a paper's experiment with small models, and test its claims.
+    """Repeat a paper's experiment with small models; test its claims.
 
     Trains and scores what is missing; after Ctrl-C, repeat the command to continue. Then compares
     the levels with the study's table (exit code 1 if they differ), and tests the paper's claims:
