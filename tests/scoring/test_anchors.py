@@ -68,12 +68,14 @@ def test_each_model_is_a_distribution_over_the_vocabulary(first: int) -> None:
         assert probability.min() > 0 and probability.sum() == pytest.approx(1)
 
 
-def test_what_is_counted_are_the_very_windows_that_the_seed_trains_on() -> None:
+def test_what_is_counted_are_the_very_windows_that_the_seed_trains_on(monkeypatch) -> None:
     drawn = TrainingWindows(DATA.train, TRAIN.length, DATA.end_of_text)
     windows = np.concatenate([drawn.batch(TRAIN.batch, 5, step).tokens.numpy() for step in range(3)])
     first, other = (count_anchors(DATA, TRAIN, seed).trigram.counts[0] for seed in (5, 6))
     assert np.array_equal(first.of(np.arange(VOCABULARY)), np.bincount(windows.ravel(), minlength=VOCABULARY))
     assert not np.array_equal(first.counts, other.counts)
+    monkeypatch.setattr("pe_bench.scoring.anchors.MAX_COUNTED", 1)  # of many, those of the first steps alone
+    assert count_anchors(DATA, TRAIN, 5).trigram.counts[0].counts.sum() == windows[: TRAIN.batch].size
 
 
 @pytest.mark.parametrize("first", [0, 5])
