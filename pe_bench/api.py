@@ -93,8 +93,8 @@ def evaluate(
     max_length NUMBER: Score the same targets at every length up to this.  [default: 16 x training length]
     targets NUMBER: Target blocks at each length (paired).
     stride NUMBER: Tokens between windows (sliding).
-    controls NAME: auto (2 and 16 x training length), offset (auto, and moved positions), all or none
-        (paired).
+    controls NAME: auto (at 2 and 16 x training length), offset (auto, and moved positions), all or none; for
+        paired.
     per_position: Also score by position, at the longest length.
     precision NAME: float32, or bfloat16, which is coarser and has its own table.
     half NAME: both, or the first or second half of the documents, which has its own table.
@@ -228,11 +228,11 @@ def results(
 
     where CONDITION: Only what meets the condition, such as encoding=rope,alibi or seed<3; repeatable.
     by KEY: Show a line for each value of a key, such as seed or train.lr.
-    best KEY: Only the best value of a key for each encoding, such as train.lr, by validation loss.
+    best KEY: Show only each encoding's best value of a key, such as train.lr, by validation loss.
     baseline NAME: The encoding, or hf:FOLDER, to compare the others with.
     margin NUMBER: A change of up to this many bits per byte counts as holding.
-    protocol NAME: Only this protocol.
-    slice NAME: Only some of the targets: recall, novel or key (docs/measuring.md).
+    protocol NAME: Show only scores by this protocol.
+    slice NAME: Show only some of the targets: recall, novel or key (docs/measuring.md).
     results_dir DIR: The folder of runs and results.csv.
 
     Raises `UserError` (a `ValueError`) if nothing was scored or a value cannot work, and `RunError` if all

@@ -202,7 +202,7 @@ def speed(
 ) -> None:
     """Measure time and memory of encodings, relative to nope.
 
-    Prints a table, and adds rows to RESULTS_DIR/speed.csv.
+    Prints a table, and adds its rows to speed.csv in the folder results_dir.
 
     arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.  [default: all encodings]
     lengths N,N: Window lengths in tokens.

@@ -40,7 +40,7 @@ def list_(
     """List what you can choose from, and what was run.
 
     name LIST: encodings, modifiers, models, data, tasks, tokenizers, experiments, keys, runs or studies.
-    family NAME: Only encodings of this family.
+    family NAME: List only encodings of this family.
     papers: Show papers, other names, and what happens past the training length.
 
     Examples:
