@@ -267,9 +267,8 @@ def read_report(
     from pe_bench.report.lines import check_sort
     from pe_bench.runs.find import find_runs, is_checkpoint, parse_condition
     from pe_bench.runs.rows import ALL
-    from pe_bench.system.files import check_folder
     from pe_bench.system.terminal import say
-    from pe_bench.values import check_type, listed
+    from pe_bench.values import check_folder, check_type, listed
 
     by, best, margin = (options.get(name) for name in ("by", "best", "margin"))
     protocol = check_type(options.get("protocol"), Protocol | None, "protocol")

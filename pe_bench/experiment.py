@@ -37,13 +37,14 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
 from pe_bench.scoring.stages import after_training, stage_label
 from pe_bench.system import machine
-from pe_bench.system.files import check_folder, remove_leftovers, write_json
+from pe_bench.system.files import remove_leftovers, write_json
 from pe_bench.system.signals import Stopped, rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
 from pe_bench.training import checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
+from pe_bench.values import check_folder
 
 LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -18,10 +18,9 @@ from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row, describe_failur
 from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe, ProbeLength
 from pe_bench.scoring.other_encodings import find_others, read_with, require_replaceable
 from pe_bench.scoring.plans import Planner, make_plans
-from pe_bench.system.files import check_folder
 from pe_bench.system.grid import text_of
 from pe_bench.system.terminal import say
-from pe_bench.values import AtLeast1, AtLeast2, check_type, listed, plain_value, without_none
+from pe_bench.values import AtLeast1, AtLeast2, check_folder, check_type, listed, plain_value, without_none
 
 if TYPE_CHECKING:
     import pandas

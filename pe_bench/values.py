@@ -1,7 +1,8 @@
-"""Values from outside as the types that the code needs, and words that are not known."""
+"""Values and paths from outside as the types that the code needs, and words that are not known."""
 
 import difflib
 import math
+import os
 import sys
 import types
 import typing
@@ -164,3 +165,29 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return [plain_value(inner) for inner in value]
     return str(value) if isinstance(value, Path) else value
+
+
+# Paths that a person names
+
+
+def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
+    """Return the folder, which need not exist yet.
+
+    Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
+    """
+    require(str(folder) != "", f"{key} is empty: name a folder")
+    path = Path(os.path.expanduser(folder))
+    existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path())
+    require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
+    way_out = f"say {key}=FOLDER with one that can, or change its permissions"
+    message = f"{key}={folder}: {existing} cannot be written: {way_out}"
+    require(not is_written or os.access(existing, os.W_OK), message)
+    return path
+
+
+def require_writable(option: str, path: Path) -> None:
+    """Raise `UserError` for the file of an option that could not be written."""
+    message = f"{option} {path}: there is no folder {path.parent}; make it, or name a file elsewhere"
+    require(path.parent.is_dir(), message)
+    message = f"{option} {path} is not a regular file: name one in a folder"
+    require(path.is_file() or not path.exists(), message)

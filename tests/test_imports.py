@@ -51,7 +51,8 @@ ALLOWED = {
     "report": "errors values system config plot runs",
     "inspection": "errors values system config encodings plot data model scoring",
     "trackers": "errors system config runs report training",
-    "experiment": "errors system config encodings data model runs training scoring checkpoints trackers",
+    "experiment": "errors values system config encodings data model runs training scoring checkpoints "
+    "trackers",
     "export": "errors system config data model runs report training checkpoints experiment",
     "scored": "errors values system config runs scoring checkpoints report experiment",
     "tries": "errors values system config runs report experiment scored",

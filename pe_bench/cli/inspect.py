@@ -10,7 +10,7 @@ from pe_bench.cli.data import print_data
 from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import progress_bar, say, width_of, write_out
-from pe_bench.values import parse_lengths
+from pe_bench.values import check_folder, parse_lengths, require_writable
 
 if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.inspection.check import Property
@@ -171,7 +171,6 @@ def _show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequenc
     """
     from pe_bench.inspection.resolve import resolve
     from pe_bench.plot.paper import picture_format, save_picture
-    from pe_bench.system.files import require_writable
 
     if plot is not None:
         require_writable("--plot", plot)
@@ -215,7 +214,6 @@ def speed(
       pe-bench speed my.py:MyEncoding
     """
     from pe_bench.inspection.resolve import resolve_timed
-    from pe_bench.system.files import check_folder
 
     sizes = sorted(set(parse_lengths(lengths)))
     require(sizes[0] > 1, f"--lengths takes lengths of at least 2 tokens, and {sizes[0]} is shorter")

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from pe_bench.cli.completion import COMPLETIONS
+from pe_bench.values import check_folder
 
 app = typer.Typer(
     name="pe-bench",
@@ -69,8 +70,6 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
         text = "\n\n".join([text.strip(), *(": ".join(meanings[key]) for key in arguments)])
 
         def call(**values: Any) -> None:
-            from pe_bench.system.files import check_folder
-
             values |= {key: parameters[key].default for key, value in values.items() if value is None}
             if "results_dir" in values:
                 values["results_dir"] = check_folder(values["results_dir"], "--results-dir")

@@ -9,7 +9,7 @@ from pe_bench.cli.data import print_data
 from pe_bench.cli.options import command
 from pe_bench.errors import require
 from pe_bench.system.terminal import say, write_out
-from pe_bench.values import check_type, parse_lengths
+from pe_bench.values import check_type, parse_lengths, require_writable
 
 if TYPE_CHECKING:
     from pe_bench.report.build import Report
@@ -87,7 +87,6 @@ def _destinations(
     Raises `UserError` for what cannot be printed, drawn or written.
     """
     from pe_bench.report.records import PlotValues
-    from pe_bench.system.files import require_writable
 
     check_type(plot_of, PlotValues, "--plot-of")
     paths = {option: path for option, path in files.items() if path is not None}

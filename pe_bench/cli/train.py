@@ -13,6 +13,7 @@ from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import listed as listed_values
+from pe_bench.values import require_writable
 
 if TYPE_CHECKING:
     from pe_bench.tries.trying import Try
@@ -83,7 +84,7 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
     """Check the jobs that overrides ask for, and write the command of each on a line of its own."""
     from pe_bench.config.compose import complete_overrides
     from pe_bench.sweep.run import check_sweep, plan_sweep
-    from pe_bench.system.files import require_writable, write_text
+    from pe_bench.system.files import write_text
 
     require_writable("--plan", plan)
     overrides = complete_overrides(overrides, search)

@@ -73,7 +73,7 @@ def build_report(
 ) -> Report:
     """Return the same tables, or only those with the newest run; quick runs count as the oldest."""
     rows, problems = _read(results_dir, names)
-    runs = _runs_of(results_dir)
+    runs = ScoredRuns(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
     for key in selection.by:
         runs.require(rows, key, "--by")
     rows = runs.select(rows if protocol is None else _of_protocol(rows, protocol), selection.where)
@@ -89,8 +89,8 @@ def build_report(
         group_rows([row for row in rows if row.protocol in protocols], runs, varying)
         for protocols in ({row.protocol for row in rows}.difference(APART), {PROBE})
     )
-    shown = groups_of_newest(groups, results_dir) if newest_only else groups
-    probed = groups_of_newest(probed, results_dir) if newest_only else probed
+    shown = groups_of_newest(groups, results_dir) if newest_only and len(groups) > 1 else groups
+    probed = groups_of_newest(probed, results_dir) if newest_only and len(probed) > 1 else probed
     probes = tuple(probe_tables(probed, runs, selection)) if probed else ()
     if not groups and probes:  # a checkpoint that was only probed
         return Report([], 0, runs.folder_of, tuple(problems), probes)
@@ -126,7 +126,7 @@ def run_tables(
 
 def tables_of_rows(rows: Sequence[Row], results_dir: Path, margin: float) -> list[Table]:
     """Return the tables of rows of several runs in a folder of results."""
-    runs = _runs_of(results_dir)
+    runs = ScoredRuns(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
     return _tables(group_rows(rows, runs, ()), rows, runs, Selection(margin=margin))
 
 
@@ -135,10 +135,6 @@ def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -
     runs = ScoredRuns(folder_of, read_anchors(None))
     probed = [row for row in rows if row.protocol == PROBE]
     return probe_tables(group_rows(probed, runs, ()), runs, EVERYTHING)
-
-
-def _runs_of(results_dir: Path) -> ScoredRuns:
-    return ScoredRuns(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
 
 
 def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
@@ -217,35 +213,27 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
 
     Whatever its text says stands on one line, because a run may be a stranger's.
     """
-    tables = _tables_of_slice(groups, selection.slice, rows, runs, selection)
+    tables = {
+        key: _table(key, *of_group, rows, runs, selection)
+        for key, of_group in groups_of_slice(groups, selection.slice, runs).items()
+    }
     require(
         bool(tables) or selection.slice == ALL,
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "
         "pe-bench eval RUN... adds recall and novel without scoring again; --key-tokens-of JUDGE adds key",
     )
-    if not selection.numbers_only:
-        if selection.slice == ALL:
-            recalls = _tables_of_slice(groups, RECALL, (), runs, selection)
-            for key, recall in recalls.items():
-                tables[replace(key, slice=ALL)] = _with_recall(tables[replace(key, slice=ALL)], recall)
-        swept = differing_keys(groups.values(), runs) if len(groups) > 1 else []
+    if selection.slice == ALL and not selection.numbers_only:
+        for key, of_group in groups_of_slice(groups, RECALL, runs).items():
+            recall, of_all = _table(key, *of_group, (), runs, selection), replace(key, slice=ALL)
+            tables[of_all] = _with_recall(tables[of_all], recall)
+    if len(tables) > 1 and not selection.numbers_only:
+        swept = differing_keys(groups.values(), runs)
         for number, (key, table) in enumerate(tables.items()):
             names = {run for line in table.lines for run in line.runs}
             of_table = [row for row in one_a_run(rows) if row.run in names]
             values = {name: [runs.value(row, name) for row in of_table] for name in swept}
             tables[key] = replace(table, why=explain_separation(number, [*tables], values))
     return in_one_line([*tables.values()])
-
-
-def _tables_of_slice(
-    groups: Groups, name: str, rows: Sequence[Row], runs: ScoredRuns, selection: Selection
-) -> dict[TableKey, Table]:
-    tables = {}
-    for key, (of_slice, unsliced) in groups_of_slice(groups, name, runs).items():
-        ranks = rank_sets(row for row in of_slice if row.control == "none")
-        source = Source(of_slice, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
-        tables[key] = _table(key, source, rows, selection)
-    return tables
 
 
 def _with_recall(table: Table, recall: Table) -> Table:
@@ -257,19 +245,30 @@ def _with_recall(table: Table, recall: Table) -> Table:
     return replace(table, recall=replace(recall, lines=tuple(lines), chosen=table.chosen, ranked_at=None))
 
 
-def _table(key: TableKey, source: Source, rows: Sequence[Row], selection: Selection) -> Table:
+def _table(
+    key: TableKey,
+    sliced: Sequence[Row],
+    unsliced: Sequence[Row],
+    rows: Sequence[Row],
+    runs: ScoredRuns,
+    selection: Selection,
+) -> Table:
     """Return the table of a group of rows; `why` is empty, because it depends on the other tables.
 
-    rows: also those of positions, which only lines of all targets have.
+    sliced, unsliced: the group's rows of the table's slice, and of all targets. rows: also those of
+    positions, which only lines of all targets have.
     """
-    names = {row.run for row in source.rows}
+    ranks = rank_sets(row for row in sliced if row.control == "none")
+    source = Source(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
+    names = {row.run for row in sliced}
     positions = [row for row in rows if row.protocol == POSITIONS and row.run in names and key.slice == ALL]
-    by = labels_by([*source.rows, *positions], source.runs, selection.by)
-    lines = [*lines_of([*source.rows, *positions], source, by), *anchor_lines(source, key.slice)]
-    baseline = _baseline_in(lines, selection.baseline, source.runs) if selection.baseline else ""
+    by = labels_by([*sliced, *positions], runs, selection.by)
+    lines = [*lines_of([*sliced, *positions], source, by), *anchor_lines(source, key.slice)]
+    baseline = _baseline_in(lines, selection.baseline, runs) if selection.baseline else ""
     if baseline:
         lines = with_baseline(lines, baseline, source)
     lines = [line for line in (_shown(line, key.train_length, selection) for line in lines) if line.records]
+    is_named = any((condition.key, condition.sign) == ("length", "=") for condition in selection.where)
     order = ordered([line for line in lines if not line.is_anchor], selection.sort)
     lengths = tuple(sorted({length for line in order.lines for length in line.records}))
     table = Table(
@@ -278,19 +277,19 @@ def _table(key: TableKey, source: Source, rows: Sequence[Row], selection: Select
         lines=tuple(order.lines),
         ranked_at=order.ranked_at,
         baseline=baseline,
-        chosen=tuple(filter(selection.asks_for, lengths)),
+        chosen=tuple(length for length in lengths if is_named or length in selection.lengths),
         margin=source.margin,
         anchors=tuple(line for line in lines if line.is_anchor),
-        share=share_of(source.rows, source.unsliced),
-        lacking=lacking_runs(source.rows, source.unsliced),
+        share=1.0 if key.slice == ALL else share_of(sliced, unsliced),
+        lacking="" if key.slice == ALL else lacking_runs(sliced, unsliced),
     )
     return table if selection.numbers_only else with_notes(table, source, order)
 
 
 def _shown(line: Line, train_length: int, selection: Selection) -> Line:
     """Return the line at the lengths that are shown, which are none of an encoding that is not."""
-    takes = line.is_anchor or selection.takes(line.scored_with)
-    lengths = [length for length in line.records if takes and selection.shows(length, train_length)]
+    encoding = None if line.is_anchor else line.scored_with
+    lengths = [length for length in line.records if selection.shows(length, train_length, encoding)]
     return replace(line, records={length: line.records[length] for length in lengths}, rows=())
 
 

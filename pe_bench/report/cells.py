@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pe_bench.report.records import BreakPoint, Line, Table
+from pe_bench.report.records import Line, Table
 from pe_bench.system.grid import MISSING, NO_VERDICT, VERDICTS, Cell
 
 MAX_PLAIN = 1e6  # bits per byte
@@ -112,17 +112,6 @@ def context_answer(line: Line) -> Cell:
         return Cell(MISSING)
     answer = "yes" if "yes" in answers else "unclear" if len(answers) > 1 else answers.pop()
     return Cell(answer, style=answer)
-
-
-def break_text(point: BreakPoint) -> str:
-    texts = {
-        "at": f"{point.length}",
-        "by": f"≤ {point.length}",
-        "unclear": f"none; unclear from {point.length}",
-        "none": f"none up to {point.length}",
-        "unknown": "unknown",
-    }
-    return texts[point.kind]
 
 
 def by_importance(lengths: Sequence[int], train_length: int, named: Sequence[int]) -> list[int]:

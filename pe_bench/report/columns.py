@@ -175,7 +175,7 @@ def _whole_lines(table: Table) -> Grid:
     columns = (NAME, *map(Column, ("break point", "seeds", "parameters", "trained\ntokens/s")))
     rows = [
         [
-            *(Cell(line.label), Cell(cells.break_text(line.break_point)), Cell(f"{line.seeds}")),
+            *(Cell(line.label), Cell(str(line.break_point)), Cell(f"{line.seeds}")),
             *(Cell(f"{line.parameters:,}"), Cell(f"{line.tokens_per_second:,.0f}")),
         ]
         for line in table.lines
@@ -293,10 +293,10 @@ def _derived(table: Table, line: Line, record: Record) -> dict[str, Any]:
     answers, compared = record.answers, record.compared
     values = {
         "anchor": line.is_anchor,
-        "break_point": cells.break_text(line.break_point),
+        "break_point": str(line.break_point),
         "holds_to": line.break_point.holds_to,
         "breaks_at": line.break_point.breaks_at,
-        "bits_per_byte": record.bits_per_byte,
+        "bits_per_byte": None if answers else record.level,
         "change": compared.mean,
         "seeds": len(record.levels),
         "accuracy": answers and answers.accuracy.mean,

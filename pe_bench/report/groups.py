@@ -49,21 +49,18 @@ class Selection:
     numbers_only: bool = False
     lengths: tuple[int, ...] = ()
 
-    def shows(self, length: int, train_length: int) -> bool:
-        """Return whether a length has a column; without one it still serves as a reference."""
+    def shows(self, length: int, train_length: int, scored_with: str | None) -> bool:
+        """Return whether a length of a line is shown; one that is not still serves as a reference.
+
+        scored_with: None for an anchor, of which no encoding is asked.
+        """
+        values = {"length": length, "scored_with": scored_with}
         is_left_out = self.lengths and length not in (*self.lengths, train_length)
         return not is_left_out and all(
-            condition.holds(length) for condition in self.where if condition.key == "length"
+            condition.holds(values[condition.key])
+            for condition in self.where
+            if values.get(condition.key) is not None
         )
-
-    def asks_for(self, length: int) -> bool:
-        """Return whether a length is named."""
-        named = [condition for condition in self.where if (condition.key, condition.sign) == ("length", "=")]
-        return length in self.lengths or any(condition.holds(length) for condition in named)
-
-    def takes(self, scored_with: str) -> bool:
-        """Return whether an encoding that runs were scored with has a line."""
-        return all(condition.holds(scored_with) for condition in self.where if condition.key == "scored_with")
 
 
 EVERYTHING = Selection()
@@ -153,7 +150,9 @@ def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
 
 def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
     """Return the key of a row's table, without what all its runs chose."""
-    model, tokenizer, setting = row.model, row.tokenizer, setting_without(row, runs, by)
+    model, tokenizer, setting = row.model, row.tokenizer, row.setting
+    if any("." in key for key in by):
+        setting = setting_without(row, runs, by)
     if "model" in by and is_checkpoint(row.model):
         # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
         model, tokenizer, setting = CHECKPOINTS, "", ""
@@ -178,8 +177,6 @@ def _order(key: TableKey) -> tuple[object, ...]:
 
 def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
     """Return a hash of what rows must share to be compared, except for these keys of the configuration."""
-    if not any("." in key for key in by):
-        return row.setting
     config = runs.folder_of(row.run).flat_config
     left = {key: value for key, value in config.items() if _is_setting(key) and key not in by}
     words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
@@ -327,8 +324,6 @@ def explain_separation(
 
     swept: the keys of configurations that differ between the tables, with their values in this one.
     """
-    if len(tables) == 1:
-        return ""
     names = [name for name in vars(tables[number]) if name != "setting"]
     values = {name: {getattr(key, name) for key in tables} for name in names}
     values["stride_rule"].discard("")  # of the other protocols

@@ -27,8 +27,8 @@ from pe_bench.report.verdicts import (
     why_open_within,
 )
 from pe_bench.runs.find import ScoredRuns
-from pe_bench.runs.gather import COPYING, TRIGRAM
-from pe_bench.runs.rows import BY_RUN, BY_SEED, POSITIONS, TASK, Row, grouped, has_number, level_of
+from pe_bench.runs.gather import COPYING, TRIGRAM, anchor_key
+from pe_bench.runs.rows import ALL, BY_RUN, BY_SEED, POSITIONS, TASK, Row, grouped, has_number, level_of
 from pe_bench.runs.scores import perplexity_of
 from pe_bench.values import unknown
 
@@ -75,8 +75,10 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
     name: the slice of the rows.
     """
     scored = [row for row in source.rows if row.control == "none"]
-    rows = [row for label in (TRIGRAM, COPYING) for row in source.runs.anchors.of(label, scored)]
-    rows = source.runs.of_slice(rows, name)
+    keys = [(label, *anchor_key(row)) for label in (TRIGRAM, COPYING) for row in scored]
+    stored = source.runs.anchors.rows
+    rows = list(dict.fromkeys(stored[key] for key in keys if key in stored))
+    rows = rows if name == ALL else source.runs.of_slice(rows, name)
     differ_in_steps = len({row.steps for row in rows}) > 1
     of_anchors = replace(source, rows=rows, unsliced=rows)
     return lines_of(
@@ -111,6 +113,7 @@ def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anc
         judged_from, references = stage.longest, {name: name for name in names}
         judged, gains_nothing = _records(rows, references, judged_from, source, lacks, is_anchor)
         records = {length: replace(record, use=judged[length].use) for length, record in records.items()}
+    positions = [row for row in rows if row.protocol == POSITIONS and has_number(row)]
     has_break_point = not is_anchor and lacks not in ("frequencies", "task")
     first, speed_of = scored[0], {row.run: row.tokens_per_second for row in scored}
     return Line(
@@ -126,7 +129,7 @@ def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anc
         by=by,
         break_point=find_break_point(judged, judged_from) if has_break_point else BreakPoint(),
         reads_nothing=gains_nothing,
-        positions=_positions(rows),
+        positions=_positions(positions) if positions else (),
         forced=first.forced,
         knows_length=any(row.knows_length and has_number(row) for row in scored),
         unlearned=lacks,
@@ -239,11 +242,8 @@ def _with_answers(record: Record, rows: Sequence[Row], runs: ScoredRuns, *, has_
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
     """Return those of the set of windows that reaches furthest."""
-    scored = [row for row in rows if row.protocol == POSITIONS and has_number(row)]
-    if not scored:
-        return ()
-    chosen = max(scored, key=lambda row: (row.length, row.target_hash)).target_hash
-    shown = [row for row in scored if row.target_hash == chosen]
+    chosen = max(rows, key=lambda row: (row.length, row.target_hash)).target_hash
+    shown = [row for row in rows if row.target_hash == chosen]
     ranges = grouped(sorted(shown, key=lambda row: (row.length, row.run)), lambda row: row.length)
     return tuple(
         Position(of_seeds[0].context_mean or of_seeds[0].length, tuple(map(level_of, of_seeds)))
@@ -340,11 +340,16 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
     if sort is None and is_task:
         text = "in order of the length that a line works to, then of its mean over lengths"
         return Order(sorted(by_name, key=_reach), None, text, is_caveat=False)
-    is_scored = sort is not None and any(_level(line, int(sort)) is not None for line in lines)
+    scored = {length for line in lines for length, record in line.records.items() if record.level is not None}
+    is_scored = sort is not None and int(sort) in scored
     length = int(sort) if sort is not None and is_scored else _longest_of_most(lines)
     if length is None:
         return Order(by_name, None, "in order of names: no length has a number for most lines")
-    by_level = sorted(by_name, key=lambda line: _rank(line, length))
+    levels = {line.label: line.records[length].level for line in lines if length in line.records}
+    losses = {label: -level if is_task else level for label, level in levels.items() if level is not None}
+    losses = {label: math.inf if math.isnan(loss) else loss for label, loss in losses.items()}
+    # What has not learned to beat the anchors is below all that has.
+    by_level = sorted(by_name, key=lambda line: (not line.is_ranked, losses.get(line.label, math.inf)))
     if on_other_targets(lines, length):
         text = (
             f"not ranked, because the levels at {length} are of different targets: in order of "
@@ -354,7 +359,7 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
         )
         return Order(by_level if is_scored else by_name, None, text)
     chosen = "" if is_scored else ", the longest length that most have a number at"
-    below = [line.label for line in by_level if _level(line, length) is None]
+    below = [line.label for line in by_level if line.label not in losses]
     text = f"ranked by {'exact' if is_task else 'bits/byte'} at {length}{chosen}"
     text += f"; below: {', '.join(below)}" if below else ""
     return Order(by_level, length, text, is_caveat=is_scored)
@@ -366,12 +371,6 @@ def _reach(line: Line) -> tuple[bool, int, float]:
     return not line.is_ranked, -(line.break_point.works_to or 0), -sum(levels)
 
 
-def _rank(line: Line, length: int) -> tuple[bool, float]:
-    """Return the rank of a line: what has not learned to beat the anchors is below all that has."""
-    level = _level(line, length)
-    return not line.is_ranked, math.inf if level is None or math.isnan(level) else level
-
-
 def _longest_of_most(lines: Sequence[Line]) -> int | None:
     """Return the longest length that has a level for more than half of the lines that can be scored there."""
     for length in sorted({length for line in lines for length in line.records}, reverse=True):
@@ -380,11 +379,3 @@ def _longest_of_most(lines: Sequence[Line]) -> int | None:
         if 2 * sum(record is not None and bool(record.levels) for record in able) > len(able):
             return length
     return None
-
-
-def _level(line: Line, length: int) -> float | None:
-    """Return the level at a length, of which less is better; None where there is none."""
-    record = line.records.get(length)
-    if record is None or record.level is None:
-        return None
-    return record.level if record.answers is None else -record.level

@@ -40,6 +40,7 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     marks = {mark for line in table.lines for mark in cells.works_to(line, table).mark}
     has_controls = any(record.use for record in table.records)
     answers = {cells.context_answer(line).text for line in table.lines if has_controls}
+    below = [length for length in cells.short_lengths(table) if length < train_length]
     context = f"uses context: gains from reading more than {train_length} tokens back"
     reads_nothing = f"; reads nothing: no better at {train_length} than at {quarter_of(train_length)}"
     notes = [
@@ -50,7 +51,9 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
         f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else "",
         "a length with ?: unclear from a shorter one on" if "?" in marks else "",
         context + (reads_nothing if "reads nothing" in answers else "") if answers else "",
-        _below_text(table),
+        f"{_list_lengths(below)}: less context than in training costs by nature, and is not judged"
+        if below and cells.has_trained_level(table) and not table.baseline
+        else "",
     ]
     return [*filter(None, notes)]
 
@@ -117,14 +120,6 @@ def _marks_text(table: Table) -> str:
     else:
         return ""
     return f"no mark {right}, {', '.join(f'{VERDICTS[word].mark} {word}' for word in words)}{of_models}"
-
-
-def _below_text(table: Table) -> str:
-    """Return why lengths within training have no verdict; empty where none is shown."""
-    below = [length for length in cells.short_lengths(table) if length < table.key.train_length]
-    if not below or not cells.has_trained_level(table) or table.baseline:
-        return ""
-    return f"{_list_lengths(below)}: less context than in training costs by nature, and is not judged"
 
 
 # Below the details

@@ -88,7 +88,7 @@ def probe_tables(
         return load_scores(score_file(runs.folder_of(row.run).path, row))
 
     def is_shown(row: Row) -> bool:
-        return selection.shows(row.length, row.train_length) and selection.takes(row.scored_with)
+        return selection.shows(row.length, row.train_length, row.scored_with)
 
     shown = {key: list(filter(is_shown, rows)) for key, rows in groups.items()}
     shown = {key: rows for key, rows in shown.items() if rows}
@@ -96,7 +96,8 @@ def probe_tables(
     tables = []
     for number, (key, rows) in enumerate(shown.items()):
         table = _table(key, rows, lambda row: f"{label_of(row)} {by(row)}".rstrip(), read)
-        tables.append(replace(table, why=explain_separation(number, list(shown))))
+        why = explain_separation(number, list(shown)) if len(shown) > 1 else ""
+        tables.append(replace(table, why=why))
     return in_one_line(tables)
 
 

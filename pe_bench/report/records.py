@@ -119,10 +119,6 @@ class Record:
     answers: Answers | None = None  # of a task
 
     @property
-    def bits_per_byte(self) -> float | None:
-        return None if self.answers is not None else self.level
-
-    @property
     def change(self) -> float | None:
         return self.compared.mean
 
@@ -147,6 +143,16 @@ class BreakPoint:
     length: int | None = None
     holds_to: int | None = None
     works_to: int | None = None
+
+    def __str__(self) -> str:
+        texts = {
+            "at": f"{self.length}",
+            "by": f"≤ {self.length}",
+            "unclear": f"none; unclear from {self.length}",
+            "none": f"none up to {self.length}",
+            "unknown": "unknown",
+        }
+        return texts[self.kind]
 
     @property
     def breaks_at(self) -> int | None:

@@ -17,7 +17,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.gather import StoredAnchors, folders_of_runs, read_all, read_anchors, read_result
 from pe_bench.runs.job import encoding_in
-from pe_bench.runs.rows import ALL, BY_RUN, COLUMNS, TASK, Row, grouped, level_of
+from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of
 from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
 from pe_bench.values import unknown
 
@@ -234,12 +234,13 @@ class ScoredRuns:
             means = Means(np.arange(len(right)), (right == 1).astype(float), level_of(row), 1)
         else:
             folder = self.folder_of(row.run)
-            path = score_file(folder.path, row)
-            means = folder.means.of(row) or compute_means(load_scores(path), row.protocol)
-            if not np.isclose(means.level, level_of(row), rtol=1e-6, atol=0, equal_nan=True):
-                raise RunError(
-                    f"{path} does not give its row's {level_of(row):.6f} bits per byte, but {means.level:.6f}"
-                )
+            means = folder.means.of(row)
+            if means is None:
+                path = score_file(folder.path, row)
+                means = compute_means(load_scores(path), row.protocol)
+                if not np.isclose(means.level, level_of(row), rtol=1e-6, atol=0, equal_nan=True):
+                    level = f"{level_of(row):.6f} bits per byte, but {means.level:.6f}"
+                    raise RunError(f"{path} does not give its row's {level}")
         self._means[row] = means
         return means
 
@@ -254,8 +255,6 @@ class ScoredRuns:
 
     def of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
         """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""
-        if name == ALL:
-            return list(rows)
         return [
             row
             for run, of_run in grouped(rows, BY_RUN).items()

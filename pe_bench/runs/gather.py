@@ -4,7 +4,6 @@ A run's `eval.csv` is the truth. `results.csv` is derived from all of them, rebu
 a lock and never appended to, so that processes that finish together lose nothing.
 """
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -167,15 +166,10 @@ ANCHOR_NAMES = {FREQUENCIES: "frequencies", TRIGRAM: "trigram", COPYING: "trigra
 
 @dataclass(frozen=True)
 class StoredAnchors:
-    """The rows of all anchors, by what they were counted and scored on, and the folders that they are in."""
+    """The rows of all anchors, by their names and `anchor_key`, and the folders that they are in."""
 
     rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
     folders: dict[str, RunFolder] = field(default_factory=dict)
-
-    def of(self, label: str, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows of one anchor that belong to rows of runs, each once."""
-        stored = (self.rows.get((label, *anchor_key(row))) for row in rows)
-        return list({row.key: row for row in stored if row is not None}.values())
 
 
 def anchor_key(row: Row, trained: Row | None = None) -> tuple[object, ...]:

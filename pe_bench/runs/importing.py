@@ -14,7 +14,8 @@ from pe_bench.runs.folder import read_config
 from pe_bench.runs.gather import gather_and_warn, read_result
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.untrusted import check_files
-from pe_bench.system.files import TEMPORARY, check_folder
+from pe_bench.system.files import TEMPORARY
+from pe_bench.values import check_folder
 
 
 @dataclass(frozen=True)

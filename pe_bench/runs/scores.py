@@ -274,7 +274,7 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
 
 @dataclass(frozen=True)
 class KeptMeans:
-    """What a run keeps of its scores: their means, by `_entry`.
+    """What a run keeps of its scores: their means, by the name of a score and that of a slice.
 
     slices, judges: masks, and the runs that chose them if any, by the hash of a set and the name of a slice.
     """
@@ -285,7 +285,7 @@ class KeptMeans:
 
     def of(self, row: Row) -> Means | None:
         """Return the means of a row, or of one of a slice; None where there are none of its level."""
-        means, level = self.means.get(_entry(row, row.slice)), row.bits_per_byte
+        means, level = self.means.get(f"{score_name(row)} {row.slice}"), row.bits_per_byte
         if means is None or level is None:
             return None
         return means if np.array_equal(means.level, level, equal_nan=True) else None
@@ -297,7 +297,7 @@ class KeptMeans:
         """
         of_sets: dict[str, dict[str, Any]] = {}  # what the rows of a set of targets share
         for row in rows:
-            means = self.means.get(_entry(row, name))
+            means = self.means.get(f"{score_name(row)} {name}")
             if means is None or means.sizes is None or not means.targets or self.of(row) is None:
                 continue
             nll = means.level * math.log(2) * float(means.sizes.sum()) / means.targets
@@ -334,14 +334,9 @@ def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[
             scores = load_scores(score_file(run, row))
             for name, words in {ALL: "", **of_set}.items():
                 means = compute_means(scores, row.protocol, slices[words] if words else None)
-                entry, sizes = _entry(row, name), [] if means.sizes is None else [means.sizes]
+                entry, sizes = f"{score_name(row)} {name}", [] if means.sizes is None else [means.sizes]
                 tensors[entry] = np.stack([means.names.astype(np.float64), means.bits, *sizes])
                 about = means.targets, means.slice_hash, judges[words] if words else ""
                 facts[entry] = means.level, means.segments, *about
     if tensors:
         write_tensors(run / MEANS, tensors, {"means": facts, "judges": judges})
-
-
-def _entry(row: Row, name: str) -> str:
-    """Return the name of the means of a row's targets in a slice."""
-    return f"{score_name(row)} {name}"

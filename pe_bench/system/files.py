@@ -1,4 +1,4 @@
-"""Files written so that a reader, or a crash, never sees half of one; paths that a person names; a cache.
+"""Files written so that a reader, or a crash, never sees half of one, and a cache.
 
 The cache has folders that are built once: under a lock, beside their place, and renamed into it when whole.
 Each has checksums of its files. A process checks them when it opens the folder for the first time.
@@ -17,7 +17,7 @@ from typing import Any
 import filelock
 import platformdirs
 
-from pe_bench.errors import RunError, require
+from pe_bench.errors import RunError
 from pe_bench.system.terminal import say
 
 TEMPORARY = ".partial-"
@@ -73,32 +73,6 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# Paths that a person names
-
-
-def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
-    """Return the folder, which need not exist yet.
-
-    Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
-    """
-    require(str(folder) != "", f"{key} is empty: name a folder")
-    path = Path(os.path.expanduser(folder))
-    existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path())
-    require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
-    way_out = f"say {key}=FOLDER with one that can, or change its permissions"
-    message = f"{key}={folder}: {existing} cannot be written: {way_out}"
-    require(not is_written or os.access(existing, os.W_OK), message)
-    return path
-
-
-def require_writable(option: str, path: Path) -> None:
-    """Raise `UserError` for the file of an option that could not be written."""
-    message = f"{option} {path}: there is no folder {path.parent}; make it, or name a file elsewhere"
-    require(path.parent.is_dir(), message)
-    message = f"{option} {path} is not a regular file: name one in a folder"
-    require(path.is_file() or not path.exists(), message)
 
 
 # The cache

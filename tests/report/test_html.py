@@ -70,7 +70,7 @@ def test_a_line_says_how_far_it_works_its_level_and_its_differences_and_opens_fo
     assert shown.startswith(f"sinusoidal 3.100{3 * better} not at all yes "), "a level has no mark"
     assert line_of(page, "rope").startswith("rope 2.600 2.600 3.100 4.600 "), "the baseline itself"
     for said in (
-        f"{cell.bits_per_byte:.3f}",
+        f"{cell.level:.3f}",
         f"{cell.change:+.3f}",
         f"{(cell.interval.high - cell.interval.low) / 2:.3f} fails",
         "−0.300 0.100 better yes no 130",
@@ -103,7 +103,7 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
     ]
     cell = next(line for line in tables[0].lines if line.encoding == "sinusoidal").records[1024]
     text = next(label for label in labels if label.startswith("sinusoidal at 1024 tokens\n"))
-    assert f"\nbits/byte {cell.bits_per_byte:.3f}\nppl " in text and "\nverdict fails\n" in text
+    assert f"\nbits/byte {cell.level:.3f}\nppl " in text and "\nverdict fails\n" in text
     assert f"\nchange {cell.change:+.3f} ± {(cell.interval.high - cell.interval.low) / 2:.3f}\n" in text
     charts = (
         chart

@@ -129,7 +129,7 @@ def test_what_has_not_learned_is_known_from_all_targets(tmp_path: Path) -> None:
         keep_slices(folder, {ROW.target_hash: {RECALL: IS_RECALL}})
     table = only(tmp_path, slice=RECALL)
     [line] = table.lines
-    assert line.records[128].bits_per_byte == pytest.approx(2.0, abs=0.01)
+    assert line.records[128].level == pytest.approx(2.0, abs=0.01)
     assert line.unlearned == "trigram"
     assert [anchor.label for anchor in table.anchors] == ["(trigram)", "(trigram+copy)"]
     assert {anchor.records[512].targets for anchor in table.anchors} == {SIZES.sum()}

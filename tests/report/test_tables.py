@@ -9,7 +9,6 @@ import pytest
 from support.results import add_run
 from support.tables import BREAKING, line_of, only
 
-from pe_bench.report.cells import break_text
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.verdicts import find_break_point
 from pe_bench.runs.rows import read_rows
@@ -29,8 +28,8 @@ def test_seeds_are_averaged_and_perplexity_is_that_of_the_mean_nll(tmp_path: Pat
     line = line_of(only(tmp_path), "rope")
     rows = [row for run in runs for row in read_rows(run / "eval.csv") if row.length == 256]
     assert line.seeds == 3
-    assert line.records[256].bits_per_byte == pytest.approx(np.mean([row.bits_per_byte or 0 for row in rows]))
-    assert line.records[256].bits_per_byte == pytest.approx(4.0, abs=1e-6)
+    assert line.records[256].level == pytest.approx(np.mean([row.bits_per_byte or 0 for row in rows]))
+    assert line.records[256].level == pytest.approx(4.0, abs=1e-6)
     assert line.records[256].perplexity == pytest.approx(math.exp(np.mean([row.nll or 0 for row in rows])))
 
 
@@ -51,7 +50,7 @@ def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) 
     add_run(tmp_path, "rope", {4096: 5.0}, target_hash="0ther")
     table = only(tmp_path)
     cell = line_of(table, "rope").records[4096]
-    assert (cell.change, cell.verdict, cell.bits_per_byte) == (None, "", pytest.approx(5.0, abs=1e-6))
+    assert (cell.change, cell.verdict, cell.level) == (None, "", pytest.approx(5.0, abs=1e-6))
     assert "no change: rope at 4096: scored on other targets than the training length" in table.notes
 
 
@@ -70,7 +69,7 @@ def test_a_run_that_joins_a_table_changes_no_verdict_of_another_line(tmp_path: P
     table = only(tmp_path)
     joined = line_of(table, "alibi").records[256]
     assert (joined.interval, joined.verdict) == (alone.interval, "holds")
-    assert joined.bits_per_byte == pytest.approx(3.02, abs=1e-6), "on the set of all lines"
+    assert joined.level == pytest.approx(3.02, abs=1e-6), "on the set of all lines"
 
 
 def test_levels_and_changes_are_of_a_set_that_all_seeds_have(tmp_path: Path) -> None:
@@ -121,7 +120,7 @@ def test_the_break_point_says_where_it_is_unclear_and_has_numbers_to_sort_by(
     breaks_at = int(words.removeprefix("≤ ")) if words[-1].isdecimal() and "none" not in words else None
     cells = {length: judged(verdict) for length, verdict in {64: "holds", **verdicts}.items()}
     found = find_break_point(cells, 128)  # pyright: ignore[reportArgumentType]
-    assert break_text(found) == words
+    assert str(found) == words
     assert (found.holds_to, found.works_to) == (holds_to, works_to)
     assert found.breaks_at == breaks_at
 
