@@ -97,7 +97,7 @@ def main() -> None:
 def watch_parts(clock: Clock) -> None:
     """Put the clock around the stages of a run."""
     for owner, name, stage in (
-        (experiment, "load_data_of", "data"),
+        (experiment, "load_data", "data"),
         (experiment, "build_decoder", "model: built"),
         (experiment, "dry_run_training", "model: first try"),
         (experiment, "make_plans", "plans of scoring"),

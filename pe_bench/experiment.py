@@ -14,7 +14,7 @@ import torch
 from pe_bench.checkpoints.load import load_checkpoint
 from pe_bench.config.schema import Config
 from pe_bench.data.batches import windows_of
-from pe_bench.data.packed import load_data_of, summary
+from pe_bench.data.packed import load_data, summary
 from pe_bench.encodings.source import copy_sources
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
@@ -90,7 +90,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     if config.checkpoint is not None:
         return load_checkpoint(config, planner)
     device, threads = machine.resolve_device(config.device), machine.set_threads(config.threads)
-    data, source = load_data_of(config), None
+    data, source = load_data(config), None
     if run is None and (config.train.from_run or config.train.beside):
         source = find_source(config, data.hash)
         config = after_source(config, source)

@@ -15,7 +15,7 @@ from pe_bench.config.compose import compose
 from pe_bench.config.overrides import Override, parse_override
 from pe_bench.config.parse import parse_config, warn_unused
 from pe_bench.config.schema import Config
-from pe_bench.data.packed import load_data_of
+from pe_bench.data.packed import load_data
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
 from pe_bench.runs.job import Job
@@ -106,7 +106,7 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     message = f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): score it"
     require(now == about.identity, f"{message} as it is now with `pe-bench eval {about.source}`")
     device, threads = resolve_device(config.device), set_threads(config.threads)
-    data = load_data_of(config)
+    data = load_data(config)
     plans = planner(config, config.eval, data)
     dtype, length = getattr(torch, config.eval.precision), config.train.length
     opened = open_checkpoint(source, load_config(source), length, about.begin, dtype, plain=about.plain)

@@ -66,13 +66,17 @@ class Data:
 NO_TEXT = Split(np.empty(0, np.uint16), np.zeros(1, np.int64))
 
 
-def load_data_of(config: Config) -> Data:
+def load_data(config: Config) -> Data:
     """Return the data that a configuration names: packed text, examples of a task, a checkpoint's prompts.
 
-    Raises `UserError`, `RunError` as `load_data` does.
+    Text comes from the cache where it was packed before. Raises `UserError` for a source, tokenizer or cache
+    folder that is of no use, `RunError` for a full disk.
     """
     if config.task is None:
-        return load_data(config.data, config.tokenizer, config.cache_dir)
+        folder = _packed_folder(config)
+        meta, sides = read_meta(folder), (_open_side(folder, side) for side in ("train", "validation"))
+        about = meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
+        return Data(config.data.name, *about, *sides)
     if config.checkpoint is None:
         return task_data(build_task(config.task))
     tokenizer = tokenizers.load_file(config.tokenizer)
@@ -86,23 +90,13 @@ def task_data(task: Task) -> Data:
     return Data(task.name, task.hash, "symbols", task.vocabulary, task.padding, NO_TEXT, NO_TEXT, task)
 
 
-def load_data(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | None = None) -> Data:
-    """Return the data, from the cache where it was packed before.
-
-    Raises `UserError` for a source, tokenizer or cache folder that is of no use, `RunError` for a full disk.
-    """
-    folder = _packed_folder(data, tokenizer, cache_dir)
-    meta = read_meta(folder)
-    about = data.name, meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
-    return Data(*about, _open_side(folder, "train"), _open_side(folder, "validation"))
-
-
 def cached_tokenizer(config: Config) -> Path:
     """Return the file of the tokenizer that was trained on a run's data; there is none for other kinds."""
-    return _packed_folder(config.data, config.tokenizer, config.cache_dir) / TOKENIZER_FILE
+    return _packed_folder(config) / TOKENIZER_FILE
 
 
-def _packed_folder(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str | None) -> Path:
+def _packed_folder(config: Config) -> Path:
+    data, tokenizer = config.data, config.tokenizer
     per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
     byte_budget = data.max_tokens and data.max_tokens * per_token
     # What the Hub has is known by its name, so that nothing is fetched again.
@@ -122,7 +116,7 @@ def _packed_folder(data: DataConfig, tokenizer: TokenizerConfig, cache_dir: str 
         tokenized_with["name"] = hashlib.sha256(path.read_bytes()).hexdigest()
         tokenized_with["label"] = path.resolve().parent.name
     key = key_of((FORMAT, LAYOUT), identity, tokenized_with)
-    return cached_folder(cache_root(cache_dir), key, build)
+    return cached_folder(cache_root(config.cache_dir), key, build)
 
 
 def read_corpus(

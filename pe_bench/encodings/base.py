@@ -110,6 +110,11 @@ class Declared:
             if cited:
                 cls.paper = cited[0]
 
+    def overrides(self, *hooks: str) -> bool:
+        """Return whether this encoding changes any of the named hooks, which decides on fast paths."""
+        base = LayerEncoding if isinstance(self, LayerEncoding) else PositionalEncoding
+        return any(getattr(type(self), hook) is not getattr(base, hook) for hook in hooks)
+
     @classmethod
     def implied(cls, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the option values implied by these, under the names used by compatible encodings."""
@@ -223,10 +228,6 @@ class LayerEncoding(nn.Module, Declared):
         """Return the output [B, H, Q, K] from weights and the keys' values [B, H, N, K]."""
         return weights @ v
 
-    def overrides(self, *hooks: str) -> bool:
-        """Return whether this encoding changes any of the named hooks, which decides on fast paths."""
-        return any(getattr(type(self), hook) is not getattr(LayerEncoding, hook) for hook in hooks)
-
 
 def most_adverse(said: Iterable[PastTraining]) -> PastTraining:
     """Return of several parts' `past_training` the one that is most adverse to longer texts."""
@@ -260,9 +261,6 @@ class PositionalEncoding(nn.Module, Declared):
     def layer(self, number: int) -> LayerEncoding:
         """Return the encoding that acts in the attention of layer `number`."""
         return _NEUTRAL
-
-    def overrides(self, hook: str) -> bool:
-        return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)
 
 
 # The type of an option that holds another encoding: called with a number of layers, it builds it for these.

@@ -52,8 +52,8 @@ class Composition(PositionalEncoding):
     def layer(self, number: int) -> LayerEncoding:
         return self._layers[number]
 
-    def overrides(self, hook: str) -> bool:
-        return any(part.overrides(hook) for part in self._parts)
+    def overrides(self, *hooks: str) -> bool:
+        return any(part.overrides(*hooks) for part in self._parts)
 
     def lr_multiples(self, chosen: float | None) -> dict[str, float]:
         """Return each parameter's rate over the model's, by its name: `chosen`, or its class's own."""

@@ -109,7 +109,6 @@ def _refuse_no_hook(encoding: EncodingClass) -> None:
     """Raise `UserError` where a misspelt hook would silently train a model without any encoding."""
     base = LayerEncoding if issubclass(encoding, LayerEncoding) else PositionalEncoding
     hooks = [name for name, value in vars(base).items() if inspect.isfunction(value) and name[0] != "_"]
-    hooks.remove("overrides")
     require(
         any(getattr(encoding, hook) is not getattr(base, hook) for hook in hooks),
         f"{encoding.__name__} overrides no hook, and would do nothing: define one of {', '.join(hooks)}",

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 from pe_bench.encodings.base import Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, find_code
-from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, defaults_of
+from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, options_of
 from pe_bench.encodings.source import digest
 from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, shown, unknown
@@ -47,7 +47,7 @@ class PartSpec:
     @cached_property
     def defaults(self) -> dict[str, Any]:
         """Return the constructor's default of each option, `MISSING` if it has none."""
-        return defaults_of(self.encoding_class)
+        return {option.name: option.default for option in options_of(self.values["class"], self.search)}
 
     @cached_property
     def options(self) -> dict[str, Any]:

@@ -101,13 +101,10 @@ class Optimizers:
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = parts
+        self.param_groups = [group for part in parts for group in part.param_groups]
         self._part_of = {
             parameter: part for part in parts for group in part.param_groups for parameter in group["params"]
         }
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return [group for part in self.parts for group in part.param_groups]
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the next step."""

@@ -169,7 +169,7 @@ def test_the_keys_that_are_told_are_those_that_scoring_does_not_read(tmp_path, p
     overrides = [f"eval.protocol={protocol}", "train.length=16", "train.batch_tokens=64"]
     plain = parse_config(compose([*overrides, "eval.lengths=[64]", "eval.max_length=64", "eval.tokens=4000"]))
     source = replace(plain.data, source="files", path=str(write_corpus(tmp_path / "corpus")))
-    data = load_data(source, plain.tokenizer, str(tmp_path / "cache"))
+    data = load_data(replace(plain, data=source, cache_dir=str(tmp_path / "cache")))
 
     def plans(**changes: int):
         evaluation = replace(plain.eval, **changes)

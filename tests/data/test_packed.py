@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pe_bench.config.schema import DataConfig, TokenizerConfig
+from pe_bench.config.schema import Config, DataConfig, TokenizerConfig
 from pe_bench.data.packed import Data, load_data
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import RunError, UserError
@@ -36,12 +37,16 @@ def root(tmp_path) -> Path:
     return tmp_path / "cache"
 
 
+def packed(data: DataConfig, root: Path, **tokenizer: Any) -> Data:
+    return load_data(Config({}, data=data, tokenizer=TokenizerConfig(**tokenizer), cache_dir=str(root)))
+
+
 def entries(root: Path) -> list[Path]:
     return [path for path in root.iterdir() if path.is_dir()]
 
 
 def test_a_document_is_its_files_bytes(corpus, root):
-    data = load_data(corpus, TokenizerConfig(), str(root))
+    data = packed(corpus, root)
     assert (len(data.train.lengths), len(data.validation.lengths)) == (16, 4)
     texts = []
     for split in (data.train, data.validation):
@@ -55,15 +60,13 @@ def test_a_document_is_its_files_bytes(corpus, root):
 
 
 def test_the_hash_follows_the_text_and_the_tokenizer_but_no_names(corpus, root):
-    first = load_data(corpus, TokenizerConfig(), str(root))
-    bpe = load_data(corpus, TokenizerConfig(kind="bpe", vocab_size=280), str(root))
-    folder = Path(str(corpus.path))
-    moved = folder.rename(folder.with_name("moved"))
-    again = load_data(DataConfig(name="other", source="files", path=str(moved)), TokenizerConfig(), str(root))
+    first = packed(corpus, root)
+    bpe = packed(corpus, root, kind="bpe", vocab_size=280)
+    moved = Path(str(corpus.path)).rename(root.with_name("moved"))
+    again = packed(DataConfig(name="other", source="files", path=str(moved)), root)
     assert again.hash == first.hash != bpe.hash and again.name == "other" and len(first.hash) == 16
     (moved / "00.txt").write_text("something else")
-    changed = load_data(DataConfig(source="files", path=str(moved)), TokenizerConfig(), str(root))
-    assert changed.hash != first.hash
+    assert packed(DataConfig(source="files", path=str(moved)), root).hash != first.hash
 
 
 def cut(path: Path) -> None:
@@ -83,20 +86,19 @@ def flip(path: Path) -> None:
     [("train-tokens.npy", Path.unlink), ("validation-byte_ends.npy", cut), ("meta.json", flip)],
 )
 def test_a_damaged_entry_is_built_again_and_a_line_says_so(corpus, root, monkeypatch, capsys, name, damage):
-    config = TokenizerConfig(kind="bpe", vocab_size=280)
-    first = load_data(corpus, config, str(root))
+    first = packed(corpus, root, kind="bpe", vocab_size=280)
     tokens = np.array(first.train.tokens)
     (entry,) = entries(root)
     damage(entry / name)
     monkeypatch.setattr(files, "_compared", set())  # as in another process
     capsys.readouterr()
-    second = load_data(corpus, config, str(root))
+    second = packed(corpus, root, kind="bpe", vocab_size=280)
     assert second.hash == first.hash and second.vocabulary == first.vocabulary
     assert np.array_equal(second.train.tokens, tokens)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"warning: {entry} is damaged and is built again")
     built = entry.stat().st_ino
-    load_data(corpus, config, str(root))
+    packed(corpus, root, kind="bpe", vocab_size=280)
     assert entry.stat().st_ino == built and capsys.readouterr().err == ""
 
 
@@ -107,9 +109,9 @@ def test_a_tokenizer_is_what_it_makes_of_a_text_wherever_its_file_lies(corpus, r
         path = tmp_path / folder / "tokenizer.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(values))
-        return load_data(corpus, TokenizerConfig(kind="file", name=str(path)), str(root))
+        return packed(corpus, root, kind="file", name=str(path))
 
-    load_data(corpus, TokenizerConfig(kind="bpe", vocab_size=280), str(root))
+    packed(corpus, root, kind="bpe", vocab_size=280)
     original = (entries(root)[0] / "tokenizer.json").read_text()
     first, second = load("a"), load("b", lambda values: values.update(version="1.0", truncation=None))
     assert first.hash == second.hash and (first.tokenizer, second.tokenizer) == ("a", "b")
@@ -121,10 +123,10 @@ def test_a_tokenizer_is_what_it_makes_of_a_text_wherever_its_file_lies(corpus, r
 
 
 def test_a_killed_build_is_not_mistaken_for_a_finished_one_and_is_cleaned_up(corpus, root):
-    load_data(corpus, TokenizerConfig(), str(root))
+    packed(corpus, root)
     (entry,) = entries(root)
     entry.rename(root / f"{files.TEMPORARY}{entry.name}-killed")
-    load_data(corpus, TokenizerConfig(), str(root))
+    packed(corpus, root)
     assert entries(root) == [entry]
 
 

@@ -75,8 +75,7 @@ def test_a_batch_counts_the_losses_of_answers_alone_and_its_parts_are_its_rows()
     batch = windows_of(task_data(build_task({"name": "flip_flop"})), 16).batch(6, 0, 0)
     assert batch.is_answer is not None
     assert batch.losses == int(batch.is_answer.sum()) < batch.tokens[:, 1:].numel()
-    parts = list(batch.split(2))
-    assert sum(part.losses for part in parts) == batch.losses
+    assert sum(part.losses for part in batch.split(2)) == batch.losses
 
 
 # Training windows are uniform crops inside a document, and follow from seed and step alone

@@ -11,7 +11,7 @@ from support.commands import only_run, stop_before
 
 from pe_bench.config.compose import compose_config
 from pe_bench.data.batches import TaskWindows
-from pe_bench.data.packed import load_data_of
+from pe_bench.data.packed import load_data
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
@@ -65,7 +65,7 @@ def test_halves_have_tables_of_their_own_and_lost_scores_of_both_are_made_again(
 def gradients(*overrides: str) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the loss of a first step, and the gradients before it."""
     config = compose_config([*TINY, *overrides])
-    data = load_data_of(config)
+    data = load_data(config)
     model = build_decoder(config, data.vocabulary)
     trainer = Trainer(config, model, data, torch.device("cpu"), torch.float32)
     kept: dict[str, torch.Tensor] = {}

@@ -24,7 +24,7 @@ LOSS, NORM = 6.102282, 2.21210  # of the first step
 
 def trainer_of(folder, *overrides: str, dtype: torch.dtype = torch.float32) -> Trainer:
     config = compose_config([*tiny_overrides(folder), *overrides])
-    data = load_data(config.data, config.tokenizer, config.cache_dir)
+    data = load_data(config)
     return Trainer(config, build_decoder(config, data.vocabulary), data, CPU, dtype)
 
 
@@ -130,10 +130,9 @@ def test_one_step_gives_the_pinned_loss_and_micro_batches_the_same_one_up_to_rou
 
 def test_the_validation_loss_is_of_validation_documents_alone(folder):
     trainer = trainer_of(folder, "encoding=rope")
-    config, losses = trainer.config, []
-    data = load_data(config.data, config.tokenizer, config.cache_dir)
-    for changed in (data, replace(data, train=data.validation), replace(data, validation=data.train)):
-        losses.append(Trainer(config, trainer.model, changed, CPU, torch.float32).validation_loss())
+    config, data = trainer.config, load_data(trainer.config)
+    splits = (data, replace(data, train=data.validation), replace(data, validation=data.train))
+    losses = [Trainer(config, trainer.model, each, CPU, torch.float32).validation_loss() for each in splits]
     assert losses[0] == losses[1] != losses[2]
 
 
