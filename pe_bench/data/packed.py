@@ -15,7 +15,7 @@ from pe_bench.data.sources import Document, read_files, read_stdlib, within_budg
 from pe_bench.data.split import split_corpus
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.data.tokenizer import Tokenizer
-from pe_bench.system.files import cache_root, cached_folder, key_of, read_meta
+from pe_bench.system.files import cache_root, cached_folder, key_of
 
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
 LAYOUT = 2  # of the files in the cache
@@ -73,8 +73,8 @@ def load_data(config: Config) -> Data:
     folder that is of no use, `RunError` for a full disk.
     """
     if config.task is None:
-        folder = _packed_folder(config)
-        meta, sides = read_meta(folder), (_open_side(folder, side) for side in ("train", "validation"))
+        folder, meta = _packed_folder(config)
+        sides = (_open_side(folder, side) for side in ("train", "validation"))
         about = meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
         return Data(config.data.name, *about, *sides)
     if config.checkpoint is None:
@@ -92,10 +92,10 @@ def task_data(task: Task) -> Data:
 
 def cached_tokenizer(config: Config) -> Path:
     """Return the file of the tokenizer that was trained on a run's data; there is none for other kinds."""
-    return _packed_folder(config) / TOKENIZER_FILE
+    return _packed_folder(config)[0] / TOKENIZER_FILE
 
 
-def _packed_folder(config: Config) -> Path:
+def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
     data, tokenizer = config.data, config.tokenizer
     per_token = 1 if tokenizer.kind == "bytes" else BYTES_PER_TOKEN
     byte_budget = data.max_tokens and data.max_tokens * per_token

@@ -76,7 +76,7 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
         make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
-        library = ctypes.CDLL(str(cached_folder(cache_root(None) / "kernel", key, make) / LIBRARY))
+        library = ctypes.CDLL(str(cached_folder(cache_root(None) / "kernel", key, make)[0] / LIBRARY))
         lend_threads(library)
         return Kernel(library, version)
     except subprocess.CalledProcessError as error:

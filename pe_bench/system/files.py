@@ -89,28 +89,30 @@ def key_of(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def cached_folder(root: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> Path:
-    """Return the folder `root/key`, found, or built by `build`, which fills it and returns its `meta`.
+def cached_folder(
+    root: Path, key: str, build: Callable[[Path], dict[str, Any]]
+) -> tuple[Path, dict[str, Any]]:
+    """Return the folder `root/key` and its meta: `build` fills it and returns its meta, now or long ago.
 
     A build that is killed leaves a temporary folder, which the next one removes; an entry of which a
     file is missing or changed is built again, and a line says so. Raise `RunError` for a folder that cannot
     be written.
     """
     entry = root / key
-    if _is_whole(entry):
-        return entry
+    if meta := _meta_of_whole(entry):
+        return entry, meta
     try:
         root.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(root / f"{key}.lock"):
-            if not _is_whole(entry):  # another process may have built it while we waited
-                if entry.exists():
-                    say(f"warning: {entry} is damaged and is built again")
-                _build(entry, build)
+            if meta := _meta_of_whole(entry):  # another process has built it while we waited
+                return entry, meta
+            if entry.exists():
+                say(f"warning: {entry} is damaged and is built again")
+            return entry, _build(entry, build)
     except OSError as error:
         # numpy writes past Python's files: its error of a full disk has no `strerror`.
         reason = f"cannot be written ({error.strerror or error}): set another cache_dir"
         raise RunError(f"the cache folder {root} {reason}") from error
-    return entry
 
 
 def cached_digest(path: Path, root: Path) -> str:
@@ -126,31 +128,27 @@ def cached_digest(path: Path, root: Path) -> str:
     return digest
 
 
-def read_meta(entry: Path) -> dict[str, Any]:
-    return json.loads((entry / META).read_text(encoding="utf-8"))
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_whole(entry: Path) -> bool:
-    """Return whether all files of an entry are as they were built; a process reads each of them once."""
+def _meta_of_whole(entry: Path) -> dict[str, Any] | None:
+    """Return the meta of an entry, None unless all files are as they were built; each is read once."""
     try:
-        meta = read_meta(entry)
+        meta = json.loads((entry / META).read_text(encoding="utf-8"))
         for name, digest in meta["files"].items():
             about = (entry / name).stat()
             version = (entry / name, about.st_ino, about.st_size, about.st_mtime_ns)
             if version not in _compared and _digest(entry / name) != digest:
-                return False
+                return None
             _compared.add(version)
-        return meta.pop(CHECKSUM) == key_of(meta)
+        return meta if meta.pop(CHECKSUM) == key_of(meta) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return None
 
 
-def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
+def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     prefix = f"{TEMPORARY}{entry.name}-"
     for stale in entry.parent.glob(f"{prefix}*"):  # we hold the lock, so nobody is building it
         shutil.rmtree(stale)
@@ -165,5 +163,6 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
         shutil.rmtree(entry, ignore_errors=True)  # damaged, or it would have been used
         os.replace(temporary, entry)
         flush_to_disk(entry.parent)
+        return meta
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

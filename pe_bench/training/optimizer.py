@@ -142,8 +142,8 @@ def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
         else:
             multiple = multiples[own_name] if part == "encoding" else 1.0
             parameter.requires_grad_(multiple > 0)
-            # PyTorch cannot step sharded and other tensors in one optimizer.
-            group = by_multiple.setdefault((multiple, is_sharded(parameter)), _group(0.0, multiple))
+            # PyTorch cannot step sharded and other tensors in one group; an encoding's are never sharded.
+            group = by_multiple.setdefault((multiple, part == "encoding"), _group(0.0, multiple))
         if train.only and part != train.only:
             parameter.requires_grad = False
         group["params"].append(parameter)

@@ -141,7 +141,7 @@ def test_an_entry_is_built_once_by_all_who_wait_for_it(root):
 
     with ThreadPoolExecutor(3) as pool:
         done = [pool.submit(cached_folder, root, "key", build) for _ in range(3)]
-    assert {each.result() for each in done} == {root / "key"} and len(built) == 1
+    assert {each.result()[0] for each in done} == {root / "key"} and len(built) == 1
 
 
 def test_a_build_that_fails_leaves_nothing_and_a_full_disk_is_one_line(root):
