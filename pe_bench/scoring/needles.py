@@ -172,7 +172,7 @@ def _is_unique(cues: np.ndarray, index: int) -> bool:
 
 
 def _other_spans(cues: np.ndarray, index: int, last: int) -> list[int]:
-    """Return the starts of other spans, spread from `place` on around the body, no two with one end.
+    """Return the starts of other spans, spread from `index` on around the body, no two with one end.
 
     There are fewer than `CHOICES` - 1 where the body has no more ends.
     """
