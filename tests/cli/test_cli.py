@@ -11,8 +11,8 @@ from pe_bench.runs.rows import ALL, read_rows
 def test_training_leaves_a_run_with_all_its_files_and_repeating_it_does_nothing(train, folder):
     outcome = train("encoding=rope")
     assert outcome.code == 0, outcome.err
-    assert "rope" in outcome.out and "bits per byte" in outcome.out
     run = only_run(folder)
+    assert "bits per byte" in outcome.out and outcome.out.split()[-2:] == [run.name, "--details"]
     assert f"the run: {run}\n" in outcome.err and "step 8 of 8" in outcome.err and "tokens/s" in outcome.err
     assert f"all rows: {folder / 'results' / 'results.csv'}" in outcome.err
     names = ("meta.json", "optimizer.safetensors", "weights.safetensors")
