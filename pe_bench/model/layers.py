@@ -149,7 +149,8 @@ class _NLL(torch.autograd.Function):
     def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden_ND, weight_VD, *of_nll = ctx.saved_tensors
         of_logits_NV = native.nll_backward(slope_N.contiguous(), *of_nll)
-        return mm(of_logits_NV, weight_VD), *weight_gradients(hidden_ND, of_logits_NV), None
+        [of_weight_VD] = weight_gradients(hidden_ND, of_logits_NV)
+        return mm(of_logits_NV, weight_VD), of_weight_VD, None
 
 
 # The loss of next tokens, in chunks, so that logits are never tokens x vocabulary at once.
