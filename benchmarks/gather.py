@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from synthetic_runs import Shape, write_runs
 
-from pe_bench.runs.gather import gather
+from pe_bench.runs.folder import gather
 from pe_bench.system.machine import environment
 
 PLAIN = "report"

@@ -23,8 +23,17 @@ from pe_bench.model.attention.native import training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs.commands import record_command
-from pe_bench.runs.folder import FirstStage, RunFolder, locked, read_config, record_error, write_config
-from pe_bench.runs.gather import FORMAT, gather_and_warn, read_result
+from pe_bench.runs.folder import (
+    FORMAT,
+    FirstStage,
+    RunFolder,
+    gather_and_warn,
+    locked,
+    read_config,
+    read_result,
+    record_error,
+    write_config,
+)
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores, keep_slices

@@ -115,7 +115,7 @@ def names_of(record: Record) -> str:
 
 def _runs(results_dir: Path) -> Listing:
     """Raises `UserError` where there is none, finished or not."""
-    from pe_bench.runs.gather import folders_of_runs, state_of
+    from pe_bench.runs.folder import folders_of_runs, state_of
 
     states = [state_of(run) for run in folders_of_runs(results_dir)]
     message = f"no run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"

@@ -12,7 +12,7 @@ from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
-from pe_bench.runs.job import encoding_in
+from pe_bench.runs.folder import encoding_in
 from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:

@@ -25,9 +25,17 @@ from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.verdicts import rank_sets
-from pe_bench.runs.find import Condition, ScoredRuns, is_checkpoint, is_number, one_a_run, scores_checkpoint
-from pe_bench.runs.folder import RunFolder, folders_in
-from pe_bench.runs.gather import anchors_folder, read_all, read_anchors
+from pe_bench.runs.find import (
+    Condition,
+    ScoredRuns,
+    anchors_folder,
+    is_checkpoint,
+    is_number,
+    one_a_run,
+    read_anchors,
+    scores_checkpoint,
+)
+from pe_bench.runs.folder import RunFolder, folders_in, read_all
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.system.terminal import in_one_line

@@ -26,8 +26,7 @@ from pe_bench.report.verdicts import (
     unlearned,
     why_open_within,
 )
-from pe_bench.runs.find import ScoredRuns
-from pe_bench.runs.gather import COPYING, TRIGRAM, anchor_key
+from pe_bench.runs.find import COPYING, TRIGRAM, ScoredRuns, anchor_key
 from pe_bench.runs.rows import ALL, BY_RUN, BY_SEED, POSITIONS, TASK, Row, grouped, has_number, level_of
 from pe_bench.runs.scores import perplexity_of
 from pe_bench.values import unknown
@@ -159,9 +158,9 @@ def _records(
     )
     trained = [row for row in sliced if row.length == train_length]
     gain = gain_within_training(unsliced, source.runs, train_length)
-    why_open = why_open_within(train_length, gain, source.margin)
     is_judged = not is_anchor and lacks != "frequencies"
     controls = grouped((row for row in rows if row.control != "none"), lambda row: row.length)
+    why_open = why_open_within(train_length, gain, source.margin) if controls else ""
     records = {}
     for length, of_length in sorted(grouped(filter(_is_level, rows), lambda row: row.length).items()):
         has_verdict = is_judged and (length == train_length or (length > train_length and lacks != "task"))

@@ -37,8 +37,7 @@ from pe_bench.report.statistics import (
     judge_gain_over_control,
     paired_interval,
 )
-from pe_bench.runs.find import ScoredRuns
-from pe_bench.runs.gather import FREQUENCIES, TRIGRAM, anchor_key
+from pe_bench.runs.find import FREQUENCIES, TRIGRAM, ScoredRuns, anchor_key
 from pe_bench.runs.rows import BY_RUN, TASK, Row, grouped, has_number, level_of
 
 Pair = tuple[Row, Row]

@@ -7,18 +7,17 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.runs.folder import RunFolder, folders_in
-from pe_bench.runs.gather import StoredAnchors, folders_of_runs, read_all, read_anchors, read_result
-from pe_bench.runs.job import encoding_in
-from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of
+from pe_bench.runs.folder import RunFolder, encoding_in, folders_in, folders_of_runs, read_all, read_result
+from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, read_rows
 from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
+from pe_bench.runs.untrusted import check_files
 from pe_bench.values import unknown
 
 CHECKPOINT = "hf:"  # begins the name of a checkpoint of Hugging Face
@@ -190,6 +189,57 @@ def check_key(key: str, option: str) -> None:
     if "." not in key and (key not in COLUMNS or key in NOT_KEYS):
         keys = [column for column in COLUMNS if column not in NOT_KEYS]
         raise UserError(f"{unknown(key, option, keys)}, or a key of a run's config.yaml such as train.lr")
+
+
+# Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each
+# has a folder beside that of the runs, with rows and scores in a run's format, and is no run itself.
+
+FREQUENCIES, TRIGRAM, COPYING = "(token frequencies)", "(trigram)", "(trigram+copy)"
+# The beginnings of their folders' names.
+ANCHOR_NAMES = {FREQUENCIES: "frequencies", TRIGRAM: "trigram", COPYING: "trigram+copying"}
+
+
+@dataclass(frozen=True)
+class StoredAnchors:
+    """The rows of all anchors, by their names and `anchor_key`, and the folders that they are in."""
+
+    rows: dict[tuple[object, ...], Row] = field(default_factory=dict)
+    folders: dict[str, RunFolder] = field(default_factory=dict)
+
+
+def anchor_key(row: Row, trained: Row | None = None) -> tuple[object, ...]:
+    """Return what a run's row shares with those of its anchors: the training tokens and the scored targets.
+
+    trained: a row of another run, if its training tokens count.
+    """
+    run = trained or row
+    return (
+        *(run.data_hash, run.train_length, run.steps, run.train_tokens, run.seed),
+        *(row.protocol, row.stride_rule, row.length, row.target_hash),
+    )
+
+
+def anchors_folder(run: Path) -> Path | None:
+    """Return where the anchors of a run are; None for a run that does not lie in a folder named runs."""
+    parent = run.absolute().parent
+    return parent.parent / "anchors" if parent.name == "runs" else None
+
+
+def read_anchors(folder: Path | None) -> StoredAnchors:
+    """Return all anchors of a folder of results, without those that are damaged: `eval` makes them again."""
+    anchors = StoredAnchors()
+    for path in sorted(folder.glob("*/eval.csv")) if folder is not None else []:
+        anchor = path.parent
+        # A folder with a run's name would stand in for the run's own.
+        if anchor.name.startswith(tuple(f"{name}-s" for name in ANCHOR_NAMES.values())):
+            with suppress(RunError):
+                check_files(anchor)
+                rows = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]
+                anchors.folders[anchor.name] = RunFolder(anchor)
+                anchors.rows.update(
+                    {(row.encoding, *anchor_key(row)): replace(row, run=anchor.name) for row in rows}
+                )
+    return anchors
 
 
 class ScoredRuns:

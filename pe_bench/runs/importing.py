@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pe_bench.config.schema import NAME
 from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.runs.folder import read_config
-from pe_bench.runs.gather import gather_and_warn, read_result
+from pe_bench.runs.folder import gather_and_warn, read_config, read_result
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.untrusted import check_files
 from pe_bench.system.files import TEMPORARY

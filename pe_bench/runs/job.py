@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,11 +73,6 @@ def identity(
 def run_name(config: Config, identity: dict[str, Any]) -> str:
     parts = [config.encoding["name"], *(config.encoding.get("modifiers") or {})]
     return f"{'+'.join(parts)}-s{config.seed}-{hashed(identity)}"
-
-
-def encoding_in(run_name: str) -> str:
-    """Return the encoding that a run's name begins with; the whole name where it has another form."""
-    return re.sub(r"-s\d+-[0-9a-f]+$", "", run_name)
 
 
 def setting(identity: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.errors import require
 from pe_bench.runs.find import CONDITION, find_run, find_runs, parse_condition
-from pe_bench.runs.folder import FirstStage, read_config
-from pe_bench.runs.gather import read_result
+from pe_bench.runs.folder import FirstStage, read_config, read_result
 from pe_bench.runs.job import hashed
 
 

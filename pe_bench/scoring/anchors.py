@@ -23,8 +23,8 @@ from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError, first_line
+from pe_bench.runs.find import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM, anchors_folder
 from pe_bench.runs.folder import locked
-from pe_bench.runs.gather import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM, anchors_folder
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import APART, TASK, Row, read_rows, write_rows
 from pe_bench.runs.scores import Scores, has_whole_scores, save_scores, score_file, with_level

@@ -27,9 +27,8 @@ from pe_bench.report.verdicts import (
     pairs_of,
     unlearned,
 )
-from pe_bench.runs.find import ScoredRuns
+from pe_bench.runs.find import ScoredRuns, read_anchors
 from pe_bench.runs.folder import folders_in
-from pe_bench.runs.gather import read_anchors
 from pe_bench.runs.rows import BY_SEED, TASK, Row, has_number
 from pe_bench.studies.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
 

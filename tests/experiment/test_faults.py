@@ -63,7 +63,7 @@ def test_a_disk_that_fills_up_at_any_write_is_reported_and_the_run_continues_onc
 @pytest.mark.usefixtures("run")
 def test_a_disk_that_is_full_at_the_last_write_calls_nothing_failed_that_is_finished(train, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device", "results.csv")
-    monkeypatch.setattr("pe_bench.runs.gather.write_rows", Mock(side_effect=full))
+    monkeypatch.setattr("pe_bench.runs.folder.write_rows", Mock(side_effect=full))
     outcome = train(*ARGUMENTS)
     assert outcome.code == 0 and "warning: results.csv: no space left on device" in outcome.err
 

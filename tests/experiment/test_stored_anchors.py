@@ -7,7 +7,7 @@ import numpy as np
 from support.commands import Command, only_run
 
 from pe_bench.report.build import build_tables
-from pe_bench.runs.gather import ANCHOR_NAMES, anchor_key
+from pe_bench.runs.find import ANCHOR_NAMES, anchor_key
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import MEANS, load_scores, score_file
 

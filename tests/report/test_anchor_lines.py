@@ -11,7 +11,7 @@ from support.tables import only, printed
 from test_short import cells_of
 
 from pe_bench.report.curves import chart_of
-from pe_bench.runs.gather import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM
+from pe_bench.runs.find import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM
 
 LENGTHS = (32, 128, 256, 512)
 LEVELS = {

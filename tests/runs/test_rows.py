@@ -14,7 +14,7 @@ from filelock import FileLock
 from support.results import ROW, add_run, edit_text
 
 from pe_bench.errors import RunError
-from pe_bench.runs.gather import gather, read_all
+from pe_bench.runs.folder import gather, read_all
 from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
 
 

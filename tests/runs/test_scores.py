@@ -15,8 +15,7 @@ from support.results import ROW, add_run, edit_rows
 
 from pe_bench.errors import RunError
 from pe_bench.report.build import build_tables
-from pe_bench.runs.folder import RunFolder
-from pe_bench.runs.gather import gather
+from pe_bench.runs.folder import RunFolder, gather
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import (
     KEY,

@@ -8,8 +8,7 @@ import pytest
 from support.results import add_run
 
 from pe_bench.config.compose import compose_config
-from pe_bench.runs.folder import write_config
-from pe_bench.runs.gather import folders_of_runs, state_of
+from pe_bench.runs.folder import folders_of_runs, state_of, write_config
 
 RESULT = '{"steps": 250, "loss": 1.25, "encoding": "rope"}'
 

@@ -24,8 +24,7 @@ from support.results import edit_text
 
 from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.errors import RunError, UserError
-from pe_bench.runs.folder import FirstStage, read_config
-from pe_bench.runs.gather import read_all
+from pe_bench.runs.folder import FirstStage, read_all, read_config
 from pe_bench.runs.untrusted import MAX_BYTES, check_files, read_regular
 from pe_bench.system.terminal import CONTROL
 

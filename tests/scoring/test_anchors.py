@@ -6,7 +6,7 @@ from support.scoring import DATA, TRAIN_LENGTH, VOCABULARY
 
 from pe_bench.config.schema import TrainConfig
 from pe_bench.data.batches import TrainingWindows
-from pe_bench.runs.gather import COPYING, FREQUENCIES, TRIGRAM
+from pe_bench.runs.find import COPYING, FREQUENCIES, TRIGRAM
 from pe_bench.scoring.anchors import (
     MAX_MATCH,
     MIN_MATCH,
