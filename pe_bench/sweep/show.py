@@ -1,6 +1,7 @@
 """What a sweep shows: a line for each job while it runs, and at its end counts, failures and tables."""
 
 import _thread
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ class View(Live):
         self.sweep = sweep
         self.has_seen_all_end = False  # after a signal
         self._printed: dict[int, tuple[str, str]] = {}  # how far each job was, and its last line
-        console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        can_move = sys.stderr.isatty()  # whatever FORCE_COLOR says: a notebook's cell cannot move the cursor
+        console = console or Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=can_move)
         super().__init__(console=console, transient=True, refresh_per_second=5)
 
     def get_renderable(self) -> Group:

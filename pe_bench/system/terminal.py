@@ -190,12 +190,11 @@ def progress_bar(name: str, total: int) -> Iterator[TerminalBar]:
     from rich.console import Console
     from rich.progress import Progress
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():  # whatever FORCE_COLOR says: a notebook's cell cannot move the cursor
         yield TerminalBar(name, total)
         return
     fields = ("{task.description}", "{task.fields[bar]}", "{task.fields[text]}")
-    with Progress(*fields, console=console, transient=True) as progress:
+    with Progress(*fields, console=Console(stderr=True), transient=True) as progress:
         progress.add_task(name, bar=bar_text(0.0), text="")
         yield TerminalBar(name, total, progress)
 

@@ -49,15 +49,16 @@ def test_closed_streams_are_no_error():
 
 def test_a_terminal_gets_a_bar_without_colours_and_a_file_the_lines_alone(monkeypatch, capsys):
     assert [terminal.bar_text(share) for share in (0.0, 1.0, 1.2)] == ["·" * 10, "━" * 10, "━" * 10]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a notebook sets it for its commands
     with terminal.progress_bar("train", 4) as bar:
         bar.show(1, "step 1 of 4")
         bar.show(2, "step 2 of 4", "half of it")
     assert capsys.readouterr().err == "train: half of it\n"
-    monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
     with terminal.progress_bar("train", 4) as bar:
         bar.show(2, "step 2 of 4")
-    assert "train ━━━━━····· step 2 of 4" in capsys.readouterr().err
+    assert "train ━━━━━····· step 2 of 4" in stream.getvalue()
 
 
 @pytest.mark.parametrize(
