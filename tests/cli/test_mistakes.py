@@ -57,7 +57,7 @@ list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'
 show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
 show rope train.lenght=3 -> did you mean 'train.length'?
-show rope seed=x -> seed must be a whole number
+show rope seed=1e30 -> seed must be a whole number
 show rope --plot a.gif -> the name must end with .png, .svg or .pdf
 show base=3 -> name an encoding
 show task=mqar rope -> 'rope' cannot be read: say encoding=rope

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -60,13 +59,6 @@ def test_cores_are_those_of_affinity_of_a_containers_quota_and_of_slurm(tmp_path
     assert machine.available_cores(quota) == 4
 
 
-def test_the_environment_records_what_a_score_depends_on() -> None:
-    facts = machine.environment(CPU, 2)
-    assert (facts["torch"], facts["device"], facts["threads"]) == (torch.__version__, "cpu", 2)
-    assert datetime.fromisoformat(str(facts["date"])).tzinfo == UTC
-    assert {"pe_bench", "git", "python", "platform", "processor", "cores"} <= facts.keys()
-
-
 def test_a_checkout_knows_its_commit_and_an_installed_package_has_none(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(machine, "CHECKOUT", tmp_path)
     commit = machine.git_commit.__wrapped__
@@ -94,6 +86,14 @@ def test_threads_are_the_requested_number_or_all_cores_up_to_openmps_limit(monke
     assert machine.set_threads("auto") == torch.get_num_threads() == machine.available_cores()
     monkeypatch.setenv("OMP_NUM_THREADS", "1,4")
     assert machine.set_threads("auto") == 1
+
+
+def test_others_compute_what_our_cores_are_busy_without_ourselves(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 2}, raising=False)
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    monkeypatch.setattr("time.process_time", lambda: 1.5)
+    (tmp_path / "stat").write_text("cpu 9\ncpu0 1 2 4 8 16 32 64 128\ncpu1 9\ncpu2 1 0 0 0 0 0 0 0\n")
+    assert machine.look(tmp_path / "stat")[1] == 1 + 2 + 4 + 32 + 64 + 128 + 1 - 1.5
 
 
 @pytest.mark.parametrize(
