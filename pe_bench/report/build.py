@@ -31,12 +31,11 @@ from pe_bench.runs.find import (
     anchors_folder,
     is_checkpoint,
     is_number,
-    one_a_run,
     read_anchors,
     scores_checkpoint,
 )
 from pe_bench.runs.folder import RunFolder, folders_in, read_all
-from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, read_rows
+from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.system.terminal import in_one_line
 from pe_bench.values import unknown
@@ -221,10 +220,10 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
 
     Whatever its text says stands on one line, because a run may be a stranger's.
     """
-    tables = {
-        key: _table(key, *of_group, rows, runs, selection)
-        for key, of_group in groups_of_slice(groups, selection.slice, runs).items()
-    }
+    parts = {key: (group, group) for key, group in groups.items()}
+    if selection.slice != ALL:
+        parts = groups_of_slice(groups, selection.slice, runs)
+    tables = {key: _table(key, *of_group, rows, runs, selection) for key, of_group in parts.items()}
     require(
         bool(tables) or selection.slice == ALL,
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "

@@ -16,9 +16,9 @@ from typing import Any
 
 from pe_bench.errors import UserError, require
 from pe_bench.report.records import CHECKPOINTS, TableKey, name_of_checkpoint
-from pe_bench.runs.find import Condition, ScoredRuns, check_key, finished_runs, is_checkpoint, one_a_run
+from pe_bench.runs.find import Condition, ScoredRuns, check_key, finished_runs, is_checkpoint
 from pe_bench.runs.job import NOT_IDENTITY
-from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number
+from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
@@ -263,8 +263,6 @@ def groups_of_slice(
 
     If runs have different targets of one set in the slice, the rows with the most common ones are kept.
     """
-    if name == ALL:
-        return {key: (rows, rows) for key, rows in groups.items()}
     sliced = {}
     for key, unsliced in groups.items():
         for judge, rows in sorted(grouped(runs.of_slice(unsliced, name), lambda row: row.judge).items()):

@@ -17,7 +17,6 @@ from pe_bench.report.verdicts import (
     answers_of,
     find_break_point,
     gain_within_training,
-    is_as_trained,
     judge_answers,
     judge_context,
     judge_intervals,
@@ -27,7 +26,18 @@ from pe_bench.report.verdicts import (
     why_open_within,
 )
 from pe_bench.runs.find import COPYING, TRIGRAM, ScoredRuns, anchor_key
-from pe_bench.runs.rows import ALL, BY_RUN, BY_SEED, POSITIONS, TASK, Row, grouped, has_number, level_of
+from pe_bench.runs.rows import (
+    ALL,
+    BY_RUN,
+    BY_SEED,
+    POSITIONS,
+    TASK,
+    Row,
+    grouped,
+    has_number,
+    is_as_trained,
+    level_of,
+)
 from pe_bench.runs.scores import perplexity_of
 from pe_bench.values import unknown
 

@@ -12,8 +12,8 @@ from pe_bench.report.lines import Order, Source, on_other_targets
 from pe_bench.report.records import Line, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
-from pe_bench.runs.find import is_checkpoint, one_a_run
-from pe_bench.runs.rows import TASK, Row
+from pe_bench.runs.find import is_checkpoint
+from pe_bench.runs.rows import TASK, Row, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 

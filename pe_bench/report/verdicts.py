@@ -38,7 +38,7 @@ from pe_bench.report.statistics import (
     paired_interval,
 )
 from pe_bench.runs.find import FREQUENCIES, TRIGRAM, ScoredRuns, anchor_key
-from pe_bench.runs.rows import BY_RUN, TASK, Row, grouped, has_number, level_of
+from pe_bench.runs.rows import BY_RUN, TASK, Row, grouped, has_number, is_as_trained, level_of
 
 Pair = tuple[Row, Row]
 # Of a set of targets; the larger is preferred. The hash is last: of sets alike in all the rest, one has to
@@ -316,10 +316,6 @@ def why_open_within(train_length: int, within: Paired, margin: float) -> str:
 
 
 # What trained lines did not learn to beat
-
-
-def is_as_trained(row: Row) -> bool:
-    return row.control == "none" and row.scored_with == row.encoding
 
 
 def unlearned(

@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder, encoding_in, folders_in, folders_of_runs, read_all, read_result
-from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, read_rows
+from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, one_a_run, read_rows
 from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
 from pe_bench.runs.untrusted import check_files
 from pe_bench.values import unknown
@@ -135,22 +135,14 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
     raise UserError(f"no finished run '{typed}' in {folder}: see `pe-bench list runs`")
 
 
-def names_of_label(label: str) -> tuple[str, ...]:
-    """Return the names of an encoding: its label, also without options, and without its code's hash.
-
-    `root_bias@1a2b strength=0.25` is `root_bias@1a2b` and `root_bias` too.
-    """
-    name = label.split(" ")[0]
-    if name.endswith(","):  # `rope, then yarn x4`, which is not the encoding `rope`
-        return (label,)
-    return label, name, re.sub(r"@[0-9a-f]+", "", name)
-
-
 def _finished(run: Path) -> Path:
     """Return a run. Raise `UserError` if it is not finished, `RunError` if it is damaged."""
     way_out = "repeat the command that trained it, and it continues"
     require(read_result(run) is not None, f"{run} is not finished: {way_out}")
     return run
+
+
+# Conditions
 
 
 @dataclass(frozen=True)
@@ -189,6 +181,32 @@ def check_key(key: str, option: str) -> None:
     if "." not in key and (key not in COLUMNS or key in NOT_KEYS):
         keys = [column for column in COLUMNS if column not in NOT_KEYS]
         raise UserError(f"{unknown(key, option, keys)}, or a key of a run's config.yaml such as train.lr")
+
+
+def names_of_label(label: str) -> tuple[str, ...]:
+    """Return the names of an encoding: its label, also without options, and without its code's hash.
+
+    `root_bias@1a2b strength=0.25` is `root_bias@1a2b` and `root_bias` too.
+    """
+    name = label.split(" ")[0]
+    if name.endswith(","):  # `rope, then yarn x4`, which is not the encoding `rope`
+        return (label,)
+    return label, name, re.sub(r"@[0-9a-f]+", "", name)
+
+
+def _equal(value: Any, pattern: str) -> bool:
+    if is_number(value) and is_number(pattern):
+        return float(value) == float(pattern)
+    text = "" if value is None else str(value)
+    return text == pattern or fnmatch.fnmatchcase(text, pattern)
+
+
+def is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, bool)
 
 
 # Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each
@@ -310,22 +328,3 @@ class ScoredRuns:
             for run, of_run in grouped(rows, BY_RUN).items()
             for row in self.folder_of(run).means.rows_of_slice(of_run, name)
         ]
-
-
-def one_a_run(rows: Sequence[Row]) -> list[Row]:
-    return list({row.run: row for row in rows}.values())
-
-
-def _equal(value: Any, pattern: str) -> bool:
-    if is_number(value) and is_number(pattern):
-        return float(value) == float(pattern)
-    text = "" if value is None else str(value)
-    return text == pattern or fnmatch.fnmatchcase(text, pattern)
-
-
-def is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(value, bool)

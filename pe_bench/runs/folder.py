@@ -192,7 +192,7 @@ def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
     return flat
 
 
-# All runs of a folder of results.
+# All runs of a folder of results
 
 
 @dataclass(frozen=True)

@@ -189,6 +189,14 @@ def level_of(row: Row) -> float:
     return cast(float, row.exact if row.protocol == TASK else row.bits_per_byte)
 
 
+def one_a_run(rows: Iterable[Row]) -> list[Row]:
+    return list({row.run: row for row in rows}.values())
+
+
+def is_as_trained(row: Row) -> bool:
+    return row.control == "none" and row.scored_with == row.encoding
+
+
 def describe_failures(rows: Iterable[Row]) -> str:
     """Return where a user's own code failed while these rows were scored, and the way out; or nothing."""
     failed = sorted((row for row in rows if row.status == "failed"), key=lambda row: row.length)
