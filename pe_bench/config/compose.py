@@ -19,7 +19,7 @@ from pe_bench.config.groups import config_dir, find_name, keys_in, read_choice
 from pe_bench.config.overrides import CONFIG, cause, explain_hydra_errors, for_hydra, unknown_key
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config
-from pe_bench.encodings.signatures import NOT_OPTIONS, complete, read_part
+from pe_bench.encodings.signatures import NOT_OPTIONS, complete
 from pe_bench.errors import UserError, first_line, require
 
 # Overrides before the user's own: how tests run the README's commands on shorter budgets.
@@ -218,7 +218,8 @@ def _read_preset(name: str, search: Sequence[Path]) -> dict[str, Any]:
     if not file.is_file() or any((folder / "encoding" / file.name).is_file() for folder in search):
         return {}
     options = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return {option: value for option, value in read_part(file).items() if option in options}
+    completed = complete(options, (config_dir(),))
+    return {option: completed[option] for option in options}
 
 
 def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:
