@@ -74,9 +74,9 @@ def load_data(config: Config) -> Data:
     """
     if config.task is None:
         folder, meta = _packed_folder(config)
-        sides = (_open_side(folder, side) for side in ("train", "validation"))
+        train, validation = (_open_side(folder, side) for side in ("train", "validation"))
         about = meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
-        return Data(config.data.name, *about, *sides)
+        return Data(config.data.name, *about, train, validation)
     if config.checkpoint is None:
         return task_data(build_task(config.task))
     tokenizer = tokenizers.load_file(config.tokenizer)
