@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -18,8 +19,7 @@ from pe_bench.system.files import cache_root
 
 # A shell that starts tests in the background, and `nohup`, have these ignored; what tests send must arrive.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.pop("COLUMNS", None)  # which some shells export: it says how wide reports are
 
 
@@ -75,6 +75,19 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return Outcome(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is flushed to the disk from now on, `file` or `folder`, and each `rename`, in their order."""
+    happened, replace = list[str](), os.replace
+
+    def sync(descriptor: int) -> None:
+        happened.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", lambda *paths: (happened.append("rename"), replace(*paths)))
+    return happened
 
 
 @pytest.fixture

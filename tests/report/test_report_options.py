@@ -37,12 +37,7 @@ def test_a_key_that_no_run_has_is_refused_with_the_nearest(rates: Path) -> None:
 def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> None:
     assert len(build_tables(rates)) == 2, "without being asked for they are never ranked together"
     table = only(rates, by=("train.lr",))
-    assert labels(table) == [
-        "alibi train.lr=0.001",
-        "alibi train.lr=0.003",
-        "rope train.lr=0.001",
-        "rope train.lr=0.003",
-    ]
+    assert labels(table) == [f"{name} train.lr={lr}" for name in ("alibi", "rope") for lr in (0.001, 0.003)]
     assert {line.seeds for line in table.lines} == {2}
     assert table.why == ""
 

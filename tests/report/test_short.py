@@ -75,12 +75,7 @@ def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("swaps", "answer"),
-    [
-        ({256: 1.9, 2048: 1.9}, "yes"),
-        ({256: 1.72, 2048: 1.67}, "no"),
-        ({}, None),
-    ],
+    ("swaps", "answer"), [({256: 1.9, 2048: 1.9}, "yes"), ({256: 1.72, 2048: 1.67}, "no"), ({}, None)]
 )
 def test_one_answer_says_whether_the_context_is_used_at_any_length(
     tmp_path: Path, swaps: dict[int, float], answer: str | None

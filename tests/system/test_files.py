@@ -1,7 +1,6 @@
 """Files appear whole or not at all."""
 
 import os
-import stat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -45,14 +44,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(path, error, raised
     assert_alone(path, "old")
 
 
-def test_bytes_are_on_the_disk_before_the_rename_and_the_name_after_it(path, monkeypatch):
+def test_bytes_are_on_the_disk_before_the_rename_and_the_name_after_it(path, writes):
     """Otherwise a power cut may leave the new name without its bytes."""
-    happened, replace = [], os.replace
-
-    def sync(descriptor: int) -> None:
-        happened.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(os, "replace", lambda *paths: (happened.append("rename"), replace(*paths)))
     write_text(path, "new")
-    assert happened == ["file", "rename", "folder"]
+    assert writes == ["file", "rename", "folder"]

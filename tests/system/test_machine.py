@@ -113,12 +113,13 @@ def test_with_auto_a_run_takes_the_cores_that_are_free(monkeypatch, setting, cor
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_run_alone_shares_its_cores_from_its_first_step_on(train, monkeypatch) -> None:
-    shared: list[object] = []
+def test_a_run_alone_shares_its_cores_from_its_first_step_and_its_first_score_on(train, monkeypatch) -> None:
+    shared: dict[str, object] = {}
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
-    monkeypatch.setattr("pe_bench.training.trainer.share_cores", lambda: shared.append(machine._shared))
+    for name in ("training.trainer.share_cores", "scoring.scorer.share_cores"):
+        monkeypatch.setattr(f"pe_bench.{name}", lambda by=name: shared.setdefault(by, machine._shared))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert train("encoding=nope", "threads=auto").code == 0 and shared and all(shared)
+    assert train("encoding=nope", "threads=auto").code == 0 and len(shared) == 2 and all(shared.values())
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system cannot reset its count")

@@ -93,6 +93,12 @@ def test_the_newest_whole_checkpoint_counts_and_a_damaged_one_is_replaced(tmp_pa
     assert newest(folder).step == 4
 
 
+def test_the_bytes_of_a_checkpoint_are_on_the_disk_before_its_name_which_is_then_there_too(tmp_path, writes):
+    save(tmp_path, 1)
+    weights, moments, meta = ["file"], ["file"], ["file", "rename", "folder"]
+    assert writes == [*weights, *moments, *meta, "rename", "folder"]
+
+
 def test_a_checkpoint_that_may_not_be_read_or_of_another_format_is_not_missing(tmp_path, monkeypatch):
     save(tmp_path / "checkpoints", 2)
     meta = tmp_path / "checkpoints" / "step-00000002" / "meta.json"

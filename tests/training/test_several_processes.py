@@ -243,9 +243,8 @@ def test_a_lost_process_is_named_in_one_line_none_is_left_and_the_run_can_contin
     assert_none_is_left(working)
 
 
-@full
 @linux
-@pytest.mark.parametrize("is_stopped", [True, False])
+@pytest.mark.parametrize("is_stopped", [pytest.param(True, marks=full), False])
 def test_no_process_is_left_when_the_command_is_killed_or_asked_to_end_twice(working, is_stopped):
     if is_stopped:  # no step can be finished
         for worker in workers_of(working):

@@ -86,7 +86,4 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
     assert "confirm 1" in command("try", "--list").out
     tables = json.loads(command("report", "--all", "--json").out)["tables"]
     seeds = {t["key"]["half"]: {line["label"]: line["seeds"] for line in t["lines"]} for t in tables}
-    assert seeds == {
-        "first": {"rope": 2, "nope": 2, "rope base=20.0": 1},
-        "second": {"rope": 1, "nope": 1},
-    }
+    assert seeds == {"first": {"rope": 2, "nope": 2, "rope base=20.0": 1}, "second": {"rope": 1, "nope": 1}}
