@@ -114,7 +114,7 @@ def test_grouped_query_attention_is_full_attention_with_repeated_weights(name: s
     assert same(hidden(grouped, tokens_BT), hidden(full, tokens_BT))
 
 
-@pytest.mark.parametrize("name", one_of_a_kind(ENCODINGS))
+@pytest.mark.parametrize("name", one_of_a_kind(ENCODINGS, (*ONE_OF_A_KIND, "bipe")))
 @torch.no_grad()
 def test_the_last_tokens_alone_get_what_they_get_among_all(name: str) -> None:
     """So do windows that differ in their ends alone."""
