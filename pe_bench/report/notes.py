@@ -18,6 +18,7 @@ from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 
 CONTEXT = "cannot judge context use"
+BELOW = "less context than in training costs by nature, and is not judged"
 
 
 class Note(NamedTuple):
@@ -40,7 +41,8 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     marks = {mark for line in table.lines for mark in cells.works_to(line, table).mark}
     has_controls = any(record.use for record in table.records)
     answers = {cells.context_answer(line).text for line in table.lines if has_controls}
-    below = [length for length in cells.short_lengths(table) if length < train_length]
+    has_changes = cells.has_trained_level(table) and not table.baseline
+    below = [length for length in cells.short_lengths(table) if has_changes and length < train_length]
     context = f"uses context: gains from reading more than {train_length} tokens back"
     reads_nothing = f"; reads nothing: no better at {train_length} than at {quarter_of(train_length)}"
     notes = [
@@ -51,9 +53,7 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
         f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else "",
         "a length with ?: unclear from a shorter one on" if "?" in marks else "",
         context + (reads_nothing if "reads nothing" in answers else "") if answers else "",
-        f"{_list_lengths(below)}: less context than in training costs by nature, and is not judged"
-        if below and cells.has_trained_level(table) and not table.baseline
-        else "",
+        f"{_list_lengths(below)}: {BELOW}" if below else "",
     ]
     return [*filter(None, notes)]
 
