@@ -12,7 +12,7 @@ token's place in the sequence, which masks read; they differ where positions are
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -28,7 +28,8 @@ from pe_bench.values import Positive as Positive
 from pe_bench.values import Range
 from pe_bench.values import Share as Share
 
-PastTraining = Literal["undefined", "clamps", "defined"]  # the most adverse to longer texts first
+PastTraining = Literal["undefined", "clamps", "defined"]
+ADVERSE_FIRST: tuple[PastTraining, ...] = get_args(PastTraining)  # the most adverse to longer texts
 Claim = Literal[
     "shift_invariant",  # scores do not change when every position moves by the same amount
     "prefix_consistent",  # outputs for a prefix do not depend on what follows or on the length
@@ -227,12 +228,6 @@ class LayerEncoding(nn.Module, Declared):
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         """Return the output [B, H, Q, K] from weights and the keys' values [B, H, N, K]."""
         return weights @ v
-
-
-def most_adverse(said: Iterable[PastTraining]) -> PastTraining:
-    """Return of several parts' `past_training` the one that is most adverse to longer texts."""
-    words = set(said)
-    return next(word for word in get_args(PastTraining) if word in words)
 
 
 class PositionalEncoding(nn.Module, Declared):

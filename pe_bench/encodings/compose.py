@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side, most_adverse
+from pe_bench.encodings.base import ADVERSE_FIRST, LayerEncoding, PositionalEncoding, ScoreTerm, Side
 from pe_bench.encodings.masks.ranges import intersection
 from pe_bench.errors import UserError
 
@@ -40,7 +40,7 @@ class Composition(PositionalEncoding):
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
-        self.past_training = most_adverse(part.past_training for part in self._parts)
+        self.past_training = min((part.past_training for part in self._parts), key=ADVERSE_FIRST.index)
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         owner = next((part for part in self._parts if part.overrides("ids")), self.base)

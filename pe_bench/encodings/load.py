@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, get_args
 
-from pe_bench.encodings.base import Claim, LayerEncoding, PastTraining, PositionalEncoding
+from pe_bench.encodings.base import ADVERSE_FIRST, Claim, LayerEncoding, PositionalEncoding
 from pe_bench.encodings.source import digest, find_file, sources
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.signals import INTERRUPTIONS
@@ -21,7 +21,7 @@ from pe_bench.values import unknown
 BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\w*")
 OUTSIDE_MODULE = "pe_bench_code_"
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
-DECLARED = (*get_args(Claim), *get_args(PastTraining))
+DECLARED = (*get_args(Claim), *ADVERSE_FIRST)
 
 
 class Code(NamedTuple):

@@ -22,12 +22,12 @@ are shared by all layers, and so neither can have them. After training each part
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import (
+    ADVERSE_FIRST,
     AtLeast1,
     LayerEncoding,
     NestedEncoding,
     PositionalEncoding,
     Side,
-    most_adverse,
 )
 from pe_bench.encodings.compose import stack
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
@@ -101,7 +101,7 @@ class LocalGlobal(PositionalEncoding):
         ]
         acting = [*parts.values(), *(masks if False in parts else [])]
         self.claims = frozenset.intersection(*(part.claims for part in acting))
-        self.past_training = most_adverse(part.past_training for part in parts.values())
+        self.past_training = min((part.past_training for part in parts.values()), key=ADVERSE_FIRST.index)
 
     def layer(self, number: int) -> LayerEncoding:
         return self._layers[number]
