@@ -49,9 +49,7 @@ def largest_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[s
     return {name: float((found[name] - exact[name]).abs().max() / exact[name].abs().max()) for name in exact}
 
 
-has_onednn = pytest.mark.skipif(
-    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this PyTorch has no oneDNN"
-)
+has_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="no oneDNN")
 
 
 @here
