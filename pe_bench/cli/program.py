@@ -47,6 +47,8 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as in `pe-bench report | head -3`
         return 1
+    except SystemExit as done:  # of completion, by Typer
+        return int(done.code or 0)
     except UserError as error:
         return _fail(str(error), 2)
     except (RunError, OSError) as error:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,27 +23,19 @@ ROPE = ["encoding.base=", "encoding.form=", "encoding.layout="]
         ("modifier=[logn]", "encoding.modifiers.logn.t", ["encoding.modifiers.logn.train_length="]),
     ],
 )
-def test_keys_names_and_options_of_what_is_chosen_are_offered(
-    chosen: str, typed: str, offered: list[str]
-) -> None:
+def test_keys_names_and_options_of_what_is_chosen_are_offered(chosen, typed, offered) -> None:
     assert complete_word(typed, chosen.split()) == offered
 
 
 def completed(shell: str, **environment: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", "from pe_bench.cli.app import app; app(prog_name='pe-bench')"],
-        env={**os.environ, "_PE_BENCH_COMPLETE": f"complete_{shell}", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = [sys.executable, "-c", "from pe_bench.cli import main; main()"]
+    variables = {**os.environ, "_PE_BENCH_COMPLETE": f"complete_{shell}", **environment}
+    done = subprocess.run(program, env=variables, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout.split()
 
 
-def test_a_shell_gets_what_replaces_its_last_word_and_runs_of_the_folder_of_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_gets_what_replaces_its_last_word_and_runs_of_the_folder_of_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("elsewhere/runs/alibi-s0-1", "elsewhere/runs/a$(x)"):
         (tmp_path / name).mkdir(parents=True)
