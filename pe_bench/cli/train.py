@@ -50,7 +50,7 @@ def train(
     """
     if cfg is not None:
         is_one = cfg == "job" and plan is None and not multirun
-        require(is_one, "--cfg job prints the keys of one job: leave out -m and --plan")
+        require(is_one, "say --cfg job, without -m and --plan: it prints the keys of one job")
         from pe_bench.config.compose import complete_overrides, print_config
 
         print_config(complete_overrides(overrides, config_dir), config_dir)

@@ -23,7 +23,7 @@ train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
 train --plan none/plan -> --plan none/plan: there is no folder none; make it
 train encoding=nope encoding.base=500 -> unknown key 'encoding.base': encoding has no options
 train --dry-run seed=1 -> No such option: --dry-run; keys are KEY=VALUE: `pe-bench list keys`
-train -m seed=0,1 --cfg=job -> --cfg job prints the keys of one job: leave out -m
+train -m seed=0,1 --cfg=job -> say --cfg job, without -m and --plan: it prints
 train -m 'encoding=glob(z*)' -> encoding=glob(z*) gives no values: name at least one
 train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not override 'hydra.launcher.n_job'
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
