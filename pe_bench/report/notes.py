@@ -12,7 +12,8 @@ from pe_bench.report.lines import Order, Source, on_other_targets
 from pe_bench.report.records import Line, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
-from pe_bench.runs.find import is_checkpoint
+from pe_bench.runs.commands import results_option
+from pe_bench.runs.find import ScoredRuns, is_checkpoint
 from pe_bench.runs.rows import TASK, Row, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
@@ -168,7 +169,7 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         OF_PROTOCOL.get(table.key.protocol, ""),
         *_runs_apart(lines),
         *_holding(FEW_SEEDS, table),
-        *_unclear_changes(lines, unsliced),
+        *_unclear_changes(lines, unsliced, source.runs),
         *_holding(SCORED_WITH, table),
         few if fewest < MIN_DOCUMENTS else "",
         *_target_sets(table),
@@ -278,7 +279,7 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
 # Documents and targets
 
 
-def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str]:
+def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
     """Yield how bad the unclear changes can be at most, and what would settle them."""
     bounds: dict[bool, dict[str, dict[int, float]]] = {}
     for line in lines:
@@ -292,25 +293,24 @@ def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row]) -> Iterator[str
             f"{label} at {_list_lengths(highs)} (at most {max(highs.values()):+.3f})"
             for label, highs in of_lines.items()
         ]
-        way_out = "Most of this is how seeds differ: train more seeds"
-        yield f"unclear changes: {'; '.join(where)}. {way_out if by_seeds else _more_targets(lines, rows)}"
+        seeds = "Most of this is how seeds differ: train more seeds"
+        way_out = seeds if by_seeds else _more_targets(lines, rows, runs)
+        yield f"unclear changes: {'; '.join(where)}. {way_out}"
 
 
-def _more_targets(lines: Sequence[Line], rows: Sequence[Row]) -> str:
+def _more_targets(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRuns) -> str:
     """Return the command that scores four times the targets; without blocks there is more text alone."""
     blocks = rows[0].target_tokens
     if rows[0].protocol != "paired" or not blocks:
         return "More text would narrow these: raise eval.tokens"
     encodings = {line.encoding for line in lines}
     # Where a checkpoint and runs of our own have one encoding, its name is for the latter alone.
-    names = {
-        shlex.quote(row.run if is_checkpoint(row.model) else row.encoding)
-        for row in rows
-        if row.encoding in encodings
-    }
-    runs = " ".join(sorted(names)) if len(names) <= MAX_NAMES else "--all"
-    targets = 4 * max(row.targets for row in rows) // blocks
-    return f"4 times the targets would narrow these by up to half: pe-bench eval {runs} --targets {targets}"
+    shown = [row for row in rows if row.encoding in encodings]
+    names = {shlex.quote(row.run if is_checkpoint(row.model) else row.encoding) for row in shown}
+    words = " ".join(sorted(names)) if len(names) <= MAX_NAMES else "--all"
+    option = results_option(runs.folder_of(rows[0].run).path.parent.parent)
+    command = f"pe-bench eval {words}{option} --targets {4 * max(row.targets for row in rows) // blocks}"
+    return f"4 times the targets would narrow these by up to half: {command}"
 
 
 def _target_sets(table: Table) -> Iterator[str]:

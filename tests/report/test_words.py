@@ -36,9 +36,7 @@ def test_a_note_names_the_lines_that_it_is_about_or_a_few_of_them(tmp_path: Path
 
 
 @pytest.mark.parametrize(("moved", "is_caveat"), [(3.5, True), (3.001, False)])
-def test_a_note_says_how_far_the_offset_control_moves_the_level(
-    tmp_path: Path, moved: float, is_caveat: bool
-) -> None:
+def test_a_note_says_how_far_the_offset_control_moves_the_level(tmp_path, moved, is_caveat) -> None:
     add_run(tmp_path, "rope", {128: 3.0, 256: 3.1})
     add_run(tmp_path, "rope", {256: moved}, control="offset")
     table = only(tmp_path)
@@ -56,6 +54,8 @@ def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_mode
     assert "+0.107>?" in said(tmp_path) and "sure of these models, not of other seeds" in said(tmp_path)
     bound = f"unclear changes: rope at 256 (at most {cell.interval.high:+.3f})"
     assert f"{bound}. Most of this is how seeds differ" in said(tmp_path)
+    add_run(tmp_path / "lone", "rope", {128: 3.0, 256: 3.0}, spread=2.0)
+    assert f"pe-bench eval rope --results-dir {tmp_path / 'lone'} --targets" in said(tmp_path / "lone")
 
 
 def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path) -> None:
@@ -68,11 +68,11 @@ def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("width", [44, 80])
-def test_a_narrow_terminal_gets_every_number_of_the_details_in_blocks_that_fit(
-    tmp_path: Path, width: int
-) -> None:
-    add_run(tmp_path, "rope", {32 * 2**index: 3 + index / 100 for index in range(8)}, peak_memory_mb=700.0)
-    text = printed(build_tables(tmp_path), width, details=True)
+def test_a_narrow_terminal_gets_every_number_of_the_details_in_blocks_that_fit(tmp_path, width, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for a path that is longer than a line stays whole
+    levels = {32 * 2**index: 3 + index / 100 for index in range(8)}
+    add_run(Path("results"), "rope", levels, peak_memory_mb=700.0)
+    text = printed(build_tables(Path("results")), width, details=True)
     assert max(map(len, text.splitlines())) <= width
     assert all(f" {3 + index / 100:.3f}" in text for index in range(8))
     assert all(word in text for word in ("820,000", "verdict", "trained", "seeds", "700", "MB"))
