@@ -8,11 +8,10 @@ import dataclasses
 import math
 import os
 import re
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import IO, Any, Protocol
 
 from pe_bench.system.signals import rank
@@ -109,8 +108,11 @@ def say(message: str) -> None:
 
 def width_of(stream: IO[str]) -> int:
     """Return the columns that COLUMNS says, else those of a stream's terminal, else `PIPED_WIDTH`."""
-    is_known = stream.isatty() or "COLUMNS" in os.environ
-    return shutil.get_terminal_size((PIPED_WIDTH, 0)).columns if is_known else PIPED_WIDTH
+    with suppress(OSError, ValueError):
+        # Of this stream, not of standard output as shutil's function has it: that may go to a file.
+        if (columns := os.environ.get("COLUMNS")) or stream.isatty():
+            return max(0, int(columns or os.get_terminal_size(stream.fileno()).columns)) or PIPED_WIDTH
+    return PIPED_WIDTH
 
 
 def wrap(text: str, width: int, hanging: int = 0) -> str:

@@ -1,8 +1,10 @@
 """Text for people fits the terminal and breaks between words; text for programs is not cut."""
 
 import io
+import pty
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -33,6 +35,10 @@ def test_a_command_in_a_sentence_stays_in_one_line_where_it_fits():
 def test_a_message_is_wrapped_on_a_terminal_alone(monkeypatch):
     message = "warning: " + "some words of a message " * 6
     assert terminal.width_of(io.StringIO()) == terminal.PIPED_WIDTH
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (40, 60))
+    with open(leader), open(follower, "w") as stream:
+        assert terminal.width_of(stream) == 60, "where standard output is no terminal, too"
     monkeypatch.setenv("COLUMNS", "50")
     assert terminal.width_of(io.StringIO()) == 50
     for stream in (Terminal(), io.StringIO()):
