@@ -52,9 +52,8 @@ class PartSpec:
     @cached_property
     def options(self) -> dict[str, Any]:
         """Return the options as the constructor gets them, so that 500000 and 500000.0 are one base."""
-        options = {
-            name: value for name, value in self.values.items() if name not in NOT_OPTIONS and value != MISSING
-        }
+        values = self.values.items()
+        options = {name: value for name, value in values if name not in NOT_OPTIONS and value != MISSING}
         for name in options.keys() - self.defaults.keys():
             keys = [f"{self.key}.{option}" for option in self.defaults]
             raise UserError(unknown(f"{self.key}.{name}", "option", keys))
@@ -94,8 +93,10 @@ class PartSpec:
         values = self.options | {option: spec.build for option, spec in self.nested.items()}
         options = {argument_of(option): value for option, value in values.items()}
         if issubclass(encoding, PositionalEncoding):
-            return encoding(**options)
-        return Layers([encoding(**options) for _ in range(n_layers if encoding.per_layer else 1)])
+            return _initialized(encoding(**options))
+        return Layers(
+            [_initialized(encoding(**options)) for _ in range(n_layers if encoding.per_layer else 1)]
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return the name, the hash of outside code, options and rate: they identify a run.
@@ -133,10 +134,8 @@ class EncodingSpec:
 
     @cached_property
     def modifiers(self) -> dict[str, PartSpec]:
-        return {
-            name: PartSpec(part, self.search, f"{self.key}.modifiers.{name}")
-            for name, part in (self.values.get("modifiers") or {}).items()
-        }
+        key, parts = f"{self.key}.modifiers", self.values.get("modifiers") or {}
+        return {name: PartSpec(part, self.search, f"{key}.{name}") for name, part in parts.items()}
 
     @property
     def parts(self) -> list[PartSpec]:
@@ -231,6 +230,13 @@ class EncodingSpec:
         if modifiers or self.key == "encoding":
             values["modifiers"] = modifiers
         return EncodingSpec(values, self.search, self.key)
+
+
+def _initialized(part: Any) -> Any:
+    """Return a new encoding. Raises `UserError` where its constructor has not called that of its base."""
+    message = f"{type(part).__name__}.__init__ must call super().__init__() before all else"
+    require("_modules" in vars(part), message)
+    return part
 
 
 def is_part(value: Any) -> bool:

@@ -99,18 +99,14 @@ def test_no_spelling_of_a_class_makes_a_runs_directory_run_its_code(begin, comma
         ("mine.py", "import torch", "import torch\n1 / 0", "mine.py:3: ZeroDivisionError"),
         ("mine.py", "import torch", "import torch\n1 +", "SyntaxError: invalid syntax (mine.py, line 3)"),
         ("mine.py", "__init__()", "__init__()\n        raise SystemExit", "mine.py:11: SystemExit"),
+        ("mine.py", "super().__init__()", "return", "RootBias.__init__ must call super().__init__()"),
         ("mine.py", "distance):", "distance):\n        raise SystemExit", "mine.py:14: SystemExit"),
         ("mine.py", "distance_bias", "distance_bais", "RootBias overrides no hook, and would do nothing"),
         ("mine.py", "(self, distance)", "(self)", "a hook cannot be used: TypeError: RootBias.distance_bias"),
         ("mine.py", "shift_invariant", "shift_invarient", "unknown claim 'shift_invarient': did you mean"),
         ("mine.py", "sqrt()", "log()", "gives values that are not finite in a window of 16 tokens"),
         ("mine.py", "-self.strength[:, None]", "torch.ones(7, 1)", "a hook cannot be used: RuntimeError"),
-        (
-            "mine.py",
-            "return ",
-            "self.a = torch.nn.Parameter(torch.ones(1)); return ",
-            "the encoding makes a in a hook",
-        ),
+        ("mine.py", "return ", "self.a = torch.nn.Parameter(torch.ones(1)); return ", "makes a in a hook"),
     ],
 )
 def test_what_cannot_work_is_one_line_before_anything_is_written(
