@@ -24,6 +24,7 @@ from interleaved import machine, print_table
 from pe_bench import experiment
 from pe_bench.cli.program import run
 from pe_bench.data.batches import TrainingWindows
+from pe_bench.runs import folder as runs
 from pe_bench.scoring import evaluate
 from pe_bench.scoring.scorer import Scorer
 from pe_bench.training import checkpoint
@@ -113,7 +114,7 @@ def watch_parts(clock: Clock) -> None:
         (experiment, "score_encodings", "scoring: weights, checks and rows"),
         (evaluate, "save_scores", "scoring: files"),
         (experiment, "score_missing_anchors", "anchors"),
-        (experiment, "gather_and_warn", "results.csv"),
+        (runs, "gather_and_warn", "results.csv"),
     ):
         clock.around(owner, name, stage)
     clock.around(Scorer, "score", lambda _, plan: f"scoring: {plan.length:>6,} {kind_of(plan)}")

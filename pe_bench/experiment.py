@@ -22,18 +22,8 @@ from pe_bench.model.attention import is_kernel_here
 from pe_bench.model.attention.native import training_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import build_decoder
+from pe_bench.runs import folder as runs
 from pe_bench.runs.commands import record_command
-from pe_bench.runs.folder import (
-    FORMAT,
-    FirstStage,
-    RunFolder,
-    gather_and_warn,
-    locked,
-    read_config,
-    read_result,
-    record_error,
-    write_config,
-)
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import delete_scores, keep_slices
@@ -55,7 +45,6 @@ from pe_bench.training.group import Group, check_processes, joined, start_proces
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 from pe_bench.values import check_folder
 
-LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -86,7 +75,7 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     source, job = job.source, replace(job, source=None)
     if source is None or checkpoint.latest_checkpoint(job.folder / "checkpoints") is not None:
         return job, plans
-    trained = checkpoint.require_trained(source, read_config(source).train.total_steps)
+    trained = checkpoint.require_trained(source, runs.read_config(source).train.total_steps)
     checkpoint.load_weights(trained.path, job.model, is_start=True)
     return replace(job, source=trained.path), plans
 
@@ -146,7 +135,7 @@ def _at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) ->
     run = job.folder
     run.mkdir(parents=True, exist_ok=True)
     explained = machine.explain_out_of_memory(less_memory)
-    with _says_what_is_kept(job), locked(run, waits=waits), record_error(run), explained:
+    with _says_what_is_kept(job), runs.locked(run, waits=waits), runs.record_error(run), explained:
         remove_leftovers(run)
         yield
 
@@ -189,7 +178,7 @@ def finish(
                 rows = _train_and_score(job, plans, bars, tracked, group)
                 tracked.results(read_rows(job.folder / "eval.csv"))
             score_missing_anchors(job, plans, rows)
-    gather_and_warn(Path(job.config.results_dir))
+    runs.gather_and_warn(Path(job.config.results_dir))
     return rows
 
 
@@ -198,7 +187,7 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
     config = job.config
     if job.source is not None:
         config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
-    with _says_what_is_kept(job), record_error(job.folder):
+    with _says_what_is_kept(job), runs.record_error(job.folder):
         start_processes(processes, _finish_in_process, config, bars, waits)
 
 
@@ -209,7 +198,7 @@ def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] 
 
 def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:
     """Return whether a run needs no more training steps: it is finished, with the weights or all scores."""
-    if read_result(job.folder) is None:
+    if runs.read_result(job.folder) is None:
         return False
     is_scored = len(scored_rows(job, plans)) == len(plans)
     return is_scored or checkpoint.final_checkpoint(job.folder, job.config.train.total_steps) is not None
@@ -219,7 +208,7 @@ def _train_and_score(
     job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
 ) -> list[Row]:
     """Train a run unless it is trained, in the processes of `group`, and score what is not scored yet."""
-    run, is_finished = job.folder, read_result(job.folder) is not None
+    run, is_finished = job.folder, runs.read_result(job.folder) is not None
     rows = scored_rows(job, plans) if is_finished else []
     is_scored = len(rows) == len(plans)
     trained = None if is_scored else checkpoint.final_checkpoint(run, job.config.train.total_steps)
@@ -234,7 +223,7 @@ def _train_and_score(
         return rows
     group.broadcast(NOTHING_TO_DO)
     say(f"{run} is already trained")
-    if not RunFolder(run).flat_config:  # the same command made it before
+    if not runs.RunFolder(run).flat_config:  # the same command made it before
         _write_config(job)
     if trained is not None:
         return score_encodings(_with_weights(job, trained), plans, bars=bars)
@@ -279,7 +268,7 @@ def _describe(job: Job) -> None:
 
 
 def _write_config(job: Job) -> None:
-    write_config(job.folder, job.config)
+    runs.write_config(job.folder, job.config)
     for part in EncodingSpec(job.config.encoding, job.config.search).parts:
         if not part.is_built_in:
             copy_sources(part.code.path, job.folder / "code")
@@ -287,8 +276,9 @@ def _write_config(job: Job) -> None:
 
 def _write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
     """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
-    result: dict[str, Any] = {"format": FORMAT, "encoding": job.label, "seed": job.config.seed, "steps": 0}
-    result |= {"parameters": job.model.parameter_count, "data_hash": job.data.hash, "setting": job.setting}
+    result: dict[str, Any] = {"format": runs.FORMAT, "encoding": job.label, "seed": job.config.seed}
+    result |= {"steps": 0, "parameters": job.model.parameter_count}
+    result |= {"data_hash": job.data.hash, "setting": job.setting}
     result |= {"first_stage": asdict(job.first)} if job.first is not None else {}
     result |= {"checkpoint": job.config.checkpoint.source} if job.config.checkpoint is not None else {}
     if trained is not None:
@@ -308,7 +298,7 @@ def load_finished(
     Return its job, the plans to score, and its trained weights, which are None for a checkpoint of another
     program: its model has them already.
     """
-    result = read_result(run) or {}
+    result = runs.read_result(run) or {}
     job, plans = load(config, planner, run)
     if config.checkpoint is not None:
         return replace(job, folder=run), plans, None
@@ -325,7 +315,7 @@ def load_finished(
         job,
         label=label,
         setting=str(result.get("setting", job.setting)),
-        first=FirstStage.read(result),
+        first=runs.FirstStage.read(result),
         scored_with=label if is_same else job.scored_with,
         dtype=DTYPES.get(dtype, job.dtype),
     )
@@ -356,7 +346,7 @@ def score_finished(
     judged = {} if judge is None else key_slices(judge, plans, job.config.train.length)
     if trained is None:
         models_under(job, replacements)  # so that an error in the last comes before anything is written
-    with _at_work(job, waits, LESS_TO_SCORE):
+    with _at_work(job, waits, machine.LESS_TO_SCORE):
         if trained is None:
             _describe(job)
         else:
@@ -366,10 +356,10 @@ def score_finished(
             _write_result(job, None)
         if judge is not None:
             keep_slices(run, judged, judge.name)
-        if (read_result(run) or {}).get("data_hash") == job.data.hash:
+        if (runs.read_result(run) or {}).get("data_hash") == job.data.hash:
             score_missing_anchors(job, plans, rows)
     if run.resolve().parent == (results_dir / "runs").resolve():
-        gather_and_warn(results_dir)
+        runs.gather_and_warn(results_dir)
     return rows
 
 

@@ -127,6 +127,7 @@ def _cores() -> set[str]:
 _CLEAR_HIGHEST, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc.h
 LESS_TO_TRAIN = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
+LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 
 
 def keep_freed_memory() -> None:
