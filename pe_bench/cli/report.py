@@ -141,7 +141,8 @@ def _show(report: "Report", *, details: bool, probe: bool) -> None:
 def _text(report: "Report", option: str, *, details: bool, probe: bool) -> str:
     """Return what an option prints or writes."""
     from pe_bench.report.columns import to_csv, to_latex, to_markdown
-    from pe_bench.report.probes import probes_to_markdown
+    from pe_bench.report.probes import grid_of
+    from pe_bench.system import grid
 
     tables = report.tables
     if option == "--html":
@@ -150,7 +151,7 @@ def _text(report: "Report", option: str, *, details: bool, probe: bool) -> str:
         runs = {run for table in tables for line in table.lines for run in line.runs}
         return to_html(tables, report.probes, {run: report.folder_of(run).losses for run in runs})
     if probe:
-        return probes_to_markdown(report.probes)
+        return grid.to_markdown(map(grid_of, report.probes))
     if option == "--csv":
         return to_csv(tables)
     return (to_latex if option == "--latex" else to_markdown)(tables, details=details)

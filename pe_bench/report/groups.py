@@ -35,8 +35,8 @@ class Selection:
     where: conditions that all hold. by: keys whose values set lines apart. best: a key of which each encoding
     keeps its best value. sort: a length or a key of `KEYS`. baseline: an encoding. margin: bits per byte.
     slice: the part of the targets that numbers are of. numbers_only: without what only a reader needs: notes,
-    the small table of recall and positions. lengths: those that are shown beside the training length; all
-    where none is named.
+    and the small table of recall. lengths: those that are shown beside the training length; all where none is
+    named.
     """
 
     where: tuple[Condition, ...] = ()
@@ -129,7 +129,7 @@ def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Grou
     """Return the rows of each table; those of quick runs are last. by: keys that may differ in a table."""
     groups = {
         replace(key, **_chosen_values(group[0], runs, by)): group
-        for key, group in grouped(rows, lambda row: _table_key(_as_first_stage(row, runs), runs, by)).items()
+        for key, group in grouped(rows, lambda row: _table_key(row, runs, by)).items()
     }
     return dict(
         sorted(
@@ -150,6 +150,7 @@ def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
 
 def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
     """Return the key of a row's table, without what all its runs chose."""
+    row = _as_first_stage(row, runs)
     model, tokenizer, setting = row.model, row.tokenizer, row.setting
     if any("." in key for key in by):
         setting = setting_without(row, runs, by)

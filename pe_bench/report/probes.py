@@ -308,7 +308,3 @@ def _legend(table: ProbeTable) -> list[str]:
 def show_probes(tables: Sequence[ProbeTable], console: Console | None = None, hint: str = "") -> None:
     """Print tables of probes on the console, standard output by default."""
     grids.show([grid_of(table).draw for table in tables], console, hint)
-
-
-def probes_to_markdown(tables: Sequence[ProbeTable]) -> str:
-    return grids.to_markdown(map(grid_of, tables))

@@ -16,19 +16,13 @@ from pe_bench.data.packed import Data
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.report.build import build_report, probes_of_rows
 from pe_bench.report.page import to_html
-from pe_bench.report.probes import (
-    Found,
-    ProbeTable,
-    judge_finding,
-    probes_to_markdown,
-    share_interval,
-    show_probes,
-)
+from pe_bench.report.probes import Found, ProbeTable, grid_of, judge_finding, share_interval, show_probes
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file
 from pe_bench.scoring.needles import Probe
+from pe_bench.system.grid import to_markdown
 
 PROBE = Probe((128, 160), 2, 40)
 DATA = probe_data(40, 400)
@@ -163,7 +157,7 @@ def test_the_page_has_a_table_beside_the_levels(results: Path, tmp_path: Path) -
     report, alone = build_report(results), build_report(tmp_path / "alone")
     assert alone.tables == report.tables and alone.probes == () and len(report.probes) == 1
     page = to_html(report.tables, report.probes)
-    markdown = probes_to_markdown(report.probes)
+    markdown = to_markdown(map(grid_of, report.probes))
     assert markdown.count("| copier |") == 2 and "| at 0 % | at 100 % |" in markdown
     assert "| finds | 100 % | 100 % |" in markdown
     assert page.count('<section id="probe-') == 1 and "random" in page.partition('<section id="probe-')[2]
