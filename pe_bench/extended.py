@@ -16,7 +16,7 @@ import yaml
 
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote, values_of
-from pe_bench.config.schema import Config
+from pe_bench.config.schema import MACHINE_KEYS, Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.experiment import load_trained, trusted
 from pe_bench.report.build import build_tables, run_tables
@@ -25,7 +25,7 @@ from pe_bench.report.records import Table
 from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.untrusted import read_json
-from pe_bench.scored import OF_MACHINE, Options, prepare, score_each
+from pe_bench.scored import Options, prepare, score_each
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
     option_to_give,
@@ -92,7 +92,7 @@ def extend_runs(
     length = round(_times(to) * (first if to.endswith("x") else 1))
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_searched(each, paths[0], config, length) for each in requested]
-    parsed = [each for each in map(parse_override, overrides) if each.key in OF_MACHINE]
+    parsed = [each for each in map(parse_override, overrides) if each.key in MACHINE_KEYS]
     options = {"results_dir": results, **{each.key: yaml.safe_load(each.value or "") for each in parsed}}
     _score(paths, length, requested, options, is_trained=is_trained)
     jobs = [(stage_overrides(each, config), "from", tokens) for each in requested if tokens]
@@ -131,7 +131,7 @@ def _check(runs: Sequence[Path], config: Config, overrides: Sequence[str], *, is
     compose_config([*own_overrides(config), *map(str, single)], config.search)
     for each in typed:
         message = f"{each} is for further training, and without --tokens there is none: give --tokens"
-        require(is_trained or each.key in OF_MACHINE, message)
+        require(is_trained or each.key in MACHINE_KEYS, message)
 
 
 def _stage(config: Config, key: str, sources: Sequence[str], length: int, tokens: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.config.overrides import quote
 from pe_bench.config.parse import parse_config, to_plain, warn_unused
-from pe_bench.config.schema import Config, EvalConfig
+from pe_bench.config.schema import MACHINE_KEYS, Config, EvalConfig
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import load, load_finished, score_finished, trusted
 from pe_bench.runs.find import find_run, is_checkpoint
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     import pandas
 
 OF_EVAL = ("protocol", "max_length", "targets", "stride", "controls", "per_position", "precision", "half")
-OF_MACHINE = ("device", "threads", "cache_dir")
 OF_RUNS, OF_CHECKPOINTS = ("key_tokens_of", "code"), ("overrides", "plain", "task")
-NOT_SET = (*OF_EVAL, *OF_MACHINE, *OF_RUNS, *OF_CHECKPOINTS, "lengths", "with_", "config_dir", "data_path")
+NOT_SET = (*OF_EVAL, *MACHINE_KEYS, *OF_RUNS, *OF_CHECKPOINTS, "lengths", "with_", "config_dir", "data_path")
 DEFAULTS: dict[str, Any] = {**dict.fromkeys(NOT_SET), "force": False, "results_dir": "results"}
 
 Options = Mapping[str, Any]  # of `evaluate` or `probe`, by the names of their arguments
@@ -190,7 +189,7 @@ def _config_of_run(
     require(not (is_probe and task), message)
     trained = trained if evaluation is None else replace(trained, eval=evaluation)
     # A run may come from a stranger: where tokens are cached is for its reader to say.
-    values = {**to_plain(trained), "cache_dir": None, **_chosen(options, OF_MACHINE)}
+    values = {**to_plain(trained), "cache_dir": None, **_chosen(options, MACHINE_KEYS)}
     values["eval"].update(changes)
     if options["data_path"] is not None:
         values["data"]["path"] = str(options["data_path"])
@@ -207,7 +206,7 @@ def _config_of_checkpoint(
         name,
         [*listed(options["overrides"]), *([f"data.path={quote(str(data_path))}"] if data_path else [])],
         changes,
-        _chosen(options, OF_MACHINE),
+        _chosen(options, MACHINE_KEYS),
         Path(options["results_dir"]),
         plain=bool(options["plain"]),
         prompts=None if probe is None else probe.prompts,

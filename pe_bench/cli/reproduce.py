@@ -69,7 +69,7 @@ def reproduce(
 
 def _check_machine(text: str) -> None:
     from pe_bench.config.overrides import parse_override
-    from pe_bench.studies.runs import MACHINE_KEYS
+    from pe_bench.config.schema import MACHINE_KEYS
 
     key, keys = parse_override(text).key, ", ".join(MACHINE_KEYS)
     is_of_machine = re.split("[./]", key)[0] == "hydra" or key in MACHINE_KEYS

@@ -36,6 +36,7 @@ FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
 MIN_PAIRED_LENGTH = 2  # tokens: a target and one that it sees
 MAX_DEFAULT_BLOCK = 128
 DEFAULT_LENGTHS = (0.25, 0.5, 1, 1 + 1 / 32, 1.125, 1.25, 1.5, 2, 4, 8, 16)  # times the training length
+MACHINE_KEYS = ("threads", "device", "cache_dir")  # beside Hydra's keys; none changes a result
 NAME = re.compile(r"[\w.+-]+")  # what may stand in the name of a run's folder
 FIELD_OF_KEY = {"train.from": "from_run"}  # `from` is a word of Python's, and cannot name a field
 KEY_OF_FIELD = {field: key for key, field in FIELD_OF_KEY.items()}

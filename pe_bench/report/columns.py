@@ -96,7 +96,7 @@ def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
 def details_of(table: Table) -> list[Grid]:
     """Return the detailed form: a row for each line and length, and one for each line as a whole."""
     rows = [
-        _score_row(line, line.records[length], table)
+        _score_row(line, line.records[length])
         for line in table.all_lines
         for length in table.lengths
         if length in line.records
@@ -107,7 +107,7 @@ def details_of(table: Table) -> list[Grid]:
 
 def point_text(line: Line, record: Record, table: Table) -> str:
     """Return all that is known at a point of a curve, a line each; the first names it."""
-    columns, parts = _score_columns(table), _score_row(line, record, table)
+    columns, parts = _score_columns(table), _score_row(line, record)
     facts = [
         f"{column.heading} {cell.text}".replace("\n", " ")
         for column, cell in list(zip(columns, parts, strict=True))[2:]
@@ -126,7 +126,7 @@ def _score_columns(table: Table) -> list[Column]:
     ]
 
 
-def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
+def _score_row(line: Line, record: Record) -> list[Cell]:
     """Return the cells of a line at a length, in the order of the columns of the details."""
     interval, accuracy = Cell(), Cell()
     if record.answers is not None:

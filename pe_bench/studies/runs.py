@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote
+from pe_bench.config.schema import MACHINE_KEYS
 from pe_bench.errors import RunError
 from pe_bench.studies.study import STDLIB, ScoringStep, Step, Study, Sweep
 from pe_bench.system.terminal import say
 
-MACHINE_KEYS = ("threads", "device", "cache_dir")  # beside Hydra's keys; none changes a result
 QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from pe_bench.checkpoints.attention import NAME
+from pe_bench.checkpoints.attention import NAME, PassMask
+from pe_bench.checkpoints.layers import _sees
 from pe_bench.checkpoints.model import split_feedforward
 from pe_bench.checkpoints.opened import Opened
 from pe_bench.encodings.base import LayerEncoding, LengthError
@@ -113,6 +114,8 @@ def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Pa
     ]
     yarn = ["yarn factor=4.0 ramp=exact base=150000.0", "150,000", "8 of 8"]
     assert rows("gpt_oss") == [["0, 2", *yarn, f"window of {WINDOW}", "yes"], ["1, 3", *yarn, "all", "yes"]]
+    chunks = PassMask(lambda b, h, q, k: (k <= q) & (k // 16 == q // 16), False, torch.device("cpu"))
+    assert _sees(chunks) == "chunk of 16"
     write_checkpoint(tmp_path / "bloom", "bloom")
     refused = command("show", f"hf:{tmp_path / 'bloom'}")
     assert refused.code == 2 and "bloom does not let its attention be replaced" in refused.line

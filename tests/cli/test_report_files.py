@@ -72,7 +72,7 @@ def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command: Command, ru
 def test_runs_are_listed_with_what_they_have_and_what_tables_call_their_encoding(
     command: Command, run: Path
 ) -> None:
-    label, levels = "learned max_position=128", {64: 3.1, 128: 3.0, 256: None}
+    label, levels = "learned max_position=128", {32: 3.2, 64: 3.1, 96: 3.1, 128: 3.0, 256: None}
     learned = as_finished(add_run(run.parents[1], "learned", levels, scored_with="learned", code="1"))
     edit_rows(learned, lambda row: replace(row, encoding=label, scored_with=label))
     (run / "result.json").unlink()
@@ -81,6 +81,7 @@ def test_runs_are_listed_with_what_they_have_and_what_tables_call_their_encoding
         newest.mkdir(parents=True)
         (newest / "meta.json").write_text(json.dumps({"step": step, "loss": loss}))
     states = listed(command)
-    assert (states[learned.name]["encoding"], states[learned.name]["lengths"]) == (label, [64, 128])
+    assert (states[learned.name]["encoding"], states[learned.name]["lengths"]) == (label, [32, 64, 96, 128])
+    assert "32 to 128 (4)" in command("list", "runs").out
     facts = [states[run.name][name] for name in ("state", "steps", "total", "loss")]
     assert facts == ["not finished", 6, 250, 1.5]
