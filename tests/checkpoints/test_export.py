@@ -133,9 +133,7 @@ def test_the_tokenizer_and_a_card_go_along(begin: Command, export_run: Command, 
     for fact in ("`rope`", "pe-bench train", f"| 32 | {rows[32].bits_per_byte:.3f} |"):
         assert fact in text
     assert re.search("weights SHA-256 [0-9a-f]{64}", text)
-    assert len({path.stat().st_mode for path in out.iterdir()}) == 1, (
-        "safetensors hides its files from others"
-    )
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1, "safetensors hides its files"
 
 
 def test_an_export_that_is_not_equal_or_has_no_empty_folder_is_not_written(
