@@ -20,11 +20,7 @@ LEVELS = {
     "slow": (3.1, 2.9, 2.9, 2.9),
     "noise": (4.5, 4.6, 4.6, 4.6),
 }
-ANCHORS = {
-    FREQUENCIES: (4.5, 4.5, 4.5, 4.5),
-    TRIGRAM: (2.6, 2.6, 2.6, 2.6),
-    COPYING: (2.5, 2.4, 2.2, 2.1),
-}
+ANCHORS = {FREQUENCIES: (4.5, 4.5, 4.5, 4.5), TRIGRAM: (2.6, 2.6, 2.6, 2.6), COPYING: (2.5, 2.4, 2.2, 2.1)}
 
 
 def at_lengths(levels: tuple[float, ...]) -> Mapping[int, float]:

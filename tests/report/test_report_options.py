@@ -38,8 +38,7 @@ def test_by_a_training_key_the_values_are_lines_of_one_table(rates: Path) -> Non
     assert len(build_tables(rates)) == 2, "without being asked for they are never ranked together"
     table = only(rates, by=("train.lr",))
     assert labels(table) == [f"{name} train.lr={lr}" for name in ("alibi", "rope") for lr in (0.001, 0.003)]
-    assert {line.seeds for line in table.lines} == {2}
-    assert table.why == ""
+    assert {line.seeds for line in table.lines} == {2} and table.why == ""
 
 
 @pytest.mark.parametrize(
@@ -56,8 +55,7 @@ def test_lines_are_in_the_requested_order(
     results: Path, sort: str | None, expected: list[str], ranked_at: int | None
 ) -> None:
     table = only(results, sort=sort)
-    assert labels(table) == expected
-    assert table.ranked_at == ranked_at
+    assert (table.ranked_at, labels(table)) == (ranked_at, expected)
     said = f"ranked by bits/byte at {ranked_at}" if ranked_at else f"in order of {sort}"
     assert any(note.startswith(said) for note in table.notes)
 
@@ -77,8 +75,7 @@ def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Pa
             bits[name] = load_scores(score_file(run, row)).by_cluster()[1]
         differences.append(bits["alibi"] - bits["rope"])
     found = lines["alibi"].records[256].baseline
-    assert found is not None
-    assert found.interval == paired_interval(np.stack(differences))
+    assert found is not None and found.interval == paired_interval(np.stack(differences))
     assert found.mean == pytest.approx(0.2, abs=1e-6)
 
 
@@ -211,6 +208,10 @@ def test_an_encoding_is_chosen_by_its_name_with_or_without_its_code_and_options(
     own: Path, word: str, expected: set[str]
 ) -> None:
     assert set(labels(only(own, where=where(word)))) == expected
+
+
+def test_a_baseline_is_the_line_of_the_trained_encoding(own: Path) -> None:
+    assert only(own, by=("seed",), baseline="rope").baseline == "rope seed=0"
 
 
 def test_a_run_whose_configuration_is_damaged_hides_no_other(rates: Path) -> None:

@@ -28,9 +28,10 @@ def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
         replace(ROW, length=16, nll=np.float64(0.1), targets=np.int64(7)),  # pyright: ignore[reportArgumentType]
     ]
     assert read_rows(path) == []
-    write_rows(path, [*rows, replace(ROW, length=8, nll=math.nan)])
+    write_rows(path, [*rows, replace(ROW, length=8, nll=math.nan, reason="=1+1")])
     *read, last = read_rows(path)
     assert read == rows and last.nll is not None and math.isnan(last.nll)
+    assert last.reason == "'=1+1", "a spreadsheet computes nothing"
     write_rows(path, [ROW, rows[1], replace(ROW, nll=9.0)])
     assert read_rows(path) == [replace(ROW, nll=9.0), rows[1]], "the last row of a key counts"
     # A spreadsheet has other line ends, and may add a column.

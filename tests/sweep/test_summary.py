@@ -84,6 +84,7 @@ def test_a_sweep_counts_its_jobs_and_blames_lost_ones(
         # Where rope failed with 6, its 9 belong to nope's all the same.
         ("eval.targets=6 nope a, eval.targets=9 nope b, eval.targets=9 rope b", "nope: a, nope rope: b"),
         ("report.margin=0.01 nope a, report.margin=0.1 nope a", "nope: a, nope: a"),
+        ("eval.per_position=true nope a, eval.per_position=false nope a", "nope: a"),  # one run
         ("data=stdlib nope-1 a, data=files nope-2 b", "nope-1 nope-2: ab"),
     ],
 )

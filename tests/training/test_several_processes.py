@@ -212,8 +212,7 @@ def assert_none_is_left(process: subprocess.Popen[str]) -> None:
 
 @linux
 @pytest.mark.parametrize(
-    ("send", "number"),
-    [(os.killpg, signal.SIGTERM), pytest.param(os.kill, signal.SIGUSR2, marks=full)],
+    ("send", "number"), [(os.killpg, signal.SIGTERM), pytest.param(os.kill, signal.SIGUSR2, marks=full)]
 )
 def test_processes_listen_on_loopback_and_a_signal_ends_all_after_a_saved_step(working, folder, send, number):
     addresses = listening_addresses([working.pid, *children_of(working.pid), *workers_of(working)])

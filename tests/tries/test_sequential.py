@@ -111,6 +111,7 @@ def test_answers() -> None:
     for at_training, at_longest, answer in (
         ([-1.0, -1.0], [-1.0, -1.0], "unclear"),  # it needs three seeds
         ([-1.0, -1.1, -0.9], [0.0, 0.01, 0.0], "better"),
+        ([0.025] * 3, [0.0] * 3, "unclear"),  # it would be worse if one look could spend all
         ([-1.0, -1.1, np.nan], [-1.0, -1.1, -0.9], "not better"),
         (better, worse, "not better"),
         (worse, better, "not better"),
