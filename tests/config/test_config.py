@@ -163,6 +163,12 @@ def test_a_key_that_nothing_reads_is_told_and_no_other(case: str, capsys: pytest
     assert capsys.readouterr().err == (f"warning: {keys[0]} has no effect with {why}\n" if why else "")
 
 
+def test_a_key_that_one_of_several_runs_reads_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    paired, sliding = (parse_config(compose([f"eval.protocol={name}"])) for name in ("paired", "sliding"))
+    warn_unused([paired, sliding], ["eval.stride", "eval.controls"])
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("protocol", ["paired", "sliding", "nonoverlapping"])
 def test_the_keys_that_are_told_are_those_that_scoring_does_not_read(tmp_path, protocol) -> None:
     """Plans are the same, whatever the value of a key that is unused, and others for every other key."""

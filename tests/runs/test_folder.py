@@ -50,16 +50,8 @@ def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
         record_command(run)
         kept.append(f"pe-bench {command}")
         assert recorded_commands(run) == kept
-    taken = [
-        *kept,
-        "rm -rf ~",
-        "pe-bench train; rm -rf ~",
-        "pe-bench $(rm -rf ~)",
-        "pe-bench '\x1b'",
-        7,
-        None,
-    ]
-    (run / "commands.json").write_text(json.dumps(taken))
+    harmful = ("rm -rf ~", "pe-bench train; rm -rf ~", "pe-bench $(rm -rf ~)", "pe-bench '\x1b'")
+    (run / "commands.json").write_text(json.dumps([*kept, *harmful, 7, None]))
     assert recorded_commands(run) == kept, "a stranger may have written others"
     for text in ("{", '{"a": 1}', "null"):
         (run / "commands.json").write_text(text)

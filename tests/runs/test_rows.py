@@ -20,12 +20,14 @@ from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
 
 def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "eval.csv"
+    of_key = ("run", "scored_with", "control", "target_hash", "score_dtype", "slice", "judge")
     rows = [
         replace(ROW, nll=0.1 + 0.2, perplexity=math.inf, bits_per_byte=1e-300, peak_memory_mb=123.4),
         replace(ROW, length=64, nll=None, perplexity=None, bits_per_byte=None, status="undefined"),
         replace(ROW, length=32, reason='a "quoted", word\nand a second line', encoding="Ünicode"),
         *(replace(ROW, protocol="sliding", stride=32, stride_rule=rule) for rule in ("half", "32")),
         replace(ROW, length=16, nll=np.float64(0.1), targets=np.int64(7)),  # pyright: ignore[reportArgumentType]
+        *(replace(ROW, **{name: "another"}) for name in of_key),
     ]
     assert read_rows(path) == []
     write_rows(path, [*rows, replace(ROW, length=8, nll=math.nan, reason="=1+1")])
