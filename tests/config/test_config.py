@@ -1,5 +1,6 @@
 """Types, defaults and checks of a configuration; the keys that a run does not read."""
 
+import re
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -78,6 +79,16 @@ def test_an_encoding_needs_a_name_that_fits_a_folder_and_a_class(encoding: Any, 
     parse_config({"encoding": {**NOPE, "modifiers": {"logn+2.b_c-d": NOPE}}})
     with pytest.raises(UserError, match=message):
         parse_config({"encoding": encoding})
+
+
+def test_values_from_a_file_have_the_keys_of_the_schema_alone() -> None:
+    for values, message in (
+        ({"sead": 1}, "unknown key 'sead': did you mean 'seed'?"),
+        ({"train": {"lenght": 8}}, "unknown key 'train.lenght': did you mean 'train.length'?"),
+        ({"train": 3}, "train is a group of keys and cannot be 3: say train.length=VALUE"),
+    ):
+        with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+            parse_config({"encoding": NOPE, **values})
 
 
 def test_a_tilde_in_a_path_is_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
