@@ -55,7 +55,8 @@ def evaluate(
     compared = [run.path for run in scored if run not in alone]
     hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
     by = ("model",) if sum(map(is_checkpoint, runs)) > 1 else ()
-    together = scored_together(SweepTable(compared, list(hashes), None), by=by, baseline=baseline)
+    lengths = scored[0].lengths if scored else ()
+    together = scored_together(SweepTable(compared, list(hashes), None), lengths, by=by, baseline=baseline)
     print_scored("eval", [*map(scored_alone, alone), *together], failures, as_json=as_json)
     _raise_failures(failures)
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,13 +35,17 @@ def scored_alone(run: "Run") -> Scored:
     return Scored(run_tables(run.scored, run.path, run.margin, run.lengths), [run.path])
 
 
-def scored_together(part: "SweepTable", **choice: Any) -> Iterator[Scored]:
-    """Yield the runs of each folder of results with their tables. choice: fields of `Selection`."""
+def scored_together(part: "SweepTable", lengths: Sequence[int] = (), **choice: Any) -> Iterator[Scored]:
+    """Yield the runs of each folder of results with their tables.
+
+    lengths: those that the user named. choice: fields of `Selection`.
+    """
     where = (Condition("target_hash", "=", tuple(part.target_hashes)),) if part.target_hashes else ()
     selection = Selection(where=where, margin=part.margin, **choice)
     for folder in dict.fromkeys(run.parent for run in part.runs):
         runs = [run for run in part.runs if run.parent == folder]
-        yield Scored(build_tables(folder.parent, [run.name for run in runs], selection=selection), runs)
+        tables = build_tables(folder.parent, [run.name for run in runs], selection=selection)
+        yield Scored([replace(table, chosen=tuple(lengths)) for table in tables], runs)
 
 
 def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str], *, as_json: bool) -> None:
