@@ -40,7 +40,8 @@ class Composition(PositionalEncoding):
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
-        self.past_training = min((part.past_training for part in self._parts), key=ADVERSE_FIRST.index)
+        past = {part.past_training for part in self._parts}
+        self.past_training = next(each for each in ADVERSE_FIRST if each in past)
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         owner = next((part for part in self._parts if part.overrides("ids")), self.base)

@@ -101,7 +101,8 @@ class LocalGlobal(PositionalEncoding):
         ]
         acting = [*parts.values(), *(masks if False in parts else [])]
         self.claims = frozenset.intersection(*(part.claims for part in acting))
-        self.past_training = min((part.past_training for part in parts.values()), key=ADVERSE_FIRST.index)
+        past = {part.past_training for part in parts.values()}
+        self.past_training = next(each for each in ADVERSE_FIRST if each in past)
 
     def layer(self, number: int) -> LayerEncoding:
         return self._layers[number]
