@@ -183,7 +183,8 @@ def working(folder) -> Iterator[subprocess.Popen[str]]:
     long = ["train.steps=100000", "train.validate_every=100000", "train.checkpoint_every=20"]
     process = at_work(folder, "encoding=nope", *long, *TWO, "train.timeout=2")
     yield process
-    process.kill()
+    with suppress(ProcessLookupError):  # nothing of it is left
+        os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
