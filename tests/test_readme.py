@@ -26,7 +26,7 @@ def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch,
     page = (ROOT / "docs" / "add-an-encoding.md").read_text(encoding="utf-8")
     printed = run_all(page, tmp_path, monkeypatch, capsys)
     failure = re.search(r"```text\n(.*?)\.\.\.\n```", page, flags=re.DOTALL)
-    assert failure is not None and failure[1] in printed
+    assert failure is not None and failure[1] in printed and "=root_bias.py:RootBias: done in" in printed
     assert (tmp_path / "bias.png").stat().st_size > 5_000
     for hook, files in re.findall(r"^\| .* \| (`.*?) \| (`.*) \|$", page, flags=re.MULTILINE):
         for name in re.findall(r"`([\w/]+\.py)`", files):

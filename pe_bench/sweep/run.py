@@ -210,7 +210,8 @@ def label_of(overrides: Sequence[str], keys: Sequence[str], encoding: str) -> st
     """Return the words that tell a job from the others; for a later stage, the encoding too."""
     words = [text.lstrip(PREFIXES) for text in overrides if parse_override(text).key in keys]
     is_stage = all(word.startswith(("train.from=", "train.beside=")) for word in words)
-    return " ".join([*([f"encoding={encoding}"] if is_stage else []), *words])
+    label = " ".join([*([f"encoding={encoding}"] if is_stage else []), *words])
+    return label.replace("\\:", ":")  # which Hydra needs in my.py:RootBias, and nobody typed
 
 
 @contextmanager

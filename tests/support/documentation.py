@@ -42,5 +42,5 @@ def run_all(page: str, folder: Path, monkeypatch, capsys) -> str:
             output = capsys.readouterr()
             is_right = code == expected or (arguments[0] == "try" and code in VERDICTS)
             assert is_right, f"{command}\n{output.err}"
-            printed += output.out
+            printed += output.out + output.err
     return printed
