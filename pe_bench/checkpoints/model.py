@@ -66,7 +66,7 @@ class CheckpointModel(LanguageModel):
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
 
-        The token that the checkpoint's texts begin with stands in the place of each window's first one.
+        The first token of each window is replaced by the checkpoint's BOS token, if it has one.
         """
         if self.begin is not None:
             tokens_BT = torch.cat([torch.full_like(tokens_BT[:, :1], self.begin), tokens_BT[:, 1:]], 1)

@@ -66,7 +66,7 @@ class Composition(PositionalEncoding):
 
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
-    """Return one encoding that acts as all the parts that do something."""
+    """Return one encoding with the hooks of all parts; a part that changes nothing is left out."""
     leaves = [leaf for part in parts for leaf in leaves_of(part)]
     acting = [leaf for leaf in leaves if type(leaf) is not LayerEncoding]
     if len(acting) > 1:

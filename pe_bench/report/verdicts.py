@@ -41,8 +41,7 @@ from pe_bench.runs.find import FREQUENCIES, TRIGRAM, ScoredRuns, anchor_key
 from pe_bench.runs.rows import BY_RUN, TASK, Row, grouped, has_number, is_as_trained, level_of
 
 Pair = tuple[Row, Row]
-# Of a set of targets; the larger is preferred. The hash is last: of sets alike in all the rest, one has to
-# be taken.
+# The numbers by which sets of targets are compared; the larger rank is preferred. The hash breaks ties.
 Rank = tuple[int, int, int, int, str]
 TaskVerdict = Literal["solves", "partial", "chance", "unclear"]
 

@@ -36,7 +36,7 @@ class View(Live):
             self._print_change(state)
         is_idle = self.sweep.is_stopped and not any(state.is_at_work for state in states)
         if is_idle and self.is_started and not self.has_seen_all_end:
-            # End what waits or starts, and what a launcher would compose for nothing.
+            # Every job at work has stopped. This ends the launcher too, which would start those that wait.
             self.has_seen_all_end = True
             _thread.interrupt_main()
         return self._lines(states)
