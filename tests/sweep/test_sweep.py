@@ -115,7 +115,8 @@ def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_jobs_save_their_step_after_their_command_quits_and_none_survives(tmp_path, launcher, is_killed):
-    process = at_work(tmp_path, *ending(tmp_path, launcher, "slow"), "seed=1,2", stderr=subprocess.DEVNULL)
+    unread = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = at_work(tmp_path, *ending(tmp_path, launcher, "slow"), "seed=1,2", **unread)
     if is_killed:
         process.kill()
         process.wait()
@@ -142,7 +143,8 @@ def test_jobs_that_score_one_run_wait_for_each_other_and_say_for_which(tmp_path)
     assert {row.protocol for row in read_rows(run / "eval.csv")} == {"paired", "sliding"}
     waits = f"waits for another process that is working on {run}\n"
     with FileLock(run / "lock"), (tmp_path / "told").open("w") as told:
-        process = at_work(tmp_path, "-m", "encoding=nope", "eval.lengths=[16,24]", "seed=0,1", stderr=told)
+        unread = {"stdout": subprocess.DEVNULL, "stderr": told}
+        process = at_work(tmp_path, "-m", "encoding=nope", "eval.lengths=[16,24]", "seed=0,1", **unread)
         while waits not in (tmp_path / "told").read_text():
             time.sleep(0.1)
             assert process.poll() is None
