@@ -151,7 +151,9 @@ def _encoding_pages(
         shown = page(subject)
         parts = [f"# {name}", f"{what[:1].upper()}{what[1:]}."]
         for formula in dict.fromkeys(FORMULA.findall(shown)):
-            parts += [mathml.convert_with_local_state(" ".join(formula.split()), displaystyle=True)]
+            shown = shown.replace(f"${formula}$\n", "")
+            drawn_formula = mathml.convert_with_local_state(" ".join(formula.split()), displaystyle=True)
+            parts += [f'<div style="overflow-x: auto">{drawn_formula}</div>']
         parts += [_table(("", ""), [fact for fact in facts if fact[1] != ""])]
         if name in drawn or drawn == ["all"]:
             pictures[name] = _picture(subject)
@@ -167,7 +169,8 @@ def _measurements(line: str | None, levels: Sequence[Sequence[str]]) -> list[str
     """Return an encoding's line of the catalogue, and its levels in the studies."""
     parts = ["## Measured"] if line or levels else []
     if line:
-        parts += ["[One seed of each](../../../results/reference/catalogue.md), in bits per byte:", line]
+        of_all = "[One seed of each after 500 steps](../../../results/reference/catalogue.md)"
+        parts += [f"{of_all}, in bits per byte:", line]
     if levels:
         parts += ["Bits per byte by length, in [the studies](../../study.md):"]
         parts += [_table(("study", "line", "protocol", "levels"), levels)]
@@ -209,12 +212,8 @@ def _measured() -> dict[str, list[tuple[str, ...]]]:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 if (row["variant"], row["control"]) == ("full", "none") and row["level"]:
-                    line = (
-                        path.stem,
-                        f"{row['encoding']} {row['sweep']}".strip(),
-                        row["protocol"],
-                        row["data"],
-                    )
+                    label = row["encoding"] + (f" (sweep {row['sweep']})" if row["sweep"] else "")
+                    line = (path.stem, label, row["protocol"], row["data"])
                     lines.setdefault(line, []).append(f"{int(row['length']):,}: {float(row['level']):.3f}")
     found: dict[str, list[tuple[str, ...]]] = {}
     for (study, label, protocol, data), levels in lines.items():
@@ -226,10 +225,12 @@ def _measured() -> dict[str, list[tuple[str, ...]]]:
 def _python() -> str:
     parts = [
         "# Python",
-        "Five calls do what the commands do. [A notebook](../quick-start.ipynb) shows three of them.",
+        "These calls do what the commands do. [A notebook](../quick-start.ipynb) shows three of them.",
     ]
-    for name in ("train", "evaluate", "probe", "results", "import_runs"):
+    for name in pe_bench.__all__:
         call = getattr(pe_bench, name)
+        if not inspect.isfunction(call):  # an error
+            continue
         parts += [
             f"## {name}",
             f"```python\npe_bench.{name}{_signature(call)}\n```",
