@@ -32,6 +32,10 @@ def test_every_paper_has_an_entry_and_cite_prints_those_of_a_table(
     for fact in (citation["title"], citation["authors"][0]["name"], f"{citation['date-released'].year}"):
         assert f"{{{fact}}}" in alone.out
     FOLDERS["scalings"][0](tmp_path / "results")
-    cited = re.findall(r"^@\w+{(\w+),", command("cite").out, re.MULTILINE)
+    outcome = command("cite")
+    cited = re.findall(r"^@\w+{(\w+),", outcome.out, re.MULTILINE)
     assert {"su2021roformer", "peng2023yarn", "pe_bench"} <= {*cited}
     assert len(cited) == len({*cited}) and not any("alibi" in name for name in cited)
+    FOLDERS["hostile_names"][0](tmp_path / "others")
+    message = "is not an encoding of pe-bench: its paper is for you to cite\n"
+    assert outcome.err == "" and command("cite", "--results-dir", "others").err.endswith(message)
