@@ -17,6 +17,7 @@ def test_every_command_runs_in_the_order_of_the_readme(tmp_path, monkeypatch, ca
     run_all(README, tmp_path, monkeypatch, capsys)
 
 
+@pytest.mark.full
 def test_every_command_of_the_page_for_people_in_a_hurry_runs(tmp_path, monkeypatch, capsys):
     printed = run_all((ROOT / "AGENTS.md").read_text(encoding="utf-8"), tmp_path, monkeypatch, capsys)
     assert "RootBias" in printed and "(try 2 against it)" in printed and "(confirm 1 against it)" in printed

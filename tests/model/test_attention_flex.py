@@ -46,6 +46,7 @@ def test_flex_attention_is_the_reference() -> None:
             assert worst(fast, reference_attention(encoding, *arguments)) < 1e-6, name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["buckets", "columns and a rotation", "a window", "a sink"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which the compiler looks at
 def test_gradients_are_those_of_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,15 +160,15 @@ def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_reque
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
 
 
-def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(tmp_path):
+def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(train, folder):
     arguments = ["-m", "encoding=nope,alibi", "--plan", "plan"]
-    assert pe_bench(tmp_path, *arguments, "train.lr=0.1,x")[0] == 2 and not (tmp_path / "plan").exists()
-    code, _, err = pe_bench(tmp_path, *arguments, *LAUNCHERS["joblib"])
-    assert code == 0 and "plan: the commands of 2 jobs; each does what is missing" in err, err
-    assert not (tmp_path / "results").exists(), "nothing is trained"
-    lines = (tmp_path / "plan").read_text().splitlines()
+    assert train(*arguments, "train.lr=0.1,x").code == 2 and not Path("plan").exists()
+    outcome = train(*arguments, *LAUNCHERS["joblib"])
+    assert outcome.code == 0 and "plan: the commands of 2 jobs; each does what is missing" in outcome.err
+    assert not (folder / "results").exists(), "nothing is trained"
+    lines = Path("plan").read_text().splitlines()
     assert [line.split()[:2] for line in lines] == [["pe-bench", "train"]] * 2 and "hydra" not in lines[0]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     xargs = ["xargs", "-P", "2", "-I{}", "-a", "plan", "sh", "-c", "{}"]
-    subprocess.run(xargs, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, capture_output=True)
-    assert [name.split("-")[0] for name in finished(tmp_path)] == ["alibi", "nope"]
+    subprocess.run(xargs, env={**os.environ, "PATH": path}, check=True, capture_output=True)
+    assert [name.split("-")[0] for name in finished(folder)] == ["alibi", "nope"]
