@@ -42,6 +42,7 @@ REFERENCE = ROOT / "results" / "reference"
 LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 FIRST = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")
 PAGE = ".md"
+PAGE_WIDTH = 80  # columns that a page of the site shows of fixed width
 Record = dict[str, Any]  # what the catalogue tells of an encoding
 
 
@@ -148,13 +149,13 @@ def _encoding_pages(
             ("note", names_of(record)),
             ("a training step", costs.get(label, "")),
         ]
-        shown = page(subject)
+        shown = page(subject, PAGE_WIDTH)
         parts = [f"# {name}", f"{what[:1].upper()}{what[1:]}."]
         for formula in dict.fromkeys(FORMULA.findall(shown)):
-            shown = shown.replace(f"${formula}$\n", "")
+            shown = shown.replace(f"${formula}$\n\n", "")
             drawn_formula = mathml.convert_with_local_state(" ".join(formula.split()), displaystyle=True)
             parts += [f'<div style="overflow-x: auto">{drawn_formula}</div>']
-        parts += [_table(("", ""), [fact for fact in facts if fact[1] != ""])]
+        parts += [_table(("fact", "value"), [fact for fact in facts if fact[1] != ""])]
         if name in drawn or drawn == ["all"]:
             pictures[name] = _picture(subject)
             parts += [f"![What {name} does, by distance or position]({name}.svg)"]
