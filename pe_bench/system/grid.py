@@ -271,7 +271,7 @@ def _markdown_parts(grid: Grid) -> list[str]:
 
     title = outside_text.markdown(" · ".join(grid.title))
     table = [
-        row(column.heading.replace("\n", " ") for column in grid.columns),
+        row(outside_text.markdown(column.heading.replace("\n", " ")) for column in grid.columns),
         row("---" if column.is_left else "---:" for column in grid.columns),
         *(row(map(shown, cells)) for cells in grid.rows),
     ]

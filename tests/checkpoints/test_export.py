@@ -150,3 +150,15 @@ def test_an_export_that_is_not_equal_or_has_no_empty_folder_is_not_written(
     done = export_run()
     assert done.code == 2 and "exists and is not empty" in done.line
     assert (folder / "out" / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "longest"),
+    [("encoding=rope", 16), ("encoding=rope_dynamic_ntk", 16), ("encoding=yarn encoding.factor=4", 64)],
+)
+def test_an_export_says_up_to_which_length_it_works_and_what_ends_a_text(
+    tmp_path: Path, overrides: str, longest: int
+) -> None:
+    config = written(tmp_path, overrides)
+    assert (config["max_position_embeddings"], config["eos_token_id"]) == (longest, 256)
+    assert config["rms_norm_eps"] == 1e-5, "of every norm here; logits would hardly tell"

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoints import edit_json, opened, write_checkpoint
 
+from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.checkpoints.opened import train_length_of
 from pe_bench.checkpoints.source import Source, begin_of_text, read_source
 from pe_bench.errors import UserError
@@ -170,3 +171,10 @@ def test_the_bos_token_is_what_the_tokenizer_or_its_configuration_puts_first(fol
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     assert begin_of_text(source) == 256
+
+
+def test_a_checkpoint_whose_tokenizer_puts_a_token_first_is_scored_with_it(folder: Path) -> None:
+    for adds, begin in ((True, 256), (False, None)):
+        edit_json(folder / "tokenizer_config.json", add_bos_token=adds, bos_token="<|endoftext|>")
+        about = checkpoint_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").checkpoint
+        assert about is not None and about.begin == begin

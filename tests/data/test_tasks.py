@@ -124,3 +124,9 @@ def test_a_batch_follows_from_seed_and_step_alone():
     pinned = TrainingWindows(split, 2, END).batch(4, seed=0, step=7).tokens[:, 0]
     told = "the batches of every run have changed: raise the version of a run's identity with these numbers"
     assert pinned.tolist() == [244, 401, 577, 254], told
+
+
+def test_the_validation_examples_of_a_task_are_not_those_of_training() -> None:
+    data = task_data(build_task({"name": "flip_flop"}))
+    train, validation = (windows_of(data, 32, side).batch(4, 0, 0) for side in ("training", "validation"))
+    assert not torch.equal(train.tokens, validation.tokens)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.encodings import turned_sides
 from support.reference_inputs import H, fill, near, series
-from torch import Tensor
+from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.nope import NoPE
@@ -91,3 +91,12 @@ def test_xpos_past_what_its_factors_can_hold_is_an_error_with_the_way_out(
         LengthError, match=rf"scale_base=512 .* {longest} positions .* {longest + 2}: .*larger"
     ):
         turned_sides(encoding, x, x, held + torch.tensor([0, 2]), held + torch.tensor([0, 2]))
+
+
+def test_a_phase_of_pope_is_taken_from_the_angle_between_query_and_key() -> None:
+    encoding = PoPE(H, 8).double()
+    fill(encoding.phase, -series(torch.cos, 0.4, H, 8).abs())
+    distance = torch.arange(9.0)[:, None, None] - torch.arange(9.0)[:, None]
+    angle = distance * rope_frequencies(16, 10_000.0) - encoding.phase.detach()[:, None, None]
+    q, k = (nn.functional.softplus(x) for x in (Q8, K8))
+    assert near(products(encoding), torch.einsum("bhic,bhjc,hijc->bhij", q, k, angle.cos()), 1e-12)

@@ -82,3 +82,10 @@ def test_an_anchor_is_no_run_and_runs_of_a_seed_share_theirs(begin, train, comma
     refused = command("report", "--where", "encoding=(trigram)", *results)
     assert refused.code == 2 and "no score is left" in refused.line
     assert command("report", "--baseline", "(trigram)", *results).code == 0
+
+
+def test_anchors_of_another_seed_are_counted_in_its_own_windows(begin, train, folder):
+    begin("encoding=rope")
+    assert train("encoding=rope", "seed=1").code == 0
+    levels = [scored_by(path)[0].nll for path in folders(folder) if path.name.startswith("trigram-")]
+    assert len(levels) == len(set(levels)) == 2

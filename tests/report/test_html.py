@@ -129,3 +129,8 @@ def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(t
     assert len(curves) == 5, "three pictures, and two runs"
     caption = "Training loss of each run by step, nats per token"
     assert caption in Page(text).find("figcaption") and caption not in page.find("figcaption")
+
+
+def test_the_title_that_a_program_gives_a_page_is_text() -> None:
+    page = to_html([], title="<script>a & b")
+    assert page.count("&lt;script&gt;a &amp; b") == 2 and "<script>a" not in page

@@ -262,3 +262,12 @@ def test_a_key_that_cannot_be_chosen_by_results_is_refused(
     run = next((rates / "runs").iterdir())
     (run / "train.csv").unlink()
     assert f"{run.name} has no validation loss" in report("--best", "train.lr").line
+
+
+def test_a_value_whose_validation_loss_is_no_number_is_never_the_best(report: Command, rates: Path) -> None:
+    for diverged, kept in (("0.001", "0.003"), ("0.003", "0.001")):
+        for run in (rates / "runs").iterdir():
+            loss = "nan" if f"\n  lr: {diverged}\n" in (run / "config.yaml").read_text() else "2.0"
+            (run / "train.csv").write_text(f"{HEAD}8,1,9,{loss},1,1,1\n")
+        said = " ".join(report("--best", "train.lr").out.split())
+        assert f"alibi {kept} of 0.001, 0.003; rope {kept} of 0.001, 0.003" in said

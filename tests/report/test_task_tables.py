@@ -133,3 +133,10 @@ def test_a_baseline_shows_differences_of_which_more_is_better(tmp_path: Path) ->
     found = lines["pope"].records[64].baseline
     assert found is not None and found.mean is not None
     assert found.mean == pytest.approx(0.7, abs=0.01) and found.verdict == "better"
+
+
+def test_answers_that_are_all_alike_have_wilsons_interval_at_95_percent() -> None:
+    z, count = 1.959964, 128
+    right, wrong = (share_answers(*[np.full((1, count), share)] * 2, CHANCE) for share in (1.0, 0.0))
+    assert (right.exact.low, right.exact.high) == pytest.approx((count / (count + z**2), 1.0))
+    assert (wrong.accuracy.low, wrong.accuracy.high) == pytest.approx((0.0, z**2 / (count + z**2)))

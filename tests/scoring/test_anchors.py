@@ -1,8 +1,10 @@
 """Models that cost no training: distributions, counted on what a seed trains on; copies are of the window."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from support.scoring import DATA, TRAIN_LENGTH, VOCABULARY
+from support.scoring import DATA, TRAIN_LENGTH, VOCABULARY, data_of
 
 from pe_bench.config.schema import TrainConfig
 from pe_bench.data.batches import TrainingWindows
@@ -97,3 +99,12 @@ def test_a_copy_weighs_as_much_as_it_was_right_in_training_windows() -> None:
     assert weights[3] == pytest.approx(51 / 52)
     random = copying_weights(np.random.default_rng(0).integers(0, 9, (300, 60)))
     assert random[MIN_MATCH] == pytest.approx(1 / 9, abs=0.05)
+
+
+def test_nothing_is_counted_in_validation_text() -> None:
+    other = replace(DATA, validation=data_of(70, 50).validation)
+    one, same = (count_anchors(data, TRAIN, seed=5) for data in (DATA, other))
+    assert np.array_equal(one.weights, same.weights)
+    for counts, same_counts in zip(one.trigram.counts, same.trigram.counts, strict=True):
+        assert np.array_equal(counts.keys, same_counts.keys)
+        assert np.array_equal(counts.counts, same_counts.counts)

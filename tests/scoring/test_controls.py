@@ -127,3 +127,19 @@ def test_offset_shows_an_encoding_that_reads_absolute_positions_and_no_other(tmp
         assert moved < 1e-6 if name == "relative" else moved > 1e-4
     rows = scored(trained_model(tmp_path / "table", Learned(SIZE.d_model, TRAIN_LENGTH)), offset)
     assert by_control(rows)["offset"].status == "undefined"
+
+
+def test_offset_windows_end_at_the_position_where_those_of_the_longer_length_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = trained_model(tmp_path / "run")
+    hidden, ends = trained.model.hidden, set[tuple[int, int]]()
+
+    def watched(tokens, ids, *more):
+        ends.add((tokens.shape[1], int(ids.max())))
+        return hidden(tokens, ids, *more)
+
+    monkeypatch.setattr(trained.model, "hidden", watched)
+    scored(trained, replace(EVAL, controls="offset"))
+    plain = {(length, length - 1) for length in (TRAIN_LENGTH, 12, LENGTH)}
+    assert ends == {*plain, (TRAIN_LENGTH, LENGTH - 1)}

@@ -75,3 +75,12 @@ def test_a_pipe_has_no_blanks_at_the_ends_and_colour_repeats_the_mark() -> None:
     assert all(line == line.rstrip() for line in text.getvalue().splitlines())
     show([GRID.draw], Console(file=text, force_terminal=True, color_system="standard", no_color=False))
     assert "\x1b[1;31m+0.709!" in text.getvalue()
+
+
+def test_headings_and_captions_are_escaped_as_cells_are() -> None:
+    columns = [Column("encoding", is_left=True), Column("vs\nrope_pi|<b>")]
+    grid = Grid(columns, [[Cell("a_b"), Cell("1")]], ("100 % of it",), notes=["a & b"])
+    latex = to_latex([grid])
+    assert r"encoding & vs rope\_pi" in latex and r"a\_b & 1 \\" in latex
+    assert r"\caption{100 \% of it. a \& b.}" in latex
+    assert r"| encoding | vs rope_pi\|&lt;b> |" in to_markdown([grid])
