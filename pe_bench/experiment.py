@@ -18,8 +18,7 @@ from pe_bench.data.packed import load_data, summary
 from pe_bench.encodings.source import copy_sources
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.model.attention import is_kernel_here
-from pe_bench.model.attention.native import training_kernel
+from pe_bench.model.attention.native import training_kernel, usable_kernel
 from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs import folder as runs
@@ -260,7 +259,7 @@ def _describe(job: Job) -> None:
     about: dict[str, Any] = {**machine.environment(job.device, job.threads)}
     if job.config.checkpoint is None:
         about["attention"] = kernel = training_kernel(job.device, job.dtype)
-        if job.device.type == "cpu" and not is_kernel_here():
+        if job.device.type == "cpu" and usable_kernel(torch.float32).library is None:
             say(f"attention: {kernel}")
     write_json(job.folder / "environment.json", about)
     if job.data.prompts is None:

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.attention import attention
-from pe_bench.model.layers import Linear, RMSNorm, feedforward_after, gated, is_native, projections, token_nll
+from pe_bench.model.layers import AfterAttention, Linear, RMSNorm, gated, is_native, projections, token_nll
 
 # So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
 FEEDFORWARD_TOKENS = 4_096
@@ -53,16 +53,14 @@ class SelfAttention(nn.Module):
             queries = self.query(normed_BTD[:, first:])
         else:
             normed_BTD, queries, keys, values = projections(x_BTD, norm, self.query, self.key, self.value)
-        q_BHTK, k_BHTK, v_BHTK = (self._heads(x) for x in (queries, keys, values))
+        heads = [x.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for x in (queries, keys, values)]
+        q_BHTK, k_BHTK, v_BHTK = heads
         if self.query_norm is not None and self.key_norm is not None:
             q_BHTK, k_BHTK = self.query_norm(q_BHTK), self.key_norm(k_BHTK)
         if self.group > 1:  # for every query head, since encodings have parameters of each
             k_BHTK, v_BHTK = (x.repeat_interleave(self.group, 1) for x in (k_BHTK, v_BHTK))
         mixed_BHTK = attention(encoding, normed_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
         return mixed_BHTK.transpose(1, 2).flatten(2)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
 
 
 class SwiGLU(nn.Module):
@@ -96,7 +94,7 @@ class Block(nn.Module):
         weights = [layer.weight for layer in (output, norm, ffn.gate, ffn.up, ffn.down)]
         x_BTD = x_BTD[:, first:]
         if torch.is_grad_enabled() and is_native(x_BTD, read, *weights):
-            return feedforward_after(x_BTD, read, *weights)
+            return cast(Tensor, AfterAttention.apply(x_BTD, read, *weights))
         x_BTD = x_BTD + output(read)
         return x_BTD + ffn(norm(x_BTD))
 

@@ -7,6 +7,7 @@ Letters: B batch, T tokens, D model width, F width of the feedforward layer, E =
 vocabulary, N tokens of all windows.
 """
 
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -15,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pe_bench.model.products import addmm, linear, mm, weight_gradients
 from pe_bench.native import layers as native
+from pe_bench.system.machine import processor_facts
 
 EPSILON = 1e-5  # of every norm
 
@@ -66,11 +67,6 @@ def gated(x_BTD: Tensor, gate: Linear, up: Linear) -> Tensor:
     return native.swiglu(linear(x_BTD, torch.cat([gate.weight, up.weight])))
 
 
-def feedforward_after(x_BTD: Tensor, read_BTD: Tensor, *weights: Tensor) -> Tensor:
-    """Return y + feedforward(norm(y)) with y = x + output(read), from the weights of a block."""
-    return cast(Tensor, _Feedforward.apply(x_BTD, read_BTD, *weights))
-
-
 class _Projections(torch.autograd.Function):
     """A norm, and products of it with matrices [*, D]."""
 
@@ -98,8 +94,8 @@ class _Projections(torch.autograd.Function):
         return of_x, of_weight, *(None if slope is None else next(of_matrices) for slope in slopes)
 
 
-class _Feedforward(torch.autograd.Function):
-    """The rest of a block after attention: output matrix, residual, norm, SwiGLU, residual."""
+class AfterAttention(torch.autograd.Function):
+    """The rest of a block after attention: y + down(swiglu(norm(y))) with y = x + output(read)."""
 
     @staticmethod
     def forward(
@@ -110,7 +106,7 @@ class _Feedforward(torch.autograd.Function):
         x_ND = addmm(x.reshape(-1, x.shape[-1]), read_N, output.t())
         normed_ND, factor_N = native.rms_norm(x_ND, weight_D, EPSILON)
         both_ED = torch.cat([gate_FD, up_FD])  # one product is faster than two
-        both_NE = mm(normed_ND, both_ED.t())
+        both_NE = linear(normed_ND, both_ED)
         product_NF = native.swiglu(both_NE)
         ctx.save_for_backward(
             read_N, output, x_ND, weight_D, normed_ND, factor_N, both_NE, product_NF, both_ED, down_DF
@@ -182,3 +178,43 @@ def _chunk_nll(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tenso
         logits_NV = functional.linear(hidden_ND, weight_VD)
         return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
     return cast(Tensor, _NLL.apply(hidden_ND, weight_VD, targets_N.contiguous()))
+
+
+# Products of float32 matrices, by the library in PyTorch that uses the whole processor.
+#
+# PyTorch multiplies such matrices with MKL, which leaves AVX-512 unused on processors that are not Intel's.
+# oneDNN, the other library in PyTorch, uses it there. No gradient flows through these functions.
+
+
+@cache
+def is_onednn_faster() -> bool:
+    facts = processor_facts()
+    has_avx512 = "avx512f" in facts.get("flags", "").split()
+    is_there = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_avx512 and facts.get("vendor_id") != "GenuineIntel" and is_there
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x weightᵀ, [.., N], from x [.., K] and weight [N, K]."""
+    if not is_onednn_faster():
+        return functional.linear(x, weight)
+    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b, as `torch.mm` does."""
+    return linear(a, b.t())
+
+
+def addmm(c: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return c + a b, as `torch.addmm` does."""
+    return linear(a, b.t()).add_(c) if is_onednn_faster() else torch.addmm(c, a, b)
+
+
+def weight_gradients(rows_NK: Tensor, *slopes_NM: Tensor) -> list[Tensor]:
+    """Return the gradient [M, K] of each weight that rows were multiplied by, from that of its product."""
+    if not slopes_NM or not is_onednn_faster():
+        return [torch.mm(slope_NM.t(), rows_NK) for slope_NM in slopes_NM]
+    # oneDNN copies a first operand that is a transpose. One copy of the rows serves all products.
+    turned_KN = rows_NK.t().contiguous()
+    return [mm(turned_KN, slope_NM).t() for slope_NM in slopes_NM]

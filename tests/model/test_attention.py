@@ -20,6 +20,9 @@ from pe_bench.inspection.check.case import as_type, layer_inputs, worst
 from pe_bench.model import attention as paths
 from pe_bench.model.attention import NATIVE_TOKENS, attention, choose, chunks, fused, reference_attention
 from pe_bench.model.attention.chunks import fused_chunk_attention
+from pe_bench.native.build import Kernel
+
+NO_KERNEL = Kernel(None, "")
 
 
 @pytest.fixture
@@ -85,7 +88,7 @@ def test_training_has_the_outputs_and_gradients_of_the_reference(
     name: str, native: bool, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(paths, "is_kernel_here", lambda: False)
+        monkeypatch.setattr(paths, "usable_kernel", lambda dtype: NO_KERNEL)
     position = torch.arange(61)
     for nulls, window in (((), None), ((), 9), ((sink, OfContent), None)):
         encoding, inputs = made(name, *nulls), layer_inputs(61)
@@ -171,7 +174,7 @@ def test_the_path_follows_from_the_hooks_and_from_what_is_learned(monkeypatch: p
         assert taken(name, window=3)[0] in (CHUNK, REFERENCE), name
         assert taken(name, tokens=NATIVE_TOKENS + 1)[0] == without, name
         with monkeypatch.context() as patch:
-            patch.setattr(paths, "is_kernel_here", lambda: False)
+            patch.setattr(paths, "usable_kernel", lambda dtype: NO_KERNEL)
             assert taken(name) == (without, without_in_training), name
 
 

@@ -87,13 +87,9 @@ def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | N
     return REFERENCE if is_learning(encoding, q) else DISTANCE
 
 
-def is_kernel_here() -> bool:
-    return usable_kernel(torch.float32).library is not None
-
-
 def is_native(q: Tensor) -> bool:
     """Return whether our kernel is for these queries: on a CPU, where it can be compiled."""
-    if q.device.type != "cpu" or not is_kernel_here():
+    if q.device.type != "cpu" or usable_kernel(torch.float32).library is None:
         return False
     if torch.is_grad_enabled() and q.requires_grad:
         return q.dtype in (torch.float32, torch.bfloat16)

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side
 from pe_bench.encodings.relative.tables import Relative
-from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse, times
-from pe_bench.model.attention.reference import joined, precise, project, ranges_in, take, visible_keys
+from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse
+from pe_bench.model.attention.reference import joined, precise, project, ranges_in, take, times, visible_keys
 
 # So many queries are taken at a time, and fewer where a bias or near scores [B, H, Q, N] would have more
 # elements.

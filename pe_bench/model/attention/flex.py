@@ -18,12 +18,13 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.model.attention.fused import can_tabulate, distance_table, scale_queries
+from pe_bench.model.attention.fused import can_tabulate, distance_table
 from pe_bench.model.attention.reference import (
     precise,
     project,
     share_of_keys,
     take,
+    times,
     visible_keys,
 )
 
@@ -52,7 +53,7 @@ def fused_flex_attention(
     queries, keys = project(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
     output, sums = flex(
-        _at_least(MIN_WIDTH, scale_queries(encoding, queries)),
+        _at_least(MIN_WIDTH, times(queries.x, encoding.logit_scale(queries))),
         _at_least(MIN_WIDTH, keys.x),
         _at_least(MIN_WIDTH, v),
         score_mod=added_to_scores(encoding, queries, keys),

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.model.attention.reference import precise, project, share_of_keys
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.model.attention.reference import precise, project, share_of_keys, times
 
 
 def fused_attention(
@@ -24,7 +24,7 @@ def fused_attention(
 ) -> Tensor:
     """Serve encodings with `transform`, `logit_scale` and `null_logit` alone."""
     queries, keys = project(encoding, x, q, k, position)
-    scaled, null = scale_queries(encoding, queries), encoding.null_logit(queries)
+    scaled, null = times(queries.x, encoding.logit_scale(queries)), encoding.null_logit(queries)
     return fused(scaled, keys.x, v, None, 1 / math.sqrt(q.shape[-1]), null)
 
 
@@ -130,15 +130,6 @@ def _as_wide(*tensors: Tensor) -> list[Tensor]:
     return [x if x.shape[-1] == widest else functional.pad(x, (0, widest - x.shape[-1])) for x in tensors]
 
 
-def scale_queries(encoding: LayerEncoding, queries: Side) -> Tensor:
-    return times(queries.x, encoding.logit_scale(queries))
-
-
-def times(x: Tensor, factor: Tensor | None) -> Tensor:
-    """Return x [B, H, Q, *] times the `logit_scale` of its queries."""
-    return x if factor is None else (x * factor).to(x.dtype)
-
-
 # Fused attention plus a bias of the distance, without a tensor of T x T.
 #
 # Letters: B batch, H query heads, T tokens, Q queries and N keys of one chunk, K head width, D model width.
@@ -165,7 +156,7 @@ def fused_distance_attention(
     table = distance_table(encoding, q)
     assert table is not None
     queries, keys = project(encoding, x, q, k, position)
-    scaled, scale = scale_queries(encoding, queries), 1 / math.sqrt(q.shape[-1])
+    scaled, scale = times(queries.x, encoding.logit_scale(queries)), 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
     null = None if null is None else null.expand(*q.shape[:-1], 1)
     learns = torch.is_grad_enabled() and any(one.requires_grad for one in (scaled, keys.x, v))

@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
-from pe_bench.model.attention.fused import distance_table, gradient_of_null, scale_queries, times
-from pe_bench.model.attention.reference import project, share_of_keys
+from pe_bench.model.attention.fused import distance_table, gradient_of_null
+from pe_bench.model.attention.reference import project, share_of_keys, times
 from pe_bench.native import build
 
 # How far from float64 a kernel may be when it is first tried, relative to the largest number of an output.
@@ -32,11 +32,10 @@ def native_attention(
 ) -> Tensor:
     """Serve encodings with a `distance_bias`, at positions that count tokens, or with no bias."""
     queries, keys = project(encoding, x, q, k, position)
-    table = distance_table(encoding, q)
-    table = table.float() if table is not None else None
+    table = distance_table(encoding, q) if encoding.overrides("distance_bias") else None
     tiled = v.dtype == torch.bfloat16 and usable_kernel(torch.bfloat16).library is not None
     dtype = torch.bfloat16 if tiled else torch.float32
-    scaled_q = scale_queries(encoding, queries).to(dtype)
+    scaled_q = times(queries.x, encoding.logit_scale(queries)).to(dtype)
     scale = 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
     return causal_attention(scaled_q, keys.x.to(dtype), v.to(dtype), table, scale, null).to(v.dtype)
@@ -102,12 +101,6 @@ def training_kernel(device: torch.device, dtype: torch.dtype) -> str:
     return f"{ours} ({'; '.join(kernel.description for kernel in kernels)})"
 
 
-def _library(dtype: torch.dtype) -> ctypes.CDLL:
-    library = usable_kernel(dtype).library
-    assert library is not None
-    return library
-
-
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -120,7 +113,9 @@ class _Attention(torch.autograd.Function):
         scale: float,
         *columns: Tensor,
     ) -> Tensor:
-        output, normalizers = _forward(_library(q.dtype), q, k, v, table, scale, columns)
+        library = usable_kernel(q.dtype).library
+        assert library is not None
+        output, normalizers = _forward(library, q, k, v, table, scale, columns)
         if null is not None:
             _add_null(null, output, normalizers)
         ctx.save_for_backward(q, k, v, table, null, output, normalizers, *columns)
@@ -132,7 +127,9 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, table, null, output, normalizers, *columns = ctx.saved_tensors
         saved, of_table = (q, k, v, table, output, normalizers, *columns), ctx.needs_input_grad[3]
-        gradients, of_columns = _backward(_library(q.dtype), saved, gradient, ctx.scale, of_table=of_table)
+        library = usable_kernel(q.dtype).library
+        assert library is not None
+        gradients, of_columns = _backward(library, saved, gradient, ctx.scale, of_table=of_table)
         of_null = None if null is None else gradient_of_null(null, _lse(normalizers), output, gradient)
         return *gradients, of_null, None, *of_columns
 

@@ -99,10 +99,15 @@ def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: 
     """Return all keys and the given queries, maybe of the last tokens alone, before and after `transform`."""
     position = position if position.dim() == 1 else position.unsqueeze(1)
     keys = Side(k, k, position, torch.arange(k.shape[-2], device=k.device), encoding.prepare(x))
-    queries = take(keys, range(k.shape[-2] - q.shape[-2], k.shape[-2]))
-    queries = queries._replace(x=q, raw=q)
+    before = k.shape[-2] - q.shape[-2]  # tokens without a query
+    queries = (take(keys, range(before, k.shape[-2])) if before else keys)._replace(x=q, raw=q)
     turned_q, turned_k = encoding.transform(queries, keys)
     return queries._replace(x=turned_q), keys._replace(x=turned_k)
+
+
+def times(x: Tensor, factor: Tensor | None) -> Tensor:
+    """Return x [B, H, Q, *] times the `logit_scale` of its queries."""
+    return x if factor is None else (x * factor).to(x.dtype)
 
 
 def take(side: Side, *ranges: range) -> Side:
