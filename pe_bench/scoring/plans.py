@@ -8,6 +8,16 @@ one pass over the longest windows.
 
 Of a task each length has its own examples, so lengths are not paired with each other; encodings at one length
 are.
+
+The controls of `paired`: the same targets at the same length, kept from the context beyond training.
+
+- `window`: every layer's attention is limited to the training length W. Through n layers information
+  still travels n (W - 1) + 1 tokens. Is the whole context better than cropping it?
+- `swap`: every token further than the training length before the first target comes from another
+  document, under the same length, position ids and mask. Does the model read what is there?
+- `offset`, if it is asked for: windows of the training length, all of whose positions are later, so that they
+  end where those of the longer length do. Do later positions alone change the scores? A scaling with a wrong
+  setting, or a table of positions that ends, shows here.
 """
 
 import hashlib
@@ -22,12 +32,20 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.tasks import Task
 from pe_bench.runs.rows import HALF, POSITIONS, TASK
-from pe_bench.scoring.controls import control_plans
 from pe_bench.scoring.protocols import Answers, Plan, Window, nonoverlapping_plan, paired_plan, sliding_plan
-from pe_bench.scoring.targets import ScoredText, of_half, scored_documents, target_blocks, tokens_needed
+from pe_bench.scoring.targets import (
+    ScoredText,
+    TargetBlocks,
+    of_half,
+    scored_documents,
+    target_blocks,
+    tokens_in_a_part,
+    tokens_needed,
+)
 
 # What a run is to be scored on: `make_plans`, or the plans of a probe.
 Planner = Callable[[Config, EvalConfig, Data], list[Plan]]
+CONTROLLED_TIMES = (2, 16)  # the training length: where context should begin to help, and where most is asked
 
 
 def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
@@ -85,6 +103,48 @@ def _plans(
             yield replace(
                 sliding_plan(data, text, length, stride), stride_rule=str(evaluation.stride or HALF)
             )
+
+
+def control_plans(
+    evaluation: EvalConfig, blocks: TargetBlocks, lengths: list[int], train_length: int
+) -> Iterator[Plan]:
+    """Yield the controls of these lengths, which score one set of targets."""
+    for length in controlled_lengths(evaluation, lengths, train_length, blocks.target_tokens):
+        plan = paired_plan(blocks, length)
+        yield replace(plan, control="window", limit=train_length)
+        yield replace(plan, control="swap", windows=[*_swapped(blocks, plan.windows, train_length)])
+        if evaluation.controls == "offset":
+            near = paired_plan(blocks, train_length)
+            yield replace(near, length=length, control="offset", offset=length - train_length)
+
+
+def _swapped(blocks: TargetBlocks, windows: list[Window], train_length: int) -> Iterator[Window]:
+    """Yield the windows with donors, which lie before a donor's block as they do before their own."""
+    parts = len(windows) // len(blocks)
+    donors = np.repeat(blocks.donor_document, parts).tolist()
+    shifts = np.repeat(blocks.donor_end - blocks.end, parts).tolist()
+    for window, donor, shift in zip(windows, donors, shifts, strict=True):
+        foreign = window.size - window.targets - train_length
+        yield replace(window, donor=donor, donor_start=window.start + shift, foreign=foreign)
+
+
+def controlled_lengths(
+    evaluation: EvalConfig, lengths: list[int], train_length: int, target_tokens: int
+) -> list[int]:
+    """Return the lengths that get controls: by default those of 2 and 16 times the training length.
+
+    Where none of these is scored, it is the longest. A control needs a token that is further than the
+    training length before the first target.
+    """
+    possible = [
+        length for length in lengths if length - tokens_in_a_part(target_tokens, length) > train_length
+    ]
+    if evaluation.controls in ("all", "none"):
+        return possible if evaluation.controls == "all" else []
+    default = [
+        length for length in possible if length in [times * train_length for times in CONTROLLED_TIMES]
+    ]
+    return default or possible[-1:]
 
 
 def _text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:

@@ -18,12 +18,11 @@ import torch
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import Split
-from pe_bench.encodings.base import LengthError
+from pe_bench.encodings.base import LengthError, PositionalEncoding, Side
 from pe_bench.errors import RunError, first_line
 from pe_bench.model.checks import describe_user_code_error, find_lookahead, is_users_own
 from pe_bench.model.decoder import LanguageModel, derive_seed
 from pe_bench.runs.rows import POSITIONS, PROBE
-from pe_bench.scoring.controls import why_not
 from pe_bench.scoring.needles import score_needles
 from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, with_donors
 from pe_bench.system.machine import PeakMemory, is_out_of_memory, share_cores
@@ -199,3 +198,24 @@ def _renew_threads() -> None:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     with suppress(OSError, AttributeError):
         ctypes.CDLL(str(library)).omp_pause_resource_all(PAUSE)
+
+
+# The controls that say nothing of a model
+
+
+def why_not(plan: Plan, model: LanguageModel) -> str:
+    """Return the reason why a control would say nothing; empty for one to score."""
+    if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):
+        return "the encoding is windowed itself"
+    if plan.control == "swap" and any(window.donor == window.document for window in plan.windows):
+        return "all targets are of one document, and there is no other to swap with"
+    return model.control_refusal(plan.control, plan.length)
+
+
+def is_windowed(encoding: PositionalEncoding, n_layers: int, length: int) -> bool:
+    """Return whether every layer by itself hides some of `length` tokens from the last one."""
+    index = torch.arange(length)
+    nothing = torch.empty(1, 1, length, 0)
+    keys = Side(nothing, nothing, index, index, {})
+    query = Side(nothing[:, :, -1:], nothing[:, :, -1:], index[-1:], index[-1:], {})
+    return not any(bool(encoding.layer(n).visible(query, keys).all()) for n in range(n_layers))

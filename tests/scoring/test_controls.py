@@ -22,8 +22,9 @@ from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import load_scores, score_file
-from pe_bench.scoring.controls import control_plans, controlled_lengths, is_windowed
+from pe_bench.scoring.plans import control_plans, controlled_lengths
 from pe_bench.scoring.protocols import inputs, with_donors
+from pe_bench.scoring.scorer import is_windowed
 
 CONTROLLED = replace(EVAL, controls="all")
 LENGTH = 24  # three times the training length
