@@ -25,7 +25,7 @@ from pe_bench.runs import folder as runs
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import delete_scores, keep_slices
+from pe_bench.runs.scores import keep_slices
 from pe_bench.runs.source import after_source, find_source
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import row_key, score, scored_rows
@@ -207,27 +207,26 @@ def _train_and_score(
     job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
 ) -> list[Row]:
     """Train a run unless it is trained, in the processes of `group`, and score what is not scored yet."""
-    run, is_finished = job.folder, runs.read_result(job.folder) is not None
-    rows = scored_rows(job, plans) if is_finished else []
-    is_scored = len(rows) == len(plans)
-    trained = None if is_scored else checkpoint.final_checkpoint(run, job.config.train.total_steps)
-    if is_finished and not is_scored and trained is None:
+    run = job.folder
+    if runs.read_result(run) is not None:
+        rows = scored_rows(job, plans)
+        is_scored = len(rows) == len(plans)
+        trained = None if is_scored else checkpoint.final_checkpoint(run, job.config.train.total_steps)
+        if is_scored or trained is not None:
+            group.broadcast(NOTHING_TO_DO)
+            say(f"{run} is already trained")
+            if not runs.RunFolder(run).flat_config:  # the same command made it before
+                _write_config(job)
+            if trained is not None:
+                return score_encodings(_with_weights(job, trained), plans, bars=bars)
+            keep_derived(run, job.data, plans, job.config.first_length)
+            record_command(run)
+            return rows
         say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
-        is_finished = False
-    if not is_finished:
-        trained = _train(job, bars, tracked, group)
-        rows = score_encodings(_with_weights(job, trained), plans, bars=bars)
-        _write_result(job, trained)
-        return rows
-    group.broadcast(NOTHING_TO_DO)
-    say(f"{run} is already trained")
-    if not runs.RunFolder(run).flat_config:  # the same command made it before
-        _write_config(job)
-    if trained is not None:
-        return score_encodings(_with_weights(job, trained), plans, bars=bars)
-    keep_derived(run, job.data, plans, job.config.first_length)
-    record_command(run)
+    trained = _train(job, bars, tracked, group)
+    rows = score_encodings(_with_weights(job, trained), plans, bars=bars)
+    _write_result(job, trained)
     return rows
 
 
@@ -236,7 +235,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> checkpoint.
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     begun = checkpoint.latest_checkpoint(job.folder / "checkpoints")
     if begun is None or begun.step < steps:
-        delete_scores(job.folder)
+        runs.delete_scores(job.folder)
     _describe(job)
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if begun is not None and begun.step < steps:

@@ -8,6 +8,7 @@ import csv
 import hashlib
 import io
 import re
+import shutil
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,7 +26,7 @@ from pe_bench.config.schema import NAME, Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.runs.commands import eval_command
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
-from pe_bench.runs.scores import KEY, TEXT_SLICES, KeptMeans, read_means
+from pe_bench.runs.scores import KEY, MEANS, TEXT_SLICES, KeptMeans, read_means
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
 from pe_bench.system.files import TEMPORARY, write_text
 from pe_bench.system.terminal import one_line, say
@@ -87,6 +88,13 @@ def record_error(run: Path) -> Iterator[None]:
             write_text(run / ERROR, "".join(traceback.format_exception(error)))
         raise
     (run / ERROR).unlink(missing_ok=True)
+
+
+def delete_scores(run: Path) -> None:
+    """Delete the scores of weights that are about to be replaced."""
+    for name in ("eval.csv", MEANS):
+        (run / name).unlink(missing_ok=True)
+    shutil.rmtree(run / "scores", ignore_errors=True)
 
 
 @dataclass(frozen=True)

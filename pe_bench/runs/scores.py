@@ -9,7 +9,6 @@ All of these files follow from the text and the weights: `pe-bench eval RUN` mak
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -202,13 +201,6 @@ def has_whole_scores(run: Path, row: Row) -> bool:
     except RunError:
         return False
     return True
-
-
-def delete_scores(run: Path) -> None:
-    """Delete the scores of weights that are about to be replaced."""
-    for name in ("eval.csv", MEANS):
-        (run / name).unlink(missing_ok=True)
-    shutil.rmtree(run / "scores", ignore_errors=True)
 
 
 # Slices, and means by document

@@ -15,7 +15,7 @@ from support.results import ROW, add_run, edit_rows
 
 from pe_bench.errors import RunError
 from pe_bench.report.build import build_tables
-from pe_bench.runs.folder import RunFolder, gather
+from pe_bench.runs.folder import RunFolder, delete_scores, gather
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import (
     KEY,
@@ -25,7 +25,6 @@ from pe_bench.runs.scores import (
     Scores,
     compute_level,
     compute_means,
-    delete_scores,
     keep_slices,
     load_scores,
     read_means,
