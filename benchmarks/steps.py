@@ -39,7 +39,7 @@ class TrainingPass:
         endless = replace(config.train, steps=NEVER, validate_every=NEVER)
         config = replace(config, train=endless)
         data = random_data(max(TEXT, length + 1))
-        self.batch, dtype = endless.batch, resolve_precision(config.precision, config.device)
+        self.batch, dtype = endless.batch, resolve_precision(config.precision, device)
         model = build_decoder(config, data.vocabulary, encoding).to(device)
         self.trainer, self.steps = Trainer(config, model, data, device, dtype), 0
         self.path = path_of(model, config, endless.batch // endless.micro_batches, length, dtype)
@@ -57,7 +57,7 @@ def rows_of(words: list[str], lengths: list[int], repeats: int | None) -> Iterat
         setting, subjects = resolve_timed([*words, *size])
         config = subjects[0].config
         threads, device = set_threads(config.threads), resolve_device(config.device)
-        dtype = str(resolve_precision(config.precision, config.device)).removeprefix("torch.")
+        dtype = str(resolve_precision(config.precision, device)).removeprefix("torch.")
         facts, shared = environment(device, threads), {"setting": setting, "pass": "train", "dtype": dtype}
         facts = shared | {name: facts[name] for name in FACTS}
         yield from Bench(facts, device, repeats, TrainingPass).rows(subjects, [length])

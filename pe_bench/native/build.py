@@ -69,7 +69,8 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
         return Kernel(None, "PE_BENCH_KERNEL=off")
     compiler = find_compiler()
     if compiler is None:
-        return Kernel(None, f"no C++ compiler is here ({', '.join(compiler_names())})")
+        names = os.environ.get("CXX", "").strip() or ", ".join(COMPILERS)
+        return Kernel(None, f"no C++ compiler is here ({names})")
     try:
         version = _output_of([*shlex.split(compiler), "--version"]).partition("\n")[0]
         sources = [source, *(FOLDER / name for name in HEADERS)]
@@ -87,7 +88,8 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
 
 def find_compiler() -> str | None:
     """Return a command as a shell would read it: the full path of its program, and the arguments."""
-    for name in compiler_names():
+    named = os.environ.get("CXX", "").strip()
+    for name in [named] if named else COMPILERS:
         try:
             program, *words = shlex.split(name)
         except ValueError:  # a quote is left open, or nothing stands between quotes
@@ -95,11 +97,6 @@ def find_compiler() -> str | None:
         if path := shutil.which(program):
             return shlex.join([path, *words])
     return None
-
-
-def compiler_names() -> Sequence[str]:
-    named = os.environ.get("CXX", "").strip()
-    return (named,) if named else COMPILERS
 
 
 def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:

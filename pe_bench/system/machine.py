@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -53,11 +53,11 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "auto" else name)
 
 
-def resolve_precision(precision: str, device: str) -> torch.dtype:
+def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
     """Return the type that matrices are multiplied in while training; parameters stay float32."""
     if precision == "auto":
         # Stock bfloat16 attention is slower than float32 on a CPU at these sizes.
-        return torch.bfloat16 if resolve_device(device).type == "cuda" else torch.float32
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
@@ -125,6 +125,7 @@ def _cores() -> set[str]:
 # Memory
 
 _CLEAR_HIGHEST, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+GLIBC = ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # of malloc.h
 LESS_TO_TRAIN = "train.micro_batches=2, a smaller train.batch_tokens, or a smaller model"
 LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
@@ -132,13 +133,9 @@ LESS_TO_SCORE = "--precision bfloat16, or shorter --lengths"
 
 def keep_freed_memory() -> None:
     """Have glibc keep what is freed: no tensor has a mapping of its own, and the heap never shrinks."""
-    if library := _glibc():
-        library.mallopt(MMAP_MAX, 0)
-        library.mallopt(TRIM_THRESHOLD, -1)
-
-
-def _glibc() -> Any:
-    return ctypes.CDLL("libc.so.6") if platform.libc_ver()[0] == "glibc" else None
+    if GLIBC is not None:
+        GLIBC.mallopt(MMAP_MAX, 0)
+        GLIBC.mallopt(TRIM_THRESHOLD, -1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -175,8 +172,8 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            if library := _glibc():
-                library.malloc_trim(0)  # free memory, so that what is taken next is seen
+            if GLIBC is not None:
+                GLIBC.malloc_trim(0)  # free memory, so that what is taken next is seen
             with suppress(OSError):  # some kernels lack the file or the command
                 self._is_counting = _CLEAR_HIGHEST.write_text("5") == 1
         return self

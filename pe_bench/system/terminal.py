@@ -173,15 +173,17 @@ class Bar(Protocol):
 Bars = Callable[[str, int], AbstractContextManager[Bar]]
 
 
+@dataclasses.dataclass
 class TerminalBar:
     """A progress bar of rich's, or lines where standard error is not a terminal."""
 
-    def __init__(self, name: str, total: int, progress: Any = None):
-        self.name, self.total, self.progress = name, max(1, total), progress
+    name: str
+    total: int
+    progress: Any = None
 
     def show(self, done: float, text: str, line: str | None = None) -> None:
         if self.progress is not None:
-            self.progress.update(0, bar=bar_text(done / self.total), text=text)
+            self.progress.update(0, bar=bar_text(done / max(1, self.total)), text=text)
         elif line is not None:
             say(f"{self.name}: {line}")
 

@@ -31,7 +31,7 @@ def simulate_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 def test_auto_takes_a_gpu_and_its_precision_follows(monkeypatch, gpus, name, precision, device, dtype):
     simulate_gpus(monkeypatch, gpus)
     assert machine.resolve_device(name) == torch.device(device)
-    assert machine.resolve_precision(precision, name) == dtype
+    assert machine.resolve_precision(precision, machine.resolve_device(name)) == dtype
 
 
 @pytest.mark.parametrize(
