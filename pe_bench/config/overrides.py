@@ -112,27 +112,25 @@ def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str
     """
     result = []
     for text in overrides:
-        override = _with_file_names(_checked(text, search), search)
+        override = _checked(text, search)
         has_mapping = (override.value or "").startswith("{") and override.section == "encoding"
         result.append(str(_with_nested_as_text(override) if has_mapping else override))
     return result
 
 
 def _checked(text: str, search: Sequence[Path]) -> Override:
-    """Return an override. Raises `UserError` for text that is none, and for several encodings of one run."""
+    """Return an override with the names of files, whatever they were typed as.
+
+    Raises `UserError` for text that is none, for several encodings of one run, and for an unknown name.
+    """
     override = parse_override(text)
-    group, value = override.key, override.value
-    if not KEY.fullmatch(group) or (value is None and override.prefix != "~"):
+    group, value = override.key, override.value or ""
+    if not KEY.fullmatch(group) or (override.value is None and override.prefix != "~"):
         of = next((each for each in GROUPS if text in names_in(each, search)), None)
         raise UserError(f"'{text}' cannot be read: say {f'{of}={text}' if of else 'KEY=VALUE'}")
-    is_several = group in GROUPS and group != "modifier" and (value or "").startswith("[")
+    is_several = group in GROUPS and group != "modifier" and value.startswith("[")
     message = f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
     require(not is_several, message)
-    return override
-
-
-def _with_file_names(override: Override, search: Sequence[Path]) -> Override:
-    group, value = override.key, override.value or ""
     is_none = group in MAY_BE_NONE and value == "null"
     if group not in GROUPS or is_none or not NAMES.fullmatch(value):
         return override

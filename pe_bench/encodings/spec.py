@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pe_bench.encodings.base import Layers, NestedEncoding, PositionalEncoding
+from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, find_code
 from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, options_of
@@ -92,11 +92,13 @@ class PartSpec:
         encoding = self.encoding_class
         values = self.options | {option: spec.build for option, spec in self.nested.items()}
         options = {argument_of(option): value for option, value in values.items()}
-        if issubclass(encoding, PositionalEncoding):
-            return _initialized(encoding(**options))
-        return Layers(
-            [_initialized(encoding(**options)) for _ in range(n_layers if encoding.per_layer else 1)]
-        )
+        is_of_layers = issubclass(encoding, LayerEncoding)
+        parts: Any = [
+            encoding(**options) for _ in range(n_layers if is_of_layers and encoding.per_layer else 1)
+        ]
+        message = f"{encoding.__name__}.__init__ must call super().__init__() before all else"
+        require("_modules" in vars(parts[0]), message)
+        return Layers(parts) if is_of_layers else parts[0]
 
     def identity(self) -> dict[str, Any]:
         """Return the name, the hash of outside code, options and rate: they identify a run.
@@ -230,13 +232,6 @@ class EncodingSpec:
         if modifiers or self.key == "encoding":
             values["modifiers"] = modifiers
         return EncodingSpec(values, self.search, self.key)
-
-
-def _initialized(part: Any) -> Any:
-    """Return a new encoding. Raises `UserError` where its constructor has not called that of its base."""
-    message = f"{type(part).__name__}.__init__ must call super().__init__() before all else"
-    require("_modules" in vars(part), message)
-    return part
 
 
 def is_part(value: Any) -> bool:
