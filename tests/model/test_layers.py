@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from pe_bench.config.compose import compose_config
 from pe_bench.encodings.rotary.rope import rotate
-from pe_bench.model import products
+from pe_bench.model import layers
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.model.layers import token_nll
 from pe_bench.native import layers as native
@@ -67,7 +67,7 @@ has_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise
 def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
     encoding: str, is_onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "is_onednn_faster", lambda: is_onednn)
+    monkeypatch.setattr(layers, "is_onednn_faster", lambda: is_onednn)
     for first, more in ((0, []), (7, ["model.tie_embeddings=false", "model.qk_norm=true"])):
         overrides = [f"encoding={encoding}", *more]
         found = results(model_of(*overrides), first)
@@ -86,8 +86,8 @@ def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
 )
 def test_onednn_multiplies_where_mkl_leaves_avx512_unused(vendor, flag, is_faster, monkeypatch) -> None:
     facts = {"vendor_id": vendor, "flags": f"sse {flag} avx2"}
-    monkeypatch.setattr(products, "processor_facts", lambda: facts)
-    assert products.is_onednn_faster.__wrapped__() is is_faster
+    monkeypatch.setattr(layers, "processor_facts", lambda: facts)
+    assert layers.is_onednn_faster.__wrapped__() is is_faster
 
 
 @here
