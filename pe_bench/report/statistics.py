@@ -315,11 +315,10 @@ def _spread(differences: np.ndarray) -> Spread:
     seeds, documents = differences.shape
     seed_means, document_means = differences.mean(axis=1), differences.mean(axis=0)
     skewness = _skewness(document_means)
-    if seeds == 1:
-        return Spread(_variance(document_means) / documents, 0.0, skewness)
-    if documents == 1:
-        return Spread(_variance(seed_means) / seeds, 1.0, skewness)
-    by_seed, by_document = _variance(seed_means) / seeds, _variance(document_means) / documents
+    by_seed = float(np.var(seed_means, ddof=1)) / seeds if seeds > 1 else 0.0
+    by_document = float(np.var(document_means, ddof=1)) / documents if documents > 1 else 0.0
+    if seeds == 1 or documents == 1:
+        return Spread(by_seed + by_document, float(documents == 1), skewness)
     rest = _rest(differences, seed_means, document_means) / differences.size
     # The difference can come out below its own parts, even below zero: no less than either part.
     variance = max(by_seed + by_document - rest, by_seed, by_document)
@@ -339,8 +338,8 @@ def _with_sizes(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _bounds(mean: float, spread: Spread, seeds: int, documents: int, confidence: float) -> Bounds:
-    by_seed = spread.seed_share * _critical_square(seeds, confidence)
-    by_document = (1 - spread.seed_share) * _critical_square(documents, confidence)
+    by_seed = spread.seed_share * _critical(seeds, confidence) ** 2
+    by_document = (1 - spread.seed_share) * _critical(documents, confidence) ** 2
     lean = min(1.0, SKEW_WEIGHT * abs(spread.skewness) / math.sqrt(documents))
     widening = 1 + (lean * float(ndtri((1 + confidence) / 2))) ** 2
     plain = math.sqrt(spread.variance * (by_seed + by_document))
@@ -355,17 +354,9 @@ def _rest(differences: np.ndarray, seed_means: np.ndarray, document_means: np.nd
 
 
 def _critical(count: int, confidence: float) -> float:
+    """Return Student's t for so many values; one alone has no spread, and no part in a variance."""
     # The quantile itself: importing scipy.stats takes longer than a whole report.
-    return float(stdtrit(count - 1, (1 + confidence) / 2))
-
-
-def _critical_square(count: int, confidence: float) -> float:
-    """Return the square; one alone has no spread, and no part in the variance."""
-    return _critical(count, confidence) ** 2 if count > 1 else 0.0
-
-
-def _variance(values: np.ndarray) -> float:
-    return float(np.var(values, ddof=1))
+    return float(stdtrit(count - 1, (1 + confidence) / 2)) if count > 1 else 0.0
 
 
 def _skewness(values: np.ndarray) -> float:
