@@ -54,10 +54,10 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
         # A baseline is compared with at the training length too: of its two columns the first is the level.
         what = "level\nat" if table.baseline else "at"
         columns.append(Column(f"{what} {table.key.train_length}"))
-        parts.append(_numbers([cells.level_at_training(line, table) for line in lines], table))
+        parts.append([cells.level_at_training(line, table) or Cell(MISSING) for line in lines])
     for length in lengths:
         columns.append(Column(f"{length}"))
-        parts.append(_numbers([cells.value_at(line, length, table) for line in lines], table))
+        parts.append([cells.value_at(line, length, table) or Cell(MISSING) for line in lines])
     if not is_small:
         columns.append(Column("works to"))
         parts.append([cells.works_to(line, table) for line in lines])
@@ -70,27 +70,6 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
     ]
     dropped = [length for length in cells.short_lengths(table) if length not in lengths]
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
-
-
-def _numbers(values: Sequence[Cell | None], table: Table) -> list[Cell]:
-    """Return a column's numbers, of at least two with the best marked.
-
-    With a baseline it is the lowest difference that is better for sure; the baseline's own level is none.
-    """
-    parts = [Cell(MISSING) if value is None else value for value in values]
-    is_compared = [
-        line.is_ranked and line.label != table.baseline and cell.value is not None and isfinite(cell.value)
-        for line, cell in zip(table.all_lines, parts, strict=True)
-    ]
-    compared = list(compress(parts, is_compared))
-    sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
-    if len(compared) < 2 or not sure:
-        return parts
-    best = cells.number_text(max(sure) if table.measure.higher_is_better else min(sure))
-    return [
-        replace(cell, is_best=counts and cells.number_text(cell.value or 0.0) == best)
-        for cell, counts in zip(parts, is_compared, strict=True)
-    ]
 
 
 def details_of(table: Table) -> list[Grid]:
@@ -214,8 +193,35 @@ def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
 
 
 def _with_best(grid: Grid, table: Table) -> Grid:
-    is_shown = any(cell.is_best for row in grid.rows for cell in row)
-    return replace(grid, notes=[*grid.notes, *([notes.best_text(table)] if is_shown else [])])
+    """Return the short form with the best number of each column marked, and what says so below it."""
+    numbers = cells.has_trained_level(table) + len(cells.short_lengths(table))  # columns beside the names
+    columns = [
+        _mark_best(column, table) if 0 < index <= numbers else column
+        for index, column in enumerate(zip(*grid.rows, strict=True))
+    ]
+    rows = [*zip(*columns, strict=True)]
+    is_shown = any(cell.is_best for row in rows for cell in row)
+    return replace(grid, rows=rows, notes=[*grid.notes, *([notes.best_text(table)] if is_shown else [])])
+
+
+def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
+    """Return a column with the best of its numbers marked, where there are at least two.
+
+    With a baseline it is the lowest difference that is better for sure; the baseline's own level is none.
+    """
+    is_compared = [
+        line.is_ranked and line.label != table.baseline and cell.value is not None and isfinite(cell.value)
+        for line, cell in zip(table.all_lines, column, strict=True)
+    ]
+    compared = list(compress(column, is_compared))
+    sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
+    if len(compared) < 2 or not sure:
+        return column
+    best = cells.number_text(max(sure) if table.measure.higher_is_better else min(sure))
+    return [
+        replace(cell, is_best=counts and cells.number_text(cell.value or 0.0) == best)
+        for cell, counts in zip(column, is_compared, strict=True)
+    ]
 
 
 def _draw_details(table: Table, width: int) -> list[RenderableType]:
@@ -224,17 +230,10 @@ def _draw_details(table: Table, width: int) -> list[RenderableType]:
 
 
 def _draw_short(table: Table, width: int) -> list[RenderableType]:
-    """Return the lines of the short form with as many lengths as fit, and the small table of recall.
-
-    Names are folded only where three lengths have no room beside them.
-    """
-    lengths = cells.short_lengths(table)
-    kept = cells.by_importance(lengths, table.key.train_length, table.chosen)
+    """Return the lines of the short form, narrowed to what fits, and the small table of recall."""
     grid = short(table)
-    for count in range(len(lengths), -1, -1):
-        grid = short(table, sorted(kept[:count]))
-        if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
-            break
+    if grid.width() > width:
+        grid = _narrowed(table, width)
     below = grid.notes
     if len(below) > MAX_NOTES:
         below = [*below[: MAX_NOTES - 1], f"{len(below) - MAX_NOTES + 1} more notes: --details"]
@@ -242,6 +241,19 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
     if table.recall is None or all(record.verdict != "improves" for record in table.recall.records):
         return lines
     return [*lines, Text(), *_recall(table.recall).draw(width)]
+
+
+def _narrowed(table: Table, width: int) -> Grid:
+    """Return the short form with as many lengths as fit.
+
+    Names are folded only where three lengths have no room beside them.
+    """
+    kept = cells.by_importance(cells.short_lengths(table), table.key.train_length, table.chosen)
+    for count in range(len(kept), 0, -1):
+        grid = short(table, sorted(kept[:count]))
+        if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
+            return grid
+    return short(table, [])
 
 
 def _recall(table: Table) -> Grid:
