@@ -359,7 +359,7 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
     losses = {label: math.inf if math.isnan(loss) else loss for label, loss in losses.items()}
     # What has not learned to beat the anchors is below all that has.
     by_level = sorted(by_name, key=lambda line: (not line.is_ranked, losses.get(line.label, math.inf)))
-    if on_other_targets(lines, length):
+    if len(lines) > 1 and on_other_targets(lines, length):
         text = (
             f"not ranked, because the levels at {length} are of different targets: in order of "
             f"{'levels nevertheless' if is_scored else 'names'}. To rank them, repeat their commands with "

@@ -1,10 +1,10 @@
 """The lines under a table: what its numbers and marks mean, and why some are missing."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pe_bench.report import cells
 from pe_bench.report.groups import MAX_NAMES, few_names
@@ -14,7 +14,7 @@ from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import ScoredRuns, is_checkpoint
-from pe_bench.runs.rows import TASK, Row, one_a_run
+from pe_bench.runs.rows import ALL, TASK, Row, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 
@@ -49,7 +49,7 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     notes = [
         ": ".join(filter(None, (_numbers_text(table), _marks_text(table)))),
         later_text(table) if "^" in marks else "",
-        slice_text(table),
+        slice_text(table) if table.key.slice != ALL else "",
         *table.caveats,
         f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else "",
         "a length with ?: unclear from a shorter one on" if "?" in marks else "",
@@ -75,7 +75,7 @@ def best_text(table: Table) -> str:
 
 
 def slice_text(table: Table) -> str:
-    """Return which targets the numbers are of; empty where they are of all."""
+    """Return which targets the numbers of a slice are of."""
     meanings = {
         RECALL: "the 8 bytes before the target occur earlier in its window, the last time more than "
         f"{table.key.train_length} tokens back, and the target followed them there",
@@ -83,8 +83,7 @@ def slice_text(table: Table) -> str:
         KEY: f"{table.key.judge} predicts them well, and much better with far context than without "
         "(LongPPL's rule)",
     }
-    meaning = meanings.get(table.key.slice)
-    return f"{table.key.slice}: {meaning}" if meaning else ""
+    return f"{table.key.slice}: {meanings[table.key.slice]}"
 
 
 def _numbers_text(table: Table) -> str:
@@ -154,7 +153,7 @@ def legend(table: Table) -> list[str]:
 
 def with_notes(table: Table, source: Source, order: Order) -> Table:
     """Return the table of these rows with its notes, each once."""
-    lines, shown = table.lines, set(table.lengths)
+    lines, shown, has_several = table.lines, set(table.lengths), len(table.lines) > 1
     if not lines:
         return table
     rows, unsliced = ([row for row in part if row.length in shown] for part in (source.rows, source.unsliced))
@@ -162,23 +161,24 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
     few = f"few documents ({fewest}): intervals over so few say little about other documents"
     anchors = ", ".join(line.label for line in table.anchors)
     counts = "counts of the training tokens; +copy copies what followed the longest match in reach"
+    configs = {row: source.runs.folder_of(row.run).flat_config for row in one_a_run(rows)}
     caveats = [
-        *_checkpoints(rows, source),
+        *(_checkpoint(row, config) for row, config in configs.items() if "checkpoint.source" in config),
         *_holding(NOT_LEARNED, table),
         *_statuses(lines),
         OF_PROTOCOL.get(table.key.protocol, ""),
-        *_runs_apart(lines),
+        *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
         *_holding(FEW_SEEDS, table),
         *_unclear_changes(lines, unsliced, source.runs),
         *_holding(SCORED_WITH, table),
         few if fewest < MIN_DOCUMENTS else "",
-        *_target_sets(table),
+        *(_target_sets(table) if has_several else ()),
     ]
     notes = [
-        Note(order.text if len(lines) > 1 else "", order.is_caveat),
+        Note(order.text if has_several else "", order.is_caveat),
         *map(Note, caveats),
         *_missing(table),
-        *_offsets(table, rows),
+        *(_offset(row, table, rows) for row in rows if row.control == "offset"),
         Note(f"{anchors}: no encodings, but {counts}" if anchors else ""),
         Note(table.lacking),
     ]
@@ -224,6 +224,10 @@ SCORED_WITH: Kinds = {
     "knows each text's final length: {names}; not possible while generating": lambda line: line.knows_length,
     "(forced): scored with an encoding that is not compatible with the trained one": lambda line: line.forced,
 }
+RUNS_APART = (
+    "{}: several runs have the same seed and differ in what the name does not show "
+    "(such as another version of its code), so each is a line of its own and none are averaged"
+)
 OF_PROTOCOL = {
     "nonoverlapping": "nonoverlapping: the first tokens of a window see little, and long windows have fewer "
     "of them, so scores improve with length by themselves",
@@ -241,29 +245,17 @@ def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
             yield text.format(which=_which(labels, table.lines), names=", ".join(labels), **facts)
 
 
-def _checkpoints(rows: Sequence[Row], source: Source) -> Iterator[str]:
-    """Yield what is known of the checkpoints among the runs, which pe-bench did not train."""
-    for row in one_a_run(rows):
-        config = source.runs.folder_of(row.run).flat_config
-        if "checkpoint.source" not in config:
-            continue
-        layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]
-        begin = config.get("checkpoint.begin")
-        about = f"{row.model}: trained at {row.train_length} tokens according to "
-        about += str(config.get("checkpoint.train_length_from"))
-        if layers and layers < of_layers:
-            about += f"; {layers} of {of_layers} layers have this encoding, the others keep their own"
-        if begin is not None:
-            about += f"; each window begins with token {begin}, as its tokenizer has it"
-        yield about
-
-
-def _runs_apart(lines: Sequence[Line]) -> Iterator[str]:
-    for label in dict.fromkeys(label_of(line) for line in lines if line.run):
-        yield (
-            f"{label}: several runs have the same seed and differ in what the name does not show "
-            "(such as another version of its code), so each is a line of its own and none are averaged"
-        )
+def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
+    """Return what is known of a checkpoint, which pe-bench did not train."""
+    layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]
+    begin = config.get("checkpoint.begin")
+    about = f"{row.model}: trained at {row.train_length} tokens according to "
+    about += str(config.get("checkpoint.train_length_from"))
+    if layers and layers < of_layers:
+        about += f"; {layers} of {of_layers} layers have this encoding, the others keep their own"
+    if begin is not None:
+        about += f"; each window begins with token {begin}, as its tokenizer has it"
+    return about
 
 
 def _statuses(lines: Sequence[Line]) -> Iterator[str]:
@@ -346,24 +338,22 @@ def _missing(table: Table) -> Iterator[Note]:
             yield Note(f"{kind}: {where}: {reason}", max(lengths) >= table.key.train_length)
 
 
-def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
-    """Yield how the level at the training length moves where all its positions are later."""
+def _offset(row: Row, table: Table, rows: Sequence[Row]) -> Note:
+    """Return how the level at the training length moves where all its positions are later."""
     labels = {(run, line.scored_with): line.label for line in table.lines for run in line.runs}
     levels = {
-        (row.run, row.scored_with, row.target_hash): row.bits_per_byte
-        for row in rows
-        if row.control == "none" and row.length == row.train_length
+        (other.run, other.scored_with, other.target_hash): other.bits_per_byte
+        for other in rows
+        if other.control == "none" and other.length == row.train_length
     }
-    for row in rows:
-        label, level = labels.get((row.run, row.scored_with)), row.bits_per_byte
-        reference = levels.get((row.run, row.scored_with, row.target_hash))
-        if row.control != "offset" or label is None:
-            continue
-        if level is None or reference is None:
-            yield Note(f"offset control: {label} up to position {row.length}: {row.reason}")
-        else:
-            yield Note(
-                f"offset control: {label} changes by {level - reference:+.3f} where windows of "
-                f"{row.train_length} tokens end at position {row.length} (seed {row.seed})",
-                is_caveat=abs(level - reference) > table.margin,
-            )
+    label, level = labels.get((row.run, row.scored_with)), row.bits_per_byte
+    reference = levels.get((row.run, row.scored_with, row.target_hash))
+    if label is None:
+        return Note("")
+    if level is None or reference is None:
+        return Note(f"offset control: {label} up to position {row.length}: {row.reason}")
+    return Note(
+        f"offset control: {label} changes by {level - reference:+.3f} where windows of "
+        f"{row.train_length} tokens end at position {row.length} (seed {row.seed})",
+        is_caveat=abs(level - reference) > table.margin,
+    )
