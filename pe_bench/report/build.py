@@ -83,9 +83,11 @@ def build_report(
     runs = ScoredRuns(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
     for key in selection.by:
         runs.require(rows, key, "--by")
-    rows = runs.select(rows if protocol is None else _of_protocol(rows, protocol), selection.where)
+    rows = rows if protocol is None else _of_protocol(rows, protocol)
+    if selection.where:
+        rows = runs.select(rows, selection.where)
     if selection.margin is None:
-        margins = {runs.value(row, "report.margin") for row in one_a_run(rows)}
+        margins = {runs.folder_of(row.run).flat_config.get("report.margin", "") for row in one_a_run(rows)}
         margins = {float(margin) for margin in margins if is_number(margin)}
         selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
     if selection.best is not None:
@@ -232,7 +234,12 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
     if selection.slice == ALL and not selection.numbers_only:
         for key, of_group in groups_of_slice(groups, RECALL, runs).items():
             recall, of_all = _table(key, *of_group, (), runs, selection), replace(key, slice=ALL)
-            tables[of_all] = _with_recall(tables[of_all], recall)
+            table = tables[of_all]
+            rank = {line.label: number for number, line in enumerate(table.lines)}
+            lines = tuple(sorted(recall.lines, key=lambda line: rank.get(line.label, len(rank))))
+            if lines:
+                recall = replace(recall, lines=lines, chosen=table.chosen, ranked_at=None)
+                tables[of_all] = replace(table, recall=recall)
     if len(tables) > 1 and not selection.numbers_only:
         swept = differing_keys(groups.values(), runs)
         for number, (key, table) in enumerate(tables.items()):
@@ -241,15 +248,6 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
             values = {name: [runs.value(row, name) for row in of_table] for name in swept}
             tables[key] = replace(table, why=explain_separation(number, [*tables], values))
     return in_one_line([*tables.values()])
-
-
-def _with_recall(table: Table, recall: Table) -> Table:
-    """Return the table with that of the slice `recall`, whose lines are in its own order."""
-    rank = {line.label: number for number, line in enumerate(table.lines)}
-    lines = sorted(recall.lines, key=lambda line: rank.get(line.label, len(rank)))
-    if not lines:
-        return table
-    return replace(table, recall=replace(recall, lines=tuple(lines), chosen=table.chosen, ranked_at=None))
 
 
 def _table(

@@ -10,13 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pe_bench.errors import RunError, require
-from pe_bench.report.records import BreakPoint, Line, Paired, Position, Record, Unlearned
+from pe_bench.report.records import BreakPoint, Line, Paired, Position, Record, Unlearned, quarter_of
 from pe_bench.report.statistics import corrected_comparisons, judge_change, reads_nothing
 from pe_bench.report.verdicts import (
     Rank,
     answers_of,
     find_break_point,
-    gain_within_training,
     judge_answers,
     judge_context,
     judge_intervals,
@@ -73,8 +72,9 @@ def lines_of(
         if len({of_run[0].seed for of_run in of_runs.values()}) == len(of_runs):
             of_runs = {"": [row for of_run in of_runs.values() for row in of_run]}
         for run, of_run in of_runs.items():
-            if any(map(_is_level, of_run)):
-                lines.append(_make_line(run, text, of_run, source, is_anchor=is_anchor))
+            levels = [row for row in of_run if row.control == "none" and row.protocol != POSITIONS]
+            if levels:
+                lines.append(_make_line(run, text, levels, of_run, source, is_anchor=is_anchor))
     return lines
 
 
@@ -95,17 +95,21 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
     )
 
 
-def _is_level(row: Row) -> bool:
-    return row.control == "none" and row.protocol != POSITIONS
-
-
-def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anchor: bool = False) -> Line:
-    """Return a line.
+def _make_line(
+    run: str,
+    by: str,
+    scored: Sequence[Row],
+    rows: Sequence[Row],
+    source: Source,
+    *,
+    is_anchor: bool = False,
+) -> Line:
+    """Return a line. scored: the rows of its levels; rows: these, controls and positions.
 
     The changes of a later stage are from its first stage's level. Where it breaks and whether it uses context
     is judged from the longest length that it was trained at.
     """
-    scored = [row for row in rows if _is_level(row)]
+    controls = [row for row in rows if row.control != "none"]
     names = sorted({row.run for row in scored})
     stages = {name: source.runs.folder_of(name).first_stage for name in names}
     stage, in_table = stages[names[0]], {row.run for row in source.rows}
@@ -116,11 +120,13 @@ def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anc
     counted_on = {name: row_of[first] for name, first in references.items() if first in row_of}
     scores = [row for row in source.unsliced if row.run in names]
     lacks = "" if is_anchor else unlearned(scores, source.runs, counted_on)
-    records, gains_nothing = _records(rows, references, source.train_length, source, lacks, is_anchor)
+    records, gains_nothing = _records(
+        scored, controls, references, source.train_length, source, lacks, is_anchor
+    )
     judged, judged_from = records, source.train_length
     if stage is not None:
         judged_from, references = stage.longest, {name: name for name in names}
-        judged, gains_nothing = _records(rows, references, judged_from, source, lacks, is_anchor)
+        judged, gains_nothing = _records(scored, controls, references, judged_from, source, lacks, is_anchor)
         records = {length: replace(record, use=judged[length].use) for length, record in records.items()}
     positions = [row for row in rows if row.protocol == POSITIONS and has_number(row)]
     has_break_point = not is_anchor and lacks not in ("frequencies", "task")
@@ -134,7 +140,7 @@ def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anc
         tokens_per_second=sum(speed_of.values()) / len(speed_of),
         records=records,
         runs=tuple(names),
-        rows=rows,
+        rows=scored,
         by=by,
         break_point=find_break_point(judged, judged_from) if has_break_point else BreakPoint(),
         reads_nothing=gains_nothing,
@@ -148,7 +154,8 @@ def _make_line(run: str, by: str, rows: Sequence[Row], source: Source, *, is_anc
 
 
 def _records(
-    rows: Sequence[Row],
+    scored: Sequence[Row],
+    controls: Sequence[Row],
     references: Mapping[str, str],
     train_length: int,
     source: Source,
@@ -167,16 +174,19 @@ def _records(
         for part in (source.rows, source.unsliced)
     )
     trained = [row for row in sliced if row.length == train_length]
-    gain = gain_within_training(unsliced, source.runs, train_length)
+    # With the trained encoding, for the gain is the weights' own: another may do worse at the quarter alone.
+    quarter = [row for row in unsliced if row.length == quarter_of(train_length)]
+    whole = [row for row in unsliced if row.length == train_length]
+    gain = paired(pairs_of(quarter, whole), source.runs)
     is_judged = not is_anchor and lacks != "frequencies"
-    controls = grouped((row for row in rows if row.control != "none"), lambda row: row.length)
+    controls_at = grouped(controls, lambda row: row.length)
     why_open = why_open_within(train_length, gain, source.margin) if controls else ""
     records = {}
-    for length, of_length in sorted(grouped(filter(_is_level, rows), lambda row: row.length).items()):
+    for length, of_length in sorted(grouped(scored, lambda row: row.length).items()):
         has_verdict = is_judged and (length == train_length or (length > train_length and lacks != "task"))
         record = make_record(of_length, trained, references, source, has_verdict=has_verdict)
-        if is_judged and length > train_length and length in controls:
-            use = judge_context(of_length, controls[length], trained, why_open, source.margin, source.runs)
+        if is_judged and length > train_length and length in controls_at:
+            use = judge_context(of_length, controls_at[length], trained, why_open, source.margin, source.runs)
             record = replace(record, use=use)
         records[length] = record
     return records, gain.interval is not None and reads_nothing(gain.interval, source.margin)
@@ -299,9 +309,7 @@ def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[
 
 
 def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Paired:
-    rows, of_base = (
-        [row for row in one.rows if _is_level(row) and row.length == length] for one in (line, base)
-    )
+    rows, of_base = ([row for row in one.rows if row.length == length] for one in (line, base))
     if {row.target_hash for row in rows} & {row.target_hash for row in of_base}:
         return paired(pairs_of(rows, of_base, BY_SEED), runs, f"no seed in common with {base.label}")
     why = "was scored on other targets" if of_base else "has no score at this length"

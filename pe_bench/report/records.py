@@ -176,13 +176,12 @@ class Line:
     """One encoding, its seeds together; one record for each length that it was scored at.
 
     run: set only if runs of one encoding share a seed, so that each is a line. runs: all its runs. by: what
-    else tells the line from others, such as train.lr=0.003. rows: what it is made of, with controls and
-    positions. reads_nothing: it surely gains nothing from a quarter to all of its training length. positions:
-    by rising context, empty if they were not scored. forced: it was scored with an encoding that is not
-    compatible with the trained one. knows_length: it is given the final length of each text. unlearned: what
-    it has not learned to beat. is_anchor: it is an n-gram model, not an encoding. longest: for later stages,
-    the longest length that they were trained at, from which the break point and the use of context are
-    judged; else 0.
+    else tells the line from others, such as train.lr=0.003. rows: those of its levels. reads_nothing: it
+    surely gains nothing from a quarter to all of its training length. positions: by rising context, empty if
+    they were not scored. forced: it was scored with an encoding that is not compatible with the trained one.
+    knows_length: it is given the final length of each text. unlearned: what it has not learned to beat.
+    is_anchor: it is an n-gram model, not an encoding. longest: for later stages, the longest length that they
+    were trained at, from which the break point and the use of context are judged; else 0.
     """
 
     encoding: str

@@ -247,16 +247,6 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
 # Does a model use the context beyond its training length?
 
 
-def gain_within_training(rows: Sequence[Row], runs: ScoredRuns, train_length: int) -> Paired:
-    """Return what models gain from a quarter to all of their training length.
-
-    rows: with the trained encoding, because the gain is the weights' own: another encoding may do worse at
-    the quarter alone.
-    """
-    quarter = [row for row in rows if row.length == quarter_of(train_length)]
-    return paired(pairs_of(quarter, [row for row in rows if row.length == train_length]), runs)
-
-
 def judge_context(
     rows: Sequence[Row],
     controls: Sequence[Row],

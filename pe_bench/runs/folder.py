@@ -154,7 +154,8 @@ class RunFolder:
     def first_stage(self) -> FirstStage | None:
         """Return the first stage of a finished run; None where it is its own, or cannot be read."""
         with suppress(*UNREADABLE):
-            return FirstStage.read(read_json(self.path / "result.json"))
+            result = read_json(self.path / "result.json")
+            return FirstStage.read(result) if "first_stage" in result else None
         return None
 
     @cached_property
