@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import pandas
 
     from pe_bench.extended import Extended
-    from pe_bench.report.build import Report
     from pe_bench.runs.importing import Imported
     from pe_bench.scored import Run
     from pe_bench.tries.trying import Outcome
@@ -238,64 +237,11 @@ def results(
     Raises `UserError` (a `ValueError`) if nothing was scored or a value cannot work, and `RunError` if all
     results are damaged.
     """
-    report = read_report(**locals(), numbers_only=True)
+    options = dict(locals())
+    from pe_bench.report.build import read_report
     from pe_bench.report.columns import to_frame
 
-    return to_frame(report.tables)
-
-
-def read_report(
-    results_dir: str | Path,
-    runs: str | Sequence[str] | None = None,
-    *,
-    everything: bool = True,
-    lengths: Sequence[int] = (),
-    sort: str | None = None,
-    numbers_only: bool = False,
-    probe: bool = False,
-    **options: Any,
-) -> "Report":
-    """Return the tables of the named runs, of a selection or of everything, or those with the newest run.
-
-    probe: probes are wanted, and levels need not be there. options: those of `results`. Raises `UserError`
-    for values that are not possible, and where there is nothing to show.
-    """
-    from pe_bench.config.schema import Protocol, Slice, check_margin
-    from pe_bench.errors import require
-    from pe_bench.report.build import build_report
-    from pe_bench.report.groups import Selection, check_best, parse_by
-    from pe_bench.report.lines import check_sort
-    from pe_bench.runs.find import find_runs, is_checkpoint, parse_condition
-    from pe_bench.runs.rows import ALL
-    from pe_bench.system.terminal import say
-    from pe_bench.values import check_folder, check_type, listed
-
-    by, best, margin = (options.get(name) for name in ("by", "best", "margin"))
-    protocol = check_type(options.get("protocol"), Protocol | None, "protocol")
-    part = check_type(options.get("slice") or ALL, Slice, "slice")
-    named = listed(runs)
-    several = sum(map(is_checkpoint, named)) > 1
-    keys = parse_by(by) if by is not None else ("model",) if several else ()
-    if sort is not None:
-        check_sort(sort)
-    if margin is not None:
-        check_margin(margin, "--margin")
-    if best is not None:
-        check_best(best, keys)
-    where = tuple(map(parse_condition, listed(options.get("where"))))
-    baseline, shown = options.get("baseline"), tuple(lengths)
-    selection = Selection(where, keys, best, sort, baseline, margin, part, numbers_only, shown)
-    folder = Path(results_dir)
-    check_folder(folder, "--results-dir")
-    names = [run.name for run in find_runs(named, folder)] if named else None
-    newest_only = not (everything or names or where)
-    report = build_report(folder, names, protocol, selection, newest_only=newest_only)
-    for problem in report.problems if numbers_only else ():  # notes of the tables that people read
-        say(f"warning: {problem}")
-    levels = "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
-    probes = "nothing was probed here: make probes with `pe-bench probe RUN`"
-    require(bool(report.probes if probe else report.tables), probes if probe else levels)
-    return report
+    return to_frame(read_report(**options, numbers_only=True).tables)
 
 
 def try_change(

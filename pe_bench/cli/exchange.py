@@ -38,11 +38,12 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
     """
     from importlib.metadata import version
 
+    from pe_bench.report.build import read_report
     from pe_bench.runs.find import finished_runs
 
     tables: list[Table] = []
     if runs or finished_runs(results_dir):
-        tables = api.read_report(results_dir, runs, everything=False, numbers_only=True).tables
+        tables = read_report(results_dir, runs, everything=False, numbers_only=True).tables
     else:
         say(f"{results_dir} has no finished run: pe-bench alone is cited")
     entries, printed = bibliography(), [OWN.format(version=version("pe-bench"))]

@@ -57,9 +57,11 @@ def report(
       pe-bench report --by train.lr
       pe-bench report --plot curve.png --html report.html
     """
+    from pe_bench.report.build import read_report
+
     files = {"--csv": csv, "--markdown": markdown, "--latex": latex, "--html": html, "--plot": plot}
     printed, paths = _destinations(files, plot_of, as_json=as_json, probe=probe)
-    results = api.read_report(
+    results = read_report(
         runs=runs,
         lengths=[] if lengths is None else parse_lengths(lengths),
         sort=sort,

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from pe_bench.config.schema import Protocol, Slice, check_margin
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.groups import (
     EVERYTHING,
     Groups,
     Selection,
+    check_best,
     differing_keys,
     explain_separation,
     group_rows,
@@ -17,9 +20,10 @@ from pe_bench.report.groups import (
     keep_best,
     labels_by,
     lacking_runs,
+    parse_by,
     share_of,
 )
-from pe_bench.report.lines import Source, anchor_lines, lines_of, ordered, with_baseline
+from pe_bench.report.lines import Source, anchor_lines, check_sort, lines_of, ordered, with_baseline
 from pe_bench.report.notes import with_notes
 from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
@@ -29,16 +33,18 @@ from pe_bench.runs.find import (
     Condition,
     ScoredRuns,
     anchors_folder,
+    find_runs,
     is_checkpoint,
     is_number,
+    parse_condition,
     read_anchors,
     scores_checkpoint,
 )
 from pe_bench.runs.folder import RunFolder, folders_in, read_all
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
 from pe_bench.runs.scores import RECALL
-from pe_bench.system.terminal import in_one_line
-from pe_bench.values import unknown
+from pe_bench.system.terminal import in_one_line, say
+from pe_bench.values import check_folder, check_type, listed, unknown
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,50 @@ class Report:
     folder_of: Callable[[str], RunFolder]
     problems: tuple[str, ...] = ()
     probes: tuple[ProbeTable, ...] = ()
+
+
+def read_report(
+    results_dir: str | Path,
+    runs: str | Sequence[str] | None = None,
+    *,
+    everything: bool = True,
+    lengths: Sequence[int] = (),
+    sort: str | None = None,
+    numbers_only: bool = False,
+    probe: bool = False,
+    **options: Any,
+) -> Report:
+    """Return the tables of the named runs, of a selection or of everything, or those with the newest run.
+
+    probe: probes are wanted, and levels need not be there. options: those of `api.results`. Raises
+    `UserError` for values that are not possible, and where there is nothing to show.
+    """
+    by, best, margin = (options.get(name) for name in ("by", "best", "margin"))
+    protocol = check_type(options.get("protocol"), Protocol | None, "protocol")
+    part = check_type(options.get("slice") or ALL, Slice, "slice")
+    named = listed(runs)
+    several = sum(map(is_checkpoint, named)) > 1
+    keys = parse_by(by) if by is not None else ("model",) if several else ()
+    if sort is not None:
+        check_sort(sort)
+    if margin is not None:
+        check_margin(margin, "--margin")
+    if best is not None:
+        check_best(best, keys)
+    where = tuple(map(parse_condition, listed(options.get("where"))))
+    baseline, shown = options.get("baseline"), tuple(lengths)
+    selection = Selection(where, keys, best, sort, baseline, margin, part, numbers_only, shown)
+    folder = Path(results_dir)
+    check_folder(folder, "--results-dir")
+    names = [run.name for run in find_runs(named, folder)] if named else None
+    newest_only = not (everything or names or where)
+    report = build_report(folder, names, protocol, selection, newest_only=newest_only)
+    for problem in report.problems if numbers_only else ():  # notes of the tables that people read
+        say(f"warning: {problem}")
+    levels = "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
+    probes = "nothing was probed here: make probes with `pe-bench probe RUN`"
+    require(bool(report.probes if probe else report.tables), probes if probe else levels)
+    return report
 
 
 def build_tables(
