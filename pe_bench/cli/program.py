@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import shlex
 import sys
 from contextlib import suppress
 
@@ -9,6 +10,7 @@ import typer
 
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.runs.commands import VARIABLE
 from pe_bench.system.signals import EXIT_CODE, Stopped, rank, stop_on_signal, world_size
 from pe_bench.system.terminal import say
 
@@ -35,11 +37,9 @@ def _leave(code: int) -> None:
 
 def run(arguments: list[str]) -> int:
     """Run a command and return its exit code; what went wrong is one line on standard error."""
-    from pe_bench.runs.commands import remember_command
-
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    remember_command(arguments)
+    os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])  # as typed: Hydra gets others of its own
     try:
         with stop_on_signal():
             command = typer.main.get_command(app)

@@ -27,11 +27,6 @@ def eval_command(run: Path) -> str:
     return f"`pe-bench eval {shlex.quote(run.name)}{results_option(run.parent.parent)}`"
 
 
-def remember_command(arguments: Sequence[str]) -> None:
-    """Keep what the user typed after `pe-bench`, before Hydra gets arguments of its own."""
-    os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])
-
-
 def group_of_command() -> str | None:
     """Return a name for the group of runs of the current command; None if it trains only one."""
     command = os.environ.get(VARIABLE, "")
@@ -46,7 +41,7 @@ def called_with(overrides: Sequence[str]) -> Iterator[None]:
     """Keep what a Python program asks `train` for as the command that asks for the same."""
     is_command = VARIABLE in os.environ
     if not is_command:
-        remember_command(["train", *overrides])
+        os.environ[VARIABLE] = shlex.join(["pe-bench", "train", *overrides])
     try:
         yield
     finally:

@@ -2,11 +2,12 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 from support.results import add_run
 
-from pe_bench.runs.commands import VARIABLE, called_with, record_command, recorded_commands, remember_command
+from pe_bench.runs.commands import VARIABLE, called_with, record_command, recorded_commands
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.rows import read_rows
 
@@ -45,7 +46,7 @@ def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
         (["eval"], "eval rope-s0-1a2b3c4d"),
         (["eval", "--lengths", "512"], "eval rope-s0-1a2b3c4d --lengths 512"),
     ]:
-        remember_command(arguments)
+        monkeypatch.setenv(VARIABLE, shlex.join(["pe-bench", *arguments]))
         record_command(run)
         record_command(run)
         kept.append(f"pe-bench {command}")
