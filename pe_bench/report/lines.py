@@ -120,10 +120,9 @@ def _make_line(
     counted_on = {name: row_of[first] for name, first in references.items() if first in row_of}
     scores = [row for row in source.unsliced if row.run in names]
     lacks = "" if is_anchor else unlearned(scores, source.runs, counted_on)
-    records, gains_nothing = _records(
-        scored, controls, references, source.train_length, source, lacks, is_anchor
-    )
-    judged, judged_from = records, source.train_length
+    judged_from = source.train_length
+    records, gains_nothing = _records(scored, controls, references, judged_from, source, lacks, is_anchor)
+    judged = records
     if stage is not None:
         judged_from, references = stage.longest, {name: name for name in names}
         judged, gains_nothing = _records(scored, controls, references, judged_from, source, lacks, is_anchor)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 from pathlib import Path
 
 from support.results import add_run
@@ -38,15 +37,15 @@ def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
     assert list(run.iterdir()) == [] and recorded_commands(run) == []
     monkeypatch.setenv(VARIABLE, "")
     kept = []
-    swept = ["train", "-m", "encoding=rope,alibi", "data.path=a folder"]
-    for arguments, command in [
-        (swept, "train -m encoding=rope,alibi 'data.path=a folder'"),
-        (["eval", "rope-s0", "--with", "yarn factor=4"], "eval rope-s0 --with 'yarn factor=4'"),
+    swept, scored = "train -m encoding=rope,alibi 'data.path=a folder'", "eval rope-s0 --with 'yarn factor=4'"
+    for typed, command in [
+        (swept, swept),
+        (scored, scored),
         # Another run may be the newest later.
-        (["eval"], "eval rope-s0-1a2b3c4d"),
-        (["eval", "--lengths", "512"], "eval rope-s0-1a2b3c4d --lengths 512"),
+        ("eval", "eval rope-s0-1a2b3c4d"),
+        ("eval --lengths 512", "eval rope-s0-1a2b3c4d --lengths 512"),
     ]:
-        monkeypatch.setenv(VARIABLE, shlex.join(["pe-bench", *arguments]))
+        monkeypatch.setenv(VARIABLE, f"pe-bench {typed}")
         record_command(run)
         record_command(run)
         kept.append(f"pe-bench {command}")
