@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.results import add_run
-from support.tables import only, printed
+from support.tables import bits_at, only, printed
 
 from pe_bench.report.build import run_tables
 from pe_bench.report.records import ContextUse
 from pe_bench.report.statistics import paired_interval
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.scores import load_scores, score_file
 
 SENSITIVE = {32: 3.2, 64: 3.1, 128: 3.0}
 
@@ -50,15 +49,9 @@ def test_context_is_used_where_it_gains_over_training_and_over_another_documents
     assert (use.uses_context, use.beats_window, use.missing) == (uses, beats, "")
     assert use.swap_gain is not None and use.window_gain is not None
     assert use.window_gain.mean == pytest.approx(window - level, abs=1e-6)
-    differences = []
-    for run in sorted((tmp_path / "runs").iterdir()):
-        of = {(row.length, row.control): row for row in read_rows(run / "eval.csv")}
-        bits = {
-            control: load_scores(score_file(run, of[512, control])).by_cluster()[1]
-            for control in ("none", "swap")
-        }
-        differences.append(bits["swap"] - bits["none"])
-    assert use_at(tmp_path).swap_gain == paired_interval(np.stack(differences))
+    runs = sorted((tmp_path / "runs").iterdir())
+    gains = [bits_at(run, 512, "swap") - bits_at(run, 512) for run in runs]
+    assert use_at(tmp_path).swap_gain == paired_interval(np.stack(gains))
 
 
 @pytest.mark.parametrize("quarter", [3.0, 2.99])

@@ -11,13 +11,13 @@ from rich.console import Console
 from support.needles import AtTheEnd, Copying, Ignorant, Remembering, probe_data, scored_probe
 from support.results import add_run
 from support.scoring import trained_model
+from support.tables import interval
 
 from pe_bench.data.packed import Data
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.report.build import build_report, probes_of_rows
 from pe_bench.report.page import to_html
 from pe_bench.report.probes import Found, ProbeTable, grid_of, judge_finding, share_interval, show_probes
-from pe_bench.report.statistics import Interval
 from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file
@@ -165,10 +165,6 @@ def test_the_page_has_a_table_beside_the_levels(results: Path, tmp_path: Path) -
 
 
 # Intervals and verdicts
-
-
-def interval(low: float, high: float) -> Interval:
-    return Interval((low + high) / 2, low, high, 1, 30)
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 from support.commands import Command
 from support.results import add_run, edit_rows
-from support.tables import BREAKING, labels, only, where
+from support.tables import BREAKING, bits_at, labels, only, where
 
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.groups import Selection, parse_by
 from pe_bench.report.statistics import corrected_comparisons, paired_interval
 from pe_bench.runs.find import parse_condition
-from pe_bench.runs.rows import read_rows
-from pe_bench.runs.scores import load_scores, score_file
 
 HEAD = "step,tokens,loss,validation_loss,lr,gradient_norm,seconds\n"
 Levels = dict[str, dict[int, float | None]]
@@ -65,17 +63,12 @@ def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Pa
     assert table.baseline == "rope"
     lines = {line.label: line for line in table.lines}
     assert all(cell.baseline is None for cell in lines["rope"].records.values())
-    differences = []
-    runs = {run.name.split("-s")[0] + run.name.split("-s")[1][0]: run for run in (results / "runs").iterdir()}
-    for seed in range(3):
-        bits = {}
-        for name in ("alibi", "rope"):
-            run = runs[f"{name}{seed}"]
-            row = next(row for row in read_rows(run / "eval.csv") if row.length == 256)
-            bits[name] = load_scores(score_file(run, row)).by_cluster()[1]
-        differences.append(bits["alibi"] - bits["rope"])
+    alibi, rope = (
+        [bits_at(run, 256) for run in sorted((results / "runs").glob(f"{name}-*"))]
+        for name in ("alibi", "rope")
+    )
     found = lines["alibi"].records[256].baseline
-    assert found is not None and found.interval == paired_interval(np.stack(differences))
+    assert found is not None and found.interval == paired_interval(np.stack(alibi) - np.stack(rope))
     assert found.mean == pytest.approx(0.2, abs=1e-6)
 
 

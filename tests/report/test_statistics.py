@@ -1,4 +1,4 @@
-"""The interval, the verdict, the answers on context and on a baseline, and the break point."""
+"""The interval, the verdict, and the answers on context and on a baseline."""
 
 import math
 from dataclasses import replace
@@ -6,36 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
+from support.tables import interval
 
 from pe_bench.report.statistics import (
     CONFIDENCE,
     Interval,
     Spread,
-    breaks_at,
     corrected_comparisons,
-    holds_up_to,
     judge_change,
     judge_context_use,
     judge_gain_over_control,
     paired_interval,
 )
-
-
-def interval(low: float, high: float) -> Interval:
-    return Interval((low + high) / 2, low, high, 3, 30)
-
-
-def symmetric_documents(count: int) -> np.ndarray:
-    """Values without skewness, so that the plain formulas hold exactly."""
-    return np.linspace(-1.0, 1.0, count)
-
-
-def test_one_seed_gives_the_t_interval_over_documents() -> None:
-    differences = symmetric_documents(12)[None, :] + 0.3
-    low, high = stats.t.interval(0.95, 11, 0.3, stats.sem(differences[0]))
-    found = paired_interval(differences)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.3, low, high))
-    assert (found.seeds, found.documents) == (1, 12)
 
 
 def test_a_two_by_two_table_matches_the_sums_by_hand() -> None:
@@ -51,7 +33,8 @@ def test_a_two_by_two_table_matches_the_sums_by_hand() -> None:
 
 
 def test_each_variance_component_has_its_own_degrees_of_freedom() -> None:
-    seeds, documents = np.array([-0.2, 0.0, 0.2]), symmetric_documents(9)
+    # Without skewness, so that the plain formulas hold exactly.
+    seeds, documents = np.array([-0.2, 0.0, 0.2]), np.linspace(-1.0, 1.0, 9)
     differences = seeds[:, None] + documents[None, :]  # no residual
     by_seed, by_document = 9 * np.var(seeds, ddof=1), 3 * np.var(documents, ddof=1)
     squares = by_seed * stats.t.ppf(0.975, 2) ** 2 + by_document * stats.t.ppf(0.975, 8) ** 2
@@ -63,6 +46,7 @@ def test_skewed_documents_move_the_bound_on_their_long_side_alone(sign: int) -> 
     skewed = sign * np.array([0.0] * 9 + [1.0])
     plain = stats.t.ppf(0.975, 9) * stats.sem(skewed)
     found = paired_interval(skewed[None, :])
+    assert found.mean == pytest.approx(0.1 * sign) and (found.seeds, found.documents) == (1, 10)
     near, far = (found.mean - found.low, found.high - found.mean)[::sign]
     assert near == pytest.approx(plain)
     assert 2 * plain < far < 2.5 * plain
@@ -175,23 +159,3 @@ def test_a_control_is_beaten_by_a_positive_gain_that_may_be_of_use() -> None:
     gains = ((0.001, 0.1), (0.0, 0.1), (-0.1, 0.0099), (0.002, 0.0099), (math.inf, math.inf))
     answers = [judge_gain_over_control(interval(*gain)) for gain in gains]
     assert answers == ["yes", "unclear", "no", "no", "unclear"]
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "held", "broken"),
-    [
-        (["holds", "improves", "holds"], 512, None),
-        (["holds", "unclear", "holds"], 192, None),
-        (["holds", "degrades", "fails"], 192, 256),
-        (["holds", "unclear", "fails"], 192, 512),
-        (["degrades", "degrades", "degrades"], None, 192),
-        (["degrades", "degrades", "unclear"], None, 192),
-        (["fails", "holds", "degrades"], None, 192),
-        ([], None, None),
-    ],
-)
-def test_a_claim_over_lengths_reaches_as_far_as_its_sequence(
-    verdicts: list[str], held: int | None, broken: int | None
-) -> None:
-    of_length = dict(zip((192, 256, 512), verdicts, strict=False))
-    assert (holds_up_to(of_length), breaks_at(of_length)) == (held, broken)

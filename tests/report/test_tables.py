@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.results import add_run
-from support.tables import BREAKING, line_of, only
+from support.tables import BREAKING, bits_at, line_of, only
 
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.verdicts import find_break_point
 from pe_bench.runs.rows import read_rows
-from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.runs.scores import score_file
 
 
 def judged(
@@ -35,9 +35,7 @@ def test_seeds_are_averaged_and_perplexity_is_that_of_the_mean_nll(tmp_path: Pat
 
 def test_the_change_is_paired_over_the_documents_of_the_score_files(tmp_path: Path) -> None:
     run = add_run(tmp_path, "rope", BREAKING)
-    row_of = {row.length: row for row in read_rows(run / "eval.csv")}
-    bits = {length: load_scores(score_file(run, row_of[length])).by_cluster()[1] for length in (128, 256)}
-    expected = paired_interval((bits[256] - bits[128])[None, :])
+    expected = paired_interval((bits_at(run, 256) - bits_at(run, 128))[None, :])
     cell = line_of(only(tmp_path), "rope").records[256]
     assert cell.interval == expected
     assert cell.change == pytest.approx(0.1, abs=1e-6)
@@ -107,6 +105,7 @@ def test_without_its_scores_a_change_has_no_interval_and_says_so(tmp_path: Path,
         ({256: "unclear", 512: "holds"}, "none; unclear from 256", 128, 512),
         ({256: "", 512: ""}, "unknown", None, None),
         ({256: "degrades", 512: "holds"}, "256", 128, 128),
+        ({256: "fails", 512: "holds", 1024: "degrades"}, "256", 128, 128),
         ({256: "holds", 512: "fails"}, "512", 256, 256),
         ({256: "unclear", 512: "fails"}, "≤ 512", 128, 256),
         ({256: "unclear", 512: "fails", 1024: "holds"}, "none; unclear from 256", 128, 256),

@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.results import ROW, add_run
-from support.tables import printed
+from support.tables import interval, printed
 
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.groups import Selection
 from pe_bench.report.page import to_html
 from pe_bench.report.records import Answers
-from pe_bench.report.statistics import Interval
 from pe_bench.report.verdicts import judge_answers, share_answers
 from pe_bench.runs.rows import TASK, write_rows
 from pe_bench.runs.scores import Scores, save_scores, score_file, with_level
@@ -52,10 +51,6 @@ def add_task_run(results_dir: Path, encoding: str, right: dict[int, float], seed
 def table(results_dir: Path, **options: object):
     [found] = build_tables(results_dir, selection=Selection(**options))  # pyright: ignore[reportArgumentType]
     return found
-
-
-def interval(low: float, high: float) -> Interval:
-    return Interval((low + high) / 2, low, high, 3, EXAMPLES)
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ def test_the_name_of_the_default_run_is_pinned_and_no_default_is_in_it():
 
 
 CHANGING = (
-    "encoding=alibi encoding.base=5e5 encoding.layout=interleaved modifier=[logn] seed=1 "
-    "model.n_layers=3 model.tie_embeddings=false train.steps=9 train.tokens=10000 train.lr=1e-3 "
-    "train.length=64 train.betas=[0.9,0.99] train.optimizer=adamw train.encoding_lr=3 train.from=other "
+    "encoding=alibi encoding.base=5e5 encoding.layout=interleaved modifier=[logn] seed=1 model.n_layers=3 "
+    "model.tie_embeddings=false train.steps=9 train.tokens=10000 train.lr=1e-3 train.length=64 "
+    "train.betas=[0.9,0.99] train.optimizer=adamw train.encoding_lr=3 train.from=other train.clip=2 "
     "train.batch_tokens=2048 train.micro_batches=2 train.final_lr=0.5 train.warmup_steps=9 "
-    "train.weight_decay=0 train.clip=2 model.d_model=64 model.n_heads=8 model.n_kv_heads=2 "
-    "model.d_head=16 model.d_ff=64 model.qk_norm=true"
+    "train.weight_decay=0 model.d_model=64 model.n_heads=8 model.n_kv_heads=2 model.d_head=16 "
+    "model.d_ff=64 model.qk_norm=true"
 )
 KEEPING = (
     "eval.targets=3 eval.lengths=[128] results_dir=elsewhere cache_dir=elsewhere threads=1 device=cpu "
