@@ -157,24 +157,20 @@ def test_the_training_length_is_that_before_any_scaling() -> None:
         assert train_length_of(config) == expected
 
 
-def test_the_bos_token_is_what_the_tokenizer_or_its_configuration_puts_first(folder: Path) -> None:
+def test_a_checkpoint_is_scored_with_the_token_that_its_tokenizer_or_configuration_puts_first(
+    folder: Path,
+) -> None:
     from tokenizers import Tokenizer, processors
 
     source = Source(f"hf:{folder}", folder)
     assert begin_of_text(source) is None
     for adds, begin in ((True, 256), (False, None)):
         edit_json(folder / "tokenizer_config.json", add_bos_token=adds, bos_token="<|endoftext|>")
-        assert begin_of_text(source) == begin
+        about = checkpoint_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").checkpoint
+        assert about is not None and about.begin == begin
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     assert begin_of_text(source) == 256
-
-
-def test_a_checkpoint_whose_tokenizer_puts_a_token_first_is_scored_with_it(folder: Path) -> None:
-    for adds, begin in ((True, 256), (False, None)):
-        edit_json(folder / "tokenizer_config.json", add_bos_token=adds, bos_token="<|endoftext|>")
-        about = checkpoint_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").checkpoint
-        assert about is not None and about.begin == begin

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from support.commands import only_run
 from support.shown import ROOT_BIAS
 
@@ -70,23 +69,6 @@ def test_files_of_the_folder_are_those_that_an_import_runs(tmp_path):
         (tmp_path / name).write_text(text)
     read = [str(path.relative_to(tmp_path)) for path in sources(tmp_path / "mine.py")]
     assert read == ["mine.py", "a/b.py", "pkg/__init__.py", "pkg/sub.py", "roots.py"]
-
-
-def test_no_spelling_of_a_class_makes_a_runs_directory_run_its_code(begin, command, folder, monkeypatch):
-    begin("encoding=rope")
-    run = only_run(folder)
-    evil = "import pathlib\npathlib.Path('RAN').touch()\nclass RoPE: pass\n"
-    (run / "pe_bench.encodings.").mkdir()
-    for file in ("pe_bench.encodings.evil.py", "pe_bench.encodings./evil.py", "evil.py"):
-        (run / file).write_text(evil)
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    monkeypatch.chdir(run)
-    dotted = "pe_bench.encodings.evil"
-    for location in (f"{dotted}.py", "pe_bench.encodings./evil.py", dotted, "evil"):
-        values["encoding"]["class"] = f"{location}:RoPE"
-        (run / "config.yaml").write_text(yaml.safe_dump(values))
-        outcome = command("eval", ".", "--lengths", "64")
-        assert outcome.code == 2 and not (run / "RAN").exists()
 
 
 @pytest.mark.parametrize(

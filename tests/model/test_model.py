@@ -101,19 +101,6 @@ def test_the_decoder_computes_its_equations(qk_norm: bool) -> None:
     assert same(hidden(model, tokens_BT), by_hand(model, size, tokens_BT))
 
 
-@pytest.mark.parametrize("name", ["rope", "shaw"])
-def test_grouped_query_attention_is_full_attention_with_repeated_weights(name: str) -> None:
-    tokens_BT = tokens_of(9)
-    grouped, full = decoder(replace(SMALL, n_kv_heads=2), name), decoder(SMALL, name)
-    weights = grouped.state_dict()
-    for key in weights:
-        if key.endswith(("attention.key.weight", "attention.value.weight")):
-            heads = weights[key].unflatten(0, (2, SMALL.d_head))
-            weights[key] = heads.repeat_interleave(2, 0).flatten(0, 1)
-    full.load_state_dict(weights)
-    assert same(hidden(grouped, tokens_BT), hidden(full, tokens_BT))
-
-
 @pytest.mark.parametrize("name", one_of_a_kind(ENCODINGS, (*ONE_OF_A_KIND, "bipe")))
 @torch.no_grad()
 def test_the_last_tokens_alone_get_what_they_get_among_all(name: str) -> None:

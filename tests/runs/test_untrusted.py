@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import struct
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ import yaml
 from support.commands import Command, Outcome, files_in, only_run, tiny_overrides
 from support.results import edit_text
 
-from pe_bench.encodings.load import OUTSIDE_MODULE
 from pe_bench.errors import RunError, UserError
 from pe_bench.runs.folder import FirstStage, read_all, read_config
 from pe_bench.runs.untrusted import MAX_BYTES, check_files, read_regular
@@ -186,13 +184,17 @@ def test_no_interpolation_is_resolved_however_its_dollar_sign_is_written(strange
 
 OUTSIDE = "is code from outside pe-bench, {} with hash None"
 ENCODINGS = [({"_target_": "os.system"}, ""), ({"base": {"_target_": "os.system"}}, "")]
-ENCODINGS += [({"class": name}, OUTSIDE.format(name)) for name in ("evil.py:Evil", "os:system", "an_entry")]
-ENCODINGS += [({"class": f"pe_bench.encodings.{name}"}, "") for name in ("load:Path", "nothing:Nothing")]
+ELSEWHERE = ("evil.py:Evil", "evil:Evil", "os:system", "an_entry")
+ENCODINGS += [({"class": name}, OUTSIDE.format(name)) for name in ELSEWHERE]
+INSIDE = ("load:Path", "nothing:Nothing", "evil:Evil", "evil.py:Evil", "/evil.py:Evil")
+ENCODINGS += [({"class": f"pe_bench.encodings.{name}"}, "") for name in INSIDE]
 
 
 def test_no_target_of_hydras_and_no_class_that_the_run_names_is_ever_imported(stranger):
     for folder in (Path(), stranger.run):
-        (folder / "evil.py").write_text(CODE)
+        (folder / "pe_bench.encodings.").mkdir()
+        for name in ("evil.py", "pe_bench.encodings.evil.py", "pe_bench.encodings./evil.py"):
+            (folder / name).write_text(CODE)
     config = (stranger.run / "config.yaml").read_text()
     for values, told in ENCODINGS:
         (stranger.run / "config.yaml").write_text(config)
@@ -200,19 +202,6 @@ def test_no_target_of_hydras_and_no_class_that_the_run_names_is_ever_imported(st
         outcome = stranger.eval()
         assert outcome.code == 2 and told in outcome.line
     assert stranger.report("--by", "train.lr").code == stranger.list().code == 0
-
-
-def test_a_file_is_imported_only_if_it_has_the_hash_that_the_run_recorded(stranger):
-    def outside_modules() -> set[str]:
-        return {name for name in sys.modules if name.startswith(OUTSIDE_MODULE)}
-
-    before = outside_modules()  # other tests may have named files of their own
-    Path("named.py").write_text(CODE)
-    recorded, here = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in ("another file", CODE))
-    stranger.set_values("encoding", **{"class": "named.py:Evil", "code_sha256": recorded})
-    outcome = stranger.eval("--code", "named.py")
-    assert outcome.code == 2 and recorded in outcome.line and here in outcome.line
-    assert outside_modules() == before
 
 
 NOT_JSON = (
