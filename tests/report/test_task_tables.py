@@ -1,11 +1,10 @@
 """Verdicts on answers, and a table of a task from rows that are made up."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.results import ROW, add_run
+from support.results import CHANCE, add_task_run
 from support.tables import interval, printed
 
 from pe_bench.report.build import build_tables
@@ -14,38 +13,8 @@ from pe_bench.report.groups import Selection
 from pe_bench.report.page import to_html
 from pe_bench.report.records import Answers
 from pe_bench.report.verdicts import judge_answers, share_answers
-from pe_bench.runs.rows import TASK, write_rows
-from pe_bench.runs.scores import Scores, save_scores, score_file, with_level
 
-EXAMPLES, ANSWERS = 128, 4
-CHANCE = 0.05
 TRAINED = 32
-
-
-def add_task_run(results_dir: Path, encoding: str, right: dict[int, float], seed: int = 0) -> None:
-    """Write a run of a task with these shares of examples that are right; the others have no right answer."""
-    columns = {
-        "train_length": TRAINED,
-        "protocol": TASK,
-        "data": "copy",
-        "tokenizer": "symbols",
-        "chance": CHANCE,
-    }
-    run = add_run(results_dir, encoding, {}, seed=seed)
-    rows = []
-    for length, share in right.items():
-        row = replace(
-            ROW, run=run.name, encoding=encoding, scored_with=encoding, seed=seed, length=length, **columns
-        )
-        row = replace(row, model="probe", target_tokens=None, target_hash=f"{length:06x}", documents=EXAMPLES)
-        row = replace(row, targets=EXAMPLES * ANSWERS)
-        correct = np.repeat(np.arange(EXAMPLES) < round(share * EXAMPLES), ANSWERS).astype(np.float32)
-        documents = np.repeat(np.arange(EXAMPLES), ANSWERS)
-        nll = np.where(correct, 0.1, 3).astype(np.float32)
-        scores = Scores(nll, documents, np.ones_like(documents), correct)
-        save_scores(score_file(run, row), scores)
-        rows.append(with_level(row, scores))
-    write_rows(run / "eval.csv", rows)
 
 
 def table(results_dir: Path, **options: object):

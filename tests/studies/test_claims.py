@@ -7,14 +7,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from support.results import ROW, add_run
+from support.results import ROW, add_run, add_task_run
 
 from pe_bench.report.records import Paired
 from pe_bench.report.statistics import Interval
-from pe_bench.runs.rows import read_rows, write_rows
-from pe_bench.runs.scores import Scores, save_scores, score_file
+from pe_bench.runs.rows import read_rows
 from pe_bench.studies.claims import Judged, Measurements, Outcome, judge_claim
 from pe_bench.studies.outcomes import Level, Outcomes, compare, levels_of, read_table, render, write_levels
 from pe_bench.studies.study import KINDS, Claim, Step, Study, Sweep
@@ -162,21 +160,12 @@ def test_a_task_is_solved_or_missed_by_the_share_of_right_examples(tmp_path: Pat
 
 
 def add_answers(results: Path, shares: dict[str, dict[int, float]]) -> Measurements:
-    """Write three seeds whose first examples are right, such a share of 100 at each length."""
+    """Write three seeds whose first examples are right, such a share at each length."""
     runs = [
-        add_run(results, name, dict.fromkeys(levels, 1.0), seed=seed, protocol="task", documents=100)
+        add_task_run(results, name, levels, seed, train_length=128)
         for name, levels in shares.items()
         for seed in range(3)
     ]
-    for run in runs:
-        rows = []
-        for row in read_rows(run / "eval.csv"):
-            right = (np.arange(100) < 100 * shares[row.encoding][row.length]).astype(np.float32)
-            scores = Scores(np.ones(100, np.float32), np.arange(100), np.ones(100, np.int64), correct=right)
-            save_scores(score_file(run, row), scores)
-            exact = float(right.mean())
-            rows.append(replace(row, bits_per_byte=None, exact=exact, accuracy=exact, chance=0.1))
-        write_rows(run / "eval.csv", rows)
     return measurements(results, runs)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pe_bench.runs.rows import Row, read_rows, write_rows
-from pe_bench.runs.scores import Scores, compute_level, save_scores, score_file
+from pe_bench.runs.rows import TASK, Row, read_rows, write_rows
+from pe_bench.runs.scores import Scores, compute_level, save_scores, score_file, with_level
 from pe_bench.system.files import write_text
 
 ROW = Row(
@@ -52,6 +52,8 @@ ROW = Row(
     git="",
     date="2025-01-01",
 )
+
+EXAMPLES, ANSWERS, CHANCE = 128, 4, 0.05  # of a task
 
 
 def scores_of(level: float, documents: int, seed: int, spread: float = 0.01) -> Scores:
@@ -99,6 +101,27 @@ def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None]
     write_rows(run / "eval.csv", [*read_rows(run / "eval.csv"), *rows])
     write_text(run / "config.yaml", "{}\n")
     write_text(run / "result.json", "{}\n")
+    return run
+
+
+def add_task_run(
+    results_dir: Path, encoding: str, right: Mapping[int, float], seed: int = 0, train_length: int = 32
+) -> Path:
+    """Write a run of a task with these shares of examples that are right; the others have no right answer."""
+    run = add_run(results_dir, encoding, {}, seed=seed)
+    task = {"protocol": TASK, "data": "copy", "tokenizer": "symbols", "model": "probe", "chance": CHANCE}
+    rows = []
+    for length, share in right.items():
+        row = replace(ROW, run=run.name, encoding=encoding, scored_with=encoding, seed=seed, length=length)
+        row = replace(row, train_length=train_length, target_tokens=None, target_hash=f"{length:06x}", **task)
+        row = replace(row, documents=EXAMPLES, targets=EXAMPLES * ANSWERS)
+        correct = np.repeat(np.arange(EXAMPLES) < round(share * EXAMPLES), ANSWERS).astype(np.float32)
+        documents = np.repeat(np.arange(EXAMPLES), ANSWERS)
+        nll = np.where(correct, 0.1, 3).astype(np.float32)
+        scores = Scores(nll, documents, np.ones_like(documents), correct)
+        save_scores(score_file(run, row), scores)
+        rows.append(with_level(row, scores))
+    write_rows(run / "eval.csv", rows)
     return run
 
 
