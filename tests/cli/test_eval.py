@@ -1,10 +1,11 @@
 """`pe-bench eval` chooses runs as `report` does: by name, by encoding, by conditions, or all of them."""
 
-import csv
 from pathlib import Path
 
 import pytest
 from support.commands import Command
+
+from pe_bench.runs.rows import read_rows
 
 RUNS = ("rope-s0", "rope-s1", "alibi-s0")
 
@@ -21,12 +22,10 @@ def evaluate(begin: Command, command: Command, folder: Path) -> Command:
 
 def runs_with(folder: Path, length: int) -> list[str]:
     """Return the runs that were scored at a length, without their hashes."""
-    found = []
-    for run in sorted((folder / "results" / "runs").iterdir()):
-        with (run / "eval.csv").open() as file:
-            if any(int(row["length"]) == length for row in csv.DictReader(file)):
-                found.append(run.name.rpartition("-")[0])
-    return found
+    lengths = {
+        run: {row.length for row in read_rows(run / "eval.csv")} for run in folder.glob("results/runs/*")
+    }
+    return [run.name.rpartition("-")[0] for run in sorted(lengths) if length in lengths[run]]
 
 
 @pytest.mark.parametrize(

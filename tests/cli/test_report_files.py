@@ -3,13 +3,12 @@
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import Command
-from support.results import add_run, edit_rows
+from support.results import add_run
 
 from pe_bench.config.compose import compose_config
 from pe_bench.runs.folder import write_config
@@ -73,8 +72,7 @@ def test_runs_are_listed_with_what_they_have_and_what_tables_call_their_encoding
     command: Command, run: Path
 ) -> None:
     label, levels = "learned max_position=128", {32: 3.2, 64: 3.1, 96: 3.1, 128: 3.0, 256: None}
-    learned = as_finished(add_run(run.parents[1], "learned", levels, scored_with="learned", code="1"))
-    edit_rows(learned, lambda row: replace(row, encoding=label, scored_with=label))
+    learned = as_finished(add_run(run.parents[1], "learned", levels, label=label, code="1"))
     (run / "result.json").unlink()
     for step, loss in ((4, 2.5), (6, 1.5)):
         newest = run / "checkpoints" / f"step-{step:08d}"

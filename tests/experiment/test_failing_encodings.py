@@ -1,10 +1,11 @@
 """Errors of a user's own encoding: before training, in training, and at one length of scoring."""
 
-import csv
 from pathlib import Path
 
 import pytest
 from support.commands import Command, only_run
+
+from pe_bench.runs.rows import read_rows
 
 HEAD = """import torch
 from pe_bench.encodings import LayerEncoding, PositionalEncoding
@@ -56,15 +57,6 @@ def evaluate(command: Command, folder: Path) -> Command:
     return lambda *arguments: command("eval", "--results-dir", str(folder / "results"), *arguments)
 
 
-def rows_of(run: Path) -> list[dict[str, str]]:
-    with (run / "eval.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
-def statuses(run: Path) -> dict[tuple[str, int], str]:
-    return {(row["control"], int(row["length"])): row["status"] for row in rows_of(run)}
-
-
 def line_of(file: Path, text: str) -> str:
     number = next(n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
     return f"{file}:{number}"
@@ -80,10 +72,11 @@ def test_a_length_at_which_the_code_fails_is_a_row_with_its_line_and_the_others_
     assert f"could not be scored at 24, 32: {where}: IndexError: index 16 is out of bounds" in outcome.line
     assert "raise LengthError" in outcome.line
     run = only_run(folder)
-    found = statuses(run)
+    rows = read_rows(run / "eval.csv")
+    found = {(row.control, row.length): row.status for row in rows}
     assert found.pop(("none", 16)) == "ok" and set(found.values()) == {"failed"}
     assert ("window", 32) in found and ("swap", 32) in found
-    assert all(row["reason"].startswith(where) for row in rows_of(run) if row["status"] == "failed")
+    assert all(row.reason.startswith(where) for row in rows if row.status == "failed")
     assert (run / "result.json").exists(), "it is trained and scored as far as it can be"
     assert "failed: mine@" in outcome.out and where in "".join(outcome.out.split())
 
@@ -101,13 +94,13 @@ def test_the_same_weights_are_scored_with_the_mended_file_when_that_is_asked_for
     assert outcome.code == 2 and "--force scores the weights under a changed mine.py" in outcome.line
     outcome = evaluate("--code", str(file), "--force")
     assert outcome.code == 0 and " (forced) " in outcome.out, outcome.err
-    rows = rows_of(run)
-    own = [row for row in rows if row["scored_with"] == row["encoding"]]
-    forced = [row for row in rows if row["scored_with"] != row["encoding"]]
-    assert [(row["forced"], row["status"]) for row in own] == [("False", "ok"), ("False", "failed")]
-    assert [(row["forced"], row["status"]) for row in forced] == [("True", "ok")] * 2
-    assert {row["encoding"] for row in rows} == {own[0]["encoding"]}, "the weights are of one version"
-    assert forced[0]["nll"] == own[0]["nll"], "the two versions agree within the table"
+    rows = read_rows(run / "eval.csv")
+    own = [row for row in rows if row.scored_with == row.encoding]
+    forced = [row for row in rows if row.scored_with != row.encoding]
+    assert [(row.forced, row.status) for row in own] == [(False, "ok"), (False, "failed")]
+    assert [(row.forced, row.status) for row in forced] == [(True, "ok")] * 2
+    assert {row.encoding for row in rows} == {own[0].encoding}, "the weights are of one version"
+    assert forced[0].nll == own[0].nll, "the two versions agree within the table"
     file.write_text(HEAD.replace("torch.zeros(n_heads, size)", "torch.zeros(n_heads, 2 * size)") + TABLE)
     outcome = evaluate("--code", str(file), "--force")
     assert outcome.code == 2 and "encoding" in outcome.line and "table" in outcome.line

@@ -1,12 +1,11 @@
 """What the options of a report choose: rows, lines, their order and baseline; a sweep and its best value."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.commands import Command
-from support.results import add_run, edit_rows
+from support.results import add_run
 from support.tables import BREAKING, bits_at, labels, only, where
 
 from pe_bench.errors import UserError
@@ -177,10 +176,7 @@ def test_a_condition_on_length_hides_columns_but_keeps_the_reference(results: Pa
 def own(tmp_path: Path) -> Path:
     """Runs of a custom encoding, in two versions and with options, and of other encodings."""
     for number, label in enumerate(("root@0cba s=0.25", "root@0cba s=1.0", "root@1111", "root@0cba+logn")):
-        edit_rows(
-            add_run(tmp_path, "root", BREAKING, code=str(number)),
-            lambda row, label=label: replace(row, encoding=label, scored_with=label),
-        )
+        add_run(tmp_path, "root", BREAKING, code=str(number), label=label)
     add_run(tmp_path, "rope", BREAKING)
     add_run(tmp_path, "rope", {128: 2.7, 512: 2.9}, scored_with="yarn factor=auto")
     return tmp_path

@@ -70,13 +70,15 @@ def add_run(results_dir: Path, encoding: str, levels: Mapping[int, float | None]
     """Write a finished run with these bits per byte at these lengths; None is a length out of reach.
 
     `changes` are other values for columns of its rows; `spread` is that of documents, `code` gives
-    the hash of an encoding's code, and `sliding` is a number of tokens, or "half" the length.
+    the hash of an encoding's code, `label` what tables call it if that is not `encoding`, and
+    `sliding` is a number of tokens, or "half" the length.
     """
     spread, code = float(str(changes.pop("spread", 0.01))), changes.pop("code", "")
+    label = changes.pop("label", encoding)
     sliding = changes.pop("sliding", None)
     if sliding is not None:
         changes |= {"protocol": "sliding", "stride_rule": str(sliding)}
-    changes = {"encoding": encoding, "scored_with": encoding, **changes}
+    changes = {"encoding": label, "scored_with": label, **changes}
     first = replace(ROW, **changes)  # pyright: ignore[reportArgumentType]
     first = replace(first, run=f"{encoding}-s{first.seed}-{first.setting[:4]}{first.data_hash[:4]}{code}")
     run = results_dir / "runs" / first.run
