@@ -113,13 +113,23 @@ class FakeWandb:
         return SimpleNamespace(log=log, summary=summary, finish=lambda: None)
 
 
+def install(tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tracker be found; what PyTorch imports meanwhile is found as ever."""
+    find = importlib.util.find_spec
+
+    def find_tracker(name: str, *package: str) -> object:
+        return name if name == tracker else find(name, *package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_tracker)
+
+
 @pytest.mark.parametrize("mode", ["offline", "online"])
 def test_records_of_wandb_have_one_id_and_group_and_an_offline_one_has_all_steps(
     train, folder, monkeypatch, mode
 ):
     library = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", library)  # pyright: ignore[reportArgumentType]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    install("wandb", monkeypatch)
     monkeypatch.setenv("WANDB_MODE", mode)
     stopped_and_finished(train, monkeypatch, "wandb")
     run, all_steps = only_run(folder).name, list(range(1, 9))
@@ -150,7 +160,7 @@ def test_mlflow_keeps_all_steps_and_scores_in_one_run(train, folder, monkeypatch
     entities = SimpleNamespace(Param=lambda *values: values, Metric=lambda *values: values)
     for name, module in (("entities", entities), ("tracking", Mock(MlflowClient=lambda address: client))):
         monkeypatch.setitem(sys.modules, f"mlflow.{name}", module)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    install("mlflow", monkeypatch)
     stopped_and_finished(train, monkeypatch, "mlflow")
     ((_, about),) = client.create_run.call_args_list
     assert about["run_name"] == only_run(folder).name and about["tags"]["group"].startswith("train-")
