@@ -130,8 +130,9 @@ def _level(line: Line, record: Record) -> Cell:
     """Return the level, with the number of its seeds where it is not the line's; or why there is none."""
     if record.level is None:
         return Cell(record.status.replace("_", " "), style="fails")
-    seeds = len(record.levels)
-    return Cell(cells.number_text(record.level) + (f" (n={seeds})" if seeds != line.seeds else ""))
+    seeds, verdict = len(record.levels), cells.UNLEARNED if line.unlearned else ""
+    mark = grids.VERDICTS.get(verdict, grids.NO_VERDICT).mark
+    return Cell(f"{cells.number_text(record.level)}{mark}" + (f" (n={seeds})" if seeds != line.seeds else ""))
 
 
 def _signed(value: float | None) -> Cell:
