@@ -68,13 +68,3 @@ def test_eval_scores_under_each_protocol_and_a_key_that_scoring_does_not_read_is
         assert [row.length for row in rows] == [16, 32, 64]
     both = train("-m", "encoding=nope", "eval.stride=4", "eval.protocol=paired,sliding")
     assert both.code == 0 and told not in both.err, "one of the runs reads it"
-
-
-def test_learned_past_its_table_is_undefined_and_the_run_goes_on(train, folder):
-    outcome = train("encoding=learned", "eval.lengths=[16,32,64]")
-    assert outcome.code == 0
-    rows = {row.length: row for row in read_rows(only_run(folder) / "eval.csv")}
-    assert [rows[length].status for length in (16, 32, 64)] == ["ok", "undefined", "undefined"]
-    assert rows[32].bits_per_byte is None and "max_position=16" in rows[32].reason
-    # No better than byte frequencies after so few steps, so that nothing is judged.
-    assert re.search(r"^learned +[\d.]+\* +- +- +-$", outcome.out, re.MULTILINE)

@@ -85,13 +85,15 @@ def test_every_encoding_starts_from_the_same_decoder_and_sees_the_same_batches_a
         return trainer.model.state_dict(), [trainer.windows.batch(4, seed, n).tokens for n in range(3)]
 
     decoder, batches = begun("nope")
-    for encoding in ("learned", "t5", "shaw", "randomized"):
+    for encoding in ("learned", "t5", "randomized", "shaw"):
         weights, seen = begun(encoding)
         assert all(torch.equal(weights[name], value) for name, value in decoder.items())
         assert all(torch.equal(a, b) for a, b in zip(batches, seen, strict=True))
+    torch.rand(1)  # PyTorch's own generator moves
     (first, seen), (second, others) = begun("shaw"), begun("shaw", seed=1)
-    differ = [name for name, value in first.items() if not torch.equal(value, second[name])]
-    assert any(name.startswith("encoding.") for name in differ) and "embedding.weight" in differ
+    assert all(torch.equal(weights[name], value) for name, value in first.items())
+    alike = [name for name, value in first.items() if torch.equal(value, second[name])]
+    assert all(name.endswith("norm.weight") for name in alike)
     assert not torch.equal(seen[0], others[0]) and not torch.equal(seen[0], seen[1])
 
 
