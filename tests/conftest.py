@@ -96,6 +96,12 @@ def train(command: Command, folder: Path) -> Command:
     return lambda *arguments: command("train", *tiny_overrides(folder), *arguments)
 
 
+@pytest.fixture
+def evaluate(command: Command, folder: Path) -> Command:
+    """Run `pe-bench eval` on the runs that `train` and `begin` made."""
+    return lambda *arguments: command("eval", "--results-dir", str(folder / "results"), *arguments)
+
+
 @pytest.fixture(scope="session")
 def trained_before(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[str, ...], Outcome]]:
     """A folder with a corpus, and what was trained on it: the nth results lie in folder `n`."""

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from jsonschema.exceptions import best_match
 from support import wrong_encodings
-from support.commands import Command, Outcome
+from support.commands import TRIED, Command, Outcome
 from support.golden_results import FOLDERS
 
 from pe_bench.cli.completion import LISTS
@@ -20,11 +20,6 @@ from pe_bench.report.statistics import Interval
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "pe-bench.schema.json"
 IN = ("--results-dir", "../results")
-SMALL = (
-    *("train.tokens=256", "train.batch_tokens=64", "train.length=16", "train.warmup_steps=1", "threads=1"),
-    *("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=24"),
-    *("train.validation_tokens=64", "eval.targets=6", "data=files", "data.path=../corpus"),
-)
 
 
 @cache
@@ -100,7 +95,7 @@ def test_a_failure_is_in_the_document_too_and_keeps_its_exit_code(command: Comma
 
 
 def test_a_try_and_all_tries_are_told_as_data(command: Command, folder: Path) -> None:
-    arguments = ("nope", "--minutes", "0.001", "--lengths", "16,32", *SMALL)
+    arguments = ("nope", "--minutes", "0.001", "--lengths", "16,32", *TRIED, "data.path=../corpus")
     outcome = document_of(command("try", *arguments, "--json"), 4)["outcome"]
     assert (outcome["answer"], outcome["look"]["seeds"]) == ("unclear", 1)
     assert outcome["look"]["at_training"]["low"] == "-Infinity", "one seed has no interval"

@@ -19,8 +19,6 @@ from pe_bench.errors import UserError
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import project
 
-torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
-
 HEADS, WIDTH, TOKENS = 2, 4, 7
 POSITION = torch.arange(TOKENS)
 MODULE = "pe_bench.encodings."

@@ -133,8 +133,6 @@ MODIFIERS = sorted(path.stem for path in (config_dir() / "modifier").glob("*.yam
 QUICK = [one for one in PROPERTIES if one.name != "long_context"]
 SLOW = [one for one in PROPERTIES if one not in QUICK]
 
-torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
-
 
 def failing(name: str, properties: list[Property]) -> list[str]:
     findings = [(one, check(find_case(name), one)) for one in properties]

@@ -15,8 +15,6 @@ from pe_bench.encodings.spec import EncodingSpec, PartSpec
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, ids_of, tokens, worst
 
-torch.set_num_threads(1)
-
 SIZES = {"d_model", "n_heads", "d_head", "n_layers"}  # the model's, not the encoding's
 EQUAL = {"rope.form"}  # other ways to calculate the same thing
 # Without these an option has nothing to act on: in so small a model one pair of features, or a frequency that

@@ -12,7 +12,6 @@ from pe_bench.model.attention.reference import project
 from pe_bench.model.decoder import build_decoder
 from pe_bench.training.trainer import Trainer
 
-torch.set_num_threads(1)  # tensors are small here, and tests run side by side
 H, K, D, T = 4, 8, 32, 20  # those of `layer_inputs`
 
 

@@ -52,11 +52,6 @@ def train_mine(train: Command, folder: Path) -> Command:
     return lambda *arguments: train("--config-dir", str(folder / "mine"), "encoding=mine", *arguments)
 
 
-@pytest.fixture
-def evaluate(command: Command, folder: Path) -> Command:
-    return lambda *arguments: command("eval", "--results-dir", str(folder / "results"), *arguments)
-
-
 def line_of(file: Path, text: str) -> str:
     number = next(n for n, line in enumerate(file.read_text().splitlines(), 1) if text in line)
     return f"{file}:{number}"

@@ -13,6 +13,12 @@ from pathlib import Path
 import pytest
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "then", "it", "ran", "away", "from", "them", "all")
+# Keys of a tiny `try`; data.path is missing.
+TRIED = (
+    *("train.length=16", "train.tokens=256", "train.batch_tokens=64", "train.warmup_steps=1"),
+    *("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=24", "threads=1"),
+    *("train.validation_tokens=64", "eval.targets=6", "data=files"),
+)
 
 
 @dataclass(frozen=True)

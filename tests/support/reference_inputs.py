@@ -13,8 +13,6 @@ from torch import Tensor
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.attention import reference_attention
 
-torch.set_num_threads(1)  # tensors are tiny here, and tests run side by side
-
 B, H, T, K = 1, 2, 4, 4
 D = H * K
 

@@ -7,17 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.commands import Command, Outcome
+from support.commands import TRIED, Command, Outcome
 
 import pe_bench
 from pe_bench.runs.commands import VARIABLE, recorded_commands
 from pe_bench.tries.trying import Try, _keep, overrides_in
 
-SMALL = (
-    *("train.length=16", "train.tokens=256", "train.batch_tokens=64", "train.warmup_steps=1"),
-    *("model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=24", "threads=1"),
-    *("train.validation_tokens=64", "eval.targets=6", "data=files"),
-)
 SHORT = ("--minutes", "0.001")  # one seed
 
 
@@ -25,7 +20,7 @@ SHORT = ("--minutes", "0.001")  # one seed
 def tried(command: Command, folder: Path) -> Callable[..., Outcome]:
     """Try on the tiny corpus."""
     text = f"data.path={folder / 'corpus'}"
-    return lambda *arguments: command("try", *arguments, *SMALL, text, "--lengths", "16,32")
+    return lambda *arguments: command("try", *arguments, *TRIED, text, "--lengths", "16,32")
 
 
 def test_a_change_is_named_with_its_options_and_modifiers() -> None:
@@ -56,7 +51,7 @@ def test_a_program_s_try_keeps_with_each_run_the_command_that_trains_it(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(folder)
-    pe_bench.try_change("nope", *SMALL, "data.path=corpus", minutes=0.001, lengths=[16, 32])
+    pe_bench.try_change("nope", *TRIED, "data.path=corpus", minutes=0.001, lengths=[16, 32])
     for run in (folder / "results" / "runs").iterdir():
         assert recorded_commands(run)[0].startswith(f"pe-bench train encoding={run.name.partition('-')[0]} ")
 
