@@ -42,7 +42,7 @@ REFERENCE = ROOT / "results" / "reference"
 LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 FIRST = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")
 PAGE = ".md"
-PAGE_WIDTH = 80  # columns that a page of the site shows of fixed width
+PAGE_WIDTH = 80  # characters in a line of what `show` prints
 Record = dict[str, Any]  # what the catalogue tells of an encoding
 
 
@@ -170,7 +170,7 @@ def _measurements(line: str | None, levels: Sequence[Sequence[str]]) -> list[str
     """Return an encoding's line of the catalogue, and its levels in the studies."""
     parts = ["## Measured"] if line or levels else []
     if line:
-        of_all = "[One seed of each after 500 steps](../../../results/reference/catalogue.md)"
+        of_all = "[One seed of each encoding, after 500 steps](../../../results/reference/catalogue.md)"
         parts += [f"{of_all}, in bits per byte:", line]
     if levels:
         parts += ["Bits per byte by length, in [the studies](../../study.md):"]
@@ -185,7 +185,7 @@ def _catalogue_lines() -> dict[str, str]:
 
 
 def _costs() -> dict[str, str]:
-    """Return what a training step of each encoding costs, as `pe-bench speed` wrote it."""
+    """Return what a training step of each encoding costs, as `benchmarks/steps.py` measured it."""
     with (REFERENCE / "cost.csv").open(encoding="utf-8", newline="") as file:
         rows = {row["encoding"].split()[0]: row for row in csv.DictReader(file)}
     reference = float(rows["nope"]["peak_memory_mb"])
@@ -230,7 +230,7 @@ def _python() -> str:
     ]
     for name in pe_bench.__all__:
         call = getattr(pe_bench, name)
-        if not inspect.isfunction(call):  # an error
+        if not inspect.isfunction(call):  # a class of errors
             continue
         parts += [
             f"## {name}",

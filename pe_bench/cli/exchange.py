@@ -65,7 +65,7 @@ def bibliography() -> dict[str, str]:
 def _cited(tables: "Sequence[Table]") -> Iterator[str]:
     """Yield the papers of the encodings that lines were trained or scored with, and of the data.
 
-    Says which encodings are a user's own: their papers are not known.
+    Names a user's own encodings on standard error, because their papers are not known.
     """
     from pe_bench.config.groups import names_in, paper
     from pe_bench.inspection.catalogue import catalogue
@@ -74,7 +74,7 @@ def _cited(tables: "Sequence[Table]") -> Iterator[str]:
     labels = [label for line in lines for label in (line.encoding, line.scored_with)]
     words = {word for label in labels for word in re.split(r"[\s+,=]+", label)}
     for name in sorted({re.split(r"[\s+]", label)[0] for label in labels}.difference(names_in("encoding"))):
-        say(f"{name} is not an encoding of pe-bench: its paper is for you to cite")
+        say(f"{name} is not one of pe-bench's encodings: add its paper yourself")
     for record in catalogue() if words else ():
         if record["encoding"] in words:
             yield record["paper"]

@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     """Run a command and return its exit code; what went wrong is one line on standard error."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])  # as typed: Hydra gets others of its own
+    os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])  # as typed, before Hydra adds its own
     try:
         with stop_on_signal():
             command = typer.main.get_command(app)

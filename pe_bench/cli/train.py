@@ -35,8 +35,9 @@ def train(
     """Train a model, score it at longer lengths, print the table. Finished work is reused.
 
     overrides KEY=VALUE: Keys to change, in any order. The most common ones, with their defaults
-        (`pe-bench list keys` explains more): encoding=rope, model=tiny, data=stdlib, seed=0, threads=auto,
-        train.length=128, train.steps=null, train.lr=0.005, eval.lengths=null, results_dir=results.
+        (`pe-bench list keys` explains more, `--cfg job` prints all): encoding=rope, model=tiny, data=stdlib,
+        seed=0, threads=auto, train.length=128, train.steps=null, train.lr=0.005, eval.lengths=null,
+        results_dir=results.
     multirun: A sweep: train each combination of listed values.
     cfg job: Print every key and its value instead of training.
     plan FILE: Check all jobs of a sweep, write the command of each on a line of FILE, and train nothing.

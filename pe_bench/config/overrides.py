@@ -119,9 +119,9 @@ def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str
 
 
 def _checked(text: str, search: Sequence[Path]) -> Override:
-    """Return an override with the names of files, whatever they were typed as.
+    """Return the override of a text, in which each name is that of its file.
 
-    Raises `UserError` for text that is none, for several encodings of one run, and for an unknown name.
+    Raises `UserError` for text that is no override, for several encodings of one run and for an unknown name.
     """
     override = parse_override(text)
     group, value = override.key, override.value or ""

@@ -76,7 +76,7 @@ def read_report(
 ) -> Report:
     """Return the tables of the named runs, of a selection or of everything, or those with the newest run.
 
-    probe: probes are wanted, and levels need not be there. options: those of `api.results`. Raises
+    probe: require probes in place of levels. options: those of `api.results`. Raises
     `UserError` for values that are not possible, and where there is nothing to show.
     """
     by, best, margin = (options.get(name) for name in ("by", "best", "margin"))
@@ -99,7 +99,7 @@ def read_report(
     names = [run.name for run in find_runs(named, folder)] if named else None
     newest_only = not (everything or names or where)
     report = build_report(folder, names, protocol, selection, newest_only=newest_only)
-    for problem in report.problems if numbers_only else ():  # notes of the tables that people read
+    for problem in report.problems if numbers_only else ():  # else notes below the tables
         say(f"warning: {problem}")
     levels = "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
     probes = "nothing was probed here: make probes with `pe-bench probe RUN`"

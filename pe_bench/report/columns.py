@@ -127,7 +127,10 @@ def _score_row(line: Line, record: Record) -> list[Cell]:
 
 
 def _level(line: Line, record: Record) -> Cell:
-    """Return the level, with the number of its seeds where it is not the line's; or why there is none."""
+    """Return the level, marked if the line has not learned; the status if there is no level.
+
+    A number of seeds that is not the line's stands behind it.
+    """
     if record.level is None:
         return Cell(record.status.replace("_", " "), style="fails")
     seeds, verdict = len(record.levels), cells.UNLEARNED if line.unlearned else ""
@@ -194,7 +197,7 @@ def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
 
 
 def _with_best(grid: Grid, table: Table) -> Grid:
-    """Return the short form with the best number of each column marked, and what says so below it."""
+    """Return the short form with the best number of each column marked, and a note that explains the mark."""
     numbers = cells.has_trained_level(table) + len(cells.short_lengths(table))  # columns beside the names
     columns = [
         _mark_best(column, table) if 0 < index <= numbers else column
@@ -208,7 +211,7 @@ def _with_best(grid: Grid, table: Table) -> Grid:
 def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
     """Return a column with the best of its numbers marked, where there are at least two.
 
-    With a baseline it is the lowest difference that is better for sure; the baseline's own level is none.
+    With a baseline, only differences that are surely better count; the baseline's own level does not.
     """
     is_compared = [
         line.is_ranked and line.label != table.baseline and cell.value is not None and isfinite(cell.value)
@@ -231,7 +234,7 @@ def _draw_details(table: Table, width: int) -> list[RenderableType]:
 
 
 def _draw_short(table: Table, width: int) -> list[RenderableType]:
-    """Return the lines of the short form, narrowed to what fits, and the small table of recall."""
+    """Return the lines of the short form, with as many lengths as fit, and the small table of recall."""
     grid = short(table)
     if grid.width() > width:
         grid = _narrowed(table, width)

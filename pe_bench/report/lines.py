@@ -104,7 +104,7 @@ def _make_line(
     *,
     is_anchor: bool = False,
 ) -> Line:
-    """Return a line. scored: the rows of its levels; rows: these, controls and positions.
+    """Return a line. rows: all of the line, with controls and positions; scored: those of its levels.
 
     The changes of a later stage are from its first stage's level. Where it breaks and whether it uses context
     is judged from the longest length that it was trained at.
@@ -173,7 +173,7 @@ def _records(
         for part in (source.rows, source.unsliced)
     )
     trained = [row for row in sliced if row.length == train_length]
-    # With the trained encoding, for the gain is the weights' own: another may do worse at the quarter alone.
+    # The gain describes the weights: another encoding may be worse at a quarter of the length alone.
     quarter = [row for row in unsliced if row.length == quarter_of(train_length)]
     whole = [row for row in unsliced if row.length == train_length]
     gain = paired(pairs_of(quarter, whole), source.runs)

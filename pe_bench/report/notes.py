@@ -75,7 +75,7 @@ def best_text(table: Table) -> str:
 
 
 def slice_text(table: Table) -> str:
-    """Return which targets the numbers of a slice are of."""
+    """Return which targets a slice has."""
     meanings = {
         RECALL: "the 8 bytes before the target occur earlier in its window, the last time more than "
         f"{table.key.train_length} tokens back, and the target followed them there",

@@ -354,7 +354,7 @@ def _rest(differences: np.ndarray, seed_means: np.ndarray, document_means: np.nd
 
 
 def _critical(count: int, confidence: float) -> float:
-    """Return Student's t for so many values; one alone has no spread, and no part in a variance."""
+    """Return Student's t for the mean of `count` values; 0 for a single one, which has no spread."""
     # The quantile itself: importing scipy.stats takes longer than a whole report.
     return float(stdtrit(count - 1, (1 + confidence) / 2)) if count > 1 else 0.0
 

@@ -9,14 +9,14 @@ one pass over the longest windows.
 Of a task each length has its own examples, so lengths are not paired with each other; encodings at one length
 are.
 
-The controls of `paired`: the same targets at the same length, kept from the context beyond training.
+The controls of `paired` score the same targets without the use of context beyond the training length:
 
 - `window`: every layer's attention is limited to the training length W. Through n layers information
   still travels n (W - 1) + 1 tokens. Is the whole context better than cropping it?
 - `swap`: every token further than the training length before the first target comes from another
   document, under the same length, position ids and mask. Does the model read what is there?
-- `offset`, if it is asked for: windows of the training length, all of whose positions are later, so that they
-  end where those of the longer length do. Do later positions alone change the scores? A scaling with a wrong
+- `offset`, on request: windows of the training length at later positions, which end at the position where the
+  longer windows end. Do later positions alone change the scores? A scaling with a wrong
   setting, or a table of positions that ends, shows here.
 """
 
@@ -133,8 +133,8 @@ def controlled_lengths(
 ) -> list[int]:
     """Return the lengths that get controls: by default those of 2 and 16 times the training length.
 
-    Where none of these is scored, it is the longest. A control needs a token that is further than the
-    training length before the first target.
+    Where neither is scored, only the longest possible length does. A control needs a token that is further
+    than the training length before the first target.
     """
     possible = [
         length for length in lengths if length - tokens_in_a_part(target_tokens, length) > train_length

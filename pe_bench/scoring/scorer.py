@@ -200,11 +200,11 @@ def _renew_threads() -> None:
         ctypes.CDLL(str(library)).omp_pause_resource_all(PAUSE)
 
 
-# The controls that say nothing of a model
+# Controls that cannot tell anything about a model
 
 
 def why_not(plan: Plan, model: LanguageModel) -> str:
-    """Return the reason why a control would say nothing; empty for one to score."""
+    """Return why a control would tell nothing; empty if it is to be scored, and for what is no control."""
     if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):
         return "the encoding is windowed itself"
     if plan.control == "swap" and any(window.donor == window.document for window in plan.windows):

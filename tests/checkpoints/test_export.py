@@ -161,4 +161,4 @@ def test_an_export_says_up_to_which_length_it_works_and_what_ends_a_text(
 ) -> None:
     config = written(tmp_path, overrides)
     assert (config["max_position_embeddings"], config["eos_token_id"]) == (longest, 256)
-    assert config["rms_norm_eps"] == 1e-5, "of every norm here; logits would hardly tell"
+    assert config["rms_norm_eps"] == 1e-5, "another epsilon would hardly show in the logits"

@@ -157,9 +157,7 @@ def test_the_training_length_is_that_before_any_scaling() -> None:
         assert train_length_of(config) == expected
 
 
-def test_a_checkpoint_is_scored_with_the_token_that_its_tokenizer_or_configuration_puts_first(
-    folder: Path,
-) -> None:
+def test_the_bos_token_of_a_checkpoint_is_what_its_tokenizer_or_configuration_adds(folder: Path) -> None:
     from tokenizers import Tokenizer, processors
 
     source = Source(f"hf:{folder}", folder)

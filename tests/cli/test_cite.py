@@ -37,5 +37,5 @@ def test_every_paper_has_an_entry_and_cite_prints_those_of_a_table(
     assert {"su2021roformer", "peng2023yarn", "pe_bench"} <= {*cited}
     assert len(cited) == len({*cited}) and not any("alibi" in name for name in cited)
     FOLDERS["hostile_names"][0](tmp_path / "others")
-    message = "is not an encoding of pe-bench: its paper is for you to cite\n"
+    message = "is not one of pe-bench's encodings: add its paper yourself\n"
     assert outcome.err == "" and command("cite", "--results-dir", "others").err.endswith(message)

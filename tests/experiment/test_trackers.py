@@ -114,7 +114,7 @@ class FakeWandb:
 
 
 def install(tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a tracker be found; what PyTorch imports meanwhile is found as ever."""
+    """Pretend that a tracker is installed; other imports are as ever."""
     find = importlib.util.find_spec
 
     def find_tracker(name: str, *package: str) -> object:

@@ -45,9 +45,10 @@ def results(model: Decoder, first: int = 0) -> dict[str, Tensor]:
 
 
 def largest_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
-    """The errors relative to the largest number of each result, or of all results where each number is zero.
+    """Return the largest error of each result, relative to its largest number.
 
-    Softmax takes away what is added to all logits of a row: the gradient of such a bias is rounding alone.
+    It is relative to the largest of all results where a gradient is zero but for rounding, as that of a bias
+    which adds the same to all logits of a row.
     """
     assert found.keys() == exact.keys()
     sizes = {name: float(values.abs().max()) for name, values in exact.items()}

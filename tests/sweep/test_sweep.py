@@ -160,7 +160,7 @@ def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_reque
     assert level.findall(again.out) == level.findall(first) != level.findall(second)
 
 
-def test_a_plan_has_a_checked_command_a_line_which_xargs_runs_side_by_side(train, folder):
+def test_a_plan_has_one_checked_command_in_each_line_and_xargs_runs_them_side_by_side(train, folder):
     arguments = ["-m", "encoding=nope,alibi", "--plan", "plan"]
     assert train(*arguments, "train.lr=0.1,x").code == 2 and not Path("plan").exists()
     outcome = train(*arguments, *LAUNCHERS["joblib"])

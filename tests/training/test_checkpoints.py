@@ -93,7 +93,7 @@ def test_the_newest_whole_checkpoint_counts_and_a_damaged_one_is_replaced(tmp_pa
     assert newest(folder).step == 4
     moments = path.with_name("optimizer.safetensors")
     moments.write_bytes(moments.read_bytes()[:-1] + b"x")
-    assert newest(folder).step == 3, "it is not continued from"
+    assert newest(folder).step == 3, "a run does not continue from a damaged checkpoint"
 
 
 def test_the_bytes_of_a_checkpoint_are_on_the_disk_before_its_name_which_is_then_there_too(tmp_path, writes):
