@@ -23,6 +23,7 @@ def test_every_command_of_the_page_for_people_in_a_hurry_runs(tmp_path, monkeypa
     assert "RootBias" in printed and "(try 2 against it)" in printed and "(confirm 1 against it)" in printed
 
 
+@pytest.mark.full
 def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs" / "add-an-encoding.md").read_text(encoding="utf-8")
     printed = run_all(page, tmp_path, monkeypatch, capsys)
@@ -35,13 +36,14 @@ def test_the_page_on_adding_an_encoding_runs_as_it_stands(tmp_path, monkeypatch,
             assert any(f"def {word}(" in code for word in re.findall(r"`(\w+)`", hook)), (hook, name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "printed"),
     [
         ("encodings", "yarn factor=4"),
-        pytest.param("performance", "x nope", marks=pytest.mark.full),
-        pytest.param("quick-start", "bits per byte", marks=pytest.mark.full),
-        pytest.param("choose-an-encoding", "bits per byte", marks=pytest.mark.full),
+        ("performance", "x nope"),
+        ("quick-start", "bits per byte"),
+        ("choose-an-encoding", "bits per byte"),
     ],
 )
 def test_a_page_runs_as_it_stands(name, printed, tmp_path, monkeypatch, capsys):
