@@ -191,5 +191,5 @@ def _score(
 
 def _times(to: str) -> float:
     number = float(to.removesuffix("x")) if re.fullmatch(r"\d+(\.\d+)?x?", to) else 0.0
-    require(number > 1, f"--to {to} is no longer length: say 4x, or a number of tokens such as 512")
+    require(number > 1, f"--to {to} is no length past training: say 4x, or a number of tokens such as 512")
     return number

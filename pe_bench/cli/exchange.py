@@ -46,6 +46,8 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
         tables = read_report(results_dir, runs, everything=False, numbers_only=True).tables
     else:
         say(f"{results_dir} has no finished run: pe-bench alone is cited")
+    for name in _users_own(tables):
+        say(f"{name} is not one of pe-bench's encodings: add its paper yourself")
     entries, printed = bibliography(), [OWN.format(version=version("pe-bench"))]
     printed += [entries[cited] for cited in _cited(tables)]
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
@@ -62,19 +64,26 @@ def bibliography() -> dict[str, str]:
     return entries
 
 
-def _cited(tables: "Sequence[Table]") -> Iterator[str]:
-    """Yield the papers of the encodings that lines were trained or scored with, and of the data.
+def _labels(tables: "Sequence[Table]") -> set[str]:
+    lines = [line for table in tables for line in table.lines]
+    return {label for line in lines for label in (line.encoding, line.scored_with)}
 
-    Names a user's own encodings on standard error, because their papers are not known.
-    """
+
+def _users_own(tables: "Sequence[Table]") -> list[str]:
+    """Return the encodings and modifiers that pe-bench does not ship, whose papers are not known."""
+    from pe_bench.config.groups import names_in
+
+    named = [part for label in _labels(tables) for part in re.split(r"[\s,]", label)[0].split("+")]
+    shipped = {*names_in("encoding"), *names_in("modifier")}
+    return sorted({part.partition("@")[0] for part in named} - shipped)
+
+
+def _cited(tables: "Sequence[Table]") -> Iterator[str]:
+    """Yield the papers of the encodings that lines were trained or scored with, and of the data."""
     from pe_bench.config.groups import names_in, paper
     from pe_bench.inspection.catalogue import catalogue
 
-    lines = [line for table in tables for line in table.lines]
-    labels = [label for line in lines for label in (line.encoding, line.scored_with)]
-    words = {word for label in labels for word in re.split(r"[\s+,=]+", label)}
-    for name in sorted({re.split(r"[\s+]", label)[0] for label in labels}.difference(names_in("encoding"))):
-        say(f"{name} is not one of pe-bench's encodings: add its paper yourself")
+    words = {word for label in _labels(tables) for word in re.split(r"[\s+,=]+", label)}
     for record in catalogue() if words else ():
         if record["encoding"] in words:
             yield record["paper"]

@@ -97,7 +97,7 @@ class PartSpec:
             encoding(**options) for _ in range(n_layers if is_of_layers and encoding.per_layer else 1)
         ]
         message = f"{encoding.__name__}.__init__ must call super().__init__() before all else"
-        require("_modules" in vars(parts[0]), message)
+        require(all("_modules" in vars(part) for part in parts), message)
         return Layers(parts) if is_of_layers else parts[0]
 
     def identity(self) -> dict[str, Any]:

@@ -133,8 +133,7 @@ def _level(line: Line, record: Record) -> Cell:
     """
     if record.level is None:
         return Cell(record.status.replace("_", " "), style="fails")
-    seeds, verdict = len(record.levels), cells.UNLEARNED if line.unlearned else ""
-    mark = grids.VERDICTS.get(verdict, grids.NO_VERDICT).mark
+    seeds, mark = len(record.levels), grids.VERDICTS[cells.UNLEARNED].mark if line.unlearned else ""
     return Cell(f"{cells.number_text(record.level)}{mark}" + (f" (n={seeds})" if seeds != line.seeds else ""))
 
 

@@ -98,19 +98,19 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
 def _make_line(
     run: str,
     by: str,
-    scored: Sequence[Row],
+    levels: Sequence[Row],
     rows: Sequence[Row],
     source: Source,
     *,
     is_anchor: bool = False,
 ) -> Line:
-    """Return a line. rows: all of the line, with controls and positions; scored: those of its levels.
+    """Return a line. rows: all of the line, with controls and positions; levels: those of its levels.
 
     The changes of a later stage are from its first stage's level. Where it breaks and whether it uses context
     is judged from the longest length that it was trained at.
     """
     controls = [row for row in rows if row.control != "none"]
-    names = sorted({row.run for row in scored})
+    names = sorted({row.run for row in levels})
     stages = {name: source.runs.folder_of(name).first_stage for name in names}
     stage, in_table = stages[names[0]], {row.run for row in source.rows}
     references = {name: name if first is None else first.run for name, first in stages.items()}
@@ -121,31 +121,31 @@ def _make_line(
     scores = [row for row in source.unsliced if row.run in names]
     lacks = "" if is_anchor else unlearned(scores, source.runs, counted_on)
     judged_from = source.train_length
-    records, gains_nothing = _records(scored, controls, references, judged_from, source, lacks, is_anchor)
+    records, gains_nothing = _records(levels, controls, references, judged_from, source, lacks, is_anchor)
     judged = records
     if stage is not None:
         judged_from, references = stage.longest, {name: name for name in names}
-        judged, gains_nothing = _records(scored, controls, references, judged_from, source, lacks, is_anchor)
+        judged, gains_nothing = _records(levels, controls, references, judged_from, source, lacks, is_anchor)
         records = {length: replace(record, use=judged[length].use) for length, record in records.items()}
     positions = [row for row in rows if row.protocol == POSITIONS and has_number(row)]
     has_break_point = not is_anchor and lacks not in ("frequencies", "task")
-    first, speed_of = scored[0], {row.run: row.tokens_per_second for row in scored}
+    first, speed_of = levels[0], {row.run: row.tokens_per_second for row in levels}
     return Line(
         encoding=first.encoding,
         scored_with=first.scored_with,
         run=run,
-        seeds=len({row.seed for row in scored}),
+        seeds=len({row.seed for row in levels}),
         parameters=first.parameters,
         tokens_per_second=sum(speed_of.values()) / len(speed_of),
         records=records,
         runs=tuple(names),
-        rows=scored,
+        rows=levels,
         by=by,
         break_point=find_break_point(judged, judged_from) if has_break_point else BreakPoint(),
         reads_nothing=gains_nothing,
         positions=_positions(positions) if positions else (),
         forced=first.forced,
-        knows_length=any(row.knows_length and has_number(row) for row in scored),
+        knows_length=any(row.knows_length and has_number(row) for row in levels),
         unlearned=lacks,
         is_anchor=is_anchor,
         longest=0 if stage is None else stage.longest,

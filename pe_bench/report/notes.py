@@ -178,7 +178,7 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         Note(order.text if has_several else "", order.is_caveat),
         *map(Note, caveats),
         *_missing(table),
-        *(_offset(row, table, rows) for row in rows if row.control == "offset"),
+        *_offsets(table, rows),
         Note(f"{anchors}: no encodings, but {counts}" if anchors else ""),
         Note(table.lacking),
     ]
@@ -338,22 +338,24 @@ def _missing(table: Table) -> Iterator[Note]:
             yield Note(f"{kind}: {where}: {reason}", max(lengths) >= table.key.train_length)
 
 
-def _offset(row: Row, table: Table, rows: Sequence[Row]) -> Note:
-    """Return how the level at the training length moves where all its positions are later."""
+def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
+    """Yield how the level at the training length moves where all its positions are later."""
     labels = {(run, line.scored_with): line.label for line in table.lines for run in line.runs}
     levels = {
-        (other.run, other.scored_with, other.target_hash): other.bits_per_byte
-        for other in rows
-        if other.control == "none" and other.length == row.train_length
+        (row.run, row.scored_with, row.target_hash): row.bits_per_byte
+        for row in rows
+        if row.control == "none" and row.length == row.train_length
     }
-    label, level = labels.get((row.run, row.scored_with)), row.bits_per_byte
-    reference = levels.get((row.run, row.scored_with, row.target_hash))
-    if label is None:
-        return Note("")
-    if level is None or reference is None:
-        return Note(f"offset control: {label} up to position {row.length}: {row.reason}")
-    return Note(
-        f"offset control: {label} changes by {level - reference:+.3f} where windows of "
-        f"{row.train_length} tokens end at position {row.length} (seed {row.seed})",
-        is_caveat=abs(level - reference) > table.margin,
-    )
+    for row in rows:
+        label, level = labels.get((row.run, row.scored_with)), row.bits_per_byte
+        reference = levels.get((row.run, row.scored_with, row.target_hash))
+        if row.control != "offset" or label is None:
+            continue
+        if level is None or reference is None:
+            yield Note(f"offset control: {label} up to position {row.length}: {row.reason}")
+        else:
+            yield Note(
+                f"offset control: {label} changes by {level - reference:+.3f} where windows of "
+                f"{row.train_length} tokens end at position {row.length} (seed {row.seed})",
+                is_caveat=abs(level - reference) > table.margin,
+            )

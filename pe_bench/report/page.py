@@ -65,12 +65,15 @@ def describe_result(table: Table) -> str:
     longest = max(table.lengths, default=0)
     if longest <= table.key.train_length:
         return "Nothing was scored beyond the training length."
-    held = [line.label for line in table.lines if line.break_point.holds_to == longest]
-    unclear = sum(line.break_point.works_to == longest for line in table.lines) - len(held)
+    ranked = [line for line in table.lines if line.is_ranked]
+    held = [line.label for line in ranked if line.break_point.holds_to == longest]
+    unclear = sum(line.break_point.works_to == longest for line in ranked) - len(held)
+    not_learned = len(table.lines) - len(ranked)
     names = f": {', '.join(held)}" if 0 < len(held) <= MAX_NAMES else ""
     times = f"{longest:,} tokens, {longest / table.key.train_length:g} times the training length"
     doubtful = f", {unclear} more may" if unclear else ""
-    return f"{len(held)} of {len(table.lines)} surely hold to {times}{names}{doubtful}."
+    others = f" {not_learned} more did not learn enough to be ranked." if not_learned else ""
+    return f"{len(held)} of {len(ranked)} surely hold to {times}{names}{doubtful}.{others}"
 
 
 def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:

@@ -315,10 +315,11 @@ def _spread(differences: np.ndarray) -> Spread:
     seeds, documents = differences.shape
     seed_means, document_means = differences.mean(axis=1), differences.mean(axis=0)
     skewness = _skewness(document_means)
-    by_seed = float(np.var(seed_means, ddof=1)) / seeds if seeds > 1 else 0.0
-    by_document = float(np.var(document_means, ddof=1)) / documents if documents > 1 else 0.0
-    if seeds == 1 or documents == 1:
-        return Spread(by_seed + by_document, float(documents == 1), skewness)
+    if seeds == 1:
+        return Spread(_variance(document_means) / documents, 0.0, skewness)
+    if documents == 1:
+        return Spread(_variance(seed_means) / seeds, 1.0, skewness)
+    by_seed, by_document = _variance(seed_means) / seeds, _variance(document_means) / documents
     rest = _rest(differences, seed_means, document_means) / differences.size
     # The difference can come out below its own parts, even below zero: no less than either part.
     variance = max(by_seed + by_document - rest, by_seed, by_document)
@@ -357,6 +358,10 @@ def _critical(count: int, confidence: float) -> float:
     """Return Student's t for the mean of `count` values; 0 for a single one, which has no spread."""
     # The quantile itself: importing scipy.stats takes longer than a whole report.
     return float(stdtrit(count - 1, (1 + confidence) / 2)) if count > 1 else 0.0
+
+
+def _variance(values: np.ndarray) -> float:
+    return float(np.var(values, ddof=1))
 
 
 def _skewness(values: np.ndarray) -> float:

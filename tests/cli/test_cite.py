@@ -7,6 +7,7 @@ import pytest
 import yaml
 from support.commands import Command
 from support.golden_results import FOLDERS
+from support.results import add_run
 
 from pe_bench.cli.exchange import bibliography
 from pe_bench.config.groups import names_in, paper
@@ -36,6 +37,8 @@ def test_every_paper_has_an_entry_and_cite_prints_those_of_a_table(
     cited = re.findall(r"^@\w+{(\w+),", outcome.out, re.MULTILINE)
     assert {"su2021roformer", "peng2023yarn", "pe_bench"} <= {*cited}
     assert len(cited) == len({*cited}) and not any("alibi" in name for name in cited)
-    FOLDERS["hostile_names"][0](tmp_path / "others")
-    message = "is not one of pe-bench's encodings: add its paper yourself\n"
-    assert outcome.err == "" and command("cite", "--results-dir", "others").err.endswith(message)
+    for label in ("rope, then yarn x4 at 512 (131k)", "alibi+mine@2222", "Own@1111 strength=2"):
+        add_run(tmp_path / "others", "some", {128: 2.0}, label=label)
+    message = " is not one of pe-bench's encodings: add its paper yourself\n"
+    of_others = command("cite", "--results-dir", "others")
+    assert outcome.err == "" and of_others.err == f"Own{message}mine{message}"

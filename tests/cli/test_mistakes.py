@@ -109,7 +109,7 @@ report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
 probe --lengths 64 -> of at least 128, not [64]
 probe --depths 1 -> depths must be a whole number of at least 2, not 1
 probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
-extend rope --to far -> --to far is no longer length
+extend rope --to far -> --to far is no length past training
 extend rope --to 16 -> --to 16 is not longer than train.length=16
 extend rope --long -> give --tokens
 extend rope --with t5 -> do not fit t5

@@ -64,6 +64,7 @@ def stopped_and_finished(train, monkeypatch, name: str) -> None:
     """Stop a run after five steps, continue it from the fourth, and score it at one more length."""
     overrides = ("encoding=nope", f"tracker={name}", "train.log_every=1")
     monkeypatch.setenv(VARIABLE, "pe-bench train -m")
+    monkeypatch.setenv("PE_BENCH_OTHER", "")
     monkeypatch.setattr("pe_bench.cli.program.VARIABLE", "PE_BENCH_OTHER")  # this command is not kept
     with monkeypatch.context() as patch:
         stop_before(patch, 5)

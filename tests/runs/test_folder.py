@@ -6,6 +6,7 @@ from pathlib import Path
 
 from support.results import add_run
 
+from pe_bench.cli import program
 from pe_bench.runs.commands import VARIABLE, called_with, record_command, recorded_commands
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.rows import read_rows
@@ -50,6 +51,8 @@ def test_a_command_is_kept_once_exactly_as_typed(tmp_path, monkeypatch):
         record_command(run)
         kept.append(f"pe-bench {command}")
         assert recorded_commands(run) == kept
+    assert program.run(["eval", "rope-s0", "--with", "yarn factor=4", "--mistyped"]) == 2
+    assert os.environ[VARIABLE] == f"pe-bench {scored} --mistyped", "a word with a blank stays one"
     harmful = ("rm -rf ~", "pe-bench train; rm -rf ~", "pe-bench $(rm -rf ~)", "pe-bench '\x1b'")
     (run / "commands.json").write_text(json.dumps([*kept, *harmful, 7, None]))
     assert recorded_commands(run) == kept, "a stranger may have written others"
