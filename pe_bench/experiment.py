@@ -146,7 +146,8 @@ def _says_what_is_kept(job: Job) -> Iterator[None]:
     except (Stopped, KeyboardInterrupt) as stopped:
         newest = checkpoint.latest_checkpoint(job.folder / "checkpoints")
         steps = job.config.train.total_steps
-        kept = f"step {newest.step} of {steps}" if newest and newest.step < steps else "what was scored"
+        kept = f"step {newest.step} of {steps}" if newest else "what was scored"
+        kept += " with what was scored" if newest and newest.step == steps else ""
         end = f"interrupted; {kept} is saved, and the same command continues from there"
         if newest is None and not any((job.folder / "scores").glob("*")):
             end = "interrupted; nothing was saved yet, so the same command starts from the beginning"

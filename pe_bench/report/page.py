@@ -66,6 +66,8 @@ def describe_result(table: Table) -> str:
     if longest <= table.key.train_length:
         return "Nothing was scored beyond the training length."
     ranked = [line for line in table.lines if line.is_ranked]
+    if not ranked:
+        return "No line has learned enough to be ranked."
     held = [line.label for line in ranked if line.break_point.holds_to == longest]
     unclear = sum(line.break_point.works_to == longest for line in ranked) - len(held)
     not_learned = len(table.lines) - len(ranked)

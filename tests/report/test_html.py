@@ -86,6 +86,12 @@ def test_the_page_says_at_its_top_how_many_hold_and_loads_nothing_else(tables, p
     assert "1 of 4 surely hold to 1,024 tokens, 8 times the training length: alibi." in header
     short = replace(tables[0], lengths=(64, 128))
     assert describe_result(short) == "Nothing was scored beyond the training length."
+    first, *others = (replace(line, unlearned="trigram") for line in tables[0].lines)
+    one, none = (
+        replace(tables[0], lines=lines) for lines in ((first, *tables[0].lines[1:]), (first, *others))
+    )
+    assert describe_result(one).endswith(". 1 more did not learn enough to be ranked.")
+    assert describe_result(none) == "No line has learned enough to be ranked."
     for _, values in page.elements:
         loaded = [values.get(name) or "" for name in ("src", "href", "action", "srcset")]
         assert all(not value or value.startswith(("#", "data:")) for value in loaded)
