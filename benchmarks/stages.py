@@ -28,7 +28,7 @@ from pe_bench.runs import folder as runs
 from pe_bench.scoring import evaluate
 from pe_bench.scoring.scorer import Scorer
 from pe_bench.training import checkpoint
-from pe_bench.training.optimizer import Optimizers
+from pe_bench.training.optimizer import Optimizer
 from pe_bench.training.trainer import Trainer
 
 START = "import sys; from pe_bench.cli.app import app; import pe_bench.cli.tables, pe_bench.experiment"
@@ -106,7 +106,7 @@ def watch_parts(clock: Clock) -> None:
         (Trainer, "_nll", "training: forward"),
         (torch.Tensor, "backward", "training: backward"),
         (Trainer, "_clip", "training: clipping"),
-        (Optimizers, "step", "training: optimizer"),
+        (Optimizer, "step", "training: optimizer"),
         (Trainer, "step", "training: rest of a step"),
         (Trainer, "validation_loss", "training: validation, but for its forward passes"),
         (checkpoint, "save_checkpoint", "training: checkpoints"),

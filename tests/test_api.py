@@ -174,6 +174,14 @@ def test_an_interrupt_saves_the_step_and_the_same_call_continues(
     assert list(run.scores["status"]) == ["ok", "ok"]
 
 
+def test_a_run_imports_neither_pytorchs_compiler_nor_its_symbols_which_would_take_as_long_as_all_else(folder):
+    program = "import sys; from pe_bench.cli.program import run; run(sys.argv[1:]); "
+    program += "print({'torch._dynamo', 'sympy'} & {*sys.modules})"
+    words = [sys.executable, "-c", program, "train", *tiny_overrides(folder)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.stdout.endswith("\nset()\n"), done.stdout + done.stderr
+
+
 def test_the_package_is_imported_in_no_time_and_offers_its_calls() -> None:
     heavy = "{'torch', 'pandas', 'hydra', 'typer'} & set(sys.modules)"
     code = f"import sys, pe_bench; print({heavy}, dir(pe_bench))"

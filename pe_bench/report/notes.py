@@ -2,10 +2,13 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
 from typing import Any, NamedTuple
 
+from pe_bench.config.schema import EvalConfig
+from pe_bench.errors import UserError
 from pe_bench.report import cells
 from pe_bench.report.groups import MAX_NAMES, few_names
 from pe_bench.report.lines import Order, Source, on_other_targets
@@ -13,7 +16,8 @@ from pe_bench.report.records import Line, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
 from pe_bench.runs.commands import results_option
-from pe_bench.runs.find import ScoredRuns, is_checkpoint
+from pe_bench.runs.find import ScoredRuns, find_runs
+from pe_bench.runs.folder import RunFolder, encoding_in
 from pe_bench.runs.rows import ALL, TASK, Row, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
@@ -296,13 +300,27 @@ def _more_targets(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRuns) 
     if rows[0].protocol != "paired" or not blocks:
         return "More text would narrow these: raise eval.tokens"
     encodings = {line.encoding for line in lines}
-    # Where a checkpoint and runs of our own have one encoding, its name is for the latter alone.
     shown = [row for row in rows if row.encoding in encodings]
-    names = {shlex.quote(row.run if is_checkpoint(row.model) else row.encoding) for row in shown}
-    words = " ".join(sorted(names)) if len(names) <= MAX_NAMES else "--all"
-    option = results_option(runs.folder_of(rows[0].run).path.parent.parent)
-    command = f"pe-bench eval {words}{option} --targets {4 * max(row.targets for row in rows) // blocks}"
+    folders = [runs.folder_of(run) for run in sorted({row.run for row in shown})]
+    command = f"pe-bench eval {_names_of(folders)}{results_option(folders[0].path.parent.parent)}"
+    others = dict.fromkeys(row.scored_with for row in shown if row.scored_with != row.encoding)
+    command += "".join(f" --with {shlex.quote(other)}" for other in others)
+    command += " --force" if any(row.forced for row in shown) else ""
+    lengths = {row.length for row in shown if row.control == "none"}
+    if not lengths <= {*EvalConfig().resolved_lengths(shown[0].train_length)}:
+        command += f" --lengths {','.join(map(str, sorted(lengths)))}"
+    command += f" --targets {4 * max(row.targets for row in shown) // blocks}"
     return f"4 times the targets would narrow these by up to half: {command}"
+
+
+def _names_of(folders: Sequence[RunFolder]) -> str:
+    """Return the words that select these runs: of encodings where they select no others, else of the runs."""
+    paths = [folder.path for folder in folders]
+    names = sorted({encoding_in(path.name) for path in paths})
+    with suppress(UserError):
+        if {*find_runs(names, paths[0].parent.parent)} == {*paths}:
+            return shlex.join(names) if len(names) <= MAX_NAMES else "--all"
+    return shlex.join(path.name for path in paths)
 
 
 def _target_sets(table: Table) -> Iterator[str]:

@@ -26,8 +26,8 @@ STOP_SIGNALS = (*FROM_TERMINAL, *FROM_OTHERS)
 EXIT_CODE = 130
 # One request may come several ways at once: from the terminal, a scheduler, and the process that waits.
 DEBOUNCE_SECONDS = 0.5
-# Imported once for all children. An optimizer's first step needs the last, which is slow to import.
-PRELOADED = ("pe_bench.experiment", "torch.distributed", "torch._dynamo")
+# Imported once for all children.
+PRELOADED = ("pe_bench.experiment", "torch.distributed")
 
 
 class Stopped(BaseException):

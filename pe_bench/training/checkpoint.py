@@ -30,7 +30,7 @@ from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.untrusted import open_regular, read_json, read_regular
 from pe_bench.system.files import TEMPORARY, flush_to_disk, name_write_errors, write_json, write_text
 from pe_bench.training.group import ALONE, Group
-from pe_bench.training.optimizer import Optimizers
+from pe_bench.training.optimizer import Optimizer
 from pe_bench.training.sharding import distributed, gathered, is_sharded, own_part, own_rows
 
 FORMAT = 1
@@ -64,7 +64,7 @@ class Step:
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: Optimizers, state: Step, group: Group = ALONE
+    folder: Path, model: nn.Module, optimizer: Optimizer, state: Step, group: Group = ALONE
 ) -> None:
     """Write the checkpoint after a step into `folder`, then drop all but it and the one before.
 
@@ -85,7 +85,7 @@ def save_checkpoint(
             moments = {
                 f"{name}/{key}": _copy(own_part(value))
                 for name, parameter in model.named_parameters()
-                for key, value in optimizer.state(parameter).items()
+                for key, value in optimizer.state[parameter].items()
                 if is_sharded(value) or group.is_first
             }
             _save_tensors(moments, temporary / f"optimizer{part}.safetensors")
@@ -200,7 +200,7 @@ def _opened(path: Path) -> Any:
         raise UserError(f"{path} cannot be read as safetensors ({error}): delete {path.parent}") from error
 
 
-def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizers) -> None:
+def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
     """Give every parameter its moments back, by name; one without had no gradient yet.
 
     Raise `UserError` for other shapes than theirs: the fused kernel would write past them.
@@ -220,7 +220,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimize
                 part = value[own_rows(parameter)] if value.dim() else value
                 # A copy, because what was loaded may be a view of the file.
                 part = part.to(parameter.device, torch.float32, copy=True)
-                optimizer.state(parameter)[key] = distributed(part, parameter) if part.dim() else part
+                optimizer.state[parameter][key] = distributed(part, parameter) if part.dim() else part
 
 
 # train.csv

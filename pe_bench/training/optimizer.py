@@ -8,12 +8,15 @@ small model's step. This one computes in the type of the parameters, and all mat
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim.adamw import adamw
 
 from pe_bench.config.schema import TrainConfig
 from pe_bench.model.decoder import Decoder
@@ -32,32 +35,78 @@ EPSILON = 1e-7  # the least norm that a matrix is scaled by, as in PyTorch's Muo
 UPDATE_SIZE = 0.2
 
 
-class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, for matrices; the weight decay is decoupled, as in AdamW."""
+@dataclass
+class ParameterGroup:
+    """Parameters with the settings of their steps.
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, weight_decay: float = 0.0) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+    betas: of AdamW; without them, Muon takes the steps. lr: of the next step.
+    """
+
+    weight_decay: float = 0.0
+    betas: tuple[float, float] | None = None
+    lr_multiple: float = 1.0
+    lr: float = 0.0
+    parameters: list[Parameter] = field(default_factory=list)
+
+
+class Optimizer:
+    """Groups of parameters that take every step together, and what is kept for each parameter.
+
+    Those of `torch.optim` would import PyTorch's compiler, which takes a third of the time until a run's
+    first step.
+    """
+
+    def __init__(self, groups: Iterable[ParameterGroup]) -> None:
+        self.groups = [*groups]
+        self.state: defaultdict[Parameter, dict[str, Any]] = defaultdict(dict)
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of the next step."""
+        for group in self.groups:
+            group.lr = rate * group.lr_multiple
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self) -> None:
         """Take one step with every parameter that has a gradient."""
-        for group in self.param_groups:
-            alike: dict[tuple[int, ...], list[Parameter]] = {}
-            for index, parameter in enumerate(group["params"]):
-                if parameter.grad is not None:
-                    # Of sharded matrices one at a time is whole.
-                    key = (*parameter.shape, index if is_sharded(parameter) else 0)
-                    alike.setdefault(key, []).append(parameter)
-            for parameters in alike.values():
-                self._move(parameters, group, UPDATE_SIZE * math.sqrt(max(parameters[0].shape)))
+        for group in self.groups:
+            parameters = [parameter for parameter in group.parameters if parameter.grad is not None]
+            step = self._step_muon if group.betas is None else self._step_adamw
+            step(parameters, group)
 
-    def _move(self, parameters: Sequence[Parameter], group: dict[str, Any], size: float) -> None:
-        """Move parameters of one shape by `size` times their orthogonalised momentum."""
-        momenta = [gathered(self._momentum(parameter), parameter) for parameter in parameters]
-        for parameter, update in zip(parameters, orthogonalise(torch.stack(momenta)), strict=True):
-            weights = own_part(parameter)
-            weights.mul_(1 - group["lr"] * group["weight_decay"])
-            weights.add_(update[own_rows(parameter)], alpha=-group["lr"] * size)
+    def zero_grad(self) -> None:
+        for group in self.groups:
+            for parameter in group.parameters:
+                parameter.grad = None
+
+    def _step_adamw(self, parameters: Sequence[Parameter], group: ParameterGroup) -> None:
+        """Move parameters as AdamW does (Loshchilov and Hutter 2019, algorithm 2)."""
+        assert group.betas is not None
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
+                state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(parameter) for _ in range(2))
+                state["step"] = torch.zeros((), device=parameter.device)
+        kept = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+        means, squares, steps = kept
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        rates = {"lr": group.lr, "beta1": group.betas[0], "beta2": group.betas[1], "eps": 1e-8}
+        settings = {**rates, "weight_decay": group.weight_decay, "amsgrad": False, "maximize": False}
+        adamw([*parameters], gradients, means, squares, [], steps, fused=True, **settings)
+
+    def _step_muon(self, parameters: Sequence[Parameter], group: ParameterGroup) -> None:
+        """Move matrices by their Nesterov momentum, orthogonalised; they decay apart from it, as in AdamW."""
+        alike: dict[tuple[int, ...], list[Parameter]] = {}
+        for index, parameter in enumerate(parameters):
+            # Of sharded matrices one at a time is whole.
+            key = (*parameter.shape, index if is_sharded(parameter) else 0)
+            alike.setdefault(key, []).append(parameter)
+        for (*shape, _), matrices in alike.items():
+            momenta = [gathered(self._momentum(matrix), matrix) for matrix in matrices]
+            size = UPDATE_SIZE * math.sqrt(max(shape))
+            for matrix, update in zip(matrices, orthogonalise(torch.stack(momenta)), strict=True):
+                weights = own_part(matrix)
+                weights.mul_(1 - group.lr * group.weight_decay)
+                weights.add_(update[own_rows(matrix)], alpha=-group.lr * size)
 
     def _momentum(self, parameter: Parameter) -> Tensor:
         """Add the gradient to a parameter's momentum; return where that leads after one more such step."""
@@ -96,44 +145,18 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return total @ scaled
 
 
-class Optimizers:
-    """The optimizers of one model, each of its own parameters, that take every step together."""
-
-    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        self.parts = parts
-        self.param_groups = [group for part in parts for group in part.param_groups]
-        self._part_of = {
-            parameter: part for part in parts for group in part.param_groups for parameter in group["params"]
-        }
-
-    def set_rate(self, rate: float) -> None:
-        """Set the learning rate of the next step."""
-        for group in self.param_groups:
-            group["lr"] = rate * group["lr_multiple"]
-
-    def step(self) -> None:
-        for part in self.parts:
-            part.step()
-
-    def zero_grad(self) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none=True)
-
-    def state(self, parameter: Parameter) -> dict[str, Any]:
-        """Return what is kept for a parameter, to read or to fill; empty before its first gradient."""
-        return self._part_of[parameter].state[parameter]
-
-
-def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
-    """Return the optimizers of a model.
+def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizer:
+    """Return the optimizer of a model.
 
     Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Those of an encoding
     learn at `encoding_lr` times the rate, by default at the multiple that its class declares. Where
     that is 0 they get no gradient, which would count where gradients are clipped. Nor does what is not to be
     trained, with `train.only`.
     """
-    matrices, head = _group(train.weight_decay), _group(train.weight_decay)
-    by_multiple: dict[tuple[float, bool], dict[str, Any]] = {}
+    betas = (train.betas[0], train.betas[1])
+    matrices = ParameterGroup(train.weight_decay, betas if train.optimizer == "adamw" else None)
+    head = ParameterGroup(train.weight_decay, betas)
+    by_multiple: dict[tuple[float, bool], ParameterGroup] = {}
     multiples = model.encoding.lr_multiples(train.encoding_lr)
     for name, parameter in model.named_parameters():
         part, _, own_name = name.partition(".")
@@ -143,19 +166,12 @@ def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizers:
             multiple = multiples[own_name] if part == "encoding" else 1.0
             parameter.requires_grad_(multiple > 0)
             # PyTorch cannot step sharded and other tensors in one group; an encoding's are never sharded.
-            group = by_multiple.setdefault((multiple, part == "encoding"), _group(0.0, multiple))
+            key = multiple, part == "encoding"
+            group = by_multiple.setdefault(key, ParameterGroup(betas=betas, lr_multiple=multiple))
         if train.only and part != train.only:
             parameter.requires_grad = False
-        group["params"].append(parameter)
-    rest = [group for group in (head, *by_multiple.values()) if group["params"]]
-    adamw = {"lr": train.lr, "betas": train.betas, "fused": True}
-    if train.optimizer == "adamw":
-        return Optimizers([torch.optim.AdamW([matrices, *rest], **adamw)])
-    return Optimizers([Muon([matrices], lr=train.lr), torch.optim.AdamW(rest, **adamw)])
-
-
-def _group(weight_decay: float, lr_multiple: float = 1.0) -> dict[str, Any]:
-    return {"params": [], "weight_decay": weight_decay, "lr_multiple": lr_multiple}
+        group.parameters.append(parameter)
+    return Optimizer(group for group in (matrices, head, *by_multiple.values()) if group.parameters)
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:

@@ -35,7 +35,7 @@ from pe_bench.model.decoder import Block, Decoder, build_decoder
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.scores import load_scores
 from pe_bench.training.checkpoint import latest_checkpoint, read_log, save_checkpoint
-from pe_bench.training.optimizer import Optimizers
+from pe_bench.training.optimizer import Optimizer
 
 ALPHABETS = ("ABCDEFGH", "abcdefgh")
 LETTERS = len(ALPHABETS[0])
@@ -110,9 +110,8 @@ def set_weights(run: Path, code: Path) -> None:
     shutil.rmtree(checkpoint.path)
     shutil.rmtree(run / "scores")
     (run / "eval.csv").unlink()
-    optimizer = Optimizers([torch.optim.AdamW(model.parameters())])
     last = read_log(run / "train.csv", checkpoint.step)[-1]
-    save_checkpoint(checkpoint.path.parent, model, optimizer, last)
+    save_checkpoint(checkpoint.path.parent, model, Optimizer([]), last)
 
 
 @torch.no_grad()

@@ -11,28 +11,28 @@ from torch import nn
 from pe_bench.errors import RunError, UserError
 from pe_bench.training import checkpoint
 from pe_bench.training.checkpoint import Step
-from pe_bench.training.optimizer import Muon, Optimizers
+from pe_bench.training.optimizer import Optimizer, ParameterGroup
 
 
 def state_of(step: int) -> Step:
     return Step(step, 64 * step, 5.5, None, 1e-3, 0.1, 2.5)
 
 
-def trained(optimizer: str = "adamw", steps: int = 2, width: int = 3) -> tuple[nn.Module, Optimizers]:
+def trained(optimizer: str = "adamw", steps: int = 2, width: int = 3) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
     if optimizer == "shared":  # one parameter in two modules
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         model[1].weight = model[0].weight
     rest = [each for each in model.parameters() if optimizer != "muon" or each.dim() == 1]
-    parts: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, fused=True)]
+    groups = [ParameterGroup(betas=(0.9, 0.999), lr=0.001, parameters=rest)]
     if optimizer == "muon":
-        parts.append(Muon([{"params": [model[0].weight, model[1].weight]}], lr=0.01))
-    take_steps(model, optimizers := Optimizers(parts), steps)
-    return model, optimizers
+        groups.append(ParameterGroup(lr=0.01, parameters=[model[0].weight, model[1].weight]))
+    take_steps(model, moved := Optimizer(groups), steps)
+    return model, moved
 
 
-def take_steps(model: nn.Module, optimizer: Optimizers, steps: int) -> None:
+def take_steps(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
     for step in range(steps):
         model(torch.tensor([[1.0, 2.0, -1.0, step]])).square().sum().backward()
         optimizer.step()

@@ -15,7 +15,7 @@ from pe_bench.config.compose import compose_config
 from pe_bench.config.schema import TrainConfig
 from pe_bench.data.packed import load_data
 from pe_bench.model.decoder import build_decoder
-from pe_bench.training.optimizer import Muon, learning_rate
+from pe_bench.training.optimizer import learning_rate
 from pe_bench.training.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -56,8 +56,8 @@ def test_an_encodings_parameters_learn_at_their_multiple(folder, encoding, name,
     for multiple, overrides in ((by_class, []), (by_key, [f"train.encoding_lr={by_key}"])):
         trainer = trainer_of(folder, *common, *overrides)
         trainer.step(0, 0.0)
-        names, groups = names_of(trainer), trainer.optimizer.param_groups
-        rates = {names[id(parameter)]: group["lr"] for group in groups for parameter in group["params"]}
+        names, groups = names_of(trainer), trainer.optimizer.groups
+        rates = {names[id(parameter)]: group.lr for group in groups for parameter in group.parameters}
         assert rates[f"encoding.base.{name}"] == pytest.approx(0.001 * multiple)
         assert {rate for each, rate in rates.items() if not each.startswith("encoding.")} == {0.001}
 
@@ -65,14 +65,12 @@ def test_an_encodings_parameters_learn_at_their_multiple(folder, encoding, name,
 @pytest.mark.parametrize("encoding", ["learned", "t5", "shaw", "fox"])
 def test_muon_trains_the_decoders_matrices_adamw_the_rest_and_only_matrices_decay(folder, encoding):
     trainer = trainer_of(folder, f"encoding={encoding}", "model.tie_embeddings=false")
-    muon, adamw = trainer.optimizer.parts
-    assert isinstance(muon, Muon) and isinstance(adamw, torch.optim.AdamW)
     names, by_muon, decaying = names_of(trainer), set[str](), set[str]()
-    for group in trainer.optimizer.param_groups:
-        members = {names.pop(id(parameter)) for parameter in group["params"]}
-        by_muon |= members if any(group is each for each in muon.param_groups) else set()
-        assert group["weight_decay"] in (0.1, 0.0)
-        decaying |= members if group["weight_decay"] else set()
+    for group in trainer.optimizer.groups:
+        members = {names.pop(id(parameter)) for parameter in group.parameters}
+        by_muon |= members if group.betas is None else set()
+        assert group.weight_decay in (0.1, 0.0)
+        decaying |= members if group.weight_decay else set()
     assert not names, "each has its optimizer"
     parameters = trainer.model.named_parameters()
     blocks = {name for name, value in parameters if name.startswith("blocks") and value.dim() == 2}

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -72,7 +73,8 @@ def causal_attention(
     for it, and the biases and null logits in float32.
     """
     # Encodings may share keys, or whatever they return, among heads; the kernel reads what the shapes say.
-    shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
+    # (PyTorch's function of this name imports its symbolic shapes.)
+    shape = np.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
     q, k, v = (x.expand(*shape, x.shape[-1]) for x in (q, k, v))
     require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
     table = None if table is None else table.float().expand(q.shape[1], q.shape[2])

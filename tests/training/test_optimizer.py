@@ -1,4 +1,4 @@
-"""Tests of Muon: against PyTorch's, against singular values, and one update by hand."""
+"""Tests of the optimizer: its steps against PyTorch's, and Muon's against singular values."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from support.native import here
 
 from pe_bench.inspection.check.case import worst
 from pe_bench.training import optimizer
-from pe_bench.training.optimizer import Muon, orthogonalise
+from pe_bench.training.optimizer import Optimizer, ParameterGroup, orthogonalise
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -54,7 +54,7 @@ def test_steps_are_those_of_pytorchs_muon_also_of_matrices_of_one_shape_and_with
     start = [drawn(*shape).float() for shape in [(16, 16), (48, 16), (16, 40), (48, 16)]]
     ours, theirs = ([torch.nn.Parameter(value.clone()) for value in start] for _ in range(2))
     idle = torch.nn.Parameter(torch.ones(4, 4))
-    muon = Muon([{"params": [*ours, idle]}], lr=0.02, weight_decay=0.1)
+    muon = Optimizer([ParameterGroup(weight_decay=0.1, lr=0.02, parameters=[*ours, idle])])
     reference = torch.optim.Muon(theirs, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(4):
         for a, b in zip(ours, theirs, strict=True):
@@ -65,6 +65,25 @@ def test_steps_are_those_of_pytorchs_muon_also_of_matrices_of_one_shape_and_with
     for begun, a, b in zip(start, ours, theirs, strict=True):
         moved = b.detach() - begun
         assert float((a.detach() - b.detach()).norm() / moved.norm()) < 0.02  # the precision of bfloat16
-        momenta = [by.state[each]["momentum_buffer"] for by, each in ((muon, a), (reference, b))]
+        momenta = muon.state[a]["momentum_buffer"], reference.state[b]["momentum_buffer"]
         torch.testing.assert_close(*momenta, rtol=1e-5, atol=1e-6)
     assert torch.equal(idle, torch.ones(4, 4)) and not muon.state[idle]
+
+
+def test_steps_of_adamw_are_those_of_pytorchs_to_the_last_bit():
+    ours, theirs = ([torch.nn.Parameter(drawn(*shape).float()) for shape in [(3, 5), (7,)]] for _ in range(2))
+    idle = torch.nn.Parameter(torch.ones(4))
+    groups = [ParameterGroup(0.1, (0.9, 0.95), 2.0, 0.0, [*ours, idle]), ParameterGroup(betas=(0.9, 0.95))]
+    optimizer = Optimizer(groups)
+    reference = torch.optim.AdamW(theirs, lr=0.02, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    for step in range(1, 4):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad, b.grad = (drawn(*a.shape).float() / step for _ in range(2))
+        optimizer.set_rate(0.01)
+        optimizer.step()
+        optimizer.zero_grad()
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b) and a.grad is None
+        assert all(torch.equal(optimizer.state[a][key], value) for key, value in reference.state[b].items())
+    assert torch.equal(idle, torch.ones(4)) and not optimizer.state[idle]
