@@ -111,7 +111,7 @@ class Chart:
 
     @property
     def notes(self) -> list[str]:
-        """Return what crosses, bands, rings, the grey margin and thin curves mean that are there."""
+        """Return what crosses, gaps, bands, rings, the grey margin and thin curves mean that are there."""
         lines = self.table.lines
         verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
         beyond = "; beyond it the axis is logarithmic" if self.shape == "symlog" else ""
@@ -120,6 +120,9 @@ class Chart:
             and any(line.scored_with != line.encoding for line in lines),
             f"Cross: the break point, the first length seen to {verbs}.": any(
                 curve.broken_at for curve in self.curves
+            ),
+            "Gap: scored on other targets from there on.": any(
+                len(curve.segments) > 1 for curve in self.curves
             ),
             f"Bands: {self._band_text()}.": any(
                 point.low < point.high and isfinite(point.low) for point in self.points

@@ -177,6 +177,7 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         *_holding(SCORED_WITH, table),
         few if fewest < MIN_DOCUMENTS else "",
         *(_target_sets(table) if has_several else ()),
+        _sets_of_their_own(table),
     ]
     notes = [
         Note(order.text if has_several else "", order.is_caveat),
@@ -303,8 +304,8 @@ def _more_targets(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRuns) 
     shown = [row for row in rows if row.encoding in encodings]
     folders = [runs.folder_of(run) for run in sorted({row.run for row in shown})]
     command = f"pe-bench eval {_names_of(folders)}{results_option(folders[0].path.parent.parent)}"
-    others = dict.fromkeys(row.scored_with for row in shown if row.scored_with != row.encoding)
-    command += "".join(f" --with {shlex.quote(other)}" for other in others)
+    after = dict.fromkeys(row.scored_with for row in shown if row.scored_with != row.encoding)
+    command += "".join(f" --with {shlex.quote(encoding)}" for encoding in after)
     command += " --force" if any(row.forced for row in shown) else ""
     lengths = {row.length for row in shown if row.control == "none"}
     if not lengths <= {*EvalConfig().resolved_lengths(shown[0].train_length)}:
@@ -332,6 +333,20 @@ def _target_sets(table: Table) -> Iterator[str]:
             f"{_list_lengths(alike)}: not all rows were scored on the same targets "
             f"({few_names(labels)} on others), which also affects their levels"
         )
+
+
+def _sets_of_their_own(table: Table) -> str:
+    """Return the lengths whose changes are on other targets than the levels at the training length."""
+    train_length, lengths = table.key.train_length, set[int]()
+    for line in table.lines:
+        trained = line.records.get(train_length)
+        for length, record in line.records.items():
+            if record.change is not None and trained and record.compared.target_hash != trained.target_hash:
+                lengths.add(length)
+    if not lengths:
+        return ""
+    where = f"on other targets than the levels at {train_length} that are shown"
+    return f"changes at {_list_lengths(lengths)}: {where}, and from the levels at {train_length} on those"
 
 
 # What is missing

@@ -54,8 +54,22 @@ def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_mode
     assert "+0.107>?" in said(tmp_path) and "sure of these models, not of other seeds" in said(tmp_path)
     bound = f"unclear changes: rope at 256 (at most {cell.interval.high:+.3f})"
     assert f"{bound}. Most of this is how seeds differ" in said(tmp_path)
-    add_run(tmp_path / "lone", "rope", {128: 3.0, 256: 3.0}, spread=2.0)
-    assert f"pe-bench eval rope --results-dir {tmp_path / 'lone'} --targets" in said(tmp_path / "lone")
+
+
+def test_unclear_changes_name_the_command_that_scores_these_rows_again_on_more_targets(
+    tmp_path: Path,
+) -> None:
+    unclear, words = (
+        {128: 3.0, 256: 3.0},
+        "--with 'yarn factor=4' --force --lengths 128,256,4096 --targets 24",
+    )
+    first = add_run(tmp_path, "rope", unclear, spread=2.0)
+    assert f"pe-bench eval rope --results-dir {tmp_path} --targets 24" in said(tmp_path)
+    add_run(tmp_path, "rope", {4096: 3.0}, spread=2.0, scored_with="yarn factor=4", forced=True)
+    second = add_run(tmp_path, "rope", unclear, spread=2.0, setting="0123")
+    notes = " ".join(note for table in build_tables(tmp_path) for note in table.notes)
+    for run, options in ((first, words), (second, "--targets 24")):
+        assert f"pe-bench eval {run.name} --results-dir {tmp_path} {options}" in notes
 
 
 def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path) -> None:
