@@ -21,8 +21,9 @@ from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.experiment import load_trained, trusted
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
+from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
-from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
+from pe_bench.runs.find import Condition, find_runs, is_checkpoint, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.untrusted import read_json
 from pe_bench.scored import Options, prepare, score_each
@@ -94,7 +95,7 @@ def extend_runs(
     requested = [_searched(each, paths[0], config, length) for each in requested]
     parsed = [each for each in map(parse_override, overrides) if each.key in MACHINE_KEYS]
     options = {"results_dir": results, **{each.key: yaml.safe_load(each.value or "") for each in parsed}}
-    _score(paths, length, requested, options, is_trained=is_trained)
+    scored = _score(paths, length, requested, options, is_trained=is_trained)
     jobs = [(stage_overrides(each, config), "from", tokens) for each in requested if tokens]
     if tokens and long:
         message = f"--long counts the tokens of one stage, and {paths[0].name} has more: leave it out"
@@ -111,7 +112,12 @@ def extend_runs(
         summary = launch([*job, *overrides], config.search, overrides)
         summary.end()
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
-    return Extended(paths, build_tables(results, [path.name for path in paths], config.eval.protocol))
+    # What else was scored before has no line: it may be on other targets.
+    after = (row for path in paths for row in RunFolder(path).rows if row.scored_with != row.encoding)
+    hidden = tuple({row.scored_with for row in after} - scored)
+    selection = Selection((Condition("scored_with", "!=", hidden),))
+    names = [path.name for path in paths]
+    return Extended(paths, build_tables(results, names, config.eval.protocol, selection))
 
 
 def _check(runs: Sequence[Path], config: Config, overrides: Sequence[str], *, is_trained: bool) -> None:
@@ -170,8 +176,11 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
 
 def _score(
     runs: Sequence[Path], length: int, requested: Sequence[Requested], options: Options, *, is_trained: bool
-) -> None:
-    """Score the runs unchanged and with each encoding. With `is_trained`, pass over those that do not fit."""
+) -> set[str]:
+    """Score the runs unchanged and with each encoding; return the labels of all that were scored.
+
+    With `is_trained`, pass over encodings that do not fit.
+    """
     config, texts = read_config(runs[0]), []
     for each in requested:
         text = with_factor(each, length / config.train.length, config)
@@ -184,9 +193,11 @@ def _score(
             say(f"{text} is not scored without training: {first_line(error)}")
     lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
     # The label of a line says where an encoding is not compatible.
-    _, failures = score_each(runs, {**options, "with_": texts, "lengths": lengths, "force": bool(texts)})
+    options = {**options, "with_": texts, "lengths": lengths, "force": bool(texts)}
+    scored, failures = score_each(runs, options)
     if failures:
         raise RunError(failures[0])
+    return {row.scored_with for run in scored for row in run.scored}
 
 
 def _times(to: str) -> float:

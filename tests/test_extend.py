@@ -37,7 +37,6 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
     assert {line.label: (line.seeds, line.longest) for line in table.lines} == {
         "rope": (2, 0),
         "rope -> yarn factor=2.0": (2, 0),
-        "rope -> rope base=500.0 (forced)": (2, 0),
         "rope, then yarn x2 at 32 (256)": (2, 32),
         "rope, trained at 32 (768)": (2, 32),
     }
