@@ -128,13 +128,13 @@ def _describe(kind: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(_describe, arguments))
     if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
+        return ("one of " if len(arguments) > 1 else "") + ", ".join(map(str, arguments))
     if origin is tuple:
         return "a list of " + " and ".join(map(_describe, arguments))
     if origin is Annotated:
         return f"{_describe(arguments[0])} {arguments[1]}"
     if origin is list:
-        return f"a list, each {_describe(arguments[0])}"
+        return f"a list in brackets, each {_describe(arguments[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(kind, "null" if kind is type(None) else getattr(kind, "__name__", str(kind)))
 

@@ -112,7 +112,11 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
     [
         ("evaluate", {"key_tokens_of": "nobody"}, "no finished run 'nobody'"),
         ("evaluate", {"code": "nowhere.py"}, "nowhere.py is not a file"),
-        ("probe", {"lengths": ["far"]}, "lengths must be a list, each a whole number of at least 128, not"),
+        (
+            "probe",
+            {"lengths": ["far"]},
+            "lengths must be a list in brackets, each a whole number of at least 128, not",
+        ),
         ("probe", {"plain": True}, "plain is for a checkpoint"),
         ("results", {"margin": 3}, "must be above 0"),
         ("results", {"protocol": "slidin"}, "sliding"),

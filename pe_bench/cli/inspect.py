@@ -235,7 +235,8 @@ def speed(
             for row in bench.rows(subjects, sizes):
                 rows.append(row)
                 write_rows(file, rows)  # as they come: an interruption leaves those that there are
-                line = "  ".join(filter(None, texts_of(row)))
+                name, length, path, milliseconds, *_ = texts_of(row)
+                line = f"{name} at {length}: {f'{milliseconds} ms' if milliseconds else path}"
                 bar.show(len(rows), line, line)
     finally:
         if rows:

@@ -120,10 +120,16 @@ def _runs(results_dir: Path) -> Listing:
     states = [state_of(run) for run in folders_of_runs(results_dir)]
     message = f"no run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
     require(bool(states), message)
-    columns = _fields("run", "encoding", "state", "steps", "total", "loss") | {"lengths\nscored": _lengths}
+    columns = _fields("run", "encoding", "state") | {"steps": _steps} | _fields("loss")
+    columns |= {"lengths\nscored": _lengths}
     # The problems have no room in the table.
     problems = [f"{state.run}: {state.problem}" for state in states if state.problem]
     return Listing([*map(asdict, states)], columns, problems)
+
+
+def _steps(record: Record) -> str:
+    steps, total = record["steps"], record["total"]
+    return "" if steps is None else f"{steps:,}" + (f" of {total:,}" if steps != total else "")
 
 
 def _lengths(record: Record) -> str:

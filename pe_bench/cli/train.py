@@ -36,7 +36,7 @@ def train(
 
     overrides KEY=VALUE: Keys to change, in any order. The most common ones, with their defaults
         (`pe-bench list keys` explains more, `--cfg job` prints all): encoding=rope, model=tiny, data=stdlib,
-        seed=0, threads=auto, train.length=128, train.steps=null, train.lr=0.005, eval.lengths=null,
+        seed=0, threads=auto, train.length=128, train.tokens=1024000, train.lr=0.005, eval.lengths=null,
         results_dir=results.
     multirun: A sweep: train each combination of listed values.
     cfg job: Print every key and its value instead of training.

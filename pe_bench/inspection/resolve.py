@@ -11,7 +11,7 @@ from pe_bench.config.compose import OVERRIDES_VARIABLE, compose
 from pe_bench.config.groups import GROUPS, find_name, keys_in, names_in
 from pe_bench.config.overrides import Override, in_full, parse_override, unknown_key
 from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import KEYS, Config
+from pe_bench.config.schema import KEYS, MACHINE_KEYS, Config
 from pe_bench.errors import require
 from pe_bench.system.terminal import say
 from pe_bench.values import close_to
@@ -121,7 +121,7 @@ def _is_option(override: Override) -> bool:
 def resolve_timed(
     arguments: Sequence[str], search: Sequence[Path] = ()
 ) -> tuple[str, list[ResolvedEncoding]]:
-    """Return the overrides that are no encoding's, and the reference with the encodings behind it.
+    """Return the overrides that are neither an encoding's nor the machine's, and the reference and encodings.
 
     No name means all encodings. Raises `UserError`.
     """
@@ -130,4 +130,5 @@ def resolve_timed(
     shared = [text for text in overrides if parse_override(text).section in SHARED]
     subjects = resolve([REFERENCE, *shared], search)
     subjects += resolve([*(names or names_in("encoding", search)), *overrides], search)
-    return " ".join(shared), list({subject.label: subject for subject in subjects}.values())
+    setting = [text for text in shared if parse_override(text).key not in (*MACHINE_KEYS, "results_dir")]
+    return " ".join(setting), list({subject.label: subject for subject in subjects}.values())

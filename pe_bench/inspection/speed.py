@@ -283,7 +283,9 @@ def texts_of(row: Row) -> list[str]:
     return [
         *(*texts, row["path"], number(row["milliseconds"]), f"{row['tokens_per_second']:,.0f}"),
         "" if relative is None else f"{relative:.2f}",
-        "" if low is None else f"{max(relative - low, high - relative) / relative:.0%}",
+        ""
+        if low is None or row["repeats"] == 1
+        else f"{max(relative - low, high - relative) / relative:.0%}",
         "" if memory is None else f"{memory:,.0f}",
     ]
 

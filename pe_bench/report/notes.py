@@ -12,7 +12,7 @@ from pe_bench.errors import UserError
 from pe_bench.report import cells
 from pe_bench.report.groups import MAX_NAMES, few_names
 from pe_bench.report.lines import Order, Source, on_other_targets
-from pe_bench.report.records import Line, Table, label_of, quarter_of
+from pe_bench.report.records import Line, Paired, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
 from pe_bench.runs.commands import results_option
@@ -173,11 +173,11 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         OF_PROTOCOL.get(table.key.protocol, ""),
         *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
         *_holding(FEW_SEEDS, table),
-        *_unclear_changes(lines, unsliced, source.runs),
+        *_unclear(table, unsliced, source.runs),
         *_holding(SCORED_WITH, table),
         few if fewest < MIN_DOCUMENTS else "",
         *(_target_sets(table) if has_several else ()),
-        _sets_of_their_own(table),
+        "" if table.baseline else _sets_of_their_own(table),
     ]
     notes = [
         Note(order.text if has_several else "", order.is_caveat),
@@ -228,6 +228,9 @@ FEW_SEEDS: Kinds = {
 SCORED_WITH: Kinds = {
     "knows each text's final length: {names}; not possible while generating": lambda line: line.knows_length,
     "(forced): scored with an encoding that is not compatible with the trained one": lambda line: line.forced,
+    "factor=auto: each length has the factor that is right for it, not one for all": lambda line: (
+        "factor=auto" in line.scored_with
+    ),
 }
 RUNS_APART = (
     "{}: several runs have the same seed and differ in what the name does not show "
@@ -276,13 +279,14 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
 # Documents and targets
 
 
-def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
-    """Yield how bad the unclear changes can be at most, and what would settle them."""
+def _unclear(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
+    """Yield how bad the unclear changes or differences can be at most, and what would settle them."""
     bounds: dict[bool, dict[str, dict[int, float]]] = {}
-    for line in lines:
+    for line in table.lines if not table.is_task else ():
         for length, record in line.records.items():
-            interval = record.interval
-            if record.verdict == "unclear" and interval is not None and isfinite(interval.high):
+            judged = record.baseline or Paired() if table.baseline else record.compared
+            verdict, interval = judged.verdict if table.baseline else record.verdict, judged.interval
+            if verdict == "unclear" and interval is not None and isfinite(interval.high):
                 by_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
                 bounds.setdefault(by_seeds, {}).setdefault(line.label, {})[length] = interval.high
     for by_seeds, of_lines in sorted(bounds.items()):
@@ -291,8 +295,9 @@ def _unclear_changes(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRun
             for label, highs in of_lines.items()
         ]
         seeds = "Most of this is how seeds differ: train more seeds"
-        way_out = seeds if by_seeds else _more_targets(lines, rows, runs)
-        yield f"unclear changes: {'; '.join(where)}. {way_out}"
+        way_out = seeds if by_seeds else _more_targets(table.lines, rows, runs)
+        what = f"differences from {table.baseline}" if table.baseline else "changes"
+        yield f"unclear {what}: {'; '.join(where)}. {way_out}"
 
 
 def _more_targets(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRuns) -> str:

@@ -180,7 +180,7 @@ def parse_condition(word: str) -> Condition:
 def check_key(key: str, option: str) -> None:
     if "." not in key and (key not in COLUMNS or key in NOT_KEYS):
         keys = [column for column in COLUMNS if column not in NOT_KEYS]
-        raise UserError(f"{unknown(key, option, keys)}; a key of a run's config.yaml is taken too")
+        raise UserError(f"{unknown(key, option, keys)} (or a key of a run's config.yaml)")
 
 
 def names_of_label(label: str) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def test_without_names_every_encoding_is_meant_and_arguments_of_the_environment_
     monkeypatch.setattr("pe_bench.inspection.resolve.names_in", lambda group, search: ["alibi", "nope"])
     assert [subject.name for subject in resolve_timed(["threads=1"])[1]] == ["nope", "alibi"]
     monkeypatch.setenv("PE_BENCH_OVERRIDES", "model.d_model=16 eval.targets=6")
-    setting, (reference, rope) = resolve_timed(["rope", "model.d_ff=24", "base=500"])
+    setting, (reference, rope) = resolve_timed(["rope", "model.d_ff=24", "base=500", "threads=1"])
     assert setting == "model.d_model=16 eval.targets=6 model.d_ff=24"
     assert (reference.config.model.d_model, rope.config.model.d_ff) == (16, 24)
 
@@ -106,7 +106,7 @@ def test_every_encoding_has_a_row_at_every_length_and_those_measured_again_are_r
         assert float(one["tokens_per_second"]) == pytest.approx(rate, rel=1e-2)
     assert {one["relative"] for one in rows if one["encoding"] == "nope"} == {"1.0"}
     assert "scoring one window, tiny model, random bytes, float32" in outcome.out
-    assert "speed: rope  32  " in outcome.err and "wrote results/speed.csv" in outcome.err
+    assert "speed: rope at 32: " in outcome.err and "wrote results/speed.csv" in outcome.err
     assert timed("rope", "--lengths", "32").code == 0
     after = written()
     assert after[:2] == rows[:2] and len(after) == 4 and after[2:] != rows[2:]

@@ -318,7 +318,7 @@ def state(case: Case) -> str:
     second.load_state_dict(first.state_dict())
     error = worst(hidden(case.model_of(first), text), hidden(case.model_of(second), text))
     at_most("saved and loaded into one of another seed, its output differs by", error)
-    return f"{len(names)} tensors" if names else "empty, as that of nope"
+    return f"{len(names)} tensor{'s' * (len(names) > 1)}" if names else "empty, as that of nope"
 
 
 @torch.no_grad()
