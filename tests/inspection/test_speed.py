@@ -140,20 +140,6 @@ def test_what_cannot_be_measured_is_a_row_and_options_files_and_modifiers_make_e
     assert {rows[name, "16"]["status"] for name in labels} == {"ok"}
 
 
-def test_ctrl_c_is_no_row_and_keeps_those_before_it(timed, monkeypatch):
-    run = ScoringPass.__call__
-
-    def interrupted(self):
-        if "alibi" in str(type(self.scorer.model.encoding.layer(0))):
-            raise KeyboardInterrupt
-        run(self)
-
-    monkeypatch.setattr(ScoringPass, "__call__", interrupted)
-    outcome = timed("rope", "alibi")
-    assert outcome.code == 130 and outcome.line == "pe-bench: interrupted" and "rope" in outcome.out
-    assert [one["encoding"] for one in written()] == ["nope", "rope"]
-
-
 def row(encoding: str, relative: float | None, **values: Any) -> dict[str, Any]:
     """Return a row of `speed.csv`, without numbers where there is no ratio."""
     facts = {"encoding": encoding, "setting": "", "model": "tiny", "length": 16, "pass": "score"}

@@ -116,13 +116,3 @@ def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_five_notes(resu
     assert "a length with ?: unclear from a shorter one on" in printed([unsure], 100)
     result = describe_result(unsure)
     assert result.startswith("0 of 1 surely hold") and ", 1 more may" in result
-
-
-def test_with_a_baseline_a_length_that_it_lacks_takes_no_column_unless_it_is_asked_for(
-    tmp_path: Path,
-) -> None:
-    add_run(tmp_path, "rope", {128: 1.8, 256: 1.9, 512: 2.0})
-    add_run(tmp_path, "alibi", {128: 1.8, 256: 1.8, 512: 1.8, 2048: 1.8})
-    for named, shown in (((), [128, 256, 512]), ((2048,), [128, 2048])):
-        [table] = build_tables(tmp_path, selection=Selection(baseline="rope", lengths=named))
-        assert short_lengths(table) == shown
