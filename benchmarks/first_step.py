@@ -1,8 +1,8 @@
 """Measure how soon a run shows its first step: `python benchmarks/first_step.py [--repeats 9] [OVERRIDES]`.
 
-It starts `pe-bench train encoding=rope` in a terminal of its own until the first step is shown, ends it with
-Ctrl-C, and prints the seconds of each start beside those of importing PyTorch just after it. A first start,
-which may still have to read the data, is not counted.
+It runs `pe-bench train encoding=rope` in its own terminal up to the first step, interrupts it, then times
+`import torch`, and prints the median and the range of both. One start comes first and is not counted,
+because it may have to read the data.
 """
 
 import argparse
@@ -24,14 +24,14 @@ IMPORT = "import time; start = time.perf_counter(); import torch; print(time.per
 
 
 def seconds_to_first_step(overrides: list[str]) -> float:
-    """Return the seconds from the start of the command to its first step. Raise `RuntimeError` without it."""
+    """Return the seconds from the start of the command to its first step. Raise `RuntimeError` if none."""
     start, output, taken = time.perf_counter(), b"", None
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", "encoding=rope", f"results_dir={folder}", *overrides]
         process, terminal = pty.fork()
         if process == 0:
             os.execv(sys.executable, [sys.executable, "-m", "pe_bench", *words])
-        with suppress(OSError):  # which is how a terminal ends
+        with suppress(OSError):  # raised when it closes
             while not FIRST_STEP.search(output):
                 output += os.read(terminal, 4096)
             taken = time.perf_counter() - start

@@ -112,7 +112,7 @@ def extend_runs(
         summary = launch([*job, *overrides], config.search, overrides)
         summary.end()
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
-    # What else was scored before has no line: it may be on other targets.
+    # Encodings that were scored before get no line: their targets may be others.
     after = (row for path in paths for row in RunFolder(path).rows if row.scored_with != row.encoding)
     hidden = tuple({row.scored_with for row in after} - scored)
     selection = Selection((Condition("scored_with", "!=", hidden),))

@@ -134,7 +134,7 @@ def _describe(kind: Any) -> str:
     if origin is Annotated:
         return f"{_describe(arguments[0])} {arguments[1]}"
     if origin is list:
-        return f"a list in brackets, each {_describe(arguments[0])}"
+        return f"a list in brackets, each item {_describe(arguments[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(kind, "null" if kind is type(None) else getattr(kind, "__name__", str(kind)))
 

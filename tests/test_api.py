@@ -115,7 +115,7 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
         (
             "probe",
             {"lengths": ["far"]},
-            "lengths must be a list in brackets, each a whole number of at least 128, not",
+            "lengths must be a list in brackets, each item a whole number of at least 128, not",
         ),
         ("probe", {"plain": True}, "plain is for a checkpoint"),
         ("results", {"margin": 3}, "must be above 0"),
@@ -178,7 +178,7 @@ def test_an_interrupt_saves_the_step_and_the_same_call_continues(
     assert list(run.scores["status"]) == ["ok", "ok"]
 
 
-def test_a_run_imports_neither_pytorchs_compiler_nor_its_symbols_which_would_take_as_long_as_all_else(folder):
+def test_a_run_imports_neither_pytorchs_compiler_nor_sympy_which_are_slow_to_import(folder):
     program = "import sys; from pe_bench.cli.program import run; run(sys.argv[1:]); "
     program += "print({'torch._dynamo', 'sympy'} & {*sys.modules})"
     words = [sys.executable, "-c", program, "train", *tiny_overrides(folder)]

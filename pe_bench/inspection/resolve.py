@@ -121,7 +121,7 @@ def _is_option(override: Override) -> bool:
 def resolve_timed(
     arguments: Sequence[str], search: Sequence[Path] = ()
 ) -> tuple[str, list[ResolvedEncoding]]:
-    """Return the overrides that are neither an encoding's nor the machine's, and the reference and encodings.
+    """Return the overrides that a table names, and the reference followed by the encodings to time.
 
     No name means all encodings. Raises `UserError`.
     """

@@ -111,7 +111,7 @@ class Chart:
 
     @property
     def notes(self) -> list[str]:
-        """Return what crosses, gaps, bands, rings, the grey margin and thin curves mean that are there."""
+        """Return what the crosses, gaps, bands, rings, grey margin and thin curves that are drawn mean."""
         lines = self.table.lines
         verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
         beyond = "; beyond it the axis is logarithmic" if self.shape == "symlog" else ""
@@ -121,7 +121,7 @@ class Chart:
             f"Cross: the break point, the first length seen to {verbs}.": any(
                 curve.broken_at for curve in self.curves
             ),
-            "Gap: scored on other targets from there on.": any(
+            "Gap: the targets are others from there on.": any(
                 len(curve.segments) > 1 for curve in self.curves
             ),
             f"Bands: {self._band_text()}.": any(

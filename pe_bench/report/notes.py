@@ -16,7 +16,7 @@ from pe_bench.report.records import Line, Paired, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
 from pe_bench.runs.commands import results_option
-from pe_bench.runs.find import ScoredRuns, find_runs
+from pe_bench.runs.find import ScoredRuns, find_runs, finished_runs
 from pe_bench.runs.folder import RunFolder, encoding_in
 from pe_bench.runs.rows import ALL, TASK, Row, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
@@ -228,7 +228,7 @@ FEW_SEEDS: Kinds = {
 SCORED_WITH: Kinds = {
     "knows each text's final length: {names}; not possible while generating": lambda line: line.knows_length,
     "(forced): scored with an encoding that is not compatible with the trained one": lambda line: line.forced,
-    "factor=auto: each length has the factor that is right for it, not one for all": lambda line: (
+    "factor=auto: each length is scored with a factor of its own, not with one for all": lambda line: (
         "factor=auto" in line.scored_with
     ),
 }
@@ -320,13 +320,15 @@ def _more_targets(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRuns) 
 
 
 def _names_of(folders: Sequence[RunFolder]) -> str:
-    """Return the words that select these runs: of encodings where they select no others, else of the runs."""
-    paths = [folder.path for folder in folders]
-    names = sorted({encoding_in(path.name) for path in paths})
+    """Return words that select these runs: names of encodings where they select no others, or of runs."""
+    paths = {folder.path for folder in folders}
+    results_dir, names = folders[0].path.parent.parent, sorted({encoding_in(path.name) for path in paths})
+    if len(names) > MAX_NAMES and {*finished_runs(results_dir)} == paths:
+        return "--all"
     with suppress(UserError):
-        if {*find_runs(names, paths[0].parent.parent)} == {*paths}:
-            return shlex.join(names) if len(names) <= MAX_NAMES else "--all"
-    return shlex.join(path.name for path in paths)
+        if {*find_runs(names, results_dir)} == paths:
+            return shlex.join(names)
+    return shlex.join(sorted(path.name for path in paths))
 
 
 def _target_sets(table: Table) -> Iterator[str]:
@@ -341,7 +343,7 @@ def _target_sets(table: Table) -> Iterator[str]:
 
 
 def _sets_of_their_own(table: Table) -> str:
-    """Return the lengths whose changes are on other targets than the levels at the training length."""
+    """Return a note on lengths whose changes have other targets than the levels at the training length."""
     train_length, lengths = table.key.train_length, set[int]()
     for line in table.lines:
         trained = line.records.get(train_length)
@@ -350,8 +352,8 @@ def _sets_of_their_own(table: Table) -> str:
                 lengths.add(length)
     if not lengths:
         return ""
-    where = f"on other targets than the levels at {train_length} that are shown"
-    return f"changes at {_list_lengths(lengths)}: {where}, and from the levels at {train_length} on those"
+    where = f"from levels at {train_length} on the same targets, which are not those of the levels shown at"
+    return f"changes at {_list_lengths(lengths)}: {where} {train_length}"
 
 
 # What is missing

@@ -39,7 +39,7 @@ UPDATE_SIZE = 0.2
 class ParameterGroup:
     """Parameters with the settings of their steps.
 
-    betas: of AdamW; without them, Muon takes the steps. lr: of the next step.
+    betas: of AdamW; None means Muon. lr: the learning rate of the next step.
     """
 
     weight_decay: float = 0.0
@@ -50,10 +50,9 @@ class ParameterGroup:
 
 
 class Optimizer:
-    """Groups of parameters that take every step together, and what is kept for each parameter.
+    """It takes steps with all groups of parameters together, and keeps the state of each parameter.
 
-    Those of `torch.optim` would import PyTorch's compiler, which takes a third of the time until a run's
-    first step.
+    One of `torch.optim` would import PyTorch's compiler, a third of the time until a run's first step.
     """
 
     def __init__(self, groups: Iterable[ParameterGroup]) -> None:
@@ -94,10 +93,10 @@ class Optimizer:
         adamw([*parameters], gradients, means, squares, [], steps, fused=True, **settings)
 
     def _step_muon(self, parameters: Sequence[Parameter], group: ParameterGroup) -> None:
-        """Move matrices by their Nesterov momentum, orthogonalised; they decay apart from it, as in AdamW."""
+        """Move matrices by their orthogonalised Nesterov momentum; weight decay is decoupled, as in AdamW."""
         alike: dict[tuple[int, ...], list[Parameter]] = {}
         for index, parameter in enumerate(parameters):
-            # Of sharded matrices one at a time is whole.
+            # Sharded matrices are gathered one at a time.
             key = (*parameter.shape, index if is_sharded(parameter) else 0)
             alike.setdefault(key, []).append(parameter)
         for (*shape, _), matrices in alike.items():

@@ -118,7 +118,7 @@ def test_a_line_breaks_where_the_targets_change(tmp_path: Path) -> None:
     add_run(tmp_path, "rope", {128: 3.5, 4096: 5.0, 8192: 5.1}, target_hash="0ther", seed=0)
     axes = panel_of(tmp_path, {"rope": {1024: 3.2}})
     segments = curve_lines(axes)
-    assert isinstance(axes.figure, Figure) and "Gap: scored on other targets" in notes(axes.figure)
+    assert isinstance(axes.figure, Figure) and "Gap: the targets are others" in notes(axes.figure)
     assert [list(np.asarray(line.get_xdata())) for line in segments] == [[64, 128, 256, 1024], [4096, 8192]]
     assert len({line.get_color() for line in segments}) == 1
 

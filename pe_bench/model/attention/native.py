@@ -73,7 +73,7 @@ def causal_attention(
     for it, and the biases and null logits in float32.
     """
     # Encodings may share keys, or whatever they return, among heads; the kernel reads what the shapes say.
-    # (PyTorch's function of this name imports its symbolic shapes.)
+    # (PyTorch's function of this name would import SymPy, which is slow.)
     shape = np.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
     q, k, v = (x.expand(*shape, x.shape[-1]) for x in (q, k, v))
     require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
