@@ -23,7 +23,7 @@ from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
-from pe_bench.runs.find import Condition, find_runs, is_checkpoint, without_tries
+from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.untrusted import read_json
 from pe_bench.scored import Options, prepare, score_each
@@ -113,9 +113,8 @@ def extend_runs(
         summary.end()
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
     # Encodings that were scored before get no line: their targets may be others.
-    after = (row for path in paths for row in RunFolder(path).rows if row.scored_with != row.encoding)
-    hidden = tuple({row.scored_with for row in after} - scored)
-    selection = Selection((Condition("scored_with", "!=", hidden),))
+    labels = scored | {row.encoding for path in paths for row in RunFolder(path).rows}
+    selection = Selection(labels=frozenset(labels))
     names = [path.name for path in paths]
     return Extended(paths, build_tables(results, names, config.eval.protocol, selection))
 

@@ -78,7 +78,9 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
     try:
         return _convert(value, kind)
     except ValueError:
-        raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}") from None
+        is_one = "a list" in _describe(kind) and type(value) in (int, float)
+        way_out = f": write [{value}]" if is_one else ""
+        raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}") from None
 
 
 def shown(value: Any) -> str:
@@ -134,7 +136,7 @@ def _describe(kind: Any) -> str:
     if origin is Annotated:
         return f"{_describe(arguments[0])} {arguments[1]}"
     if origin is list:
-        return f"a list in brackets, each item {_describe(arguments[0])}"
+        return f"a list, each item {_describe(arguments[0])}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(kind, "null" if kind is type(None) else getattr(kind, "__name__", str(kind)))
 

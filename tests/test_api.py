@@ -115,7 +115,7 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
         (
             "probe",
             {"lengths": ["far"]},
-            "lengths must be a list in brackets, each item a whole number of at least 128, not",
+            "lengths must be a list, each item a whole number of at least 128, not",
         ),
         ("probe", {"plain": True}, "plain is for a checkpoint"),
         ("results", {"margin": 3}, "must be above 0"),

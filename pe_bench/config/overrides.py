@@ -128,7 +128,7 @@ def _checked(text: str, search: Sequence[Path]) -> Override:
     if not KEY.fullmatch(group) or (override.value is None and override.prefix != "~"):
         of = next((each for each in GROUPS if text in names_in(each, search)), None)
         raise UserError(
-            f"'{text}' cannot be read: say {f'{of}={text}' if of else 'KEY=VALUE, without spaces'}"
+            f"'{text}' cannot be read: say {f'{of}={text}' if of else 'KEY=VALUE, without spaces around ='}"
         )
     is_several = group in GROUPS and group != "modifier" and value.startswith("[")
     message = f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"

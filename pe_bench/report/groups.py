@@ -36,7 +36,7 @@ class Selection:
     keeps its best value. sort: a length or a key of `KEYS`. baseline: an encoding. margin: bits per byte.
     slice: the part of the targets that numbers are of. numbers_only: without what only a reader needs: notes,
     and the small table of recall. lengths: those that are shown beside the training length; all where none is
-    named.
+    named. labels: what lines that are shown were scored with; all if None.
     """
 
     where: tuple[Condition, ...] = ()
@@ -48,6 +48,7 @@ class Selection:
     slice: str = ALL
     numbers_only: bool = False
     lengths: tuple[int, ...] = ()
+    labels: frozenset[str] | None = None
 
     def shows(self, length: int, train_length: int, scored_with: str | None) -> bool:
         """Return whether a length of a line is shown; one that is not still serves as a reference.
@@ -55,11 +56,16 @@ class Selection:
         scored_with: None for an anchor, of which no encoding is asked.
         """
         values = {"length": length, "scored_with": scored_with}
-        is_left_out = self.lengths and length not in (*self.lengths, train_length)
-        return not is_left_out and all(
-            condition.holds(values[condition.key])
-            for condition in self.where
-            if values.get(condition.key) is not None
+        is_named = not self.lengths or length in (*self.lengths, train_length)
+        is_labelled = self.labels is None or scored_with in (None, *self.labels)
+        return (
+            is_named
+            and is_labelled
+            and all(
+                condition.holds(values[condition.key])
+                for condition in self.where
+                if values.get(condition.key) is not None
+            )
         )
 
 

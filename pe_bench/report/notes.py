@@ -2,13 +2,11 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
 from typing import Any, NamedTuple
 
 from pe_bench.config.schema import EvalConfig
-from pe_bench.errors import UserError
 from pe_bench.report import cells
 from pe_bench.report.groups import MAX_NAMES, few_names
 from pe_bench.report.lines import Order, Source, on_other_targets
@@ -16,9 +14,9 @@ from pe_bench.report.records import Line, Paired, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
 from pe_bench.runs.commands import results_option
-from pe_bench.runs.find import ScoredRuns, find_runs, finished_runs
-from pe_bench.runs.folder import RunFolder, encoding_in
-from pe_bench.runs.rows import ALL, TASK, Row, one_a_run
+from pe_bench.runs.find import ScoredRuns, finished_runs
+from pe_bench.runs.folder import encoding_in
+from pe_bench.runs.rows import ALL, BY_RUN, TASK, Row, grouped, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 
@@ -284,8 +282,11 @@ def _unclear(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
     bounds: dict[bool, dict[str, dict[int, float]]] = {}
     for line in table.lines if not table.is_task else ():
         for length, record in line.records.items():
-            judged = record.baseline or Paired() if table.baseline else record.compared
-            verdict, interval = judged.verdict if table.baseline else record.verdict, judged.interval
+            if table.baseline:
+                judged = record.baseline or Paired()
+                verdict, interval = judged.verdict, judged.interval
+            else:
+                verdict, interval = record.verdict, record.interval
             if verdict == "unclear" and interval is not None and isfinite(interval.high):
                 by_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
                 bounds.setdefault(by_seeds, {}).setdefault(line.label, {})[length] = interval.high
@@ -295,40 +296,56 @@ def _unclear(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[st
             for label, highs in of_lines.items()
         ]
         seeds = "Most of this is how seeds differ: train more seeds"
-        way_out = seeds if by_seeds else _more_targets(table.lines, rows, runs)
+        way_out = seeds if by_seeds else _more_targets(table, rows, runs)
         what = f"differences from {table.baseline}" if table.baseline else "changes"
         yield f"unclear {what}: {'; '.join(where)}. {way_out}"
 
 
-def _more_targets(lines: Sequence[Line], rows: Sequence[Row], runs: ScoredRuns) -> str:
-    """Return the command that scores four times the targets; without blocks there is more text alone."""
-    blocks = rows[0].target_tokens
+def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> str:
+    """Return the commands that score four times the targets; without blocks there is more text alone."""
+    blocks, key = rows[0].target_tokens, table.key
     if rows[0].protocol != "paired" or not blocks:
         return "More text would narrow these: raise eval.tokens"
-    encodings = {line.encoding for line in lines}
+    encodings = {line.encoding for line in table.lines}
     shown = [row for row in rows if row.encoding in encodings]
-    folders = [runs.folder_of(run) for run in sorted({row.run for row in shown})]
-    command = f"pe-bench eval {_names_of(folders)}{results_option(folders[0].path.parent.parent)}"
-    after = dict.fromkeys(row.scored_with for row in shown if row.scored_with != row.encoding)
-    command += "".join(f" --with {shlex.quote(encoding)}" for encoding in after)
-    command += " --force" if any(row.forced for row in shown) else ""
-    lengths = {row.length for row in shown if row.control == "none"}
-    if not lengths <= {*EvalConfig().resolved_lengths(shown[0].train_length)}:
-        command += f" --lengths {','.join(map(str, sorted(lengths)))}"
-    command += f" --targets {4 * max(row.targets for row in shown) // blocks}"
-    return f"4 times the targets would narrow these by up to half: {command}"
+    options = f" --targets {4 * max(row.targets for row in shown) // blocks}"
+    options += f" --half {key.half}" if key.half else ""
+    options += f" --precision {key.score_dtype}" if key.score_dtype != "float32" else ""
+    # An encoding after --with has to fit each run of its command.
+    alike: dict[str, list[Row]] = {}
+    for of_run in grouped(shown, BY_RUN).values():
+        labels = sorted({row.scored_with for row in of_run if row.scored_with != row.encoding})
+        words = "".join(f" --with {shlex.quote(label)}" for label in labels)
+        words += " --force" if any(row.forced for row in of_run) else ""
+        alike.setdefault(words, []).extend(of_run)
+    commands = [_eval_command(of_runs, runs, f"{words}{options}") for words, of_runs in alike.items()]
+    what = " && ".join(commands) if all(commands) else f"score them again with{options}"
+    return f"4 times the targets would narrow these by up to half: {what}"
 
 
-def _names_of(folders: Sequence[RunFolder]) -> str:
-    """Return words that select these runs: names of encodings where they select no others, or of runs."""
-    paths = {folder.path for folder in folders}
-    results_dir, names = folders[0].path.parent.parent, sorted({encoding_in(path.name) for path in paths})
-    if len(names) > MAX_NAMES and {*finished_runs(results_dir)} == paths:
-        return "--all"
-    with suppress(UserError):
-        if {*find_runs(names, results_dir)} == paths:
-            return shlex.join(names)
-    return shlex.join(sorted(path.name for path in paths))
+def _eval_command(rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
+    """Return the command that scores the runs of rows again; empty where it would be long, or not read."""
+    folders = [runs.folder_of(run) for run in dict.fromkeys(row.run for row in rows)]
+    paths, results_dir = {folder.path for folder in folders}, folders[0].path.parent.parent
+    finished, names = finished_runs(results_dir), sorted({encoding_in(path.name) for path in paths})
+    if {path for path in finished if encoding_in(path.name) in names} != paths:
+        names = sorted(path.name for path in paths)
+    names = ["--all"] if len(names) > MAX_NAMES and {*finished} == paths else names
+    lengths = {row.length for row in rows if row.control == "none"}
+    is_usual = lengths <= {*EvalConfig().resolved_lengths(rows[0].train_length)}
+    if not is_usual or any(folder.flat_config.get("eval.lengths") for folder in folders):
+        options = f" --lengths {','.join(map(str, sorted(lengths)))}{options}"
+    is_read = len(names) <= MAX_NAMES and paths <= {*finished} and all(map(_is_read_back, rows))
+    return f"pe-bench eval {shlex.join(names)}{results_option(results_dir)}{options}" if is_read else ""
+
+
+def _is_read_back(row: Row) -> bool:
+    """Return whether `eval --with` reads the label that a row was scored with as the same encoding.
+
+    A label does not have the file of a class, nor an option that is the default and not what was trained.
+    """
+    name, _, _ = row.scored_with.partition(" ")
+    return "@" not in name and (row.scored_with == row.encoding or name != row.encoding.partition(" ")[0])
 
 
 def _target_sets(table: Table) -> Iterator[str]:

@@ -39,7 +39,7 @@ train train.processes=0 -> train.processes must be a whole number of at least 1
 train train.sharding=fsdp -> train.sharding=fsdp has no effect in one process
 train -m seed=0,1 hydra.launcher.nodes=2 -> hydra.launcher.nodes=2: a job uses one node: leave it out
 train train.micro_batches=5 -> train.micro_batches=5 does not divide the 8 windows
-train eval.lengths=256 -> eval.lengths must be a list in brackets, each item a whole number of at least 1
+train eval.lengths=256 -> eval.lengths must be a list, each item a whole number of at least 1
 train eval.lengths=[1] -> length 1 is too short for eval.protocol=paired: choose 2 tokens or more
 eval -> no finished run
 eval --lenghts 512 -> No such option: --lenghts (Possible options: --lengths, --max-length)

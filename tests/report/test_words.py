@@ -1,15 +1,18 @@
 """What is said beside the numbers: notes, what an unclear verdict leaves known, what is bold or infinite."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.commands import Command
 from support.results import add_run, edit_rows
 from support.tables import BREAKING, line_of, only, printed
 
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.groups import Selection
+from pe_bench.runs.rows import read_rows
 
 LENGTHS = (128, 192, 256, 512)
 LEVELS = {"alibi": (1.762, 1.764, 1.769, 1.768), "rope": (1.719, 2.428, 2.809, 3.614)}
@@ -56,20 +59,32 @@ def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_mode
     assert f"{bound}. Most of this is how seeds differ" in said(tmp_path)
 
 
-def test_unclear_changes_name_the_command_that_scores_these_rows_again_on_more_targets(
-    tmp_path: Path,
+def test_the_commands_for_what_is_unclear_score_the_same_rows_on_four_times_the_targets(
+    begin: Command, command: Command, folder: Path
 ) -> None:
-    unclear, words = (
-        {128: 3.0, 256: 3.0},
-        "--with 'yarn factor=4' --force --lengths 128,256,4096 --targets 24",
-    )
-    first = add_run(tmp_path, "rope", unclear, spread=2.0)
-    assert f"pe-bench eval rope --results-dir {tmp_path} --targets 24" in said(tmp_path)
-    add_run(tmp_path, "rope", {4096: 3.0}, spread=2.0, scored_with="yarn factor=4", forced=True)
-    second = add_run(tmp_path, "rope", unclear, spread=2.0, setting="0123")
-    notes = " ".join(note for table in build_tables(tmp_path) for note in table.notes)
-    for run, options in ((first, words), (second, "--targets 24")):
-        assert f"pe-bench eval {run.name} --results-dir {tmp_path} {options}" in notes
+    results = folder / "results"
+    for encoding, words in (("rope", ["--with", "yarn factor=2"]), ("alibi", ["--half", "both"])):
+        assert begin(f"encoding={encoding}", "eval.lengths=[16]", "report.margin=1e-6").code == 0
+        more = ["--lengths", "32", *words, "--results-dir", str(results)]
+        assert command("eval", encoding, *more).code == 0
+    [note] = [note for note in only(results, baseline="rope").notes if note.startswith("unclear")]
+    for line in note[note.index("pe-bench ") :].split(" && "):
+        assert (outcome := command(*shlex.split(line)[1:])).code == 0, outcome.err
+    scored: dict[int, set[tuple[str, int]]] = {}
+    for row in (row for run in (results / "runs").iterdir() for row in read_rows(run / "eval.csv")):
+        scored.setdefault(row.targets, set()).add((row.scored_with, row.length))
+    few, many = sorted(scored)
+    assert many == 4 * few and scored[many] == scored[few] and len(scored[few]) == 6
+
+
+def test_of_several_runs_of_a_name_each_is_named_and_of_a_users_class_none(tmp_path: Path) -> None:
+    named = [
+        add_run(tmp_path, "rope", {128: 3.0, 256: 3.0}, spread=2.0, setting=each) for each in ("01", "23")
+    ]
+    for run, table in zip(named, build_tables(tmp_path), strict=True):
+        assert f"pe-bench eval {run.name} --results-dir {tmp_path} --targets 24" in "".join(table.notes)
+    add_run(tmp_path / "own", "mine", {128: 3.0, 256: 3.0}, spread=2.0, label="mine@1a2b")
+    assert "by up to half: score them again with --targets 24" in said(tmp_path / "own")
 
 
 def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path) -> None:
