@@ -35,32 +35,24 @@ train data.path=x -> data.path=x is not read with data=stdlib: say data=files
 train data=files -> say data.path=DIR
 train train.batch_tokens=4000 -> train.batch_tokens=4000 is not a multiple of train.length=128
 train train.processes=3 -> train.processes=3 times train.micro_batches=1 does not divide the 8 windows
-train train.processes=0 -> train.processes must be a whole number of at least 1
 train train.sharding=fsdp -> train.sharding=fsdp has no effect in one process
 train -m seed=0,1 hydra.launcher.nodes=2 -> hydra.launcher.nodes=2: a job uses one node: leave it out
-train train.micro_batches=5 -> train.micro_batches=5 does not divide the 8 windows
 train eval.lengths=256 -> eval.lengths must be a list, each item a whole number of at least 1
 train eval.lengths=[1] -> length 1 is too short for eval.protocol=paired: choose 2 tokens or more
 eval -> no finished run
 eval --lenghts 512 -> No such option: --lenghts (Possible options: --lengths, --max-length)
 eval --lengths 5x -> --lengths takes positive whole numbers such as 512,2048, not '5x'
-eval --threads 0 -> Invalid value for '--threads'
 report -> no scored run in results/runs: make one with `pe-bench train encoding=rope`
 report --csv - --markdown - -> choose one
 report --html - -> name a file
 report --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
-report --markdown /tmp -> --markdown /tmp is not a regular file
 report --plot a.jpg -> .png, .svg or .pdf
 report --sort colour --json -> colour
 list encoding -> unknown list 'encoding': did you mean 'encodings'?
-list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'?
 show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
-show rope train.lenght=3 -> did you mean 'train.length'?
-show rope seed=1e30 -> seed must be a whole number
 show rope --plot a.gif -> the name must end with .png, .svg or .pdf
 show base=3 -> name an encoding
-show task=mqar rope -> 'rope' cannot be read: say encoding=rope
 extend -> no run is named: say pe-bench extend rope
 extend hf:x --tokens 5 -> a checkpoint of Hugging Face is scored alone: leave --tokens out
 export rope --hf .. -> --hf .. is no name of a new folder
@@ -78,7 +70,6 @@ reproduce gpu -> device=cuda was not found
 check rope --all -> --all checks every encoding: leave out rope, or --all
 check -> name an encoding, a file.py:Class, or say --all
 check rope train.length=64 -> check uses its own model: leave out train.length=64
-check rope base=1 -> encoding.base must be a number above 1, not 1
 check partial_rope fraction=0.05 -> fraction=0.05 holds no pair: give at least 0.25 of a head of width 8
 check fope train_length=6 -> no pair makes a full turn within encoding.train_length=6 tokens
 check yarn beta_fast=1 -> beta_fast=1.0 must exceed encoding.beta_slow=1.0
@@ -96,7 +87,6 @@ check bipe "separators=['']" -> a separator has at least 1 character
 check local_global 'global={name: p_rop}' -> unknown encoding 'p_rop': did you mean 'p_rope'?
 check local_global global=nope -> encoding.global must be another encoding, such as {name: nope}, not 'nope'
 check local_global 'global={name: sinusoidal}' -> encoding.global changes embeddings, which all layers share
-check local_global 'local={name: randomized}' -> encoding.local changes position ids, which all layers
 speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is shorter
 """
 # The same where a run of rope is finished.

@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -138,6 +139,13 @@ def test_what_cannot_be_measured_is_a_row_and_options_files_and_modifiers_make_e
         assert one["milliseconds"] == one["relative"] == one["peak_memory_mb"] == ""
         assert status.replace("_", " ") in outcome.out and reason in " ".join(outcome.out.split())
     assert {rows[name, "16"]["status"] for name in labels} == {"ok"}
+
+
+def test_ctrl_c_keeps_the_rows_before_it(timed, monkeypatch):
+    monkeypatch.setattr(speed, "time_pass", Mock(side_effect=[([1.0], []), KeyboardInterrupt]))
+    outcome = timed("rope")
+    assert outcome.code == 130 and outcome.line == "pe-bench: interrupted" and "nope" in outcome.out
+    assert [one["encoding"] for one in written()] == ["nope"]
 
 
 def row(encoding: str, relative: float | None, **values: Any) -> dict[str, Any]:

@@ -131,10 +131,3 @@ def test_with_a_baseline_only_what_is_better_for_sure_is_bold_and_only_among_sev
     assert [cell.startswith("**") for cell in cells_of(text, "alibi")] == [0, 0, 1, 1, 1, 0]
     assert "**" not in str(cells_of(text, "fire")) + str(cells_of(text, "rope"))
     assert "bold: the lowest that is better than rope for sure" in text
-
-
-def test_an_interval_without_an_end_is_infinite_and_no_word(tmp_path: Path) -> None:
-    add_run(tmp_path, "rope", {128: 3.0, 256: 3.5}, documents=1)
-    tables = build_tables(tmp_path)
-    assert "| +0.500 | ∞ |" in to_markdown(tables, details=True)
-    assert r"& $\infty$ &" in to_latex(tables, details=True)
