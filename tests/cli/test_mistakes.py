@@ -51,7 +51,6 @@ report --sort colour --json -> colour
 list encoding -> unknown list 'encoding': did you mean 'encodings'?
 show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
-show rope --plot a.gif -> the name must end with .png, .svg or .pdf
 show base=3 -> name an encoding
 extend -> no run is named: say pe-bench extend rope
 extend hf:x --tokens 5 -> a checkpoint of Hugging Face is scored alone: leave --tokens out
