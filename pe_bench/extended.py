@@ -58,7 +58,7 @@ class Extended:
         return text_of(partial(show, self.tables))
 
     def plot(self, path: str | Path) -> None:
-        """Draw loss by length to a PNG, SVG or PDF file; lines of untrained encodings are dashed."""
+        """Draw loss by length to a PNG, SVG or PDF file; beside trained lines, untrained ones are dashed."""
         from pe_bench.report.draw import plot_tables
 
         plot_tables(self.tables, Path(path))

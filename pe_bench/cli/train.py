@@ -100,7 +100,7 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
     """Stretch trained runs to longer texts, and compare the results.
 
     Scores the runs unchanged and, without more training, with each encoding; --tokens also trains them
-    further with each. Prints one table and draws it; lines scored with an untrained encoding are dashed.
+    further with each, and draws the lines of untrained encodings dashed. Prints one table and draws it.
 
     runs RUN: Seeds of one encoding, or hf:FOLDER; then KEY=VALUE of the further training or the machine.
     plot FILE: The picture, a PNG, SVG or PDF file.  [default: extend.png in the folder of results]

@@ -171,11 +171,11 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         OF_PROTOCOL.get(table.key.protocol, ""),
         *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
         *_holding(FEW_SEEDS, table),
-        *_unclear(table, unsliced, source.runs),
-        *_holding(SCORED_WITH, table),
-        few if fewest < MIN_DOCUMENTS else "",
         *(_target_sets(table) if has_several else ()),
         "" if table.baseline else _sets_of_their_own(table),
+        few if fewest < MIN_DOCUMENTS else "",
+        *_unclear(table, unsliced, source.runs),
+        *_holding(SCORED_WITH, table),
     ]
     notes = [
         Note(order.text if has_several else "", order.is_caveat),
@@ -280,35 +280,37 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
 def _unclear(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
     """Yield how bad the unclear changes or differences can be at most, and what would settle them."""
     bounds: dict[bool, dict[str, dict[int, float]]] = {}
+    targets = 0
     for line in table.lines if not table.is_task else ():
         for length, record in line.records.items():
+            judged, verdict = record.compared, record.verdict
             if table.baseline:
                 judged = record.baseline or Paired()
-                verdict, interval = judged.verdict, judged.interval
-            else:
-                verdict, interval = record.verdict, record.interval
+                verdict = judged.verdict
+            interval = judged.interval
             if verdict == "unclear" and interval is not None and isfinite(interval.high):
                 by_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
                 bounds.setdefault(by_seeds, {}).setdefault(line.label, {})[length] = interval.high
+                targets = max(targets, judged.targets)
     for by_seeds, of_lines in sorted(bounds.items()):
         where = [
             f"{label} at {_list_lengths(highs)} (at most {max(highs.values()):+.3f})"
             for label, highs in of_lines.items()
         ]
         seeds = "Most of this is how seeds differ: train more seeds"
-        way_out = seeds if by_seeds else _more_targets(table, rows, runs)
+        way_out = seeds if by_seeds else _more_targets(table, rows, runs, 4 * targets)
         what = f"differences from {table.baseline}" if table.baseline else "changes"
         yield f"unclear {what}: {'; '.join(where)}. {way_out}"
 
 
-def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> str:
-    """Return the commands that score four times the targets; without blocks there is more text alone."""
+def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns, targets: int) -> str:
+    """Return the commands that score so many targets; without blocks there is more text alone."""
     blocks, key = rows[0].target_tokens, table.key
     if rows[0].protocol != "paired" or not blocks:
         return "More text would narrow these: raise eval.tokens"
     encodings = {line.encoding for line in table.lines}
     shown = [row for row in rows if row.encoding in encodings]
-    options = f" --targets {4 * max(row.targets for row in shown) // blocks}"
+    options = f" --targets {targets // blocks}"
     options += f" --half {key.half}" if key.half else ""
     options += f" --precision {key.score_dtype}" if key.score_dtype != "float32" else ""
     # An encoding after --with has to fit each run of its command.
@@ -361,16 +363,17 @@ def _target_sets(table: Table) -> Iterator[str]:
 
 def _sets_of_their_own(table: Table) -> str:
     """Return a note on lengths whose changes have other targets than the levels at the training length."""
-    train_length, lengths = table.key.train_length, set[int]()
+    train_length, lengths, labels = table.key.train_length, set[int](), dict[str, None]()
     for line in table.lines:
         trained = line.records.get(train_length)
         for length, record in line.records.items():
             if record.change is not None and trained and record.compared.target_hash != trained.target_hash:
                 lengths.add(length)
+                labels[line.label] = None
     if not lengths:
         return ""
     where = f"from levels at {train_length} on the same targets, which are not those of the levels shown at"
-    return f"changes at {_list_lengths(lengths)}: {where} {train_length}"
+    return f"changes at {_list_lengths(lengths)}{_which(labels, table.lines)}: {where} {train_length}"
 
 
 # What is missing

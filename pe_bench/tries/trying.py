@@ -106,7 +106,7 @@ class Outcome:
             needed, settled = seeds_to_settle(seen), "no number of seeds would settle it"
             if needed is not None:
                 minutes = max(1, math.ceil((needed - seen.seeds) * self.seconds / 60))
-                settled = f"about {needed - seen.seeds} more seeds would settle it: give --minutes {minutes}"
+                settled = f"about {needed} seeds in all would settle it: give --minutes {minutes}"
             lines.append(f"  at these differences {settled}")
         if self.earlier is not None and self.earlier.at_training is not None:
             means = f"{self.earlier.at_training:+.4f} and {self.earlier.at_longest:+.4f}"
