@@ -165,14 +165,14 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
     counts = "counts of the training tokens; +copy copies what followed the longest match in reach"
     configs = {row: source.runs.folder_of(row.run).flat_config for row in one_a_run(rows)}
     caveats = [
+        *(_target_sets(table) if has_several else ()),
+        "" if table.baseline else _sets_of_their_own(table),
         *(_checkpoint(row, config) for row, config in configs.items() if "checkpoint.source" in config),
         *_holding(NOT_LEARNED, table),
         *_statuses(lines),
         OF_PROTOCOL.get(table.key.protocol, ""),
         *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
         *_holding(FEW_SEEDS, table),
-        *(_target_sets(table) if has_several else ()),
-        "" if table.baseline else _sets_of_their_own(table),
         few if fewest < MIN_DOCUMENTS else "",
         *_unclear(table, unsliced, source.runs),
         *_holding(SCORED_WITH, table),
