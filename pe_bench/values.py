@@ -78,8 +78,10 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
     try:
         return _convert(value, kind)
     except ValueError:
-        is_one = "a list" in _describe(kind) and type(value) in (int, float)
-        way_out = f": write [{value}]" if is_one else ""
+        way_out = ""
+        with suppress(ValueError):
+            _convert([value], kind)
+            way_out = f": write [{value}]"
         raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}") from None
 
 

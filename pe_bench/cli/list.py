@@ -128,6 +128,7 @@ def _runs(results_dir: Path) -> Listing:
 
 
 def _steps(record: Record) -> str:
+    """Return the steps done, and of how many where that differs."""
     steps, total = record["steps"], record["total"]
     return "" if steps is None else f"{steps:,}" + (f" of {total:,}" if steps != total else "")
 

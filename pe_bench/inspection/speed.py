@@ -279,13 +279,13 @@ def texts_of(row: Row) -> list[str]:
     if row["status"] != "ok":
         return [*texts, row["status"].replace("_", " "), *[""] * 5]
     relative, low, high = (row[name] for name in ("relative", "relative_low", "relative_high"))
-    memory = row["peak_memory_mb"]
+    memory, spread = row["peak_memory_mb"], ""
+    if low is not None and row["repeats"] > 1:
+        spread = f"{max(relative - low, high - relative) / relative:.0%}"
     return [
         *(*texts, row["path"], number(row["milliseconds"]), f"{row['tokens_per_second']:,.0f}"),
         "" if relative is None else f"{relative:.2f}",
-        ""
-        if low is None or row["repeats"] == 1
-        else f"{max(relative - low, high - relative) / relative:.0%}",
+        spread,
         "" if memory is None else f"{memory:,.0f}",
     ]
 

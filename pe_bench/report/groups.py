@@ -58,15 +58,12 @@ class Selection:
         values = {"length": length, "scored_with": scored_with}
         is_named = not self.lengths or length in (*self.lengths, train_length)
         is_labelled = self.labels is None or scored_with in (None, *self.labels)
-        return (
-            is_named
-            and is_labelled
-            and all(
-                condition.holds(values[condition.key])
-                for condition in self.where
-                if values.get(condition.key) is not None
-            )
+        is_met = all(
+            condition.holds(values[condition.key])
+            for condition in self.where
+            if values.get(condition.key) is not None
         )
+        return is_named and is_labelled and is_met
 
 
 EVERYTHING = Selection()
@@ -258,6 +255,10 @@ def few_names(names: Iterable[str]) -> str:
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{', '.join(names[:MAX_NAMES])}{more}"
+
+
+def list_lengths(lengths: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(lengths))))
 
 
 # Slices

@@ -1,22 +1,17 @@
 """The lines under a table: what its numbers and marks mean, and why some are missing."""
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
 from typing import Any, NamedTuple
 
-from pe_bench.config.schema import EvalConfig
 from pe_bench.report import cells
-from pe_bench.report.groups import MAX_NAMES, few_names
+from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
-from pe_bench.report.records import Line, Paired, Table, label_of, quarter_of
+from pe_bench.report.records import Line, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
+from pe_bench.report.unclear import unclear_notes
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
-from pe_bench.runs.commands import results_option
-from pe_bench.runs.find import ScoredRuns, finished_runs
-from pe_bench.runs.folder import encoding_in
-from pe_bench.runs.rows import ALL, BY_RUN, TASK, Row, grouped, one_a_run
+from pe_bench.runs.rows import ALL, TASK, Row, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 
@@ -56,7 +51,7 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
         f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else "",
         "a length with ?: unclear from a shorter one on" if "?" in marks else "",
         context + (reads_nothing if "reads nothing" in answers else "") if answers else "",
-        f"{_list_lengths(below)}: {BELOW}" if below else "",
+        f"{list_lengths(below)}: {BELOW}" if below else "",
     ]
     return [*filter(None, notes)]
 
@@ -174,7 +169,7 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
         *_holding(FEW_SEEDS, table),
         few if fewest < MIN_DOCUMENTS else "",
-        *_unclear(table, unsliced, source.runs),
+        *unclear_notes(table, unsliced, source.runs),
         *_holding(SCORED_WITH, table),
     ]
     notes = [
@@ -192,10 +187,6 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
 
 
 # Lines and lengths
-
-
-def _list_lengths(lengths: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(set(lengths))))
 
 
 def _which(labels: Iterable[str], lines: Sequence[Line]) -> str:
@@ -270,84 +261,11 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
         lacking = [record for _, record in sorted(line.records.items()) if not record.levels]
         for status in dict.fromkeys(record.status for record in lacking):
             records = [record for record in lacking if record.status == status]
-            where = f"{line.label} at {_list_lengths(record.length for record in records)}"
+            where = f"{line.label} at {list_lengths(record.length for record in records)}"
             yield f"{status.replace('_', ' ')}: {where}: {records[0].reason or 'no reason is given'}"
 
 
 # Documents and targets
-
-
-def _unclear(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
-    """Yield how bad the unclear changes or differences can be at most, and what would settle them."""
-    bounds: dict[bool, dict[str, dict[int, float]]] = {}
-    targets = 0
-    for line in table.lines if not table.is_task else ():
-        for length, record in line.records.items():
-            judged, verdict = record.compared, record.verdict
-            if table.baseline:
-                judged = record.baseline or Paired()
-                verdict = judged.verdict
-            interval = judged.interval
-            if verdict == "unclear" and interval is not None and isfinite(interval.high):
-                by_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
-                bounds.setdefault(by_seeds, {}).setdefault(line.label, {})[length] = interval.high
-                targets = max(targets, judged.targets)
-    for by_seeds, of_lines in sorted(bounds.items()):
-        where = [
-            f"{label} at {_list_lengths(highs)} (at most {max(highs.values()):+.3f})"
-            for label, highs in of_lines.items()
-        ]
-        seeds = "Most of this is how seeds differ: train more seeds"
-        way_out = seeds if by_seeds else _more_targets(table, rows, runs, 4 * targets)
-        what = f"differences from {table.baseline}" if table.baseline else "changes"
-        yield f"unclear {what}: {'; '.join(where)}. {way_out}"
-
-
-def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns, targets: int) -> str:
-    """Return the commands that score so many targets; without blocks there is more text alone."""
-    blocks, key = rows[0].target_tokens, table.key
-    if rows[0].protocol != "paired" or not blocks:
-        return "More text would narrow these: raise eval.tokens"
-    encodings = {line.encoding for line in table.lines}
-    shown = [row for row in rows if row.encoding in encodings]
-    options = f" --targets {targets // blocks}"
-    options += f" --half {key.half}" if key.half else ""
-    options += f" --precision {key.score_dtype}" if key.score_dtype != "float32" else ""
-    # An encoding after --with has to fit each run of its command.
-    alike: dict[str, list[Row]] = {}
-    for of_run in grouped(shown, BY_RUN).values():
-        labels = sorted({row.scored_with for row in of_run if row.scored_with != row.encoding})
-        words = "".join(f" --with {shlex.quote(label)}" for label in labels)
-        words += " --force" if any(row.forced for row in of_run) else ""
-        alike.setdefault(words, []).extend(of_run)
-    commands = [_eval_command(of_runs, runs, f"{words}{options}") for words, of_runs in alike.items()]
-    what = " && ".join(commands) if all(commands) else f"score them again with{options}"
-    return f"4 times the targets would narrow these by up to half: {what}"
-
-
-def _eval_command(rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
-    """Return the command that scores the runs of rows again; empty where it would be long, or not read."""
-    folders = [runs.folder_of(run) for run in dict.fromkeys(row.run for row in rows)]
-    paths, results_dir = {folder.path for folder in folders}, folders[0].path.parent.parent
-    finished, names = finished_runs(results_dir), sorted({encoding_in(path.name) for path in paths})
-    if {path for path in finished if encoding_in(path.name) in names} != paths:
-        names = sorted(path.name for path in paths)
-    names = ["--all"] if len(names) > MAX_NAMES and {*finished} == paths else names
-    lengths = {row.length for row in rows if row.control == "none"}
-    is_usual = lengths <= {*EvalConfig().resolved_lengths(rows[0].train_length)}
-    if not is_usual or any(folder.flat_config.get("eval.lengths") for folder in folders):
-        options = f" --lengths {','.join(map(str, sorted(lengths)))}{options}"
-    is_read = len(names) <= MAX_NAMES and paths <= {*finished} and all(map(_is_read_back, rows))
-    return f"pe-bench eval {shlex.join(names)}{results_option(results_dir)}{options}" if is_read else ""
-
-
-def _is_read_back(row: Row) -> bool:
-    """Return whether `eval --with` reads the label that a row was scored with as the same encoding.
-
-    A label does not have the file of a class, nor an option that is the default and not what was trained.
-    """
-    name, _, _ = row.scored_with.partition(" ")
-    return "@" not in name and (row.scored_with == row.encoding or name != row.encoding.partition(" ")[0])
 
 
 def _target_sets(table: Table) -> Iterator[str]:
@@ -356,24 +274,26 @@ def _target_sets(table: Table) -> Iterator[str]:
     for labels in dict.fromkeys(filter(None, labels_at.values())):
         alike = [length for length in table.lengths if labels_at[length] == labels]
         yield (
-            f"{_list_lengths(alike)}: not all rows were scored on the same targets "
+            f"{list_lengths(alike)}: not all rows were scored on the same targets "
             f"({few_names(labels)} on others), which also affects their levels"
         )
 
 
 def _sets_of_their_own(table: Table) -> str:
     """Return a note on lengths whose changes have other targets than the levels at the training length."""
-    train_length, lengths, labels = table.key.train_length, set[int](), dict[str, None]()
-    for line in table.lines:
-        trained = line.records.get(train_length)
-        for length, record in line.records.items():
-            if record.change is not None and trained and record.compared.target_hash != trained.target_hash:
-                lengths.add(length)
-                labels[line.label] = None
-    if not lengths:
+    train_length = table.key.train_length
+    apart = [
+        (line.label, length)
+        for line in table.lines
+        if (trained := line.records.get(train_length))
+        for length, record in line.records.items()
+        if record.change is not None and record.compared.target_hash != trained.target_hash
+    ]
+    if not apart:
         return ""
+    labels, lengths = zip(*apart, strict=True)
     where = f"from levels at {train_length} on the same targets, which are not those of the levels shown at"
-    return f"changes at {_list_lengths(lengths)}{_which(labels, table.lines)}: {where} {train_length}"
+    return f"changes at {list_lengths(lengths)}{_which(labels, table.lines)}: {where} {train_length}"
 
 
 # What is missing
@@ -394,7 +314,7 @@ def _missing(table: Table) -> Iterator[Note]:
         if kind == CONTEXT:
             yield Note(f"{kind}{_which(lengths_of, table.lines)}: {reason}", is_caveat=False)
         else:
-            where = f"{', '.join(lengths_of)} at {_list_lengths(lengths)}"
+            where = f"{', '.join(lengths_of)} at {list_lengths(lengths)}"
             yield Note(f"{kind}: {where}: {reason}", max(lengths) >= table.key.train_length)
 
 

@@ -1,0 +1,86 @@
+"""What is unclear in a table: how bad it can be at most, and the commands that would settle it."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from math import isfinite
+
+from pe_bench.config.schema import EvalConfig
+from pe_bench.report.groups import MAX_NAMES, list_lengths
+from pe_bench.report.records import Paired, Table
+from pe_bench.runs.commands import results_option
+from pe_bench.runs.find import ScoredRuns, finished_runs
+from pe_bench.runs.folder import encoding_in
+from pe_bench.runs.rows import BY_RUN, Row, grouped
+
+
+def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
+    """Yield how bad the unclear changes or differences can be at most, and what would settle them."""
+    bounds: dict[bool, dict[str, dict[int, float]]] = {}
+    targets = 0
+    for line in table.lines if not table.is_task else ():
+        for length, record in line.records.items():
+            judged, verdict = record.compared, record.verdict
+            if table.baseline:
+                judged = record.baseline or Paired()
+                verdict = judged.verdict
+            interval = judged.interval
+            if verdict == "unclear" and interval is not None and isfinite(interval.high):
+                by_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
+                bounds.setdefault(by_seeds, {}).setdefault(line.label, {})[length] = interval.high
+                targets = targets if by_seeds else max(targets, judged.targets)
+    for by_seeds, of_lines in sorted(bounds.items()):
+        where = [
+            f"{label} at {list_lengths(highs)} (at most {max(highs.values()):+.3f})"
+            for label, highs in of_lines.items()
+        ]
+        seeds = "Most of this is how seeds differ: train more seeds"
+        way_out = seeds if by_seeds else _more_targets(table, rows, runs, 4 * targets)
+        what = f"differences from {table.baseline}" if table.baseline else "changes"
+        yield f"unclear {what}: {'; '.join(where)}. {way_out}"
+
+
+def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns, targets: int) -> str:
+    """Return the commands that score so many targets; without blocks there is more text alone."""
+    blocks, key = rows[0].target_tokens, table.key
+    if rows[0].protocol != "paired" or not blocks:
+        return "More text would narrow these: raise eval.tokens"
+    encodings = {line.encoding for line in table.lines}
+    shown = [row for row in rows if row.encoding in encodings]
+    options = f" --targets {targets // blocks}"
+    options += f" --half {key.half}" if key.half else ""
+    options += f" --precision {key.score_dtype}" if key.score_dtype != "float32" else ""
+    # An encoding after --with has to fit each run of its command.
+    alike: dict[str, list[Row]] = {}
+    for of_run in grouped(shown, BY_RUN).values():
+        labels = sorted({row.scored_with for row in of_run if row.scored_with != row.encoding})
+        words = "".join(f" --with {shlex.quote(label)}" for label in labels)
+        words += " --force" if any(row.forced for row in of_run) else ""
+        alike.setdefault(words, []).extend(of_run)
+    commands = [_eval_command(of_runs, runs, f"{words}{options}") for words, of_runs in alike.items()]
+    what = " && ".join(commands) if all(commands) else f"score them again with{options}"
+    return f"4 times the targets would narrow these by up to half: {what}"
+
+
+def _eval_command(rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
+    """Return the command that scores the runs of rows again; empty where it would be long, or not read."""
+    folders = [runs.folder_of(run) for run in dict.fromkeys(row.run for row in rows)]
+    paths, results_dir = {folder.path for folder in folders}, folders[0].path.parent.parent
+    finished, names = finished_runs(results_dir), sorted({encoding_in(path.name) for path in paths})
+    if {path for path in finished if encoding_in(path.name) in names} != paths:
+        names = sorted(path.name for path in paths)
+    names = ["--all"] if len(names) > MAX_NAMES and {*finished} == paths else names
+    lengths = {row.length for row in rows if row.control == "none"}
+    is_usual = lengths <= {*EvalConfig().resolved_lengths(rows[0].train_length)}
+    if not is_usual or any(folder.flat_config.get("eval.lengths") for folder in folders):
+        options = f" --lengths {','.join(map(str, sorted(lengths)))}{options}"
+    is_read = len(names) <= MAX_NAMES and paths <= {*finished} and all(map(_is_read_back, rows))
+    return f"pe-bench eval {shlex.join(names)}{results_option(results_dir)}{options}" if is_read else ""
+
+
+def _is_read_back(row: Row) -> bool:
+    """Return whether `eval --with` reads the label that a row was scored with as the same encoding.
+
+    A label does not have the file of a class, nor an option that is the default and not what was trained.
+    """
+    name, _, _ = row.scored_with.partition(" ")
+    return "@" not in name and (row.scored_with == row.encoding or name != row.encoding.partition(" ")[0])
