@@ -57,7 +57,7 @@ ALLOWED = {
     "scored": "errors values system config runs scoring checkpoints report experiment",
     "tries": "errors values system config runs report experiment scored",
     "sweep": "errors system config runs experiment",
-    "studies": "errors values system config runs scoring report scored sweep",
+    "studies": "errors values system config plot runs scoring report scored sweep",
     "extended": "errors values system config report runs scoring experiment scored sweep",
     "api": "values system config runs report experiment scored tries extended",
     "cli": "errors values system config plot model runs report inspection "

@@ -159,6 +159,20 @@ class RunFolder:
         return None
 
     @cached_property
+    def machine(self) -> str:
+        """Return the GPU or processor that trained it, with its widest instructions; empty where unknown."""
+        with suppress(*UNREADABLE, KeyError):
+            facts = {
+                name: one_line(str(value))
+                for name, value in read_json(self.path / "environment.json").items()
+            }
+            if facts["device"] != "cpu":
+                return facts["device"]
+            instructions = facts.get("instructions")
+            return facts["processor"] + (f" ({instructions})" if instructions else "")
+        return ""
+
+    @cached_property
     def means(self) -> KeptMeans:
         return read_means(self.path)
 

@@ -53,6 +53,22 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_bytes(text.encode()))
 
 
+@contextmanager
+def replace_folder(target: Path) -> Iterator[Path]:
+    """Give a new folder beside `target` to fill, and put it in place of `target` when the block ends well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{target.name}")
+    try:
+        with name_write_errors(target):
+            temporary.mkdir()
+            yield temporary
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(temporary, target)
+            flush_to_disk(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def write_json(path: Path, values: Any) -> None:
     write_text(path, json.dumps(values, indent=1) + "\n")
 
