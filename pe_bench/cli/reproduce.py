@@ -13,7 +13,7 @@ from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:
     from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import Outcomes
+    from pe_bench.studies.outcomes import Level, Outcomes
     from pe_bench.studies.runs import StudyRuns
     from pe_bench.studies.study import Study
 
@@ -93,10 +93,12 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
     """Make what is missing, print what the runs say, and draw it."""
     steps = list(runs.steps())
     from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import write_levels
+    from pe_bench.studies.outcomes import read_table, write_levels
 
-    outcomes = _show(runs.study, Measurements(runs.results_dir, steps), runs.results_dir)
-    table, differing = runs.study.table, len(outcomes.differing)
+    table = runs.study.table
+    measured = Measurements(runs.results_dir, steps)
+    outcomes = _show(runs, measured, runs.results_dir, read_table(table))
+    differing = len(outcomes.differing)
     if write_table:
         write_levels(table, outcomes.ours)
         say(f"wrote {table}")
@@ -104,25 +106,32 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
         raise RunError(f"levels that differ from {table}: {differing}")
 
 
-def _report_stored(runs: "StudyRuns") -> None:
-    """Print what the stored pieces of the study say, and draw it."""
+def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) -> None:
+    """Print what the stored pieces of the study say, and draw it.
+
+    table: levels to compare with; by default those of the study's table.
+    """
     from pe_bench.studies.claims import Measurements
+    from pe_bench.studies.outcomes import read_table
     from pe_bench.studies.pieces import StoredPieces
 
     pieces = StoredPieces(runs.study)
-    _show(runs.study, Measurements(pieces.folder, pieces.steps()), pieces.folder, runs.results_dir)
-    for missing in pieces.missing():
-        say(f"not stored: {missing}")
+    measured = Measurements(pieces.folder, pieces.steps())
+    _show(runs, measured, pieces.folder, read_table(runs.study.table) if table is None else table)
+    if missing := pieces.missing():
+        say(f"pieces that are not stored: {len(missing)}, first {missing[0]}")
 
 
 def _make_pieces(runs: "StudyRuns") -> None:
     """Make the pieces that are not stored, one after the other; store each, and the levels, as it ends."""
     from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import levels_of, write_levels
+    from pe_bench.studies.outcomes import levels_of, read_table, write_levels
     from pe_bench.studies.pieces import StoredPieces
 
     runs.check()
-    study, pieces = runs.study, StoredPieces(runs.study)
+    study = runs.study
+    pieces = StoredPieces(study)
+    before = read_table(study.table)
     for piece in pieces.read():
         say(f"stored: {piece}")
     for piece in pieces.missing():
@@ -131,30 +140,31 @@ def _make_pieces(runs: "StudyRuns") -> None:
         measured = Measurements(pieces.folder, pieces.steps())
         write_levels(study.table, levels_of(measured.rows, study.size, measured.machines))
         say(f"stored {piece} in {pieces.folder}, its levels in {study.table}")
-    _report_stored(runs)
+    _report_stored(runs, before)
 
 
 def _show(
-    study: "Study", measured: "Measurements", made_in: Path, results_dir: Path | None = None
+    runs: "StudyRuns", measured: "Measurements", measured_in: Path, table: "Sequence[Level]"
 ) -> "Outcomes":
-    """Print what a study says, and draw it.
+    """Print what the scores of a study say, and draw them.
 
-    made_in: the folder of results that was measured. results_dir: where the picture goes, if elsewhere.
+    measured_in: the folder of results that has the scores. table: levels that they are compared with.
     """
     from pe_bench.studies.budgets import budgets_of, draw_budgets, table_of
     from pe_bench.studies.outcomes import judge_study, render
 
-    outcomes = judge_study(study, measured)
+    study = runs.study
+    outcomes = judge_study(study, measured, table)
     budgets = budgets_of(study, measured) if study.over else []
     if budgets:
         write_out("".join(f"{line}\n" for line in (*table_of(budgets, measured.length), "")))
     write_out(render(outcomes, min(width_of(sys.stdout), 100)))
-    path = study.picture(results_dir or made_in)
+    path = study.picture(runs.results_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     if budgets:
         draw_budgets(budgets, study, path)
     else:
-        _draw(study, measured, made_in, path)
+        _draw(study, measured, measured_in, path)
     say(f"the picture: {path}")
     return outcomes
 

@@ -126,10 +126,8 @@ def table_of(budgets: Sequence[Budget], length: int) -> Iterator[str]:
         first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
         yield "  ".join([first.strip().ljust(widths[0]), *others])
     yield ""
-    yield (
-        f"{near}, {far}, recall: the change against {length} tokens; swap: what the far text of another "
-        f"document costs at {near}; all in bits per byte"
-    )
+    yield f"{near}, {far}, recall: changes against {length} tokens, in bits per byte"
+    yield f"swap: what another document's far text costs at {near} tokens"
     for encoding, tokens in first_that_reads(budgets).items():
         largest = max(budget.tokens for budget in budgets if budget.encoding == encoding)
         said = f"surely reads far from {spell_tokens(tokens)} on" if tokens else "does not surely read far"

@@ -57,10 +57,11 @@ class Outcomes:
         return [pair for pair in self.compared if _differ(*pair)]
 
 
-def judge_study(study: Study, scores: Measurements) -> Outcomes:
+def judge_study(study: Study, scores: Measurements, table: Sequence[Level]) -> Outcomes:
+    """Return what the scores say of a study's claims, and how their levels compare with those of a table."""
     judged = [judge_claim(claim, scores) for claim in study.claims]
     ours = levels_of(scores.rows, study.size, scores.machines)
-    return Outcomes(study, judged, ours, *compare(ours, read_table(study.table)))
+    return Outcomes(study, judged, ours, *compare(ours, table))
 
 
 def levels_of(
