@@ -28,7 +28,7 @@ LINEAR = 0.1  # bits per byte, up to which the axis of changes is linear
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 WIDTH, PANEL = 6.6, 1.9  # inches, of a panel
 ABOVE, BETWEEN, BELOW = 0.45, 0.75, 0.5  # inches: below the title, between panels, for the note
-UNLEARNED = "not learned"
+UNLEARNED = "*"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Budget:
     level: at the training length. near, far: the changes at `NEAR` and `FAR` times the training length.
     recall: that at `NEAR` times of the recall targets. swap: what far text of another document costs there.
     reads_far: whether text beyond the training length is used there: yes, no, unclear, or empty. breaks_at:
-    the first length, in tokens, that surely degrades or fails.
+    the first length, in tokens, that surely degrades or fails. has_learned: it is better at its training
+    length than a trigram; if it is not, the other answers mean nothing.
     """
 
     encoding: str
@@ -51,6 +52,7 @@ class Budget:
     swap: Interval | None
     reads_far: str
     breaks_at: int | None
+    has_learned: bool = True
 
 
 def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
@@ -71,8 +73,7 @@ def _budget(series: Series, tokens: int, scores: Measurements) -> Budget | None:
         return None
     levels = [row.bits_per_byte for row in trained if row.bits_per_byte is not None]
     use = scores.context_use(series, NEAR * length)
-    unlearned = scores.unlearned(series)
-    reads_far = use.uses_context if use else ""
+    has_learned = not scores.unlearned(series)
     return Budget(
         encoding=series.label,
         tokens=tokens,
@@ -82,8 +83,9 @@ def _budget(series: Series, tokens: int, scores: Measurements) -> Budget | None:
         far=scores.change(series, FAR * length, "paired").interval,
         recall=scores.change(series, NEAR * length, "paired", RECALL).interval,
         swap=use.swap_gain if use else None,
-        reads_far=UNLEARNED if unlearned else reads_far,
+        reads_far=use.uses_context if use and has_learned else "",
         breaks_at=breaks_at(scores.verdicts(series, "paired")),
+        has_learned=has_learned,
     )
 
 
@@ -128,6 +130,8 @@ def table_of(budgets: Sequence[Budget], length: int) -> Iterator[str]:
     yield ""
     yield f"{near}, {far}, recall: changes against {length} tokens, in bits per byte"
     yield f"swap: what another document's far text costs at {near} tokens"
+    if not all(budget.has_learned for budget in budgets):
+        yield f"{UNLEARNED}: no better than a trigram at {length} tokens: its changes mean nothing"
     for encoding, tokens in first_that_reads(budgets).items():
         largest = max(budget.tokens for budget in budgets if budget.encoding == encoding)
         said = f"surely reads far from {spell_tokens(tokens)} on" if tokens else "does not surely read far"
@@ -140,7 +144,7 @@ def _cells(budget: Budget) -> tuple[str, ...]:
         budget.encoding,
         spell_tokens(budget.tokens),
         str(budget.seeds),
-        f"{budget.level:.3f}",
+        f"{budget.level:.3f}" + ("" if budget.has_learned else UNLEARNED),
         *(f"{interval.mean:+.3f}" if interval else "-" for interval in changes),
         f"{budget.breaks_at:,}" if budget.breaks_at else "-",
         budget.reads_far or "-",

@@ -157,10 +157,11 @@ def test_an_encoding_reads_far_from_the_budget_after_which_none_fails_to() -> No
         budget("alibi", 4_096_000, "yes"),
         budget("rope", 1_024_000, "yes"),
         budget("rope", 2_048_000, "unclear"),
-        budget("nope", 500_000, "not learned"),
+        replace(budget("nope", 500_000, ""), has_learned=False, level=2.5),
     ]
     assert first_that_reads(budgets) == {"alibi": 2_048_000, "rope": None, "nope": None}
     lines = list(table_of(budgets, 128))
     assert "alibi: surely reads far from 2M on (trained on up to 4M tokens)" in lines
     assert "nope: does not surely read far (trained on up to 500k tokens)" in lines
+    assert lines[len(budgets)].split()[3] == "2.500*" and lines[4].split()[3] == "1.500"
     assert max(map(len, lines[: len(budgets) + 1])) <= 80
