@@ -79,7 +79,7 @@ def test_stored_pieces_say_what_their_runs_said_and_are_not_made_again(
     shutil.rmtree("results")
     alone = command(*arguments(study), "--stored")
     assert (ours.code, alone.code) == (0, 0), alone.err
-    assert alone.out == ours.out and alone.out.startswith("      tokens  seeds  at 16")
+    assert alone.out == ours.out and alone.out.split()[:4] == ["tokens", "seeds", "at", "16"]
     assert Path("results/studies/toy-files.png").stat().st_size > 10_000
     assert not Path("results/runs").exists()
 
