@@ -3,7 +3,10 @@
 An encoding overrides the hooks that its paper changes and nothing else. The decoder calls
 the hooks in a fixed order (`pe_bench.model.attention`):
 
-    transform -> scores * scale -> * logit_scale -> + bias -> adjust -> mask -> weights -> null_logit -> mix
+    convolve -> transform -> scores * scale -> * logit_scale -> + bias -> adjust -> mask -> weights
+        -> null_logit -> mix -> * gate
+
+A layer without softmax has `attend` in place of all between `convolve` and `gate`.
 
 Letters of shapes: B batch, H query heads, T tokens, Q queries and N keys of one block of
 scores, K head width, D model width. A *position* is what an encoding reads, an *index* is a
@@ -128,7 +131,15 @@ class Declared:
 
 
 # Optional hooks, which only compute faster what another hook defines.
-SHORTCUTS = {"scores": "terms", "bias": "columns", "distance_bias": "columns", "visible": "ranges"}
+SHORTCUTS = {
+    "scores": "terms",
+    "bias": "columns",
+    "distance_bias": "columns",
+    "visible": "ranges",
+    "attend": "attend_chunked",
+}
+# Hooks that read the queries of all tokens, so that none may be left out before they are called.
+OF_ALL_QUERIES = ("convolve", "attend")
 
 
 class LayerEncoding(nn.Module, Declared):
@@ -143,6 +154,10 @@ class LayerEncoding(nn.Module, Declared):
         for hook, shortcut in SHORTCUTS.items():
             if hook in vars(cls) and shortcut not in vars(cls):
                 setattr(cls, shortcut, getattr(LayerEncoding, shortcut))
+
+    def convolve(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Change the queries, keys and values of all tokens [B, H, T, K] by those of earlier tokens."""
+        return q, k, v
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         """Return values of each token from the layer's input `x` [B, T, D]; tokens are the last axis."""
@@ -228,6 +243,24 @@ class LayerEncoding(nn.Module, Declared):
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         """Return the output [B, H, Q, K] from weights and the keys' values [B, H, N, K]."""
         return weights @ v
+
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return what all tokens read [B, H, T, K], in place of softmax attention.
+
+        x: the layer's input [B, T, D]. No hook but `convolve` and `gate` is called beside it.
+        """
+        raise LookupError(f"{type(self).__name__} attends by softmax")
+
+    def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Optional: return what `attend` does, by another way to compute it."""
+        return self.attend(x, q, k, v)
+
+    def gate(self, x: Tensor) -> Tensor | None:
+        """Return a factor [B, H, Q, K] or [B, H, Q, 1] of what the queries read.
+
+        x: the layer's input of their tokens [B, Q, D].
+        """
+        return None
 
 
 class PositionalEncoding(nn.Module, Declared):

@@ -1,10 +1,11 @@
 """Several encodings as one: an encoding and the modifiers that act on top of it.
 
 Transforms chain, scales multiply, biases add, visibilities are ANDed, embeddings chain. What
-cannot be shared (position ids, scores, weights, mix) may be owned by one part only.
+cannot be shared (position ids, scores, weights, mix) may be owned by one part only. A layer without softmax
+shares its layer with gates and convolutions alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import torch
@@ -13,6 +14,12 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import ADVERSE_FIRST, LayerEncoding, PositionalEncoding, ScoreTerm, Side
 from pe_bench.encodings.masks.ranges import intersection
 from pe_bench.errors import UserError
+
+# Hooks of softmax attention, which a layer with `attend` does not call.
+OF_SOFTMAX = (
+    *("prepare", "transform", "logit_scale", "scores", "distance_bias", "bias", "adjust", "visible"),
+    *("weights", "null_logit", "mix"),
+)
 
 
 class Composition(PositionalEncoding):
@@ -37,6 +44,7 @@ class Composition(PositionalEncoding):
             of_softmax = [name for name in layers if layers[name].overrides("null_logit")][:1]
             of_softmax += [name for name in layers if layers[name].overrides("weights")]
             _refuse_several(of_softmax, "change the softmax")
+            require_softmax(layers)
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
@@ -65,6 +73,24 @@ class Composition(PositionalEncoding):
         return {name: chosen or multiples[name] for name, _ in self.named_parameters()}
 
 
+def require_softmax(parts: Mapping[str, LayerEncoding]) -> None:
+    """Raise `UserError` where one part of a layer replaces softmax attention and another one acts on it.
+
+    parts: what acts in one layer, by names for the message.
+    """
+    without = [name for name, part in parts.items() if part.overrides("attend")]
+    if not without:
+        return
+    acting = [name for name, part in parts.items() if name != without[0] and part.overrides(*OF_SOFTMAX)]
+    if len(without) > 1:
+        _refuse_several(without, "replace softmax attention")
+    if acting:
+        way_out = "give it to layers with softmax alone, such as those of encoding.global"
+        raise UserError(
+            f"{acting[0]} acts on softmax attention, which layers of {without[0]} lack: {way_out}"
+        )
+
+
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
     """Return one encoding with the hooks of all parts; a part that changes nothing is left out."""
     leaves = [leaf for part in parts for leaf in leaves_of(part)]
@@ -85,6 +111,11 @@ class Stack(LayerEncoding):
     def __init__(self, parts: Sequence[LayerEncoding]):
         super().__init__()
         self.parts = tuple(parts)
+
+    def convolve(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        for part in self.parts:
+            q, k, v = part.convolve(q, k, v)
+        return q, k, v
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
         prepared = [part.prepare(x) for part in self.parts]
@@ -146,6 +177,16 @@ class Stack(LayerEncoding):
 
     def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
         return self._owner("mix").mix(weights, v, queries, keys)
+
+    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._owner("attend").attend(x, q, k, v)
+
+    def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._owner("attend").attend_chunked(x, q, k, v)
+
+    def gate(self, x: Tensor) -> Tensor | None:
+        gates = [gate for part in self.parts if (gate := part.gate(x)) is not None]
+        return reduce(torch.mul, gates) if gates else None
 
     def overrides(self, *hooks: str) -> bool:
         return any(part.overrides(*hooks) for part in self.parts)

@@ -104,6 +104,12 @@ class Decoder(LanguageModel):
         self.loss = TokenLoss()
         self._initialise(model, generator)
 
+    def control_refusal(self, control: str, length: int) -> str:
+        layers = (self.encoding.layer(number) for number in range(self.n_layers))
+        if control == "window" and any(layer.overrides("attend") for layer in layers):
+            return "a layer without softmax sees no window: its state holds what all earlier tokens left"
+        return ""
+
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         return self.layers(self.embed(tokens_BT, ids), ids, window, first)
 

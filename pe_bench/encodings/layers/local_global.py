@@ -92,6 +92,9 @@ class LocalGlobal(PositionalEncoding):
                 message = f"changes {what}, which all layers share: choose one that acts in attention"
                 option = "global" if is_global else "local"
                 require(not part.overrides(hook), f"encoding.{option} {message}")
+        if False in parts and parts[False].layer(0).overrides("attend"):
+            message = "limit softmax attention, which layers of encoding.local lack: set both to null"
+            require(not masks, f"encoding.window and encoding.chunk {message}")
         self.holders = nn.ModuleList(parts.values())  # of the parameters
         self._layers = [
             stack(

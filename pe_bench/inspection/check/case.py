@@ -43,6 +43,8 @@ A_QUERY = ("BHQ1", "HQ1", "Q1", "1", "")
 SHAPES = {
     "ids": ("T", "BT"),
     "embed": ("BTD",),
+    "convolve": ("BHTK",),
+    "attend": ("BHTK",),
     "prepare": ("B*T",),
     "transform": ("BHT*",),
     "logit_scale": A_QUERY,
@@ -54,6 +56,7 @@ SHAPES = {
     "weights": ("BHQN",),
     "null_logit": A_QUERY,
     "mix": ("BHQK",),
+    "gate": ("BHQK", "BHQ1"),
 }
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -128,6 +131,14 @@ class Case:
         """The layers of `encoding`, one of each kind."""
         return layers_of(self.encoding)
 
+    @property
+    def softmax_layers(self) -> list[LayerEncoding]:
+        """Return those of `layers` that have softmax attention. Raises `UnclaimedError` where none has."""
+        layers = [layer for layer in self.layers if not layer.overrides("attend")]
+        if not layers:
+            raise UnclaimedError("no layer has softmax attention")
+        return layers
+
     def both_precisions(self) -> list[tuple[LayerEncoding, LayerEncoding]]:
         """Return each kind of layer in float64 and in float32, with the same parameters."""
         return list(zip(self.layers, layers_of(self.with_random_parameters()), strict=True))
@@ -136,9 +147,9 @@ class Case:
         return layer_inputs(length, batch=batch, d_head=self.sizes.d_head)
 
     def sides(self, length: int, shift: int = 0) -> Iterator[tuple[LayerEncoding, Side, Side]]:
-        """Yield each kind of layer with queries and keys at positions from `shift` on."""
+        """Yield each kind of layer with softmax, and queries and keys at positions from `shift` on."""
         x, q, k, _ = self.inputs(length)
-        for layer in self.layers:
+        for layer in self.softmax_layers:
             yield layer, *project(layer, x, q, k, torch.arange(length) + shift)
 
     @property

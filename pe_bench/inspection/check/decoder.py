@@ -45,7 +45,7 @@ from pe_bench.model.attention.reference import project
 TOKENS = 9  # differs from every other size of the model
 SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
 SIZES |= dict.fromkeys("TQNn", TOKENS)
-OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit")  # may return None
+OPTIONAL = ("logit_scale", "distance_bias", "bias", "null_logit", "gate")  # may return None
 SHARED = "BHQ"  # axes along which one value may serve all
 # The keys that each query of a case sees: where it sees none, scores do not matter.
 CAUSAL = torch.ones(TOKENS, TOKENS).tril().bool()
@@ -112,6 +112,12 @@ def _calls(
         yield "embed", part.embed(x, ids_of(encoding, text), text), None
         return
     assert isinstance(part, LayerEncoding)
+    yield from (("convolve", each, None) for each in part.convolve(q, k, v))
+    yield "gate", part.gate(x), None
+    if part.overrides("attend"):
+        yield "attend", part.attend(x, q, k, v), None
+        yield "attend", part.attend_chunked(x, q, k, v), None
+        return
     values = part.prepare(x)
     yield from (("prepare", value, None) for value in values.values())
     queries, keys = project(part, x, q, k, position)
@@ -209,7 +215,7 @@ def prefix(case: Case) -> str:
 
     Look at: what reads the number of keys, k.shape[-2], or the largest position.
     """
-    pairs = [(9, 16), (TRAIN_LENGTH // 2, TRAIN_LENGTH)]
+    pairs = [(9, 16), (TRAIN_LENGTH // 2, TRAIN_LENGTH), (TRAIN_LENGTH - 1, TRAIN_LENGTH)]
     if not case.ends:
         pairs += [(TRAIN_LENGTH, 2 * TRAIN_LENGTH), (2 * TRAIN_LENGTH, 3 * TRAIN_LENGTH + 5)]
     errors = {}

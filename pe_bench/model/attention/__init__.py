@@ -16,7 +16,8 @@ from pe_bench.model.attention.chunks import fused_chunk_attention, fused_relativ
 from pe_bench.model.attention.flex import can_flex, fused_flex_attention
 from pe_bench.model.attention.fused import can_tabulate, fused_attention, fused_distance_attention
 from pe_bench.model.attention.native import native_attention, native_column_attention, usable_kernel
-from pe_bench.model.attention.reference import reference_attention
+from pe_bench.model.attention.reference import gated, softmax_attention
+from pe_bench.model.attention.reference import reference_attention as reference_attention
 
 
 class AttentionPath(NamedTuple):
@@ -26,7 +27,7 @@ class AttentionPath(NamedTuple):
     run: Callable[..., Tensor]  # with the arguments of `attention`
 
 
-REFERENCE = AttentionPath("reference", reference_attention)
+REFERENCE = AttentionPath("reference", softmax_attention)
 FUSED = AttentionPath("fused", fused_attention)
 CHUNK = AttentionPath("fused chunk", fused_chunk_attention)
 DISTANCE = AttentionPath("fused distance", fused_distance_attention)
@@ -55,13 +56,33 @@ def attention(
 
     `x` [B, T, D] is the layer's input, `q`, `k` and `v` are [B, H, T, K], `position` is [T] or
     [B, T]. Queries may be those of the last tokens alone. `window` limits every query to the last
-    `window` tokens, from outside the encoding.
+    `window` tokens, from outside the encoding; a layer without softmax sees none.
     """
-    return choose(encoding, q, position, window).run(encoding, x, q, k, v, position, window)
+    q, k, v = encoding.convolve(q, k, v)
+    read = choose(encoding, q, position, window).run(encoding, x, q, k, v, position, window)
+    return gated(encoding, x, read, range(k.shape[-2] - q.shape[-2], k.shape[-2]))
+
+
+def recurrent_attention(
+    encoding: LayerEncoding,
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int | None = None,
+) -> Tensor:
+    """Return what the tokens of a layer without softmax read; no position and no window has a part in it."""
+    return encoding.attend_chunked(x, q, k, v)
+
+
+RECURRENT = AttentionPath("recurrent", recurrent_attention)
 
 
 def choose(encoding: LayerEncoding, q: Tensor, position: Tensor, window: int | None = None) -> AttentionPath:
     """Return the path for queries like `q` [B, H, T, K] of the last tokens at these positions."""
+    if encoding.overrides("attend"):
+        return RECURRENT
     if q.shape[-2] < position.shape[-1]:
         return REFERENCE
     if q.device.type == "cuda" and can_flex(encoding, q, position):

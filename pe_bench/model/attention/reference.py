@@ -18,6 +18,12 @@ REFERENCE_ELEMENTS = 2**20
 REFERENCE_ELEMENTS_ON_A_GPU = 2**28
 
 
+def gated(encoding: LayerEncoding, x: Tensor, read: Tensor, rows: range) -> Tensor:
+    """Return what the queries in `rows` read [B, H, Q, K], times the gate that their inputs set."""
+    factor = encoding.gate(x[:, rows.start : rows.stop])
+    return read if factor is None else (read * factor).to(read.dtype)
+
+
 def reference_attention(
     encoding: LayerEncoding,
     x: Tensor,
@@ -33,6 +39,27 @@ def reference_attention(
 
     There may be queries of the last tokens alone, and always are keys of all.
     """
+    rows = rows if rows is not None else range(k.shape[-2] - q.shape[-2], k.shape[-2])
+    convolved = encoding.convolve(q, k, v)
+    if encoding.overrides("attend"):
+        read = encoding.attend(x, *convolved)[:, :, rows.start : rows.stop]
+    else:
+        read = softmax_attention(encoding, x, *convolved, position, window, block, rows)
+    return gated(encoding, x, read, rows)
+
+
+def softmax_attention(
+    encoding: LayerEncoding,
+    x: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    position: Tensor,
+    window: int | None = None,
+    block: int | None = None,
+    rows: range | None = None,
+) -> Tensor:
+    """Apply every hook of softmax attention literally, in blocks of queries."""
     queries, keys = project(encoding, x, q, k, position)
     before = k.shape[-2] - q.shape[-2]  # tokens without a query
     rows = rows if rows is not None else range(before, k.shape[-2])
