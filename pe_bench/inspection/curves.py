@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.compose import Composition, leaves_of
+from pe_bench.encodings.recurrent.recurrence import Recurrent
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
 from pe_bench.model.attention.reference import logits, project, take, weigh
@@ -22,11 +24,15 @@ TEXT = "A query sees some keys. What it makes of them depends on where they are.
 
 @dataclass(frozen=True)
 class Scores:
-    """The expected scores by distance 0..T-1 [H, T], NaN where the mask hides the key, and weights [H, T]."""
+    """The expected scores by distance 0..T-1 [H, T], NaN where the mask hides the key, and weights [H, T].
+
+    meaning: what the scores are, on an axis. Where an encoding replaces the softmax, they are logarithms of
+    its weights; where it has a state instead, of the share of a token that is left in it.
+    """
 
     scores: Tensor
     weights: Tensor
-    is_weight: bool  # the scores are logarithms of weights, because the encoding replaces the softmax
+    meaning: str = "expected score"
 
 
 def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
@@ -48,6 +54,9 @@ def _traits(module: nn.Module) -> list[object]:
 @torch.no_grad()
 def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Scores:
     """Return the mean over contents that the query and the key share, plus what is added to it."""
+    recurrent = [leaf for leaf in leaves_of(layer) if isinstance(leaf, Recurrent)]
+    if recurrent:
+        return _decays(subject, recurrent[0], length)
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     samples = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
@@ -63,7 +72,24 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
     scores, weights = sums / len(x)
     is_weight = layer.overrides("weights")
     shown = weights.log().clamp(min=-1e4) if is_weight else scores
-    return Scores(shown.masked_fill(~visible[..., 0, :], math.nan).flip(-1), weights.flip(-1), is_weight)
+    meaning = "log of expected weight" if is_weight else Scores.meaning
+    return Scores(shown.masked_fill(~visible[..., 0, :], math.nan).flip(-1), weights.flip(-1), meaning)
+
+
+def _decays(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Scores:
+    """Return how much of a token is left in the state, by its distance, as a mean over contents."""
+    model = subject.config.model
+    x, heads = contents(model.d_model, model.n_heads, model.d_head)
+    samples = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
+    total = torch.zeros(model.n_heads, length)
+    for x_part, heads_part in zip(x.split(samples), heads.split(samples), strict=True):
+        repeated = heads_part.expand(-1, -1, length, -1)
+        tokens = layer.tokens(x_part.expand(-1, length, -1), repeated, repeated, repeated)
+        # A token at a distance has been decayed by all later ones, but not by itself.
+        later = functional.pad(tokens.log_decay.flip(-2), (0, 0, 1, 0))[..., :-1, :]
+        total += later.cumsum(-2).exp().mean(-1).sum(0)
+    left = total / len(x)
+    return Scores(left.log(), left / left.sum(-1, keepdim=True), "log of what is left of a token")
 
 
 @torch.no_grad()

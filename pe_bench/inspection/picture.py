@@ -74,7 +74,7 @@ def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
             continue
         title = label if len(kinds) == 1 else f"{label}, {name_numbers('layer', numbers)}"
         scores = curves.scores_by_distance(subject, layer, reach)
-        meaning = "log of expected weight" if scores.is_weight else "expected score"
+        meaning = scores.meaning
         weights = scores.weights.numpy().mean(0)
         wavelengths = [values.numpy() for values in curves.wavelengths(layer, reach)]
         mask = curves.mask(subject, layer, min(mask_reach, MAX_MASK)).numpy()

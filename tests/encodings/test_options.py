@@ -43,7 +43,7 @@ def other_values(part: PartSpec, option: str) -> list[Any]:
         return [2 * value, value / 2 if isinstance(value, float) else max(1, value // 2), value + 1, 2]
     if isinstance(value, list):
         return [value[:1]] if isinstance(value[0], str) else [[2 * number for number in value]]
-    return [8, 2, 2.0, [1.5] * 4]  # null stands for a number, or for one of each pair or head
+    return [8, 2, 2.0, -2.0, [1.5] * 4]  # null stands for a number, or for one of each pair or head
 
 
 @torch.no_grad()

@@ -40,10 +40,21 @@ def test_hidden_keys_have_no_score_and_the_mask_shows_them():
 
 def test_without_positions_attention_is_even_and_a_replaced_softmax_is_shown_by_its_weights():
     even = scores("nope", length=64)
-    assert (even.weights - 1 / 64).abs().max() < 1e-6 and not even.is_weight
+    assert (even.weights - 1 / 64).abs().max() < 1e-6 and even.meaning == "expected score"
     replaced = scores("stick_breaking", length=64)
-    assert replaced.is_weight and float(replaced.scores[0, 1]) == pytest.approx(0, abs=0.1)
+    assert replaced.meaning == "log of expected weight"
+    assert float(replaced.scores[0, 1]) == pytest.approx(0, abs=0.1)
     assert float(replaced.weights.sum(-1).max()) <= 1 + 1e-5
+
+
+def test_a_state_is_shown_by_what_is_left_in_it():
+    kept = scores("retention", length=64)
+    assert kept.meaning == "log of what is left of a token"
+    heads = torch.arange(len(kept.scores))
+    expected = torch.log1p(-(2.0 ** (-5 - heads)))[:, None] * torch.arange(64)
+    torch.testing.assert_close(kept.scores, expected, rtol=1e-4, atol=1e-4)
+    decaying = scores("gated_deltanet", length=64)
+    assert (decaying.scores[:, 0] == 0).all() and (decaying.scores.diff(dim=-1) < 0).all()
 
 
 def test_products_of_sinusoids_are_sums_of_cosines_of_the_distance():

@@ -1,0 +1,177 @@
+"""Layers without softmax: their recurrence is that of the papers, and chunks of it give the same."""
+
+import math
+
+import pytest
+import torch
+from support.cases import find_case
+from torch import Tensor
+
+from pe_bench.encodings.recurrent import recurrence as module
+from pe_bench.encodings.recurrent.gated_deltanet import GatedDeltaNet
+from pe_bench.encodings.recurrent.kda import KDA
+from pe_bench.encodings.recurrent.recurrence import Tokens, chunked, convolved, recurrence, unit
+from pe_bench.encodings.recurrent.retention import Retention
+from pe_bench.errors import UserError
+from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, hidden, layer_inputs, tokens, worst
+from pe_bench.model.attention import RECURRENT, attention, choose, reference_attention
+
+B, H, T, K, V = 2, 3, 75, 8, 5
+
+
+def leaves(decay: float, groups: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((B, H, T, K), (B, H, T, K), (B, H, T, V), (B, H, T, groups), (B, H, T))
+    q, k, v, log_decay, strength = (torch.rand(shape, generator=generator).double() for shape in shapes)
+    made = [q - 0.5, unit(k - 0.5), v - 0.5, -decay * log_decay, strength]
+    return [each.to(dtype).requires_grad_() for each in made]
+
+
+def outputs_and_gradients(read, inputs: list[Tensor], corrects: bool) -> list[Tensor]:
+    used = inputs if corrects else inputs[:4]
+    output = read(Tokens(*used))
+    weights = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+    return [output.detach(), *torch.autograd.grad((output * weights).sum(), used)]
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+@pytest.mark.parametrize("groups", [1, K])
+@pytest.mark.parametrize("decay", [0.1, 1, 5, 20, 39, 60])
+def test_chunks_give_the_recurrence_and_its_gradients_at_any_decay(
+    decay: float, groups: int, corrects: bool
+) -> None:
+    truth = outputs_and_gradients(recurrence, leaves(decay, groups), corrects)
+    found = outputs_and_gradients(chunked, leaves(decay, groups), corrects)
+    single = outputs_and_gradients(chunked, leaves(decay, groups, torch.float32), corrects)
+    for exact, double, rounded in zip(truth, found, single, strict=True):
+        assert rounded.isfinite().all()
+        assert worst(double, exact) <= 1e-13 * max(1.0, float(exact.abs().max()))
+        assert worst(rounded, exact) <= 1e-4 * float(exact.abs().max())
+
+
+def test_a_state_decays_before_it_is_corrected_and_a_token_reads_itself() -> None:
+    """With keys of one feature, the state is a number for each feature of the values."""
+    ones = torch.ones(1, 1, 2, 1, dtype=torch.float64)
+    values = torch.tensor([3.0, 5.0], dtype=torch.float64).view(1, 1, 2, 1)
+    log_decay = math.log(0.5) * ones
+    strength = 0.25 * ones.squeeze(-1)
+    corrected = recurrence(Tokens(ones, ones, values, log_decay, strength)).flatten()
+    first = 0.25 * 3.0
+    assert corrected.tolist() == pytest.approx([first, 0.5 * first + 0.25 * (5.0 - 0.5 * first)])
+    summed = recurrence(Tokens(ones, ones, values, log_decay)).flatten()
+    assert summed.tolist() == pytest.approx([3.0, 0.5 * 3.0 + 5.0])
+
+
+@torch.no_grad()
+def test_recurrences_are_those_of_the_models_in_transformers() -> None:
+    from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
+
+    for groups, theirs in ((1, torch_recurrent_gated_delta_rule), (K, recurrent_kimi_delta_attention)):
+        q, k, v, log_decay, strength = leaves(2.0, groups, torch.float32)
+        decay = log_decay.squeeze(-1) if groups == 1 else log_decay
+        given = [each.transpose(1, 2) for each in (3 * q, 3 * k, v, decay, strength)]
+        expected, _ = theirs(
+            *given, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=True
+        )
+        found = recurrence(Tokens(unit(3 * q) * K**-0.5, unit(3 * k), v, log_decay, strength))
+        torch.testing.assert_close(found, expected.transpose(1, 2), rtol=1e-5, atol=1e-6)
+
+
+def test_segments_without_gradients_hand_the_state_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = [each.detach() for each in leaves(0.5, K)]
+    whole = chunked(Tokens(*inputs))
+    monkeypatch.setattr(module, "SEGMENT", 64)
+    with torch.no_grad():
+        assert torch.equal(chunked(Tokens(*inputs)), whole)
+
+
+def test_a_convolution_mixes_the_token_with_those_before_it() -> None:
+    x = torch.arange(1.0, 6.0).view(1, 1, 5, 1)
+    taps = torch.tensor([0.0, 10.0, 1.0]).view(1, 1, 3)
+    assert convolved(x, taps).flatten().tolist() == [1, 12, 23, 34, 45]
+
+
+def decays_of(layer: GatedDeltaNet | KDA, factor: float) -> Tensor:
+    x = factor * torch.randn(1, 50, 16, generator=torch.Generator().manual_seed(1))
+    return layer.log_decay(x)
+
+
+def test_decays_have_their_first_values_and_bounds() -> None:
+    torch.manual_seed(0)
+    plain = GatedDeltaNet(16, 4, 8)
+    rates = -decays_of(plain, 0.0)[0, :, 0, 0]
+    steps = torch.nn.functional.softplus(plain.step)
+    torch.testing.assert_close(rates, plain.log_rate.exp() * steps)
+    assert (steps > 0.00099).all() and (steps < 0.101).all() and (plain.log_rate.exp() <= 16.01).all()
+    bounded = decays_of(KDA(16, 4, 8, lower_bound=-5.0), 100.0).detach()
+    assert float(bounded.min()) == pytest.approx(-5.0) and float(bounded.max()) <= 0
+    assert bounded.shape == (1, 4, 50, 8)
+    first = Retention().tokens(*layer_inputs(9)).log_decay[0, 0, 0, 0]
+    assert math.exp(float(first)) == pytest.approx(31 / 32)
+
+
+def case_of(*arguments: str) -> Case:
+    return find_case(arguments[0], arguments[1:])
+
+
+@torch.no_grad()
+def test_the_last_layer_computes_the_last_tokens_as_it_does_within_the_whole() -> None:
+    for case in (case_of("kimi_linear"), case_of("gated_deltanet"), case_of("rope", "modifier=[short_conv]")):
+        text = tokens(2, TRAIN_LENGTH)
+        ids = torch.arange(TRAIN_LENGTH)
+        whole = case.model.hidden(text, ids)
+        assert worst(case.model.hidden(text, ids, first=9), whole[:, 9:]) < 1e-12
+
+
+def test_a_layer_without_softmax_is_computed_in_chunks_and_refuses_the_window_control() -> None:
+    case = case_of("kimi_linear")
+    layer = case.layers[0]
+    x, q, k, v = layer_inputs(TRAIN_LENGTH)
+    position = torch.arange(TRAIN_LENGTH)
+    assert choose(layer, q, position) is RECURRENT
+    assert (
+        worst(attention(layer, x, q, k, v, position), reference_attention(layer, x, q, k, v, position))
+        < 1e-12
+    )
+    assert "sees no window" in case.model.control_refusal("window", 64)
+    assert case.model.control_refusal("swap", 64) == ""
+    assert case_of("rope").model.control_refusal("window", 64) == ""
+
+
+@pytest.mark.parametrize("modifier", ["logn", "sink", "sliding_window"])
+def test_what_acts_on_the_softmax_is_refused_where_there_is_none(modifier: str) -> None:
+    for name in ("gated_deltanet", "kimi_linear"):
+        with pytest.raises(UserError, match=f"{modifier} acts on softmax attention.*encoding.global"):
+            _ = case_of(name, f"modifier=[{modifier}]").model
+    with pytest.raises(UserError, match="set both to null"):
+        _ = case_of("kimi_linear", "encoding.window=8").model
+    inside = "encoding.global={name: nope, modifiers: {logn: {}}}"
+    assert hidden(case_of("kimi_linear", inside).model, tokens(1, 9)).isfinite().all()
+
+
+def test_a_gate_multiplies_what_heads_read_in_every_kind_of_layer() -> None:
+    for name in ("rope", "gated_deltanet", "t5"):
+        plain = case_of(name)
+        gated = case_of(name, "modifier=[gate]")
+        layer = gated.layers[0]
+        x, q, k, v = layer_inputs(TRAIN_LENGTH)
+        position = torch.arange(TRAIN_LENGTH)
+        with torch.no_grad():
+            read = attention(plain.layers[0], x, q, k, v, position)
+            factor = layer.gate(x)
+            assert factor is not None and factor.shape == q.shape
+            # The base encoding's parameters are drawn first, and are the same with and without a modifier.
+            assert worst(attention(layer, x, q, k, v, position), factor * read) < 1e-12
+            rows = range(20, 25)
+            some = reference_attention(layer, x, q, k, v, position, rows=rows)
+            assert worst(some, (factor * read)[:, :, 20:25]) < 1e-12
+
+
+def test_short_convolutions_begin_as_none() -> None:
+    for name in ("rope", "t5"):
+        text = tokens(2, TRAIN_LENGTH)
+        plain, mixed = case_of(name), case_of(name, "modifier=[short_conv]")
+        before, after = (hidden(case.model_of(case.as_built()), text) for case in (plain, mixed))
+        assert worst(before, after) < 1e-12
+        assert worst(hidden(plain.model, text), hidden(mixed.model, text)) > 1e-3
