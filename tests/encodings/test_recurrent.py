@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.cases import find_case
 from torch import Tensor
+from torch.nn import functional
 
 from pe_bench.encodings.recurrent import recurrence as module
 from pe_bench.encodings.recurrent.gated_deltanet import GatedDeltaNet
@@ -17,6 +18,7 @@ from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, hidden, layer_inp
 from pe_bench.model.attention import RECURRENT, attention, choose, reference_attention
 
 B, H, T, K, V = 2, 3, 75, 8, 5
+D = 16
 
 
 def leaves(decay: float, groups: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -88,8 +90,8 @@ def test_segments_without_gradients_hand_the_state_on(monkeypatch: pytest.Monkey
 
 def test_a_convolution_mixes_the_token_with_those_before_it() -> None:
     x = torch.arange(1.0, 6.0).view(1, 1, 5, 1)
-    taps = torch.tensor([0.0, 10.0, 1.0]).view(1, 1, 3)
-    assert convolved(x, taps).flatten().tolist() == [1, 12, 23, 34, 45]
+    taps = torch.tensor([100.0, 10.0, 1.0]).view(1, 1, 3)
+    assert convolved(x, taps).flatten().tolist() == [1, 12, 123, 234, 345]
 
 
 def decays_of(layer: GatedDeltaNet | KDA, factor: float) -> Tensor:
@@ -109,6 +111,54 @@ def test_decays_have_their_first_values_and_bounds() -> None:
     assert bounded.shape == (1, 4, 50, 8)
     first = Retention().tokens(*layer_inputs(9)).log_decay[0, 0, 0, 0]
     assert math.exp(float(first)) == pytest.approx(31 / 32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["gated_deltanet", "sigmoid", "kda", "bounded"])
+def test_a_layer_is_its_equations(kind: str) -> None:
+    """One head, from the docstrings alone, with PyTorch's own convolution and norms."""
+    torch.manual_seed(0)
+    made = {
+        "gated_deltanet": lambda: GatedDeltaNet(D, 1, K),
+        "sigmoid": lambda: GatedDeltaNet(D, 1, K, negative=True, gate="sigmoid"),
+        "kda": lambda: KDA(D, 1, K),
+        "bounded": lambda: KDA(D, 1, K, lower_bound=-5.0, negative=True),
+    }
+    layer = made[kind]().double()
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    x = torch.randn(1, 40, D).double()
+    q, k, v = torch.randn(3, 1, 1, 40, K).double()
+    mixed = []
+    for name, each in zip("qkv", (q, k, v), strict=True):
+        padded = functional.pad(each[0, 0].mT, (3, 0))
+        weights = layer.taps[name][0].unsqueeze(1)
+        mixed.append(functional.silu(functional.conv1d(padded, weights, groups=K)).mT)
+    queries, keys, values = mixed
+    queries = functional.normalize(queries, dim=-1) / math.sqrt(K)
+    keys = functional.normalize(keys, dim=-1)
+    strength = torch.sigmoid(x[0] @ layer.strength[0])
+    strength = strength * (2 if kind in ("sigmoid", "bounded") else 1)
+    if isinstance(layer, KDA):
+        raw = x[0] @ layer.decay_down.mT @ layer.decay_up.mT + layer.step[0]
+        gate = torch.sigmoid(x[0] @ layer.gate_down.mT @ layer.gate_up.mT)
+    else:
+        raw = x[0] @ layer.decay.mT + layer.step
+        activation = torch.sigmoid if kind == "sigmoid" else functional.silu
+        gate = activation(x[0] @ layer.gate_matrix.mT)
+    rate = math.exp(float(layer.log_rate))
+    decay = -rate * functional.softplus(raw)
+    if kind == "bounded":
+        decay = -5 * torch.sigmoid(rate * raw)
+    state = torch.zeros(K, K).double()
+    rows = []
+    for t in range(40):
+        state = torch.diag(decay[t].expand(K).exp()) @ state
+        state = state + torch.outer(keys[t], strength[t] * (values[t] - state.T @ keys[t]))
+        rows.append(state.T @ queries[t])
+    read = torch.stack(rows)
+    expected = functional.rms_norm(read, (K,), eps=1e-6) * layer.norm * gate
+    assert worst(layer.attend(x, q, k, v)[0, 0], expected) < 1e-5 * float(expected.abs().max())
 
 
 def case_of(*arguments: str) -> Case:

@@ -15,7 +15,7 @@ Kimi Team 2025, "Kimi Linear: An Expressive, Efficient Attention Architecture", 
 values as in flash-linear-attention, `layers/kda.py`, without the intercept of the output's gate, as in the
 released models. Kimi K3 and GLM-5.3-Flash have a `lower_bound` of -5.
 
-Sizes and matrices are as in `gated_deltanet`; what is added makes a tiny model 13 % larger. exp(A_h) is
+Sizes and matrices are as in `gated_deltanet`; what is added makes a tiny model 9 % larger. exp(A_h) is
 uniform from 1 to 16 at first, with `lower_bound` it is 1, and softplus(d) is log-uniform from 0.001 to 0.1.
 """
 
