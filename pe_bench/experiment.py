@@ -15,7 +15,7 @@ from pe_bench.checkpoints.load import load_checkpoint
 from pe_bench.config.schema import Config
 from pe_bench.data.batches import windows_of
 from pe_bench.data.packed import load_data, summary
-from pe_bench.encodings.source import copy_sources
+from pe_bench.encodings.source import copy_files
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.model.attention.native import training_kernel, usable_kernel
@@ -271,7 +271,7 @@ def _write_config(job: Job) -> None:
     runs.write_config(job.folder, job.config)
     for part in EncodingSpec(job.config.encoding, job.config.search).parts:
         if not part.is_built_in:
-            copy_sources(part.code.path, job.folder / "code")
+            copy_files(part.code.files, job.folder / "code")
 
 
 def _write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
-from pe_bench.encodings.load import OUTSIDE_MODULE
+from pe_bench.encodings.load import opened_later
+from pe_bench.encodings.modules import OUTSIDE_MODULE, public_text
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import Decoder, LanguageModel
 from pe_bench.system.machine import is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
+from pe_bench.system.terminal import say
 
 
 @torch.no_grad()
@@ -40,6 +42,8 @@ def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
     message = f"the encoding gives values that are not finite in a window of {length} tokens: try"
     require(bool(is_finite), f"{message} `pe-bench check {name}`")
     refuse_lookahead(model, length, name)
+    for line in uncovered_files(model.encoding):
+        say(f"warning: {line}")
 
 
 # Refuse a model that reads later tokens: its scores would mean nothing.
@@ -122,8 +126,9 @@ def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str
     pe-bench's. Where one of these is a user's, errors of pe-bench's code are blamed on what its hooks
     returned, or on their parameters.
     """
-    described = f"{type(error).__name__}: {first_line(error)}"
-    loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
+    described = f"{type(error).__name__}: {public_text(first_line(error))}"
+    modules = [module for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
+    loaded = [getattr(module, "__file__", None) for module in modules]
     files = _users_files(encodings)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in (*loaded, *files):
@@ -131,6 +136,19 @@ def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str
     if not files or isinstance(error, (UserError, RunError, OSError)):
         return None
     return f"{files[0]}: a hook cannot be used: {described}"
+
+
+def uncovered_files(encoding: nn.Module) -> list[str]:
+    """Return a line for each class of an encoding whose code has opened files that no identity covers."""
+    lines = []
+    for part_class in dict.fromkeys(type(part) for part in encoding.modules()):
+        names = ", ".join(file.name for file in opened_later(part_class))
+        if names:
+            lines.append(
+                f"{part_class.__name__} opens {names} in a hook or its constructor, and the run's name does "
+                "not follow from what is in there: open it in the body of the module"
+            )
+    return lines
 
 
 def is_users_own(encoding: nn.Module) -> bool:

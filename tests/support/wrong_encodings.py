@@ -1,6 +1,7 @@
 """Encodings that are wrong on purpose, each in one way, for `pe-bench check` to find; and some right ones."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -98,6 +99,13 @@ class SqueezesOneToken(Right):
 class DropoutInAHook(Right):
     def adjust(self, scores, visible, queries, keys):
         return nn.functional.dropout(scores, 0.1, self.training)
+
+
+@fails("identity", r"^reference_inputs.py: opened after the import")
+class ReadsAFileInAHook(Right):
+    def distance_bias(self, distance):
+        Path(__file__).with_name("reference_inputs.py").read_text(encoding="utf-8")
+        return super().distance_bias(distance)
 
 
 # In a decoder.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, PositionalEncoding
 from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.load import opened_later
 from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import (
     EXACT,
@@ -180,6 +181,24 @@ def device(case: Case) -> str:
             raise FailureError(describe(error)) from error
         raise UnclaimedError(f"cannot be followed without values: {describe(error)}") from error
     return "no tensor stayed on the CPU"
+
+
+@torch.no_grad()
+def identity(case: Case) -> str:
+    """The identity of a run covers every file of the encoding's folder that its code reads.
+
+    Look at: a file that a hook or the constructor opens: open it in the body of the module.
+
+    Files that a module opens while it is imported are covered; a run is named before a hook is called.
+    """
+    for length in (1, TRAIN_LENGTH):
+        text = tokens(2, length)
+        model = case.new_model()
+        model.hidden(text, ids_of(model.encoding, text, train=True))
+    late = dict.fromkeys(file for part in parts_of(case.encoding) for file in opened_later(type(part)))
+    names = ", ".join(file.name for file in late)
+    expect(not late, f"{names}: opened after the import, in a hook or the constructor, and not covered")
+    return "no file is opened after the import"
 
 
 # In a decoder: calls and sequences must not change each other
