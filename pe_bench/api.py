@@ -284,9 +284,9 @@ def import_runs(
 ) -> "Imported":
     """Copy finished runs from elsewhere into a folder of results, each whole or not at all.
 
-    folders: runs, folders of runs, or other folders of results, whose anchors are copied too. A run that
-    already exists is left as it is. Returns the names of the runs that were copied and of those that existed,
-    and why others were refused.
+    folders: runs, folders of runs, or other folders of results. Their anchors, such as (trigram), are not
+    copied: `evaluate` counts them here. A run that already exists is left as it is. Returns the names of the
+    runs that were copied and of those that existed, and why others were refused.
 
     results_dir DIR: The folder of runs and results.csv.
     """
