@@ -26,14 +26,14 @@ from pe_bench.runs.commands import record_command
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import keep_slices
-from pe_bench.runs.source import after_source, find_source
+from pe_bench.runs.source import KEPT, after_source, find_source
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import row_key, score, scored_rows
 from pe_bench.scoring.other_encodings import OtherEncoding, models_under
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
-from pe_bench.scoring.stages import after_training, stage_label
+from pe_bench.scoring.stages import after_training, stage_label, trained_name
 from pe_bench.system import machine
 from pe_bench.system.files import remove_leftovers, write_json
 from pe_bench.system.signals import Stopped, rank, world_size
@@ -72,8 +72,10 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     if config.tracker is not None:
         check_tracker(config.tracker)
     source, job = job.source, replace(job, source=None)
-    if source is None or checkpoint.latest_checkpoint(job.folder / "checkpoints") is not None:
+    is_begun = checkpoint.latest_checkpoint(job.folder / "checkpoints") is not None
+    if source is None or is_begun or _is_trained(job, plans):
         return job, plans
+    require(not job.missing, job.missing)
     trained = checkpoint.require_trained(source, runs.read_config(source).train.total_steps)
     checkpoint.load_weights(trained.path, job.model, is_start=True)
     return replace(job, source=trained.path), plans
@@ -89,7 +91,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     device, threads = machine.resolve_device(config.device), machine.set_threads(config.threads)
     data, source = load_data(config), None
     if run is None and (config.train.from_run or config.train.beside):
-        source = find_source(config, data.hash)
+        source = find_source(config, data.hash, trained_name)
         config = after_source(config, source)
     encoding = EncodingSpec(config.encoding, config.search)
     if source is not None and config.train.from_run:
@@ -112,8 +114,11 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     plans = planner(config, config.eval, data)
     for side in ("training", "validation"):
         windows_of(data, config.train.length, side=side)  # which refuses data without any
-    job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first=first)
-    return replace(job, source=source.run if source and config.train.from_run else None), plans
+    start = source.run if source is not None and config.train.from_run else None
+    job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first, start)
+    if source is not None:
+        job = replace(job, kept=source.to_plain(), missing=source.missing)
+    return job, plans
 
 
 def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
@@ -269,6 +274,8 @@ def _describe(job: Job) -> None:
 
 def _write_config(job: Job) -> None:
     runs.write_config(job.folder, job.config)
+    if job.kept is not None:
+        write_json(job.folder / KEPT, job.kept)
     for part in EncodingSpec(job.config.encoding, job.config.search).parts:
         if not part.is_built_in:
             copy_files(part.code.files, job.folder / "code")

@@ -128,6 +128,7 @@ class TrainConfig:
     checkpoint_every: AtLeast1 = 200
     from_run: str | None = None
     beside: str | None = None
+    source: str | None = None
     only: Literal["encoding"] | None = None
 
     @property

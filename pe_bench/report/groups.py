@@ -22,7 +22,7 @@ from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
-SOURCES = ("train.from", "train.beside")  # keys that name a run, another for each seed
+SOURCES = ("train.from", "train.beside", "train.source")  # keys that name a run, another for each seed
 MAX_NAMES = 4  # of lines in one note
 
 Groups = dict[TableKey, list[Row]]

@@ -147,7 +147,7 @@ class RunFolder:
     def flat_config(self) -> dict[str, Any]:
         """Return its configuration with keys such as train.lr; empty where it cannot be read."""
         with suppress(*UNREADABLE):
-            return _flat(self.config, "")
+            return flat(self.config)
         return {}
 
     @cached_property
@@ -193,12 +193,13 @@ def folders_in(runs: Path) -> Callable[[str], RunFolder]:
     return lambda name: folders.setdefault(name, RunFolder(runs / name))
 
 
-def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values with keys such as `train.lr`."""
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
+        flattened |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flattened
 
 
 # All runs of a folder of results
