@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pe_bench.checkpoints.load import load_checkpoint
 from pe_bench.config.schema import Config
 from pe_bench.data.batches import windows_of
-from pe_bench.data.packed import load_data, summary
+from pe_bench.data.packed import Data, load_data, summary
 from pe_bench.encodings.source import copy_files
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.model.attention.native import training_kernel, usable_kernel
-from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
+from pe_bench.model.checks import TEXTS, dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs import folder as runs
 from pe_bench.runs.commands import record_command
@@ -112,13 +113,19 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         before = source.config if config.train.from_run else None
         label, first, together = source.stage(stage_label(encoding, before), config, together)
     plans = planner(config, config.eval, data)
-    for side in ("training", "validation"):
-        windows_of(data, config.train.length, side=side)  # which refuses data without any
+    texts = _texts(data, config.train.length)
+    refuse_lookahead(model, config.train.length, config.encoding["name"], texts=texts)
     start = source.run if source is not None and config.train.from_run else None
     job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first, start)
     if source is not None:
         job = replace(job, kept=source.to_plain(), missing=source.missing)
     return job, plans
+
+
+def _texts(data: Data, length: int) -> Tensor:
+    """Return windows of the training side, int64 [n, length]. Raise `UserError` for data without any."""
+    sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
+    return sides["training"].batch(TEXTS, seed=0, step=0).tokens[:, :length]
 
 
 def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
@@ -381,7 +388,8 @@ def _with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
     checkpoint.load_weights(trained.path, job.model)
     train, name = job.config.train, job.config.encoding["name"]
     try:
-        refuse_lookahead(job.model, train.length, name, "with its trained weights")
+        texts = _texts(job.data, train.length)
+        refuse_lookahead(job.model, train.length, name, "with its trained weights", texts)
     except UserError as error:
         raise RunError(str(error)) from error
     return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)

@@ -50,16 +50,22 @@ def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
 
 # Relative to the largest output. Fast paths may round differently in each row; a leak moves outputs by more.
 TOLERANCE = 1e-4
+MAX_ENDINGS = 16  # halves of a window with other tokens of the vocabulary
+TEXTS = 4  # windows
 
 
-def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str = "") -> None:
+def refuse_lookahead(
+    model: LanguageModel, length: int, name: str, weights: str = "", texts: Tensor | None = None
+) -> None:
     """Raise `UserError` when outputs of a window follow from tokens after them.
 
     `name` is what `pe-bench check` calls the encoding, and `weights` says with which weights it reads later
-    tokens, where these matter.
+    tokens, where these matter. texts: windows [n, length] of the data, in which to look too.
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)
+        if texts is not None and not problem:
+            problem = find_lookahead_in_text(model, texts)
     message = f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
     require(not problem, f"{message}{problem}; `pe-bench check {name}` says where")
 
@@ -83,6 +89,35 @@ def find_lookahead(model: LanguageModel, length: int, first: int = 0) -> str:
         moved = float((before_2TD[0] - before_2TD[1]).abs().max())
         if moved > TOLERANCE * float(before_2TD.abs().max()):
             outputs = f"outputs of tokens {first} to {beginning - 1} of {length}"
+            return f"{outputs} move by {moved:.2g} when those after them change"
+    return ""
+
+
+@torch.no_grad()
+def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
+    """Return how outputs of the first half of windows of text move with the second; empty where none does.
+
+    texts: tokens [n, T]. The second half of each becomes that of the next window. That of the first window
+    becomes each token of the vocabulary once, in shuffled order and as many windows as that takes: so a
+    rare token that outputs follow from comes after them. Of a large vocabulary, pe-bench's own encodings see
+    a part.
+    """
+    length, device = texts.shape[1], model.device
+    half = length // 2
+    shuffled = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
+    endings = [*shuffled.split(length - half)]
+    if not is_users_own(model.encoding):
+        endings = endings[:MAX_ENDINGS]
+    pairs = [(text, texts[(row + 1) % len(texts), half:]) for row, text in enumerate(texts)]
+    pairs += [(texts[0], ending) for ending in endings]
+    for text, ending in pairs:
+        changed = text.clone()
+        changed[half : half + len(ending)] = ending
+        windows = torch.stack([text, changed]).to(device)
+        before_2TD = torch.cat([_hidden_in_scoring(model, window[None], 0)[:, :half] for window in windows])
+        moved = float((before_2TD[0] - before_2TD[1]).abs().max()) if half else 0.0
+        if moved > TOLERANCE * float(before_2TD.abs().max()):
+            outputs = f"outputs of tokens 0 to {half - 1} of {length} of a text"
             return f"{outputs} move by {moved:.2g} when those after them change"
     return ""
 

@@ -175,6 +175,17 @@ class LoudInput(PositionalEncoding):
         return x + 5 * sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
 
 
+@fails("causal", r"outputs of tokens 0 to 15 of 32 of a text move by \d")
+class ReadsTheDistanceToARareToken(PositionalEncoding):
+    """The next `~` after each token, which random tokens and most texts do not have."""
+
+    def embed(self, x, ids, tokens):
+        distance = torch.arange(tokens.shape[-1], 0, -1, device=x.device)
+        is_later = (tokens == ord("~")).flip(-1).cumsum(-1).flip(-1) > 0
+        moved = 0.1 * ids.float().sin() + 0.1 * is_later / distance
+        return x + moved[..., None].to(x)
+
+
 # In a layer.
 
 

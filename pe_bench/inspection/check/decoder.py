@@ -5,11 +5,14 @@ Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D mo
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import opened_later
@@ -42,6 +45,7 @@ from pe_bench.inspection.check.case import (
 from pe_bench.inspection.check.layers import CLAMPED, far_errors
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import project
+from pe_bench.model.checks import find_lookahead_in_text
 
 TOKENS = 9  # differs from every other size of the model
 SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
@@ -219,7 +223,13 @@ def causal(case: Case) -> str:
     for seen in (1, TRAIN_LENGTH // 2, TRAIN_LENGTH - 1):
         changed = torch.cat([text[:, :seen], other_tokens(text[:, seen:])], -1)
         errors.append(worst(before[:, :seen], hidden(case.model, changed)[:, :seen]))
-    return at_most("other tokens behind change an output by", *errors)
+    measured = at_most("other tokens behind change an output by", *errors)
+    # With a byte for each token, for what reads a rare one.
+    of_bytes = replace(case, vocabulary=ByteTokenizer().vocabulary)
+    texts = torch.tensor([*Path(__file__).read_bytes()[: 2 * TRAIN_LENGTH]]).view(2, TRAIN_LENGTH)
+    problem = find_lookahead_in_text(of_bytes.new_model(), texts)
+    expect(not problem, problem)
+    return measured
 
 
 @torch.no_grad()
