@@ -31,6 +31,10 @@ def config(**changes: object) -> Change:
     return lambda folder: edit_json(folder / "config.json", **changes)
 
 
+def tokenizer_config(**changes: object) -> Change:
+    return lambda folder: edit_json(folder / "tokenizer_config.json", **changes)
+
+
 def files(**contents: str) -> Change:
     """Return what writes files, in whose names `__` stands for a dot, and deletes the empty ones."""
 
@@ -95,12 +99,17 @@ DAMAGED = "the largest logit of llama is .*: its weights are damaged"
         (files(model__safetensors="", pytorch_model__bin="x"), "no model.safetensors: safetensors alone are"),
         (indexed("../other/model.safetensors"), "which is not a file in its folder"),
         (indexed(), "has no weights"),
-        (config(transformers_weights="other.safetensors"), "takes its weights from transformers_weights"),
+        (config(transformers_weights="other.safetensors"), "takes its weights from another file: name it"),
+        (config(text_config={"transformers_weights": "sub/w.safetensors"}), "takes its weights from another"),
+        (config(configuration_files=["config.4.0.0.json"]), "takes its configuration from other files"),
+        (config(fusion_config={"patch_embeddings": True}), "asks transformers for other layers"),
+        (tokenizer_config(fast_tokenizer_files=["tokenizer.4.0.0.json"]), "takes the tokenizer from other"),
         (lambda folder: (folder / "me").symlink_to(folder / "me"), "not a regular file"),
         (link_outside, "tokenizer.json is a symbolic link out of its folder"),
         (files(adapter_config__json="{}"), "adapter of another checkpoint"),
         (files(config__json="{"), "config.json cannot be read"),
         (config(quantization_config={"quant_method": "gptq"}), "llama is quantised"),
+        (config(text_config={"quantization_config": {"quant_method": "awq"}}), "llama is quantised"),
         (config(model_type="t5"), "Unrecognized configuration class"),
         (config(model_type="unheard-of"), "cannot read its configuration"),
         (weights(lambda each: [weight.fill_(0) for weight in each.values()]), DAMAGED),
@@ -143,6 +152,19 @@ def test_the_identity_follows_from_all_that_is_read(folder: Path, tmp_path: Path
         change(folder)
         seen.append(identity())
     assert len(set(seen)) == 4
+
+
+def test_transformers_reads_no_file_that_the_identity_does_not_cover(folder: Path) -> None:
+    norm = opened(folder).model.causal.model.norm.weight.clone()
+    # transformers takes all files of safetensors in a folder where one has the name of a distributed save.
+    stale = folder / "shard-00000-model-00001-of-00001.safetensors"
+    stale.write_bytes((folder / "model.safetensors").read_bytes())
+    weights(lambda each: each["model.norm.weight"].fill_(7))(folder)
+    assert torch.equal(opened(folder).model.causal.model.norm.weight, torch.full_like(norm, 7))
+    edit_json(folder / "config.json", configuration_files=["config.4.0.0.json"])
+    (folder / "config.4.0.0.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(UserError, match="does not appear to have a file named config.4.0.0.json"):
+        opened(folder)  # whose files are not checked before
 
 
 def test_the_training_length_is_that_before_any_scaling() -> None:
