@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
@@ -229,10 +230,34 @@ def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
     with quiet() as transformers, files_alone(source) as folder:
         load = transformers.AutoModelForCausalLM.from_pretrained
         try:
+            if source.is_indexed:
+                _require_indexed(source)
             model, report = load(folder, config=config, dtype=dtype, **options, **SAFE)
+        except UserError:
+            raise
         except Exception as error:
             raise UserError(f"{source.name} cannot be loaded ({first_line(error)[:300]})") from error
-    missing = ", ".join(sorted(map(str, report["missing_keys"]))[:3])
+    missing, unused = (_first_names(report[kind]) for kind in ("missing_keys", "unexpected_keys"))
     message = f"{source.folder} lacks weights ({missing}), which would be random: download it again"
     require(not missing, message)
+    message = f"{source.folder} has weights that a model as in {CONFIG} does not use ({unused})"
+    require(not unused, f"{message}: its model_type or another key is not that of the weights")
     return model.eval()
+
+
+def _first_names(names: Iterable[str]) -> str:
+    """Return the first three names of weights, as text."""
+    return ", ".join(one_line(str(name)) for name in sorted(names)[:3])
+
+
+def _require_indexed(source: Source) -> None:
+    """Raise `UserError` for a file of weights with tensors that the index does not expect there.
+
+    transformers loads all tensors of each file, and of two with one name the last.
+    """
+    weight_map = read_json(source.folder / INDEX)["weight_map"]
+    for path in source.weights:
+        with safe_open(path, "pt") as file:
+            unexpected = _first_names(name for name in file.keys() if weight_map.get(name) != path.name)  # noqa: SIM118
+        message = f"{path} has weights that {INDEX} does not expect there ({unexpected}): download both again"
+        require(not unexpected, message)

@@ -60,6 +60,27 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
     return write
 
 
+def biased(folder: Path) -> None:
+    """Write a Qwen2, whose biases a Llama does not have, as a Llama."""
+    write_checkpoint(folder, "qwen2")
+    edit_json(folder / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
+
+
+def in_two_files(folder: Path, stale: str = "") -> None:
+    """Divide the weights over two files. stale: a weight of the first that the second has too, changed."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    first, second = "model-1.safetensors", "model-2.safetensors"
+    weight_map = {name: second if name.startswith("model.layers.3") else first for name in tensors}
+    for file in (first, second):
+        part = {name: tensor for name, tensor in tensors.items() if weight_map[name] == file}
+        if file == second and stale:
+            part[stale] = tensors[stale] + 9
+        save_file(part, folder / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def link_outside(folder: Path) -> None:
     (folder / "tokenizer.json").rename(folder.parent / "secret.json")
     (folder / "tokenizer.json").symlink_to(folder.parent / "secret.json")
@@ -114,6 +135,14 @@ DAMAGED = "the largest logit of llama is .*: its weights are damaged"
         (config(model_type="unheard-of"), "cannot read its configuration"),
         (weights(lambda each: [weight.fill_(0) for weight in each.values()]), DAMAGED),
         (weights(lambda each: each["model.norm.weight"].fill_(math.inf)), DAMAGED),
+        (
+            biased,
+            r"does not use \(model.layers.0.self_attn.k_proj.bias, .*0.self_attn.v_proj.bias\): its",
+        ),
+        (
+            lambda folder: in_two_files(folder, "model.norm.weight"),
+            r"2.safetensors has weights that .*index.json does not expect there \(model.norm.weight\)",
+        ),
         (weights(lambda each: each.pop("model.norm.weight")), r"lacks weights \(model.norm.weight\)"),
     ],
 )
@@ -122,6 +151,14 @@ def test_what_cannot_be_scored_is_refused_by_its_name(folder: Path, change: Chan
     with pytest.raises(UserError, match=message) as caught:
         opened(folder, is_checked=True)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_in_several_files_are_taken_and_what_transformers_ignores_stays_ignored(folder: Path) -> None:
+    weights(lambda each: each.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))(folder)
+    one = opened(folder).model.causal.state_dict()
+    in_two_files(folder)
+    several = opened(folder, is_checked=True).model.causal.state_dict()
+    assert all(torch.equal(one[name], tensor) for name, tensor in several.items())
 
 
 def test_what_names_no_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
