@@ -10,6 +10,7 @@ import torch
 from pe_bench.checkpoints.attention import Caught, PassMask
 from pe_bench.checkpoints.encoding import UNKNOWN, Rotation, name_of
 from pe_bench.checkpoints.opened import open_checkpoint, rotations_of, train_length_of
+from pe_bench.checkpoints.rotary import RotaryCall
 from pe_bench.checkpoints.source import load_config, read_source
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
@@ -34,7 +35,8 @@ def layers_of(text: str) -> Grid:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")
     numbers: dict[tuple[str, ...], list[int]] = {}
     for number, (rotation, layer) in enumerate(zip(answer.rotations, answer.layers, strict=True)):
-        facts = (*_rotation(rotation, rotations_of(config), length), *_facts(layer))
+        known = _rotation(rotation, rotations_of(config), length, answer.calls)
+        facts = (*known, *_facts(layer))
         numbers.setdefault(facts, []).append(number)
     notes = [] if table is None else [f"it has a table of {table:,} learned positions"]
     notes.append("turned: the features of a head that the rotation turns; found with random tokens")
@@ -57,11 +59,13 @@ def _facts(layer: Caught) -> tuple[str, ...]:
     return _sees(layer.mask), "yes" if layer.has_sinks else "", softcap, factor
 
 
-def _rotation(rotation: Rotation | None, parameters: Sequence[Any], length: int) -> tuple[str, str, str]:
+def _rotation(
+    rotation: Rotation | None, parameters: Sequence[Any], length: int, calls: Sequence[RotaryCall]
+) -> tuple[str, str, str]:
     """Return the name of a rotation with its options, its base, and how many features of a head it turns."""
     if rotation is None:
         return "none", "", ""
-    if rotation == UNKNOWN or (values := name_of(rotation, parameters, length)) is None:
+    if rotation == UNKNOWN or (values := name_of(rotation, parameters, length, calls)) is None:
         return "unknown", "", ""
     turned = 2 * sum(frequency != 0 for frequency in rotation.frequencies)
     return EncodingSpec(values).label, f"{values['base']:,.0f}", f"{turned} of {rotation.d_head}"

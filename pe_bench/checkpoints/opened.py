@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from pe_bench.checkpoints.attention import NAME, register
-from pe_bench.checkpoints.encoding import Answer, ask, attach, describe, neutral, rotary_modules
+from pe_bench.checkpoints.encoding import Answer, ask, attach, describe, neutral
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
+from pe_bench.checkpoints.rotary import forget_longer_texts, rotary_modules
 from pe_bench.checkpoints.source import CONFIG, PREFIX, Source, load_model, quiet
 from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.spec import EncodingSpec
@@ -98,8 +99,8 @@ def rotations_of(config: Any) -> list[Mapping[str, Any]]:
     text = config.get_text_config(decoder=True)
     parameters = getattr(text, "rope_parameters", None) or {}
     groups = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
-    longest = {"max_position_embeddings": getattr(text, "max_position_embeddings", None) or 1}
-    return [{**longest, **group} for group in groups]
+    longest = {"max_position_embeddings": getattr(text, "max_position_embeddings", None)}
+    return [{**group, **longest} for group in groups]
 
 
 def open_checkpoint(
@@ -107,6 +108,7 @@ def open_checkpoint(
 ) -> Opened:
     """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
     loaded = load_model(source, config, dtype)
+    forget_longer_texts(loaded)
     sizes, values = _sizes(source, config), neutral("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
     model = CheckpointModel(loaded, encoding, sizes.n_layers, train_length, begin)
@@ -118,7 +120,8 @@ def open_checkpoint(
     try:
         with quiet():
             loaded.set_attn_implementation(NAME)
-            answer = ask(loaded, state)
+            stated = train_length_of(config)
+            answer = ask(loaded, state, train_length if stated is None else stated[0])
             if answer is None:
                 loaded.set_attn_implementation("eager")
                 return Opened(model, values, sizes)

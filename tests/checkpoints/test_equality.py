@@ -12,6 +12,7 @@ from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
 from support.commands import Command
 from torch import Tensor
 from torch.nn import functional
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from pe_bench.checkpoints.attention import NAME, PassMask
@@ -96,6 +97,59 @@ def test_a_scaling_of_the_configuration_is_ours(tmp_path: Path, name: str) -> No
     assert checkpoint.encoding["name"] == name and checkpoint.model.is_neutral
     logits, read[:, 0] = ours(checkpoint, read), 7
     assert distance(logits, theirs(checkpoint, read)) < 1e-4, "each window begins as texts do"
+
+
+GROWING = {
+    "rope_dynamic_ntk": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": TRAIN_LENGTH,
+        "long_factor": [1.0, 2.0, 3.0, 4.0],
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "factor": 4.0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("train_length", [16, TRAIN_LENGTH, 96])
+def test_a_scaling_grows_from_the_length_that_transformers_reads(
+    tmp_path: Path, name: str, train_length: int
+) -> None:
+    changes = {"rope_parameters": {"rope_theta": 10_000.0, **GROWING[name]}}
+    folder = write_checkpoint(tmp_path / "llama", "llama", **changes)
+    checkpoint = opened(folder, train_length=train_length)
+    assert checkpoint.encoding["name"] == name and checkpoint.model.is_neutral
+    assert checkpoint.encoding["train_length"] == TRAIN_LENGTH
+    for length in (TRAIN_LENGTH, TRAIN_LENGTH + 1, 100):
+        read = tokens(length)
+        assert distance(ours(checkpoint, read), theirs(checkpoint, read)) < 1e-4
+
+
+def test_a_rotation_that_grows_in_another_way_is_the_model_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doubled(*arguments: Any, seq_len: Any = None, **named: Any) -> Any:
+        frequencies, factor = compute(*arguments, seq_len=seq_len, **named)
+        return frequencies if seq_len is None or seq_len < 2 * TRAIN_LENGTH + 2 else frequencies / 2, factor
+
+    compute = ROPE_INIT_FUNCTIONS["dynamic"]
+    monkeypatch.setitem(ROPE_INIT_FUNCTIONS, "dynamic", doubled)
+    changes = {"rope_parameters": {"rope_theta": 10_000.0, **GROWING["rope_dynamic_ntk"]}}
+    checkpoint = opened(write_checkpoint(tmp_path / "llama", "llama", **changes))
+    assert checkpoint.encoding["name"] == "own", "at 65 tokens they are equal, at 128 they are not"
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_window_is_scored_alike_after_a_longer_one(tmp_path: Path, plain: bool) -> None:
+    alike = {"rope_theta": 10_000.0, "rope_type": "default"}
+    both = {"full_attention": {**alike, **GROWING["rope_dynamic_ntk"]}, "sliding_attention": alike}
+    folder = write_checkpoint(tmp_path / "gemma", "gemma3_text", rope_parameters=both)
+    checkpoint = opened(folder, plain=plain)
+    assert checkpoint.encoding["name"] == ("as_is" if plain else "own"), "which layers grow is not known"
+    logits = ours(checkpoint, tokens(40))
+    ours(checkpoint, tokens(100))
+    assert torch.equal(ours(checkpoint, tokens(40)), logits)
 
 
 def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Path) -> None:

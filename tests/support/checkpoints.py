@@ -75,12 +75,18 @@ def write_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: 
 
 
 def opened(
-    folder: Path, *, plain: bool = False, begin: int | None = None, is_checked: bool = False
+    folder: Path,
+    *,
+    plain: bool = False,
+    begin: int | None = None,
+    is_checked: bool = False,
+    train_length: int | None = None,
 ) -> Opened:
+    """Open a checkpoint. train_length: what is measured against; by default what its configuration says."""
     source = read_source(f"hf:{folder}") if is_checked else Source(f"hf:{folder}", folder)
     config = load_config(source)
     found = train_length_of(config)
-    length = found[0] if found else TRAIN_LENGTH
+    length = train_length or (found[0] if found else TRAIN_LENGTH)
     return open_checkpoint(source, config, length, begin, torch.float32, plain=plain)
 
 
