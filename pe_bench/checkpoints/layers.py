@@ -29,7 +29,7 @@ def layers_of(text: str) -> Grid:
     source = read_source(text)
     config = load_config(source)
     length, length_from = train_length_of(config) or (ASSUMED_LENGTH, "nothing: assumed")
-    opened = open_checkpoint(source, config, length, None, torch.float32, plain=False)
+    opened = open_checkpoint(source, config, length, (), torch.float32, plain=False)
     answer, table = opened.answer, opened.model.max_positions
     if answer is None:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")

@@ -29,7 +29,7 @@ class CheckpointModel(LanguageModel):
 
     state: what our attention reads; None for a model with its own. fixed: the encodings of layers
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
-    the model's own rotation is undone. begin: the first token of each window. max_positions: the
+    the model's own rotation is undone. begin: the first tokens of each window. max_positions: the
     size of a table of positions, if it has one.
     """
 
@@ -39,11 +39,11 @@ class CheckpointModel(LanguageModel):
     max_positions: int | None = None
 
     def __init__(
-        self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: int | None = None
+        self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: Sequence[int] = ()
     ) -> None:
         super().__init__()
         self.causal, self.encoding, self.n_layers = model, encoding, n_layers
-        self.train_length, self.begin = train_length, begin
+        self.train_length, self.begin = train_length, tuple(begin)
         self.takes_positions = "position_ids" in inspect.signature(self.trunk.forward).parameters
         self.vocab_size = model.get_input_embeddings().weight.shape[0]
         self.fixed: dict[int, LayerEncoding] = {}
@@ -66,10 +66,9 @@ class CheckpointModel(LanguageModel):
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
 
-        The first token of each window is replaced by the checkpoint's BOS token, if it has one.
+        The first tokens of each window are replaced by those that the checkpoint's tokenizer puts there.
         """
-        if self.begin is not None:
-            tokens_BT = torch.cat([torch.full_like(tokens_BT[:, :1], self.begin), tokens_BT[:, 1:]], 1)
+        tokens_BT = self.begun(tokens_BT)
         if self.max_positions is not None and int(ids.max()) >= self.max_positions:
             raise LengthError(f"position {int(ids.max())} is past the model's table of {self.max_positions}")
         arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
@@ -89,6 +88,13 @@ class CheckpointModel(LanguageModel):
         finally:
             if self.state is not None:
                 self.state.is_neutral = False
+
+    def begun(self, tokens_BT: Tensor) -> Tensor:
+        """Return windows that begin with the tokens which the checkpoint's tokenizer puts before a text."""
+        if not self.begin:
+            return tokens_BT
+        begin = tokens_BT.new_tensor(self.begin)[: tokens_BT.shape[1]]
+        return torch.cat([begin.expand(len(tokens_BT), -1), tokens_BT[:, len(begin) :]], 1)
 
     def find_table(self, length: int) -> None:
         """Find whether a table of positions ends at a length."""

@@ -6,7 +6,7 @@ a sample of tokens may differ by a small share of the largest logit.
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,8 +37,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     count, causal = _tokens(model, heads), model.causal
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
-    if model.begin is not None:
-        tokens[:, 0] = model.begin
+    tokens = model.begun(tokens)
     index = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
     hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
     ours = model.logits(hidden[:, index]).float()
@@ -104,7 +103,7 @@ def rotations_of(config: Any) -> list[Mapping[str, Any]]:
 
 
 def open_checkpoint(
-    source: Source, config: Any, train_length: int, begin: int | None, dtype: torch.dtype, *, plain: bool
+    source: Source, config: Any, train_length: int, begin: Sequence[int], dtype: torch.dtype, *, plain: bool
 ) -> Opened:
     """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
     loaded = load_model(source, config, dtype)

@@ -15,12 +15,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
+from pe_bench.config.schema import CHECKPOINT_IDENTITY
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import cache_root, cached_digest
@@ -71,7 +73,7 @@ class Source:
 
     def identity(self, cache_dir: str | None) -> str:
         """Return a hash of all files that scores follow from; digests of weights are kept in the cache."""
-        hasher = hashlib.sha256()
+        hasher = hashlib.sha256(f"version {CHECKPOINT_IDENTITY}".encode())
         for path in (self.folder / name for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG)):
             hasher.update(hashlib.sha256(path.read_bytes()).digest() if path.exists() else b"none")
         for path in self.weights:
@@ -162,20 +164,26 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
 
 
-def begin_of_text(source: Source) -> int | None:
-    """Return the token that the checkpoint's tokenizer puts before a text; None where it puts none."""
+def begin_of_text(source: Source) -> list[int]:
+    """Return the special tokens that the checkpoint's tokenizer puts before a text; mostly one, or none."""
     import tokenizers
 
     path = source.folder / TOKENIZER
     with library_errors(f"{path} cannot be read: save it with a fast tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        tokens, plain = (tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
-    if len(tokens) > len(plain) and tokens[1 : 1 + len(plain)] == plain:
-        return tokens[0]
+        # Both may be saved with a tokenizer; padding puts tokens before a text too.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        encoded = tokenizer.encode("a")
+    is_special = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    before = [token for token, _ in takewhile(lambda each: each[1], is_special)]
     about = source.tokenizer_config
-    token = about.get("bos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    return tokenizer.token_to_id(token) if about.get("add_bos_token") and isinstance(token, str) else None
+    if before or not about.get("add_bos_token"):
+        return before
+    named = about.get("bos_token")
+    name = named.get("content") if isinstance(named, dict) else named
+    token = tokenizer.token_to_id(name) if isinstance(name, str) else None
+    return [] if token is None else [token]
 
 
 @contextmanager

@@ -198,23 +198,37 @@ class ReportConfig:
     margin: float = MARGIN
 
 
+# Of the rule that gives a checkpoint's identity: raised where the same files have other scores than before.
+# From 2 on, a text begins with all tokens of the tokenizer's template, a scaling grows from the length that
+# transformers reads, and no file is read that the identity does not cover.
+CHECKPOINT_IDENTITY = 2
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
     """The checkpoint that a run scores in place of training a model.
 
     identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
-    begin: the token that stands first in each window. layers: how many have the run's encoding; others keep
-    theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
+    begin: the tokens that stand first in each window, or the only one. layers: how many have the run's
+    encoding; others keep theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
+    identity_version: of the rule that gave the identity; scores of an older one may differ from today's.
     """
 
     source: str
     identity: str
     train_length_from: str
     revision: str | None = None
-    begin: int | None = None
+    begin: int | list[int] | None = None
     layers: int | None = None
     plain: bool = False
     architecture: str = ""
+    identity_version: int = 1
+
+    @property
+    def begins(self) -> list[int]:
+        if isinstance(self.begin, list):
+            return self.begin
+        return [] if self.begin is None else [self.begin]
 
 
 @dataclass(frozen=True)

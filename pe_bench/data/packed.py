@@ -80,7 +80,7 @@ def load_data(config: Config) -> Data:
     if config.checkpoint is None:
         return task_data(build_task(config.task))
     tokenizer = tokenizers.load_file(config.tokenizer)
-    prompts = Prompts(str(config.task["name"]), tokenizer, begins=config.checkpoint.begin is not None)
+    prompts = Prompts(str(config.task["name"]), tokenizer, n_first=len(config.checkpoint.begins))
     about = prompts.name, prompts.hash, tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text
     return Data(*about, NO_TEXT, NO_TEXT, prompts=prompts)
 

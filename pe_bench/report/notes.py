@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from pe_bench.config.schema import CHECKPOINT_IDENTITY
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
@@ -248,9 +249,14 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
     begin = config.get("checkpoint.begin")
     about = f"{row.model}: trained at {row.train_length} tokens according to "
     about += str(config.get("checkpoint.train_length_from"))
+    if (config.get("checkpoint.identity_version") or 1) < CHECKPOINT_IDENTITY:
+        again = f"score it again with pe-bench eval {config['checkpoint.source']}"
+        about += f"; {row.run} is of an older identity, and its scores may be others now: {again}"
     if layers and layers < of_layers:
         about += f"; {layers} of {of_layers} layers have this encoding, the others keep their own"
-    if begin is not None:
+    if isinstance(begin, list):
+        about += f"; each window begins with tokens {', '.join(map(str, begin))}, as its tokenizer has it"
+    elif begin is not None:
         about += f"; each window begins with token {begin}, as its tokenizer has it"
     return about
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
 from support.commands import Command, write_corpus
+from tokenizers import Tokenizer, processors
 
 import pe_bench
 from pe_bench.runs.folder import read_config
@@ -91,6 +92,44 @@ def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
     edit_json(path, model=model | {"vocab": vocab, "merges": [["t", "h"]]})
     done = call("eval", "llama", f"hf:{tmp_path / 'other'}", "--lengths", "48")
     assert "table 1 of 2" in done.out and "compare bits per byte by eye" in " ".join(done.out.split())
+
+
+def test_every_window_begins_with_all_tokens_that_the_template_puts_there(
+    tmp_path: Path, call: Command
+) -> None:
+    path = tmp_path / "llama" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    special = [("<|endoftext|>", 256), ("!", 33)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="! <|endoftext|> $A", special_tokens=special
+    )
+    tokenizer.save(str(path))
+    done = call("eval", "llama", "--lengths", "16")
+    assert done.code == 0 and "each window begins with tokens 33, 256" in " ".join(done.out.split())
+    [run] = rows_of(tmp_path)
+    about = read_config(run).checkpoint
+    assert about is not None and about.begins == [33, 256]
+    assert call("probe", "llama", "--lengths", "128", "--windows", "2").code == 0
+
+
+def test_scores_of_an_older_identity_are_kept_and_marked_and_scored_again_on_request(
+    tmp_path: Path, call: Command, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        for module in ("load", "source"):
+            older.setattr(f"pe_bench.checkpoints.{module}.CHECKPOINT_IDENTITY", 1)
+        assert call("eval", "llama", "--lengths", "16").code == 0
+    [(run, before)] = rows_of(tmp_path).items()
+    where = ("--results-dir", str(tmp_path / "results"))
+    refused = command("eval", run.name, "--lengths", "24", *where)
+    assert refused.code == 2 and "was scored under an older identity (version 1, now 2)" in refused.line
+    assert f"score it as it is now with `pe-bench eval hf:{tmp_path / 'llama'}`" in refused.line
+    assert call("eval", "llama", "--lengths", "16").code == 0
+    rows = rows_of(tmp_path)
+    assert len(rows) == 2 and rows[run] == before
+    for name in rows:
+        said = " ".join(command("report", name.name, *where).out.split())
+        assert (f"{run.name} is of an older identity" in said) == (name == run)
 
 
 def test_another_checkpoint_of_one_name_is_not_mixed_with_what_is_scored(

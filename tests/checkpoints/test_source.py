@@ -220,14 +220,19 @@ def test_the_bos_token_of_a_checkpoint_is_what_its_tokenizer_or_configuration_ad
     from tokenizers import Tokenizer, processors
 
     source = Source(f"hf:{folder}", folder)
-    assert begin_of_text(source) is None
+    assert begin_of_text(source) == []
     for adds, begin in ((True, 256), (False, None)):
         edit_json(folder / "tokenizer_config.json", add_bos_token=adds, bos_token="<|endoftext|>")
         about = checkpoint_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").checkpoint
         assert about is not None and about.begin == begin
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    assert begin_of_text(source) == 256
+    for single, begin in (("<|endoftext|> $A", [256]), ("<|endoftext|> ! $A !", [256, 33]), ("$A !", [])):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[("<|endoftext|>", 256), ("!", 33)]
+        )
+        for direction in ("left", "right"):
+            tokenizer.enable_padding(direction=direction, pad_id=256, length=8)
+            tokenizer.enable_truncation(1)
+            tokenizer.save(str(folder / "tokenizer.json"))
+            edit_json(folder / "tokenizer_config.json", add_bos_token=False)
+            assert begin_of_text(source) == begin

@@ -1,6 +1,7 @@
 """Tiny random checkpoints of other people's architectures, in a folder."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def opened(
     folder: Path,
     *,
     plain: bool = False,
-    begin: int | None = None,
+    begin: Sequence[int] = (),
     is_checked: bool = False,
     train_length: int | None = None,
 ) -> Opened:
