@@ -32,6 +32,8 @@ Half = Literal["both", "first", "second"]
 Controls = Literal["auto", "all", "none", "offset"]
 Threads = Literal["auto"] | Annotated[int, Range(1, 1_024)]
 MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
+# Ends the label of a tokenizer that does not give a text back: its levels are nats per token.
+LOSES_TEXT = " (loses text)"
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
 MIN_PAIRED_LENGTH = 2  # tokens: a target and one that it sees
 MAX_DEFAULT_BLOCK = 128

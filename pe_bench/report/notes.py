@@ -8,11 +8,11 @@ from pe_bench.config.schema import CHECKPOINT_IDENTITY
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
-from pe_bench.report.records import Line, Table, label_of, quarter_of
+from pe_bench.report.records import NATS, Line, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
-from pe_bench.runs.rows import ALL, TASK, Row, one_a_run
+from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 
@@ -167,6 +167,7 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         *_holding(NOT_LEARNED, table),
         *_statuses(lines),
         OF_PROTOCOL.get(table.key.protocol, ""),
+        LOSSY if table.measure is NATS else "",
         *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
         *_holding(FEW_SEEDS, table),
         few if fewest < MIN_DOCUMENTS else "",
@@ -225,6 +226,10 @@ SCORED_WITH: Kinds = {
 RUNS_APART = (
     "{}: several runs have the same seed and differ in what the name does not show "
     "(such as another version of its code), so each is a line of its own and none are averaged"
+)
+LOSSY = (
+    "the tokenizer does not give the text back, so that bits per byte would be of less than the text: "
+    "numbers are nats per token, and compare only within this table"
 )
 OF_PROTOCOL = {
     "nonoverlapping": "nonoverlapping: the first tokens of a window see little, and long windows have fewer "
@@ -328,12 +333,12 @@ def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
     """Yield how the level at the training length moves where all its positions are later."""
     labels = {(run, line.scored_with): line.label for line in table.lines for run in line.runs}
     levels = {
-        (row.run, row.scored_with, row.target_hash): row.bits_per_byte
+        (row.run, row.scored_with, row.target_hash): level_of(row)
         for row in rows
         if row.control == "none" and row.length == row.train_length
     }
     for row in rows:
-        label, level = labels.get((row.run, row.scored_with)), row.bits_per_byte
+        label, level = labels.get((row.run, row.scored_with)), level_of(row)
         reference = levels.get((row.run, row.scored_with, row.target_hash))
         if row.control != "offset" or label is None:
             continue

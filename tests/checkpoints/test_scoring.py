@@ -1,13 +1,15 @@
 """`eval hf:...` and `probe hf:...`: rows of a checkpoint are like those of any other run."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
 from support.commands import Command, write_corpus
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import pe_bench
 from pe_bench.runs.folder import read_config
@@ -110,6 +112,47 @@ def test_every_window_begins_with_all_tokens_that_the_template_puts_there(
     about = read_config(run).checkpoint
     assert about is not None and about.begins == [33, 256]
     assert call("probe", "llama", "--lengths", "128", "--windows", "2").code == 0
+
+
+def without_some_letters(tokenizer: Tokenizer) -> None:
+    tokenizer.normalizer = normalizers.Replace("o", "u")
+
+
+def without_rare_bytes(tokenizer: Tokenizer) -> None:
+    """Keep letters and spaces: all else is unknown."""
+    vocabulary = {token: number for token, number in tokenizer.get_vocab().items() if number < 127}
+    kept = {token: number for token, number in vocabulary.items() if token.isalpha()}
+    tokenizer.model = models.WordLevel({**kept, "<unk>": 127}, unk_token="<unk>")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+
+
+@pytest.mark.parametrize(
+    ("change", "loses"),
+    [(without_some_letters, r", and 0 of"), (without_rare_bytes, r", and [1-9][\d,]* of")],
+)
+def test_a_tokenizer_that_loses_text_has_no_bits_per_byte_but_nats_in_a_table_of_its_own(
+    tmp_path: Path, call: Command, command: Command, change: Callable[[Tokenizer], None], loses: str
+) -> None:
+    path = write_checkpoint(tmp_path / "lossy", "llama") / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    change(tokenizer)
+    tokenizer.save(str(path))
+    done = call("eval", "llama", f"hf:{tmp_path / 'lossy'}", "--lengths", "16,64", "--json")
+    assert done.code == 0, done.err
+    assert re.search(
+        f"does not give the text of .* documents back{loses} [\\d,]+ tokens are unknown", done.err
+    )
+    tables = json.loads(done.out)["tables"]
+    assert {table["key"]["tokenizer"] for table in tables} == {"", " (loses text)"} and len(tables) == 2
+    [rows] = [rows for rows in rows_of(tmp_path).values() if rows[0].model == "hf:lossy"]
+    [row] = [row for row in rows if row.control == "none" and row.length == TRAIN_LENGTH][:1]
+    assert {row.bits_per_byte for row in rows} == {None} and row.nll is not None
+    where = ("--results-dir", str(tmp_path / "results"))
+    report = " ".join(command("report", row.run, *where).out.split())
+    assert (
+        "nats per token (lower is better)" in report and "the tokenizer does not give the text back" in report
+    )
+    assert f"{row.nll:.3f}" in report
 
 
 def test_scores_of_an_older_identity_are_kept_and_marked_and_scored_again_on_request(
