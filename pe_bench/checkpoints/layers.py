@@ -40,6 +40,8 @@ def layers_of(text: str) -> Grid:
         numbers.setdefault(facts, []).append(number)
     notes = [] if table is None else [f"it has a table of {table:,} learned positions"]
     notes.append("turned: the features of a head that the rotation turns; found with random tokens")
+    if opened.unused_scaling:
+        notes.append(f"its config.json names the scaling {opened.unused_scaling}, and no layer turns so")
     title = f"{source.name}: {opened.architecture}, {opened.size.n_layers} layers"
     trained = f"training length {length:,}, by {length_from}"
     rows = [[Cell(_spans(of_row)), *map(Cell, row)] for row, of_row in numbers.items()]

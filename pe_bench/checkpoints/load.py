@@ -20,7 +20,7 @@ from pe_bench.checkpoints.source import (
 from pe_bench.config.compose import compose
 from pe_bench.config.overrides import Override, parse_override
 from pe_bench.config.parse import parse_config, warn_unused
-from pe_bench.config.schema import CHECKPOINT_IDENTITY, Config
+from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config
 from pe_bench.data.packed import load_data
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
@@ -60,7 +60,7 @@ def checkpoint_config(
     values = compose([*files, *overrides, "encoding=nope"])
     data, train = values["data"], values["train"]
     is_told = TRAIN_LENGTH in keys
-    train["length"], length_from = (train["length"], "the command") if is_told else _train_length(source)
+    train["length"], length_from = (train["length"], BY_COMMAND) if is_told else _train_length(source)
     values["train"] |= {"steps": 0, "batch_tokens": train["length"]}
     is_one = data["source"] == "files" and data["validation_path"] is None
     if is_one and "data.validation_fraction" not in keys:
@@ -125,12 +125,15 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"
     require(sizes[0] <= sizes[1], f"{message} whose files are of one checkpoint")
     layers = opened.size.n_layers - len(opened.model.fixed)
-    about = replace(about, layers=layers, architecture=opened.architecture)
+    unused = opened.unused_scaling or None
+    about = replace(about, layers=layers, architecture=opened.architecture, unused_scaling=unused)
     config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
     facts = {"checkpoint": about.identity, "length": length, "data": data.hash, "plain": about.plain}
     setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     name, label = opened.size.name, EncodingSpec(config.encoding).label
-    say(f"{name}: {label}, trained at {length:,} tokens ({about.train_length_from})")
+    say(f"{name}: {label}, measured from {length:,} tokens ({about.train_length_from})")
+    if unused:
+        say(f"{name}: its config.json names the scaling {unused}, and no layer turns so")
     equal = f"logits equal transformers' own to {opened.difference or 0:.1g} of the largest"
     plainly = "keeps transformers' attention, without the window control and --with"
     say(f"{name}: {plainly if opened.difference is None else equal}")

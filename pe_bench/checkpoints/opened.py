@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pe_bench.checkpoints.attention import NAME, register
-from pe_bench.checkpoints.encoding import Answer, ask, attach, describe, neutral
+from pe_bench.checkpoints.encoding import UNKNOWN, Answer, ask, attach, describe, name_of, neutral
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
 from pe_bench.checkpoints.rotary import forget_longer_texts, rotary_modules
 from pe_bench.checkpoints.source import CONFIG, PREFIX, Source, load_model, quiet
@@ -25,6 +25,13 @@ from pe_bench.system.machine import is_out_of_memory
 
 PLAIN = "--plain scores it as it is, without the window control and --with"
 LENGTHS = ("original_max_position_embeddings", "max_position_embeddings", "max_seq_len", "seq_length")
+# What transformers calls scalings, and their names here.
+SCALINGS = {
+    "linear": "rope_pi",
+    "dynamic": "rope_dynamic_ntk",
+    "proportional": "p_rope",
+    **{name: name for name in ("yarn", "llama3", "longrope")},
+}
 MIN_TOKENS = 64
 MAX_WINDOW = 4_096
 MAX_SCORES = 2**27  # of one layer, which transformers makes all at once
@@ -76,6 +83,7 @@ class Opened:
     size: ModelConfig
     difference: float | None = None  # of logits, over the largest; None for a model that attends as it is
     answer: Answer | None = None
+    unused_scaling: str = ""  # that the configuration names, and by which no layer turns
 
     @property
     def architecture(self) -> str:
@@ -137,7 +145,38 @@ def open_checkpoint(
     except (AttributeError, TypeError, RuntimeError, LookupError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN}") from error
-    return Opened(model, values, sizes, difference, answer)
+    unused = _unused_scaling(source, answer, rotations_of(config), train_length)
+    return Opened(model, values, sizes, difference, answer, unused)
+
+
+def _unused_scaling(
+    source: Source, answer: Answer, parameters: Sequence[Mapping[str, Any]], train_length: int
+) -> str:
+    """Return a scaling that config.json names and by which no layer turns; empty where there is none.
+
+    transformers drops what a configuration has in the form of another architecture.
+    """
+    if UNKNOWN in answer.rotations:
+        return ""
+    found = [
+        name_of(rotation, parameters, train_length, answer.calls)
+        for rotation in set(answer.rotations)
+        if rotation is not None
+    ]
+    names = {values["name"] for values in found if values is not None}
+    if None in found or names & {*SCALINGS.values()}:
+        return ""
+    return next((scaling for scaling in SCALINGS if scaling in scalings_in(source.config)), "")
+
+
+def scalings_in(config: Any) -> set[str]:
+    """Return the scalings of rotations that a configuration names, also in its parts."""
+    if not isinstance(config, Mapping):
+        return set()
+    found = {
+        value for key, value in config.items() if key in ("rope_type", "type") and isinstance(value, str)
+    }
+    return found.union(*map(scalings_in, config.values()))
 
 
 @torch.no_grad()

@@ -204,6 +204,7 @@ class ReportConfig:
 # From 2 on, a text begins with all tokens of the tokenizer's template, a scaling grows from the length that
 # transformers reads, and no file is read that the identity does not cover.
 CHECKPOINT_IDENTITY = 2
+BY_COMMAND = "the command"  # says at what length a checkpoint was trained, in the place of its configuration
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ class CheckpointConfig:
     identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
     begin: the tokens that stand first in each window, or the only one. layers: how many have the run's
     encoding; others keep theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
-    identity_version: of the rule that gave the identity; scores of an older one may differ from today's.
+    unused_scaling: a scaling of rotations in its configuration by which no layer turns. identity_version: of
+    the rule that gave the identity; scores of an older one may differ from today's.
     """
 
     source: str
@@ -224,6 +226,7 @@ class CheckpointConfig:
     layers: int | None = None
     plain: bool = False
     architecture: str = ""
+    unused_scaling: str | None = None
     identity_version: int = 1
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pe_bench.config.schema import CHECKPOINT_IDENTITY
+from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
@@ -252,8 +252,12 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
     """Return what is known of a checkpoint, which pe-bench did not train."""
     layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]
     begin = config.get("checkpoint.begin")
-    about = f"{row.model}: trained at {row.train_length} tokens according to "
-    about += str(config.get("checkpoint.train_length_from"))
+    length_from = str(config.get("checkpoint.train_length_from"))
+    about = f"{row.model}: trained at {row.train_length} tokens according to {length_from}"
+    if length_from == BY_COMMAND:
+        about = f"{row.model}: measured from {row.train_length} tokens, as the command says"
+    if scaling := config.get("checkpoint.unused_scaling"):
+        about += f"; its config.json names the scaling {scaling}, and no layer turns so"
     if (config.get("checkpoint.identity_version") or 1) < CHECKPOINT_IDENTITY:
         again = f"score it again with pe-bench eval {config['checkpoint.source']}"
         about += f"; {row.run} is of an older identity, and its scores may be others now: {again}"

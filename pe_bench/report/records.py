@@ -259,7 +259,9 @@ class TableKey:
         """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
         model = f"{self.model} model"
         data = [self.data, self.tokenizer]
+        trained = f"trained at {self.train_length} tokens"
         if self.model == CHECKPOINTS or is_checkpoint(self.model):
+            trained = f"measured from {self.train_length:,} tokens"
             is_one = self.model != CHECKPOINTS
             model = f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}" if is_one else self.model
             lossy = LOSES_TEXT if self.loses_text else ""
@@ -270,7 +272,7 @@ class TableKey:
         protocol = f"{self.protocol} protocol" + (f", stride {rule}" if rule else "")
         return [
             *(model, *([f"task {self.data}"] if self.protocol == TASK else data)),
-            f"trained at {self.train_length} tokens"
+            trained
             + (f", {self.steps:,} steps" if self.steps else "")
             + (f" with {self.training}" if self.training else ""),
             "1 seed" if seeds == [1] else seeds_text,

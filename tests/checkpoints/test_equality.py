@@ -1,6 +1,7 @@
 """Our attention gives the logits of transformers' own, for every architecture that lets it be replaced."""
 
 import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +152,24 @@ def test_a_window_is_scored_alike_after_a_longer_one(tmp_path: Path, plain: bool
     logits = ours(checkpoint, tokens(40))
     ours(checkpoint, tokens(100))
     assert torch.equal(ours(checkpoint, tokens(40)), logits)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("name", ["gemma3_text", "llama"])
+def test_a_scaling_that_transformers_drops_is_noted(
+    command: Command, tmp_path: Path, name: str, key: str
+) -> None:
+    folder = write_checkpoint(tmp_path / name, name)
+    values = json.loads((folder / "config.json").read_text())
+    values.pop("rope_parameters")
+    scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    (folder / "config.json").write_text(json.dumps({**values, key: scaling}))
+    checkpoint = opened(folder)
+    is_dropped = checkpoint.encoding["name"] == "rope"
+    assert checkpoint.unused_scaling == ("linear" if is_dropped else "")
+    shown = " ".join(command("show", f"hf:{folder}").out.split())
+    assert ("names the scaling linear, and no layer turns so" in shown) == is_dropped
+    assert is_dropped == (name == "gemma3_text" and key == "rope_parameters")
 
 
 def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Path) -> None:
