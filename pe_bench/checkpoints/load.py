@@ -135,6 +135,9 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     if unused:
         say(f"{name}: its config.json names the scaling {unused}, and no layer turns so")
     equal = f"logits equal transformers' own to {opened.difference or 0:.1g} of the largest"
+    if opened.nats is not None:
+        equal_to = f"transformers' own to {opened.nats:.1g} nats per token"
+        say(f"{name}: in {config.eval.precision} the mean loss of a window is {equal_to}")
     plainly = "keeps transformers' attention, without the window control and --with"
     say(f"{name}: {plainly if opened.difference is None else equal}")
     folder = Path(config.results_dir) / "runs" / f"hf-{source.name}-{setting}"

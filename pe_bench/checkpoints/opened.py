@@ -1,7 +1,8 @@
 """A checkpoint ready to be scored: its sizes, its training length, and its model.
 
 Before scoring, random tokens pass through the model with transformers' attention and with ours. The logits of
-a sample of tokens may differ by a small share of the largest logit.
+a sample of tokens may differ by a small share of the largest logit. All this is in float32: then the weights
+get the precision of the scores, and the mean loss of a window is compared again.
 """
 
 import inspect
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from pe_bench.checkpoints.attention import NAME, register
 from pe_bench.checkpoints.encoding import UNKNOWN, Answer, ask, attach, describe, name_of, neutral
@@ -35,7 +37,9 @@ SCALINGS = {
 MIN_TOKENS = 64
 MAX_WINDOW = 4_096
 MAX_SCORES = 2**27  # of one layer, which transformers makes all at once
-MAX_DIFFERENCE, MAX_DIFFERENCE_BFLOAT16 = 1e-4, 2e-2  # of the largest logit
+MAX_DIFFERENCE = 1e-4  # of the largest logit
+# Of the mean loss of a window in bfloat16, in which transformers' own ways of attention differ too.
+MAX_NATS = 0.02
 
 
 @torch.no_grad()
@@ -55,7 +59,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     causal.set_attn_implementation(NAME)
     theirs = theirs if takes_index else theirs[:, index]
     difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
-    allowed = (MAX_DIFFERENCE if causal.dtype == torch.float32 else MAX_DIFFERENCE_BFLOAT16) * largest
+    allowed = MAX_DIFFERENCE * largest
     differ = (
         f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our attention"
     )
@@ -83,6 +87,7 @@ class Opened:
     size: ModelConfig
     difference: float | None = None  # of logits, over the largest; None for a model that attends as it is
     answer: Answer | None = None
+    nats: float | None = None  # by which the loss of a window differs from transformers' own, in bfloat16
     unused_scaling: str = ""  # that the configuration names, and by which no layer turns
 
     @property
@@ -114,7 +119,53 @@ def open_checkpoint(
     source: Source, config: Any, train_length: int, begin: Sequence[int], dtype: torch.dtype, *, plain: bool
 ) -> Opened:
     """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
-    loaded = load_model(source, config, dtype)
+    opened = _open(source, config, train_length, begin, plain=plain)
+    if dtype == torch.float32:
+        return opened
+    convert_weights(opened.model.causal, dtype)
+    if opened.difference is None:
+        return opened
+    try:
+        return replace(opened, nats=require_alike(opened.model))
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}; {PLAIN}") from error
+
+
+def convert_weights(causal: Any, dtype: torch.dtype) -> None:
+    """Convert what a checkpoint's files hold; what a model computes, such as frequencies, stays float32."""
+    kept = getattr(causal, "_keep_in_fp32_modules_strict", None) or ()
+    for name, tensor in causal.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point() and not any(module in name for module in kept):
+            tensor.data = tensor.data.to(dtype)
+    causal.config.dtype = dtype
+
+
+@torch.no_grad()
+def require_alike(model: CheckpointModel) -> float:
+    """Return how far the mean loss of a window is from transformers' own, in nats per token.
+
+    Raise `UserError` if it is far.
+    """
+    count, causal = min(MIN_TOKENS, model.max_positions or MIN_TOKENS), model.causal
+    generator = torch.Generator().manual_seed(2)
+    tokens = model.begun(torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device))
+    hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
+    ours = float(model.nll(hidden[0, :-1], tokens[0, 1:]).mean())
+    with quiet():
+        causal.set_attn_implementation("eager")
+        logits = causal(tokens, use_cache=False).logits.float()
+        causal.set_attn_implementation(NAME)
+    theirs = float(functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
+    message = (
+        f"in {causal.dtype} the mean loss of a window is {ours:.4f} nats, and {theirs:.4f} with transformers"
+    )
+    require(abs(ours - theirs) <= MAX_NATS, f"{message}; {MAX_NATS} nats of difference are allowed")
+    return abs(ours - theirs)
+
+
+def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], *, plain: bool) -> Opened:
+    """Load a checkpoint in float32 and find what it does, as `open_checkpoint` does."""
+    loaded = load_model(source, config)
     forget_longer_texts(loaded)
     sizes, values = _sizes(source, config), neutral("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
@@ -146,7 +197,7 @@ def open_checkpoint(
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN}") from error
     unused = _unused_scaling(source, answer, rotations_of(config), train_length)
-    return Opened(model, values, sizes, difference, answer, unused)
+    return Opened(model, values, sizes, difference, answer, unused_scaling=unused)
 
 
 def _unused_scaling(

@@ -232,15 +232,15 @@ def load_config(source: Source) -> Any:
             raise UserError(f"{kind}: {reason} ({first_line(error)[:200]})") from error
 
 
-def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
-    """Return the model with its weights, attending as transformers does. Raise `UserError`."""
+def load_model(source: Source, config: Any) -> Any:
+    """Return the model with its weights in float32, attending as transformers does. Raise `UserError`."""
     options = {"attn_implementation": "eager", "use_safetensors": True, "output_loading_info": True}
     with quiet() as transformers, files_alone(source) as folder:
         load = transformers.AutoModelForCausalLM.from_pretrained
         try:
             if source.is_indexed:
                 _require_indexed(source)
-            model, report = load(folder, config=config, dtype=dtype, **options, **SAFE)
+            model, report = load(folder, config=config, dtype=torch.float32, **options, **SAFE)
         except UserError:
             raise
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
 from support.commands import Command
 from torch import Tensor
@@ -170,6 +171,41 @@ def test_a_scaling_that_transformers_drops_is_noted(
     shown = " ".join(command("show", f"hf:{folder}").out.split())
     assert ("names the scaling linear, and no layer turns so" in shown) == is_dropped
     assert is_dropped == (name == "gemma3_text" and key == "rope_parameters")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "smollm3", "phi", "bloom"])
+def test_a_checkpoint_in_bfloat16_has_the_encoding_that_it_has_in_float32(
+    checkpoints: dict[str, Opened], tmp_path: Path, name: str
+) -> None:
+    folder = write_checkpoint(tmp_path / name, name)
+    checkpoint = opened(folder, dtype=torch.bfloat16)
+    assert checkpoint.encoding["name"] == ENCODINGS.get(name, "as_is") and checkpoint.model.is_neutral
+    causal = checkpoint.model.causal
+    assert {weight.dtype for weight in causal.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for key, buffer in causal.named_buffers() if "inv_freq" in key} <= {torch.float32}
+    logits = ours(checkpoint, tokens())
+    assert logits.dtype == torch.bfloat16
+    if name != "bloom":
+        assert checkpoint.nats is not None and checkpoint.nats < 0.02
+        assert 0 < distance(logits.float(), ours(checkpoints[name], tokens())) < 0.1
+
+
+def test_an_attention_that_is_wrong_in_bfloat16_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rough(*arguments: Any, **options: Any) -> Any:
+        attended, weights = FORWARD(*arguments, **options)
+        is_ours = arguments[0].config._attn_implementation == NAME
+        return attended * (-30 if is_ours and attended.dtype == torch.bfloat16 else 1), weights
+
+    folder = write_checkpoint(tmp_path / "llama", "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] *= 50  # at transformers' own initialisation all tokens are about as likely
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert (opened(folder, dtype=torch.bfloat16).nats or 1) < 0.02
+    monkeypatch.setattr(LlamaAttention, "forward", rough)
+    with pytest.raises(UserError, match=r"in torch.bfloat16 the mean loss .* nats of difference are allowed"):
+        opened(folder, dtype=torch.bfloat16)
 
 
 def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Path) -> None:

@@ -82,13 +82,14 @@ def opened(
     begin: Sequence[int] = (),
     is_checked: bool = False,
     train_length: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Opened:
     """Open a checkpoint. train_length: what is measured against; by default what its configuration says."""
     source = read_source(f"hf:{folder}") if is_checked else Source(f"hf:{folder}", folder)
     config = load_config(source)
     found = train_length_of(config)
     length = train_length or (found[0] if found else TRAIN_LENGTH)
-    return open_checkpoint(source, config, length, begin, torch.float32, plain=plain)
+    return open_checkpoint(source, config, length, begin, dtype, plain=plain)
 
 
 def edit_json(path: Path, **changes: Any) -> None:
