@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.checkpoints.attention import Caught, PassState
-from pe_bench.checkpoints.model import sees_all
+from pe_bench.checkpoints.model import sees_all, trunk_of
 from pe_bench.checkpoints.rotary import FREQUENCIES, TOLERANCE, RotaryCall, recorded, rotary_modules
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
@@ -74,11 +74,13 @@ UNKNOWN = Rotation("half", (), 0.0, 0)  # it is not that of one of the model's r
 
 @dataclass(frozen=True)
 class Answer:
-    """What the layers do. rotations: of each layer, None where it turns nothing.
+    """What the layers with attention do. numbers: theirs in the model, in which other layers may stand too.
 
+    rotations: of each of them, None where it turns nothing.
     reads_positions: something other than a rotation does. calls: of the model's rotary modules.
     """
 
+    numbers: list[int]
     rotations: list[Rotation | None]
     layers: list[Caught]
     reads_positions: bool
@@ -121,9 +123,10 @@ def ask(model: Any, state: PassState, length: int = TOKENS) -> Answer | None:
         return None
     plain = _caught(model, state, n_tokens, is_neutral=True)
     later = _caught(model, state, n_tokens, is_neutral=True, first=LATER)
-    rotations = [_explain(model, actual[n].queries, plain[n].queries) for n in sorted(actual)]
+    numbers = sorted(actual)
+    rotations = [_explain(model, actual[n].queries, plain[n].queries) for n in numbers]
     moves = any(not _is_same(plain[n].queries, later[n].queries) for n in plain)
-    return Answer(rotations, [actual[n] for n in sorted(actual)], moves, [*calls.values()])
+    return Answer(numbers, rotations, [actual[n] for n in numbers], moves, [*calls.values()])
 
 
 def _caught(
@@ -136,7 +139,7 @@ def _caught(
     ids_1T = torch.arange(first, first + n_tokens, device=model.device)[None]
     caught: dict[int, Caught] = {}
     state.caught, state.is_neutral = caught, is_neutral
-    model.get_decoder()(input_ids=tokens_1T, position_ids=ids_1T, use_cache=False)
+    trunk_of(model)(input_ids=tokens_1T, position_ids=ids_1T, use_cache=False)
     state.caught, state.is_neutral = None, False
     return caught
 
@@ -189,7 +192,7 @@ def describe(
     primary = _primary(answer, TRAINED_TIMES * train_length)
     lengths = _lengths(parameters, train_length)
     fixed: dict[int, LayerEncoding] = {}
-    for number, rotation in enumerate(answer.rotations):
+    for number, rotation in zip(answer.numbers, answer.rotations, strict=True):
         if rotation == primary:
             continue
         if rotation is not None and not _is_constant(rotation, answer.calls, lengths):

@@ -20,6 +20,7 @@ COLUMNS = [
     Column(name, is_left=name in ("layers", "rotation", "sees"))
     for name in ("layers", "rotation", "base", "turned", "sees", "sinks", "soft cap", "logits")
 ]
+NO_ATTENTION = ("no attention", *[""] * (len(COLUMNS) - 2))
 LONGEST = 2**20  # tokens, up to which a window is looked for
 ASSUMED_LENGTH = 2_048  # where the configuration states none; only a scaling's name depends on it
 
@@ -34,11 +35,14 @@ def layers_of(text: str) -> Grid:
     if answer is None:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")
     numbers: dict[tuple[str, ...], list[int]] = {}
-    for number, (rotation, layer) in enumerate(zip(answer.rotations, answer.layers, strict=True)):
+    for number, rotation, layer in zip(answer.numbers, answer.rotations, answer.layers, strict=True):
         known = _rotation(rotation, rotations_of(config), length, answer.calls)
         facts = (*known, *_facts(layer))
         numbers.setdefault(facts, []).append(number)
-    notes = [] if table is None else [f"it has a table of {table:,} learned positions"]
+    others = [number for number in range(opened.size.n_layers) if number not in answer.numbers]
+    if others:
+        numbers[NO_ATTENTION] = others
+    notes = [] if table is None else [f"it has a table of {table:,} positions"]
     notes.append("turned: the features of a head that the rotation turns; found with random tokens")
     if opened.unused_scaling:
         notes.append(f"its config.json names the scaling {opened.unused_scaling}, and no layer turns so")

@@ -124,9 +124,16 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     sizes = data.vocab_size, opened.model.vocab_size
     message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"
     require(sizes[0] <= sizes[1], f"{message} whose files are of one checkpoint")
-    layers = opened.size.n_layers - len(opened.model.fixed)
+    without = opened.model.without_attention
+    layers = opened.size.n_layers - without - len(opened.model.fixed)
     unused = opened.unused_scaling or None
-    about = replace(about, layers=layers, architecture=opened.architecture, unused_scaling=unused)
+    about = replace(
+        about,
+        layers=layers,
+        architecture=opened.architecture,
+        without_attention=without,
+        unused_scaling=unused,
+    )
     config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
     facts = {"checkpoint": about.identity, "length": length, "data": data.hash, "plain": about.plain}
     setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]

@@ -30,13 +30,14 @@ class CheckpointModel(LanguageModel):
     state: what our attention reads; None for a model with its own. fixed: the encodings of layers
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
     the model's own rotation is undone. begin: the first tokens of each window. max_positions: the
-    size of a table of positions, if it has one.
+    size of a table of positions, if it has one. without_attention: how many layers have none.
     """
 
     state: PassState | None = None
     masks: Sequence[PassMask | None] = ()
     is_neutral: bool = True
     max_positions: int | None = None
+    without_attention: int = 0
 
     def __init__(
         self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: Sequence[int] = ()
@@ -97,11 +98,18 @@ class CheckpointModel(LanguageModel):
         return torch.cat([begin.expand(len(tokens_BT), -1), tokens_BT[:, len(begin) :]], 1)
 
     def find_table(self, length: int) -> None:
-        """Find whether a table of positions ends at a length."""
-        try:
-            self.hidden(torch.zeros(1, 2, dtype=torch.long), torch.tensor([length - 1, length]))
-        except (LengthError, RunError):
-            self.max_positions = length
+        """Find whether a table of positions ends at a length.
+
+        Some models make a longer table for a longer text, whatever the positions of a short one.
+        """
+        for first in (length - 1, 0):
+            ids = torch.arange(first, length + 1)
+            try:
+                self.hidden(torch.zeros(1, len(ids), dtype=torch.long), ids)
+            except (LengthError, RunError):
+                continue
+            return
+        self.max_positions = length
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
@@ -128,6 +136,9 @@ class CheckpointModel(LanguageModel):
             return "the model keeps its own attention, which cannot be limited to a window"
         if control == "window" and self.masks and not any(sees_all(mask, length) for mask in self.masks):
             return "the model is windowed itself"
+        if control == "window" and self.without_attention:
+            without = f"{self.without_attention} of its {self.n_layers} layers have no attention"
+            return f"{without}, and a window does not limit what they read"
         if control == "window" and any(isinstance(part, nn.Conv1d) for part in self.causal.modules()):
             return "the model reads tokens beside its attention too, which a window does not limit"
         if control == "offset" and not self.takes_positions:
@@ -137,7 +148,13 @@ class CheckpointModel(LanguageModel):
     @property
     def trunk(self) -> Any:
         """Return the part of the model that makes the hidden states."""
-        return self.causal.get_decoder()
+        return trunk_of(self.causal)
+
+
+def trunk_of(causal: Any) -> Any:
+    """Return the part of a model that makes the hidden states."""
+    decoder = causal.get_decoder()
+    return causal.model if decoder is causal else decoder
 
 
 def sees_all(mask: PassMask | None, length: int) -> bool:

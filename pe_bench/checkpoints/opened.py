@@ -99,7 +99,7 @@ def train_length_of(config: Any) -> tuple[int, str] | None:
     """Return the training length that a configuration gives, and the name that it has there."""
     text = config.get_text_config(decoder=True)
     for name in LENGTHS:
-        values = [getattr(text, name, None), *(group.get(name) for group in rotations_of(config))]
+        values = [_value_of(text, name), *(group.get(name) for group in rotations_of(config))]
         lengths = [value for value in values if isinstance(value, int) and value > 1]
         if lengths:
             return lengths[0], name
@@ -186,7 +186,10 @@ def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], 
             values, model.fixed, model.is_neutral = describe(
                 answer, rotations_of(config), train_length, has_table=model.max_positions is not None
             )
-            sizes = replace(sizes, d_head=answer.layers[0].queries.shape[-1], n_layers=len(answer.layers))
+            n_layers = max(sizes.n_layers, answer.numbers[-1] + 1)
+            width = values.get("d_head", answer.layers[0].queries.shape[-1])
+            sizes = replace(sizes, d_head=width, n_layers=n_layers)
+            model.without_attention = n_layers - len(answer.numbers)
             model.encoding, model.n_layers = EncodingSpec(values).build(sizes.n_layers), sizes.n_layers
             model.state, model.masks = state, [layer.mask for layer in answer.layers]
             split_feedforward(loaded)
@@ -253,11 +256,19 @@ def _require_sound(source: Source, model: CheckpointModel) -> None:
     require(0 < largest < math.inf, message)
 
 
+def _value_of(config: Any, name: str) -> Any:
+    """Return what a configuration says for all layers; None where it says nothing, or that layers differ."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError
+        return None
+
+
 def _sizes(source: Source, config: Any) -> ModelConfig:
     text = config.get_text_config(decoder=True)
 
     def size(name: str, otherwise: int) -> int:
-        number = getattr(text, name, None)
+        number = _value_of(text, name)
         return number if isinstance(number, int) and number > 0 else otherwise
 
     width, heads = size("hidden_size", 1), size("num_attention_heads", 1)

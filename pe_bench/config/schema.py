@@ -214,8 +214,9 @@ class CheckpointConfig:
     identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
     begin: the tokens that stand first in each window, or the only one. layers: how many have the run's
     encoding; others keep theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
-    unused_scaling: a scaling of rotations in its configuration by which no layer turns. identity_version: of
-    the rule that gave the identity; scores of an older one may differ from today's.
+    without_attention: how many layers have none. unused_scaling: a scaling of rotations in its configuration
+    by which no layer turns. identity_version: of the rule that gave the identity; scores of an older one may
+    differ from today's.
     """
 
     source: str
@@ -226,6 +227,7 @@ class CheckpointConfig:
     layers: int | None = None
     plain: bool = False
     architecture: str = ""
+    without_attention: int = 0
     unused_scaling: str | None = None
     identity_version: int = 1
 

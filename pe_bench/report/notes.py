@@ -261,6 +261,10 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
     if (config.get("checkpoint.identity_version") or 1) < CHECKPOINT_IDENTITY:
         again = f"score it again with pe-bench eval {config['checkpoint.source']}"
         about += f"; {row.run} is of an older identity, and its scores may be others now: {again}"
+    without = config.get("checkpoint.without_attention") or 0
+    if without:
+        about += f"; {without} of {of_layers} layers have no attention"
+    of_layers -= without
     if layers and layers < of_layers:
         about += f"; {layers} of {of_layers} layers have this encoding, the others keep their own"
     if isinstance(begin, list):
