@@ -21,6 +21,7 @@ from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
+MOST_OFFSET = 8  # rows of a table of positions before the first one: OPT has 2
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
@@ -110,6 +111,18 @@ class CheckpointModel(LanguageModel):
                 continue
             return
         self.max_positions = length
+
+    @property
+    def has_learned_table(self) -> bool:
+        """Return whether its table of positions is one of weights: GPT-J's has sines, by which it rotates."""
+        if self.max_positions is None:
+            return False
+        tokens = self.causal.get_input_embeddings()
+        tables = [
+            part for part in self.trunk.modules() if isinstance(part, nn.Embedding) and part is not tokens
+        ]
+        sizes = range(self.max_positions, self.max_positions + MOST_OFFSET + 1)
+        return any(table.num_embeddings in sizes for table in tables)
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         rows = max(1, LOGIT_ELEMENTS // self.vocab_size)

@@ -184,7 +184,7 @@ def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], 
                 loaded.set_attn_implementation("eager")
                 return Opened(model, values, sizes)
             values, model.fixed, model.is_neutral = describe(
-                answer, rotations_of(config), train_length, has_table=model.max_positions is not None
+                answer, rotations_of(config), train_length, has_table=model.has_learned_table
             )
             n_layers = max(sizes.n_layers, answer.numbers[-1] + 1)
             width = values.get("d_head", answer.layers[0].queries.shape[-1])
