@@ -47,13 +47,14 @@ from pe_bench.values import check_folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def train(config: Config) -> tuple[Path, list[Row]]:
+def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tuple[Path, list[Row]]:
     """Train what is not trained, score what is not scored, gather all results; return the run and its rows.
 
-    Raise `UserError` before anything is written, `RunError` after.
+    waits: called with the reason before this waits for another process that is working on the run; if None,
+    that one is an error. Raise `UserError` before anything is written, `RunError` after.
     """
     job, plans = prepare(config)
-    return job.folder, finish(job, plans)
+    return job.folder, finish(job, plans, waits=waits)
 
 
 # Before anything is written

@@ -62,6 +62,8 @@ try 'rope fast' -> 'rope fast': fast is no option; say KEY=VALUE, such as base=5
 try nope seed=3 -> seed=3: a try chooses the seeds and the documents itself: leave it out
 try nope results_dir=x -> results_dir=x: say --results-dir, where tries are counted too
 try --list -> results has no tries
+try alibi task=mqar -> task=mqar: a try compares bits per byte, which answers do not have
+try rope task=majority --against alibi --confirm -> pe-bench train -m encoding=rope,alibi task=majority
 reproduce windwed -> unknown study 'windwed': did you mean 'windowed'?
 reproduce alibi train.lr=3 -> train.lr=3 would change the study
 reproduce alibi --text nowhere -> --text nowhere is neither stdlib nor a folder
