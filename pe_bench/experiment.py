@@ -211,7 +211,10 @@ def _train_and_score(
 ) -> list[Row]:
     """Train a run unless it is trained, in the processes of `group`, and score what is not scored yet."""
     run = job.folder
-    if runs.read_result(run) is not None:
+    result = runs.read_result(run)
+    if result is not None:
+        # All rows of a run have one setting, that of the version that trained it.
+        job = replace(job, setting=str(result.get("setting", job.setting)))
         rows = scored_rows(job, plans)
         is_scored = len(rows) == len(plans)
         trained = None if is_scored else checkpoint.final_checkpoint(run, job.config.train.total_steps)
