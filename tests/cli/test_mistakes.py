@@ -140,3 +140,27 @@ def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, fol
     (run / "result.json").unlink()
     outcome = command("eval", run.name, *results)
     assert outcome.code == 2 and "no finished run" in outcome.line
+
+
+COMMANDS = (
+    "eval rope",
+    "probe rope",
+    "extend rope",
+    "try alibi",
+    "reproduce x",
+    "import x",
+    "export rope --hf x",
+)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_that_is_not_for_several_processes_says_so_to_torchrun(
+    words: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = command(*words.split())
+    name = words.split()[0]
+    assert outcome.code == 2
+    told = f"torchrun starts the processes of one training: start pe-bench {name} without it"
+    assert outcome.line == f"pe-bench: {told}"
