@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config
@@ -28,7 +28,8 @@ from pe_bench.runs.commands import eval_command
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import KEY, MEANS, TEXT_SLICES, KeptMeans, read_means
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
-from pe_bench.system.files import TEMPORARY, write_text
+from pe_bench.system.files import TEMPORARY, Lock, write_text
+from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import one_line, say
 from pe_bench.values import check_type
 
@@ -64,12 +65,15 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
     Raise `RunError` also for a run that is not safe to write to.
     """
     check_files(run)
-    lock = FileLock(run / "lock")
+    lock = Lock(run / "lock")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
+        message = f"another process is working on {run}: wait for it, or stop it"
+        if world_size() > 1:
+            message = f"each of torchrun's processes works on {run}: start this without torchrun"
         if waits is None:
-            raise RunError(f"another process is working on {run}: wait for it, or stop it") from error
+            raise RunError(message) from error
         waits(f"waits for another process that is working on {run}")
         lock.acquire()
     try:
@@ -219,7 +223,7 @@ def gather(results_dir: Path) -> Gathered:
     """
     results_dir.mkdir(parents=True, exist_ok=True)
     target = results_dir / "results.csv"
-    with FileLock(target.with_name(target.name + ".lock")):
+    with Lock(target.with_name(target.name + ".lock")):
         for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # of a killed process
             leftover.unlink()
         gathered = read_all(results_dir)

@@ -11,8 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from filelock import FileLock
-
 from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.schema import Config
@@ -24,7 +22,7 @@ from pe_bench.runs.commands import called_with
 from pe_bench.runs.job import hashed
 from pe_bench.runs.rows import ALL, APART, Row
 from pe_bench.scored import Run
-from pe_bench.system.files import write_json
+from pe_bench.system.files import Lock, write_json
 from pe_bench.system.machine import today
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.system.terminal import say
@@ -178,7 +176,7 @@ def _keep(results_dir: Path, tried: Try) -> Try:
     It counts from its first look, whatever comes of it.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
-    with FileLock(results_dir / f"{FILE}.lock"):  # else one of two commands loses what the other counted
+    with Lock(results_dir / f"{FILE}.lock"):  # else one of two commands loses what the other counted
         tries = read_tries(results_dir)
         places = [place for place, entry in enumerate(tries) if entry.is_same(tried)]
         if not tried.number and places:
