@@ -181,6 +181,13 @@ def test_the_same_holds_for_skewed_levels_of_both_sides(spread: float, draw: Dra
     assert wrong_of_20(spread, levels_apart(draw)) <= 0.05
 
 
+@pytest.mark.parametrize(("draw", "told"), [(exponential, 0.069), (lognormal, 0.089)])
+def test_skewed_differences_are_wrong_as_often_as_the_page_on_tries_says(draw: Draw, told: float) -> None:
+    assert wrong_of_20(1, draw) == pytest.approx(told, abs=0.02)
+    page = (Path(__file__).parents[2] / "docs" / "try.md").read_text()
+    assert f"differences, rarely much worse | {100 * told:.1f} %" in page
+
+
 def test_a_gain_of_two_hundredths_is_found_by_the_first_try_with_few_seeds() -> None:
     assert power(0.02, 1, most=5) >= 0.6
     assert power(0.02, 1, most=13) >= 0.8

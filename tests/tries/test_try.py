@@ -16,6 +16,8 @@ from support.commands import LEARNED, TRIED, Command, Outcome, stop_before
 
 import pe_bench
 from pe_bench.runs.commands import VARIABLE, recorded_commands
+from pe_bench.runs.rows import read_rows
+from pe_bench.scored import Run
 from pe_bench.tries import trying
 from pe_bench.tries.sequential import look
 from pe_bench.tries.trying import Try, _keep, overrides_in, read_tries
@@ -179,6 +181,16 @@ def test_tries_on_one_baseline_wait_for_each_other(tried, folder: Path) -> None:
     assert (
         f"waits for another process that is working on {baseline.relative_to(folder / 'work')}" in outcome.err
     )
+
+
+def test_a_control_is_no_score_of_a_try(tried, folder: Path) -> None:
+    tried("nope", *SHORT, "eval.controls=all", "eval.per_position=true")
+    (path,) = (folder / "work" / "results" / "runs").glob("nope-*")
+    rows = [row for row in reversed(read_rows(path / "eval.csv")) if row.length == 32]
+    assert {row.control for row in rows} > {"none"}
+    for one in (rows, rows[::-1]):
+        row = trying._row_at(Run(path, one, 0.01), 32)
+        assert (row.control, row.protocol) == ("none", "paired")
 
 
 def test_no_seed_is_trained_that_no_look_in_time_would_judge(monkeypatch: pytest.MonkeyPatch) -> None:
