@@ -75,7 +75,11 @@ def load_data(config: Config) -> Data:
     if config.task is None:
         folder, meta = _packed_folder(config)
         train, validation = (_open_side(folder, side) for side in ("train", "validation"))
-        about = meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
+        vocabulary = tuple(meta["vocabulary"])
+        label = meta["tokenizer"]
+        if config.tokenizer.kind == "bpe":  # whose label was the size that was asked for, in older caches
+            label = tokenizers.bpe_label(len(vocabulary))
+        about = meta["hash"], label, vocabulary, meta["end_of_text"]
         return Data(config.data.name, *about, train, validation)
     if config.checkpoint is None:
         return task_data(build_task(config.task))
