@@ -81,7 +81,11 @@ def load_data(config: Config) -> Data:
         if meta["loss"]:
             say(f"{meta['tokenizer']}: {meta['loss']}; scores are nats per token, without bits per byte")
             validation = replace(validation, loses_text=True)
-        about = meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
+        vocabulary = tuple(meta["vocabulary"])
+        label = meta["tokenizer"]
+        if config.tokenizer.kind == "bpe":  # whose label was the size that was asked for, in older caches
+            label = tokenizers.bpe_label(len(vocabulary))
+        about = meta["hash"], label, vocabulary, meta["end_of_text"]
         return Data(config.data.name, *about, train, validation)
     if config.checkpoint is None:
         return task_data(build_task(config.task))

@@ -164,7 +164,12 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
     )
     tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
     tokenizer.save(str(path))
-    return SubwordTokenizer(tokenizer, f"bpe-{size}")
+    return SubwordTokenizer(tokenizer, bpe_label(tokenizer.get_vocab_size(with_added_tokens=True)))
+
+
+def bpe_label(vocabulary: int) -> str:
+    """Return the label of a trained BPE by its vocabulary, which may be smaller than what was asked for."""
+    return f"bpe-{vocabulary}"
 
 
 def tokenizer_file(config: TokenizerConfig) -> Path:

@@ -97,6 +97,7 @@ class Row:
         return (*protocol, self.length, depth, self.target_hash, is_coarse, self.slice)
 
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 TASK = "task"  # a protocol: the answers of examples, each of which is a document
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
@@ -178,11 +179,11 @@ def read_cell(name: str, text: str) -> Any:
 # What is asked of rows
 
 
-def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """Return the rows by what `key` says of them, in the order of the first ones."""
-    groups: dict[Key, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return rows, or other items, by what `key` says of them, in the order of the first ones."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 

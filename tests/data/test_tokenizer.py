@@ -42,6 +42,12 @@ def bpe(tmp_path) -> SubwordTokenizer:
     return train_bpe(TEXTS * 5, TokenizerConfig(kind="bpe", vocab_size=300), tmp_path / "tokenizer.json")
 
 
+def test_a_label_has_the_vocabulary_that_there_is(tmp_path, bpe):
+    assert bpe.label == "bpe-300"
+    few = train_bpe([b"aab aab"], TokenizerConfig(kind="bpe", vocab_size=9_000), tmp_path / "few.json")
+    assert few.label == f"bpe-{few.vocab_size}" and few.vocab_size < 270
+
+
 def test_bytes_are_their_own_ids():
     tokenizer = ByteTokenizer()
     for text, encoded in zip(TEXTS, tokenizer.encode_documents(TEXTS, with_ends=True), strict=True):
