@@ -18,7 +18,6 @@ import torch
 from pe_bench.config.groups import config_dir
 from pe_bench.inspection.resolve import resolve
 from pe_bench.model.decoder import build_decoder
-from pe_bench.model.layers import token_nll
 from pe_bench.system.machine import PeakMemory
 
 CPU = torch.device("cpu")
@@ -91,7 +90,7 @@ def measured(arguments: list[str], length: int, threads: int) -> dict[str, float
         start = time.perf_counter()
     with PeakMemory(CPU) as after:
         ids = model.encoding.ids(tokens[:, :-1], train=False, generator=generator)
-        nll = token_nll(model.hidden(tokens[:, :-1], ids)[0], model.output_weight, tokens[0, 1:])
+        nll = model.nll(model.hidden(tokens[:, :-1], ids)[0], tokens[0, 1:])
     if not nll.isfinite().all():
         sys.exit("the scores are not finite")
     if before.mb is None or after.mb is None:

@@ -29,7 +29,7 @@ from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError
 from pe_bench.inspection.speed import path_of
 from pe_bench.model.decoder import build_decoder
-from pe_bench.model.layers import mm
+from pe_bench.model.products import mm
 from pe_bench.system.machine import keep_freed_memory
 from pe_bench.training.trainer import Trainer
 

@@ -278,7 +278,7 @@ def try_change(
     train on the same number of tokens, 256,000 by default, and are kept.
 
     against NAME: The baseline, written like the change.
-    minutes NUMBER: Start no seed but the first if it would end later than this.
+    minutes NUMBER: Start no seeds but the first if the next answer would come later than this.
     lengths N,N: Score at these; the training length and the longest decide.  [default: 128,512,2048]
     confirm: Use other documents and seeds than any try has used.
     config_dir DIR: A folder with your encoding/NAME.yaml.

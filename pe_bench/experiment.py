@@ -48,13 +48,14 @@ from pe_bench.values import check_folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def train(config: Config) -> tuple[Path, list[Row]]:
+def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tuple[Path, list[Row]]:
     """Train what is not trained, score what is not scored, gather all results; return the run and its rows.
 
-    Raise `UserError` before anything is written, `RunError` after.
+    waits: called with the reason before this waits for another process that is working on the run; if None,
+    that one is an error. Raise `UserError` before anything is written, `RunError` after.
     """
     job, plans = prepare(config)
-    return job.folder, finish(job, plans)
+    return job.folder, finish(job, plans, waits=waits)
 
 
 # Before anything is written
@@ -222,7 +223,10 @@ def _train_and_score(
 ) -> list[Row]:
     """Train a run unless it is trained, in the processes of `group`, and score what is not scored yet."""
     run = job.folder
-    if runs.read_result(run) is not None:
+    result = runs.read_result(run)
+    if result is not None:
+        # All rows of a run have one setting, that of the version that trained it.
+        job = replace(job, setting=str(result.get("setting", job.setting)))
         rows = scored_rows(job, plans)
         is_scored = len(rows) == len(plans)
         trained = None if is_scored else checkpoint.final_checkpoint(run, job.config.train.total_steps)

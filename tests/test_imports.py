@@ -57,7 +57,7 @@ ALLOWED = {
     "scored": "errors values system config runs scoring checkpoints report experiment",
     "tries": "errors values system config runs report experiment scored",
     "sweep": "errors system config runs experiment",
-    "studies": "errors values system config runs scoring report scored sweep",
+    "studies": "errors values system config plot runs scoring report scored sweep",
     "extended": "errors values system config report runs scoring experiment scored sweep",
     "api": "errors values system config runs report experiment scored tries extended",
     "cli": "errors values system config plot model runs report inspection "
@@ -80,3 +80,8 @@ def test_a_folder_imports_exactly_what_the_table_allows() -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     TopologicalSorter(IMPORTS).prepare()
+
+
+def test_the_files_of_the_model_import_no_compiled_code() -> None:
+    for module in ("pe_bench.model.layers", "pe_bench.model.attention.reference"):
+        assert not {name for name in IMPORTS[module] if "native" in name or "accelerate" in name}

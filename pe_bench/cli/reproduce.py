@@ -13,7 +13,9 @@ from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:
     from pe_bench.studies.claims import Measurements
+    from pe_bench.studies.outcomes import Level, Outcomes
     from pe_bench.studies.runs import StudyRuns
+    from pe_bench.studies.study import Study
 
 
 @command("reproduce")
@@ -22,6 +24,7 @@ def reproduce(
     *,
     quick: bool = False,
     text: str = "stdlib",
+    stored: bool = False,
     write_table: bool = False,
     config_dir: Sequence[Path] = (),
     results_dir: Path = Path("results"),
@@ -36,19 +39,22 @@ def reproduce(
         hydra/launcher.
     quick: Train toy models, in minutes, to see that everything works.
     text stdlib|DIR: The text: Python's standard library, or a folder of files.
-    write_table: Write the levels to the study's table (for maintainers).
+    stored: Train nothing: test the claims on the scores that are stored with the study.
+    write_table: Make the study in pieces, an encoding with its seeds each, and store the scores of
+        each piece and the study's table as it ends (for maintainers).
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
 
     Examples:
       pe-bench reproduce                       # the studies, and which are done
       pe-bench reproduce alibi --quick         # a toy of it: does everything work?
       pe-bench reproduce alibi
+      pe-bench reproduce budget --stored       # what our own runs say, in seconds
       pe-bench reproduce alibi --text books    # the same on texts in a folder
       pe-bench reproduce alibi threads=1 hydra/launcher=joblib
     """
     names = [argument for argument in arguments if "=" not in argument]
     machine = [argument for argument in arguments if "=" in argument]
-    if not names and not (quick or machine or write_table or config_dir):
+    if not names and not (quick or machine or stored or write_table or config_dir):
         from pe_bench.cli.list import list_
 
         list_("studies", results_dir=results_dir)
@@ -64,7 +70,14 @@ def reproduce(
     text = text if text == STDLIB else str(Path(text).absolute())
     study = replace(read_study(names[0], config_dir), text=text)
     study = study.quick() if quick else study
-    _report(StudyRuns(study, machine, results_dir), write_table)
+    runs = StudyRuns(study, machine, results_dir)
+    if stored:
+        require(not (quick or write_table), "--stored trains nothing: leave out --quick and --write-table")
+        _report_stored(runs)
+    elif write_table and not quick:
+        _make_pieces(runs)
+    else:
+        _report(runs, write_table)
 
 
 def _check_machine(text: str) -> None:
@@ -80,13 +93,12 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
     """Make what is missing, print what the runs say, and draw it."""
     steps = list(runs.steps())
     from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import judge_study, render, write_levels
+    from pe_bench.studies.outcomes import read_table, write_levels
 
+    table = runs.study.table
     measured = Measurements(runs.results_dir, steps)
-    outcomes = judge_study(runs.study, measured)
-    write_out(render(outcomes, min(width_of(sys.stdout), 100)))
-    _draw(runs, measured)
-    table, differing = runs.study.table, len(outcomes.differing)
+    outcomes = _show(runs, measured, runs.results_dir, read_table(table))
+    differing = len(outcomes.differing)
     if write_table:
         write_levels(table, outcomes.ours)
         say(f"wrote {table}")
@@ -94,7 +106,70 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
         raise RunError(f"levels that differ from {table}: {differing}")
 
 
-def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
+def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) -> None:
+    """Print what the stored pieces of the study say, and draw it.
+
+    table: levels to compare with; by default those of the study's table.
+    """
+    from pe_bench.studies.claims import Measurements
+    from pe_bench.studies.outcomes import read_table
+    from pe_bench.studies.pieces import StoredPieces
+
+    pieces = StoredPieces(runs.study)
+    measured = Measurements(pieces.folder, pieces.steps())
+    _show(runs, measured, pieces.folder, read_table(runs.study.table) if table is None else table)
+    if missing := pieces.missing():
+        say(f"pieces that are not stored: {len(missing)}, first {missing[0]}")
+
+
+def _make_pieces(runs: "StudyRuns") -> None:
+    """Make the pieces that are not stored, one after the other; store each, and the levels, as it ends."""
+    from pe_bench.studies.claims import Measurements
+    from pe_bench.studies.outcomes import levels_of, read_table, write_levels
+    from pe_bench.studies.pieces import StoredPieces
+
+    runs.check()
+    study = runs.study
+    pieces = StoredPieces(study)
+    before = read_table(study.table)
+    for piece in pieces.read():
+        say(f"stored: {piece}")
+    for piece in pieces.missing():
+        say(f"next: {piece}")
+        pieces.add(piece, runs.make(piece), runs.results_dir)
+        measured = Measurements(pieces.folder, pieces.steps())
+        write_levels(study.table, levels_of(measured.rows, study.size, measured.machines))
+        say(f"stored {piece} in {pieces.folder}, its levels in {study.table}")
+    _report_stored(runs, before)
+
+
+def _show(
+    runs: "StudyRuns", measured: "Measurements", measured_in: Path, table: "Sequence[Level]"
+) -> "Outcomes":
+    """Print what the scores of a study say, and draw them.
+
+    measured_in: the folder of results that has the scores. table: levels that they are compared with.
+    """
+    from pe_bench.studies.budgets import budgets_of, draw_budgets, table_of
+    from pe_bench.studies.outcomes import judge_study, render
+
+    study = runs.study
+    outcomes = judge_study(study, measured, table)
+    budgets = budgets_of(study, measured) if study.over else []
+    if budgets:
+        write_out("".join(f"{line}\n" for line in (*table_of(budgets, measured.length), "")))
+    write_out(render(outcomes, min(width_of(sys.stdout), 100)))
+    path = study.picture(runs.results_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if budgets:
+        draw_budgets(budgets, study, path)
+    else:
+        _draw(study, measured, measured_in, path)
+    say(f"the picture: {path}")
+    return outcomes
+
+
+def _draw(study: "Study", measured: "Measurements", results_dir: Path, path: Path) -> None:
     """Draw the report's curves of the runs, without what other studies scored of them."""
     from pe_bench.report.build import build_tables
     from pe_bench.report.draw import plot_tables
@@ -103,9 +178,6 @@ def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
     from pe_bench.runs.find import Condition
     from pe_bench.runs.rows import TASK
 
-    study, results_dir = runs.study, runs.results_dir
-    path = study.picture(results_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
     rows = [row for rows in measured.rows.values() for row in rows if row.protocol in ("paired", TASK)]
     where = tuple(
         Condition(column, "=", tuple(sorted({str(getattr(row, column)) for row in rows})))
@@ -120,5 +192,4 @@ def _draw(runs: "StudyRuns", measured: "Measurements") -> None:
     by = tuple(key for key, of_key in values.items() if len(of_key) > 1)
     plot_tables(build_tables(results_dir, names, selection=Selection(where=where, by=by)), path)
     encodings = " ".join(dict.fromkeys(name for sweep in sweeps for name in sweep.encodings))
-    say(f"the picture: {path}")
     say(f"tables of the runs: pe-bench report {encodings}{results_option(results_dir)}")

@@ -8,95 +8,17 @@ import copy
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Self, cast
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.config.schema import Config, ModelConfig
-from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.model.attention import attention
-from pe_bench.model.layers import AfterAttention, Linear, RMSNorm, gated, is_native, projections, token_nll
-
-# So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
-FEEDFORWARD_TOKENS = 4_096
-
-
-class SelfAttention(nn.Module):
-    def __init__(self, model: ModelConfig):
-        super().__init__()
-        self.d_head = model.d_head
-        self.group = model.n_heads // model.n_kv_heads
-        self.query = Linear(model.d_model, model.n_heads * model.d_head)
-        self.key = Linear(model.d_model, model.n_kv_heads * model.d_head)
-        self.value = Linear(model.d_model, model.n_kv_heads * model.d_head)
-        self.output = Linear(model.n_heads * model.d_head, model.d_model)
-        # Of each head, with scales that heads share, as in Qwen3 and Gemma 3.
-        self.query_norm = RMSNorm(model.d_head) if model.qk_norm else None
-        self.key_norm = RMSNorm(model.d_head) if model.qk_norm else None
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        norm: RMSNorm,
-        encoding: LayerEncoding,
-        ids: Tensor,
-        window: int | None,
-        first: int = 0,
-    ) -> Tensor:
-        """Return the values that the tokens from `first` on read of the normed input, [B, T - first, H K]."""
-        if first:
-            normed_BTD, keys, values = projections(x_BTD, norm, self.key, self.value)
-            queries = self.query(normed_BTD[:, first:])
-        else:
-            normed_BTD, queries, keys, values = projections(x_BTD, norm, self.query, self.key, self.value)
-        heads = [x.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for x in (queries, keys, values)]
-        q_BHTK, k_BHTK, v_BHTK = heads
-        if self.query_norm is not None and self.key_norm is not None:
-            q_BHTK, k_BHTK = self.query_norm(q_BHTK), self.key_norm(k_BHTK)
-        if self.group > 1:  # for every query head, since encodings have parameters of each
-            k_BHTK, v_BHTK = (x.repeat_interleave(self.group, 1) for x in (k_BHTK, v_BHTK))
-        mixed_BHTK = attention(encoding, normed_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
-        return mixed_BHTK.transpose(1, 2).flatten(2)
-
-
-class SwiGLU(nn.Module):
-    def __init__(self, model: ModelConfig):
-        super().__init__()
-        self.gate = Linear(model.d_model, model.d_ff)
-        self.up = Linear(model.d_model, model.d_ff)
-        self.down = Linear(model.d_ff, model.d_model)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            return self.down(gated(x_BTD, self.gate, self.up))
-        # Each token has its own, and what is not kept for gradients need not be there for all at once.
-        parts = x_BTD.split(FEEDFORWARD_TOKENS, 1)
-        return torch.cat([self.down(gated(part, self.gate, self.up)) for part in parts], 1)
-
-
-class Block(nn.Module):
-    def __init__(self, model: ModelConfig):
-        super().__init__()
-        self.attention_norm = RMSNorm(model.d_model)
-        self.attention = SelfAttention(model)
-        self.feedforward_norm = RMSNorm(model.d_model)
-        self.feedforward = SwiGLU(model)
-
-    def forward(
-        self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
-    ) -> Tensor:
-        read = self.attention(x_BTD, self.attention_norm, encoding, ids, window, first)
-        output, norm, ffn = self.attention.output, self.feedforward_norm, self.feedforward
-        weights = [layer.weight for layer in (output, norm, ffn.gate, ffn.up, ffn.down)]
-        x_BTD = x_BTD[:, first:]
-        if torch.is_grad_enabled() and is_native(x_BTD, read, *weights):
-            return cast(Tensor, AfterAttention.apply(x_BTD, read, *weights))
-        x_BTD = x_BTD + output(read)
-        return x_BTD + ffn(norm(x_BTD))
+from pe_bench.model.accelerate import accelerate
+from pe_bench.model.layers import Block, Linear, RMSNorm, TokenLoss
 
 
 class LanguageModel(nn.Module):
@@ -172,11 +94,14 @@ class Decoder(LanguageModel):
         generator: torch.Generator | None = None,
     ):
         super().__init__()
-        self.encoding, self.n_layers, self.vocab_size = encoding, model.n_layers, vocab_size
+        self.encoding = encoding
+        self.n_layers = model.n_layers
+        self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, model.d_model)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.n_layers))
         self.norm = RMSNorm(model.d_model)
         self.head = None if model.tie_embeddings else Linear(model.d_model, vocab_size)
+        self.loss = TokenLoss()
         self._initialise(model, generator)
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
@@ -223,7 +148,7 @@ class Decoder(LanguageModel):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
-        return token_nll(hidden_ND, self.output_weight, targets_N)
+        return self.loss(hidden_ND, self.output_weight, targets_N)
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         return functional.linear(hidden_ND, self.output_weight).argmax(-1)
@@ -252,7 +177,7 @@ def build_decoder(config: Config, vocabulary: Sequence[str], encoding: EncodingS
         spec = encoding or EncodingSpec(config.encoding)
         built = spec.build(config.model.n_layers, vocabulary)
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "decoder"))
-        return Decoder(config.model, len(vocabulary), built, generator)
+        return accelerate(Decoder(config.model, len(vocabulary), built, generator))
 
 
 # Random streams that are functions of what they are for, so that none disturbs another.

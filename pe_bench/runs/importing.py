@@ -7,7 +7,7 @@ tells whether they were counted or invented. Scoring a run counts them again.
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from pe_bench.runs.find import ANCHOR_NAMES
 from pe_bench.runs.folder import gather_and_warn, read_config, read_result
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.untrusted import check_files
-from pe_bench.system.files import TEMPORARY
+from pe_bench.system.files import TEMPORARY, Lock
 from pe_bench.values import check_folder
 
 
@@ -33,7 +33,25 @@ class Imported:
 def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     """Copy runs as `pe_bench.import_runs` says, and gather `results.csv`."""
     runs = [run for folder in folders for run in _runs_in(Path(folder))]
-    results, imported = check_folder(results_dir, "--results-dir", is_written=True), Imported()
+    results = check_folder(results_dir, "--results-dir", is_written=True)
+    results.mkdir(parents=True, exist_ok=True)
+    with Lock(results / "import.lock"):
+        for folder in (results / "runs", results / "anchors"):
+            _remove_leftovers(folder)
+        imported = _import(runs, results)
+    gather_and_warn(results)
+    return imported
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete what a killed import left in a folder; only the holder of the lock may call this."""
+    for leftover in folder.glob(f"{TEMPORARY}*"):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+
+
+def _import(runs: Sequence[Path], results: Path) -> Imported:
+    imported = Imported()
     for run in runs:
         target = results / "runs" / run.name
         try:
@@ -46,7 +64,6 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
                 imported.copied.append(run.name)
         except (RunError, UserError, OSError) as error:
             imported.refused[run.name] = first_line(error)
-    gather_and_warn(results)
     return imported
 
 

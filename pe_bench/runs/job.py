@@ -25,6 +25,7 @@ NOT_IDENTITY = (
     *("name", "steps", "tokens", "log_every", "validate_every", "validation_tokens", "checkpoint_every"),
     *("processes", "sharding", "timeout"),
 )
+NOT_SETTING = ("from_run", "beside", "micro_batches")
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ def run_name(config: Config, identity: dict[str, Any]) -> str:
 def setting(identity: dict[str, Any]) -> str:
     """Return the hash of all but encoding and seed: runs with one setting may be compared.
 
-    Nor has it the name of a source, which has a seed.
+    Nor has it the name of a source, which has a seed, nor in how many parts a step is computed.
     """
-    train = {key: value for key, value in identity["train"].items() if key not in ("from_run", "beside")}
+    train = {key: value for key, value in identity["train"].items() if key not in NOT_SETTING}
     parts = {key: value for key, value in identity.items() if key not in ("encoding", "seed")}
     return hashed({**parts, "train": train})
 

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.commands import eval_command
 from pe_bench.runs.untrusted import read_regular
@@ -85,12 +86,18 @@ class Row:
         return self.target_hash.rpartition("-")[0]
 
     @property
+    def loses_text(self) -> bool:
+        """Return whether the tokenizer does not give a text back: levels are then nats per token."""
+        return self.tokenizer.endswith(LOSES_TEXT)
+
+    @property
     def order(self) -> tuple[str, str, str, int, float, str, bool, str]:
         is_coarse, depth = self.score_dtype != "float32", self.depth or 0.0
         protocol = self.protocol, self.scored_with, self.control
         return (*protocol, self.length, depth, self.target_hash, is_coarse, self.slice)
 
 
+Item = TypeVar("Item")
 Key = TypeVar("Key")
 TASK = "task"  # a protocol: the answers of examples, each of which is a document
 POSITIONS = "positions"  # in place of a protocol, in the rows of a position curve
@@ -172,11 +179,11 @@ def read_cell(name: str, text: str) -> Any:
 # What is asked of rows
 
 
-def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """Return the rows by what `key` says of them, in the order of the first ones."""
-    groups: dict[Key, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return rows, or other items, by what `key` says of them, in the order of the first ones."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 
@@ -185,8 +192,13 @@ def has_number(row: Row) -> bool:
 
 
 def level_of(row: Row) -> float:
-    """Return the bits per byte of a row that has a number, or of a task the share of right examples."""
-    return cast(float, row.exact if row.protocol == TASK else row.bits_per_byte)
+    """Return the bits per byte of a row that has a number, or of a task the share of right examples.
+
+    Where the tokenizer loses text, it is nats per token.
+    """
+    if row.protocol == TASK:
+        return cast(float, row.exact)
+    return cast(float, row.nll if row.loses_text else row.bits_per_byte)
 
 
 def one_a_run(rows: Iterable[Row]) -> list[Row]:

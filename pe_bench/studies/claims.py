@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pe_bench.report.records import Paired, Unlearned, label_of
+from pe_bench.report.records import ContextUse, Paired, Unlearned, label_of, quarter_of
 from pe_bench.report.statistics import (
     MARGIN,
     Interval,
@@ -22,14 +22,16 @@ from pe_bench.report.verdicts import (
     TaskVerdict,
     answers_of,
     judge_answers,
+    judge_context,
     paired,
     paired_changes,
     pairs_of,
     unlearned,
+    why_open_within,
 )
 from pe_bench.runs.find import ScoredRuns, read_anchors
 from pe_bench.runs.folder import folders_in
-from pe_bench.runs.rows import BY_SEED, TASK, Row, has_number
+from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, has_number
 from pe_bench.studies.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
 
 Outcome = Literal["contradicted", "holds", "unclear"]
@@ -115,8 +117,31 @@ class Measurements:
         first = [row for row in trained if row.length == self.length]
         return pairs_of(self.at(series, length, protocol), first)
 
-    def change(self, series: Series, length: int, protocol: str) -> Paired:
-        return paired(self.changes(series, length, protocol), self._runs, NOT_SCORED)
+    def change(self, series: Series, length: int, protocol: str, part: str = ALL) -> Paired:
+        """Return the change against the training length, of all targets or of a slice of them."""
+        changes = self.changes(series, length, protocol)
+        if part != ALL:
+            rows = [row for change in changes for row in change]
+            row_of = {(row.run, row.length): row for row in self._runs.of_slice(rows, part)}
+            keys = [((row.run, row.length), (first.run, first.length)) for row, first in changes]
+            changes = [
+                (row_of[here], row_of[first]) for here, first in keys if {here, first} <= row_of.keys()
+            ]
+        return paired(changes, self._runs, NOT_SCORED)
+
+    def context_use(self, series: Series, length: int) -> ContextUse | None:
+        """Return what the controls say of the text beyond the training length; None without a score."""
+        controls = [row for kind in ("swap", "window") for row in self.at(series, length, "paired", kind)]
+        if not controls:
+            return None
+        within = self.change(series, quarter_of(self.length), "paired")
+        why_open = why_open_within(self.length, within, MARGIN)
+        rows, trained = (self.at(series, at, "paired") for at in (length, self.length))
+        return judge_context(rows, controls, trained, why_open, MARGIN, self._runs)
+
+    def machines(self, rows: Iterable[Row]) -> str:
+        """Return the processors or GPUs that the runs of rows were trained on."""
+        return "; ".join(sorted({self._runs.folder_of(row.run).machine for row in rows} - {""}))
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
@@ -197,6 +222,7 @@ def judge_claim(claim: Claim, scores: Measurements) -> Judged:
                 return Judged(claim, length, "unclear", missing, length)
     judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}
     judges |= dict.fromkeys(("solves", "misses"), _judge_solution)
+    judges["reads_far"] = _judge_reading
     outcome, measured, decided_at = judges.get(claim.kind, _judge_difference)(claim, scores, length)
     outcome = OPPOSITE[outcome] if claim.kind in OPPOSED else outcome
     return Judged(claim, length, outcome, measured, decided_at)
@@ -268,6 +294,15 @@ def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judge
     decided_at = min(earlier | later)
     measured = scores.difference_of_changes(claim, decided_at)
     return "holds" if earlier else "contradicted", measured, decided_at
+
+
+def _judge_reading(claim: Claim, scores: Measurements, length: int) -> Judgement:
+    """Decide by the rule of `uses context`; what is measured is what another document's far text costs."""
+    use = scores.context_use(series_of(claim)[0], length)
+    if use is None or use.swap_gain is None:
+        return "unclear", Paired(missing=use.missing if use else NOT_SCORED), length
+    measured = Paired(use.swap_gain.mean, use.swap_gain, use.missing)
+    return GAINS.get(use.uses_context, "unclear"), measured, length
 
 
 def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judgement:

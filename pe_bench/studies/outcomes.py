@@ -4,7 +4,7 @@ import csv
 import io
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -30,10 +30,10 @@ REASONS = {
     "torch": "another version of PyTorch",
 }
 # Of a table, a CSV file. level: a mean over seeds in bits per byte, or of a task the share of right examples.
-# seed_sd: the standard deviation over seeds; 0 for one seed. torch: without its build.
+# seed_sd: the standard deviation over seeds; 0 for one seed. torch: without its build. machine: that trained.
 KEY = ("variant", "data", "sweep", "encoding", "protocol", "control", "length")
 OF_LEVEL = ("level", "seed_sd", "seeds", "data_hash", "target_hash", "model", "setting")
-COLUMNS: tuple[str, ...] = (*KEY, *OF_LEVEL, "torch", "pe_bench", "date")
+COLUMNS: tuple[str, ...] = (*KEY, *OF_LEVEL, "torch", "pe_bench", "date", "machine")
 Level = Mapping[str, str]  # a row of a table
 key_of = itemgetter(*KEY)
 
@@ -57,20 +57,26 @@ class Outcomes:
         return [pair for pair in self.compared if _differ(*pair)]
 
 
-def judge_study(study: Study, scores: Measurements) -> Outcomes:
+def judge_study(study: Study, scores: Measurements, table: Sequence[Level]) -> Outcomes:
+    """Return what the scores say of a study's claims, and how their levels compare with those of a table."""
     judged = [judge_claim(claim, scores) for claim in study.claims]
-    ours = levels_of(scores.rows, study.size)
-    return Outcomes(study, judged, ours, *compare(ours, read_table(study.table)))
+    ours = levels_of(scores.rows, study.size, scores.machines)
+    return Outcomes(study, judged, ours, *compare(ours, table))
 
 
-def levels_of(rows: Mapping[str, Iterable[Row]], variant: str) -> list[Level]:
-    """Return the levels of the rows of each sweep, seeds averaged."""
+def levels_of(
+    rows: Mapping[str, Iterable[Row]], variant: str, machines: Callable[[Sequence[Row]], str]
+) -> list[Level]:
+    """Return the levels of the rows of each sweep, seeds averaged.
+
+    machines: says on which machines the runs of rows were trained.
+    """
 
     def key(row: Row) -> tuple[object, ...]:
         return label_of(row), row.protocol, row.control, row.length, row.target_hash
 
     return [
-        _level(of_level) | {"sweep": sweep, "variant": variant}
+        _level(of_level) | {"sweep": sweep, "variant": variant, "machine": machines(of_level)}
         for sweep, of_sweep in rows.items()
         for of_level in grouped(filter(has_number, of_sweep), key).values()
     ]

@@ -8,6 +8,7 @@ from pe_bench.config.compose import compose_config
 from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.schema import MACHINE_KEYS
 from pe_bench.errors import RunError
+from pe_bench.studies.pieces import Piece, pieces_of
 from pe_bench.studies.study import STDLIB, ScoringStep, Step, Study, Sweep
 from pe_bench.system.terminal import say
 
@@ -24,26 +25,46 @@ class StudyRuns:
 
     def steps(self) -> Iterator[Step]:
         """Yield all steps of the study; finished work is reused. Raise `UserError` before the first."""
-        from pe_bench.scoring.other_encodings import read_with
-
-        encodings = [name for sweep in self.study.sweeps for name in sweep.encodings]
-        scored_with = [text for scoring in self.study.scorings for text in scoring.scored_with or []]
-        read_with([*encodings, *scored_with], self.study.search)
+        self.check()
         runs_of: dict[str, Sequence[str]] = {"": ()}
         for sweep in self.study.sweeps:
             trained = self._train(sweep, runs_of[sweep.source])
             runs_of[sweep.name] = trained.runs
             yield trained
-            for scoring in self.study.scorings:
-                if not scoring.of or sweep.name in scoring.of:
-                    yield self._score(scoring, sweep, trained)
+            yield from self._scorings(sweep, trained)
+
+    def check(self) -> None:
+        """Raise `UserError` for an encoding of the study that is unknown."""
+        from pe_bench.scoring.other_encodings import read_with
+
+        encodings = [name for sweep in self.study.sweeps for name in sweep.encodings]
+        scored_with = [text for scoring in self.study.scorings for text in scoring.scored_with or []]
+        read_with([*encodings, *scored_with], self.study.search)
+
+    def make(self, piece: Piece) -> list[Step]:
+        """Return the steps of one piece, and of no other; finished work is reused."""
+        sweep = next(each for each in self.study.sweeps if piece in pieces_of(self.study, each))
+        trained = self._train(replace(sweep, encodings=[piece.encoding]), self._sources(sweep))
+        return [trained, *self._scorings(sweep, trained)]
+
+    def _sources(self, sweep: Sweep) -> Sequence[str]:
+        """Return the runs that those of a sweep go on from or stand beside; train the missing ones."""
+        if not sweep.source:
+            return ()
+        source = next(each for each in self.study.sweeps if each.name == sweep.source)
+        return self._train(source, self._sources(source)).runs
+
+    def _scorings(self, sweep: Sweep, trained: Step) -> Iterator[Step]:
+        for scoring in self.study.scorings:
+            if not scoring.of or sweep.name in scoring.of:
+                yield self._score(scoring, sweep, trained)
 
     def _train(self, sweep: Sweep, sources: Sequence[str]) -> Step:
         """Run a sweep. Raises `RunError` or `Stopped` where it is not done."""
         from pe_bench.sweep.run import launch
 
         name = f"{self.study.name} {sweep.name}".strip()
-        say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds}")
+        say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds_of(sweep)}")
         results = f"results_dir={quote(str(self.results_dir))}"
         summary = launch((*self.study.of_sweep(sweep, sources), *self.machine, results), self.study.search)
         summary.end()

@@ -7,7 +7,7 @@ folder (--config-dir) can have more. They are no group of Hydra, because a study
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.overrides import quote
@@ -30,6 +30,7 @@ KINDS = {
     "breaks": ("{of} degrades or fails at {at}", "change"),
     "breaks_first": ("{of} breaks before {than}", "difference of changes"),
     "early_tokens": ("{of} at {at}: nonoverlapping windows look worse", "nonoverlapping minus sliding"),
+    "reads_far": ("{of} reads text beyond its training length at {at}", "loss without the far text"),
     "reads_past_window": ("{of} at {at} gains from text beyond its training length", "gain over the window"),
     "stays_in_window": ("{of} at {at} gains nothing beyond its training length", "gain over the window"),
     "solves": ("{of} solves examples of {at} tokens", "right"),
@@ -38,6 +39,7 @@ KINDS = {
 OF_LEVELS = ("order", "alike")
 WINDOWS = ("nonoverlapping", "sliding")
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
+QUICK_SEEDS = 2
 QUICK_SHARE = 50  # experiment=quick has a fiftieth of the default's tokens
 MAX_QUICK_TOKENS = 81_920
 
@@ -46,14 +48,16 @@ MAX_QUICK_TOKENS = 81_920
 class Sweep:
     """Runs of each encoding with each seed.
 
-    tokens: that each trains on; 0 for those of the study. times: the length that it trains at, over the
-    study's. task: in place of text. overrides: after those of the study. after, beside: the name of an
-    earlier sweep of one encoding, whose runs these go on from (`train.from`) or stand beside.
+    tokens: that each trains on; 0 for those of the study. seeds: how many; 0 for those of the study. times:
+    the length that it trains at, over the study's. task: in place of text. overrides: after those of the
+    study. after, beside: the name of an earlier sweep of one encoding, whose runs these go on from
+    (`train.from`) or stand beside. Sweeps may share a name where they differ in encodings or seeds alone.
     """
 
     encodings: list[str]
     name: str = ""
     tokens: int = 0
+    seeds: int = 0
     times: float = 1.0
     task: str = ""
     overrides: list[str] = field(default_factory=list)
@@ -104,9 +108,10 @@ class Study:
     """A study as its file gives it.
 
     minutes: an estimate for two cores, or one GPU. times: lengths that are scored, over the training length.
-    overrides: of every run. quick_overrides: of the toy size, after all others. The fields from `name` on are
-    not of the file. name: the file's. size: full, or quick for a toy. text: `stdlib`, or a folder with text
-    files. search: folders with the user's own YAML.
+    overrides: of every run. quick_overrides: of the toy size, after all others. over: `tokens` for a study of
+    what a longer training changes, which gets a table and a picture over the training tokens. The fields from
+    `name` on are not of the file. name: the file's. size: full, or quick for a toy. text: `stdlib`, or a
+    folder with text files. search: folders with the user's own YAML.
     """
 
     title: str
@@ -122,6 +127,7 @@ class Study:
     overrides: list[str] = field(default_factory=list)
     quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
+    over: Literal["", "tokens"] = ""
     name: str = ""
     path: Path = Path()
     size: str = "full"
@@ -130,7 +136,18 @@ class Study:
 
     @property
     def runs(self) -> int:
-        return self.seeds * sum(len(sweep.encodings) for sweep in self.sweeps)
+        """Return how many runs it has; a run that two sweeps of one name share counts once."""
+        seeds: dict[tuple[str, str], int] = {}
+        for sweep in self.sweeps:
+            for encoding in sweep.encodings:
+                key = sweep.name, encoding
+                seeds[key] = max(seeds.get(key, 0), self.seeds_of(sweep))
+        return sum(seeds.values())
+
+    def seeds_of(self, sweep: Sweep) -> int:
+        """Return how many seeds the runs of a sweep have; a toy has no more than a toy of the study."""
+        seeds = sweep.seeds or self.seeds
+        return min(seeds, QUICK_SEEDS) if self.size == "quick" else seeds
 
     @property
     def table(self) -> Path:
@@ -144,14 +161,14 @@ class Study:
 
     def quick(self) -> "Study":
         """Return its toy size, for any machine."""
-        return replace(self, size="quick", length=QUICK_LENGTH, seeds=min(self.seeds, 2))
+        return replace(self, size="quick", length=QUICK_LENGTH, seeds=min(self.seeds, QUICK_SEEDS))
 
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})
 
     def of_sweep(self, sweep: Sweep, sources: Sequence[str] = ()) -> list[str]:
         """Return the overrides of `train -m` that make the runs of a sweep, from or beside these sources."""
-        seeds = [f"seed={','.join(map(str, range(self.seeds)))}"]
+        seeds = [f"seed={','.join(map(str, range(self.seeds_of(sweep))))}"]
         if sweep.source:
             key = f"train.{'from' if sweep.after else 'beside'}"
             seeds = [f"++{key}={','.join(sources)}", f"seed='${{seed_of:${{{key}}}}}'"]

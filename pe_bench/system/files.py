@@ -4,6 +4,7 @@ The cache has folders that are built once: under a lock, beside their place, and
 Each has checksums of its files. A process checks them when it opens the folder for the first time.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +24,22 @@ from pe_bench.system.terminal import say
 TEMPORARY = ".partial-"
 META = "meta.json"
 CHECKSUM = "checksum"  # of all else in it
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as some network file systems answer
 _compared: set[tuple[Any, ...]] = set()  # files of the cache that this process has checked
+
+
+class Lock(filelock.FileLock):
+    """A file that one process at a time holds. Raises `RunError` where the file system has no locks."""
+
+    def acquire(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().acquire(*arguments, **options)
+        except (OSError, NotImplementedError) as error:
+            if isinstance(error, OSError) and error.errno not in WITHOUT_LOCKS:
+                raise
+            folder = Path(self.lock_file).absolute().parent
+            reason = f"the file system of {folder} has no locks ({getattr(error, 'strerror', None) or error})"
+            raise RunError(f"{reason}: name a folder on another one, such as a local disk") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -51,6 +67,22 @@ def name_write_errors(path: Path) -> Iterator[None]:
 def write_text(path: Path, text: str) -> None:
     """Write a text file, with the same line breaks on every system, so that hashes of the files agree."""
     write_atomically(path, lambda temporary: temporary.write_bytes(text.encode()))
+
+
+@contextmanager
+def replace_folder(target: Path) -> Iterator[Path]:
+    """Give a new folder beside `target` to fill, and put it in place of `target` when the block ends well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{target.name}")
+    try:
+        with name_write_errors(target):
+            temporary.mkdir()
+            yield temporary
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(temporary, target)
+            flush_to_disk(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -103,7 +135,7 @@ def cached_folder(
         return entry, meta
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(root / f"{key}.lock"):
+        with Lock(root / f"{key}.lock"):
             if meta := _meta_of_whole(entry):  # another process has built it while we waited
                 return entry, meta
             if entry.exists():

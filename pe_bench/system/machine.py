@@ -199,6 +199,7 @@ def environment(device: torch.device, threads: int) -> dict[str, str | int]:
         "torch": torch.__version__,
         "platform": platform.platform(),
         "processor": processor_facts().get("model name") or platform.processor() or platform.machine(),
+        "instructions": vector_instructions(),
         "device": device_name(device),
         "cores": available_cores(),
         "threads": threads,
@@ -213,6 +214,13 @@ def processor_facts() -> dict[str, str]:
     for name, _, value in (line.partition(":") for line in lines):
         facts.setdefault(name.strip(), value.strip())
     return facts
+
+
+def vector_instructions() -> str:
+    """Return the widest instructions for products of matrices: AMX, else PyTorch's word, such as AVX512."""
+    if "amx_tile" in processor_facts().get("flags", "").split():
+        return "AMX"
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def device_name(device: torch.device) -> str:

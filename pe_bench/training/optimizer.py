@@ -19,8 +19,8 @@ from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
 from pe_bench.config.schema import TrainConfig
+from pe_bench.model.accelerate import is_native
 from pe_bench.model.decoder import Decoder
-from pe_bench.model.layers import is_native
 from pe_bench.native.layers import polynomials
 from pe_bench.training.sharding import gathered, is_sharded, own_part, own_rows
 

@@ -19,7 +19,6 @@ from pe_bench.data.packed import Data
 from pe_bench.errors import RunError
 from pe_bench.model.checks import user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
-from pe_bench.model.layers import token_nll
 from pe_bench.runs.job import Job
 from pe_bench.system.machine import keep_freed_memory, set_threads, share_cores
 from pe_bench.system.signals import Stopped, finish_step_on_signal, local_world_size
@@ -121,7 +120,7 @@ class Losses(nn.Module):
         """Return the negative log-likelihood of each target that has a loss, in nats."""
         hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
         hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-        return token_nll(hidden_ND, self.model.output_weight, targets_N, has_loss)
+        return self.model.loss(hidden_ND, self.model.output_weight, targets_N, has_loss)
 
 
 class Trainer:

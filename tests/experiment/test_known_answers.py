@@ -31,7 +31,8 @@ import torch
 from pe_bench.cli import program
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.experiment import trusted
-from pe_bench.model.decoder import Block, Decoder, build_decoder
+from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.model.layers import Block
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.scores import load_scores
 from pe_bench.training.checkpoint import latest_checkpoint, read_log, save_checkpoint

@@ -1,5 +1,7 @@
 """The compiled layers between attentions give what PyTorch's operations give, and gradients of float64."""
 
+import copy
+
 import pytest
 import torch
 from support.native import here
@@ -8,9 +10,9 @@ from torch.nn.functional import cross_entropy
 
 from pe_bench.config.compose import compose_config
 from pe_bench.encodings.rotary.rope import rotate
-from pe_bench.model import layers
+from pe_bench.model import products
+from pe_bench.model.accelerate import FASTER
 from pe_bench.model.decoder import Decoder, build_decoder
-from pe_bench.model.layers import token_nll
 from pe_bench.native import layers as native
 from pe_bench.native.build import Kernel
 from pe_bench.native.layers import is_rotated_natively
@@ -35,7 +37,7 @@ def results(model: Decoder, first: int = 0) -> dict[str, Tensor]:
     hidden_BTD = model.hidden(tokens_BT[:, :-1], ids, first=first)
     targets_N = tokens_BT[:, 1 + first :].flatten()
     if hidden_BTD.dtype == torch.float32:
-        nll = token_nll(hidden_BTD.flatten(0, 1), model.output_weight, targets_N)
+        nll = model.nll(hidden_BTD.flatten(0, 1), targets_N)
     else:
         nll = cross_entropy(hidden_BTD.flatten(0, 1) @ model.output_weight.mT, targets_N, reduction="none")
     model.zero_grad()
@@ -59,6 +61,23 @@ def largest_errors(found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[s
     }
 
 
+def test_a_built_model_has_the_faster_forms_of_its_layers_and_the_same_weights() -> None:
+    config = compose_config([*ODD, "encoding=rope", "model.qk_norm=true", "model.tie_embeddings=false"])
+    built = build_decoder(config, VOCABULARY)
+    plain = copy.deepcopy(built)
+    slower = {fast: layer for layer, fast in FASTER.items()}
+    found = {type(module) for module in built.modules()} & slower.keys()
+    assert found == slower.keys()
+    for module in plain.modules():
+        module.__class__ = slower.get(type(module), type(module))
+    assert built.state_dict().keys() == plain.state_dict().keys()
+    for name, error in largest_errors(results(built), results(plain)).items():
+        assert error < 2e-5, name
+    with torch.no_grad():
+        hidden = [model.hidden(tokens(), torch.arange(33), first=5) for model in (built, plain)]
+    torch.testing.assert_close(*hidden, rtol=1e-5, atol=1e-5)
+
+
 has_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="no oneDNN")
 
 
@@ -68,7 +87,7 @@ has_onednn = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise
 def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
     encoding: str, is_onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "is_onednn_faster", lambda: is_onednn)
+    monkeypatch.setattr(products, "is_onednn_faster", lambda: is_onednn)
     for first, more in ((0, []), (7, ["model.tie_embeddings=false", "model.qk_norm=true"])):
         overrides = [f"encoding={encoding}", *more]
         found = results(model_of(*overrides), first)
@@ -87,8 +106,8 @@ def test_losses_and_gradients_are_as_near_to_float64_as_those_of_pytorch(
 )
 def test_onednn_multiplies_where_mkl_leaves_avx512_unused(vendor, flag, is_faster, monkeypatch) -> None:
     facts = {"vendor_id": vendor, "flags": f"sse {flag} avx2"}
-    monkeypatch.setattr(layers, "processor_facts", lambda: facts)
-    assert layers.is_onednn_faster.__wrapped__() is is_faster
+    monkeypatch.setattr(products, "processor_facts", lambda: facts)
+    assert products.is_onednn_faster.__wrapped__() is is_faster
 
 
 @here

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from pe_bench.model import layers
-from pe_bench.model.layers import token_nll
+from pe_bench.model.accelerate import FastTokenLoss
+from pe_bench.model.layers import TokenLoss
 
 N, D, V = 40, 6, 50  # tokens, model width, vocabulary
 
@@ -26,13 +27,16 @@ def plain(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
 
 # One chunk, an exact division, a rest, and a vocabulary of which not even one row fits.
 @pytest.mark.parametrize("elements", [N * V, 10 * V, 7 * V + 3, V, V - 1])
-def test_chunks_give_the_plain_loss_and_its_gradients(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loss", [TokenLoss(), FastTokenLoss()])
+def test_chunks_give_the_plain_loss_and_its_gradients(
+    loss: TokenLoss, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(layers, "LOGIT_ELEMENTS", elements)
     # Tokens count differently, so that a gradient given to the wrong token shows.
     share_N = torch.linspace(0, 1, N, dtype=torch.float64)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):
         hidden_ND, weight_VD, targets_N = inputs(dtype)
-        nll, exact = token_nll(hidden_ND, weight_VD, targets_N), plain(hidden_ND, weight_VD, targets_N)
+        nll, exact = loss(hidden_ND, weight_VD, targets_N), plain(hidden_ND, weight_VD, targets_N)
         assert nll.dtype == torch.float32, "half precision cannot hold a sum of exponentials"
         torch.testing.assert_close(nll.double(), exact, rtol=1e-5, atol=1e-6)
         ours, theirs = (

@@ -15,7 +15,7 @@ from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.bias import fire
 from pe_bench.encodings.content import dape
 from pe_bench.inspection.check.case import Case, as_type, layer_inputs, layers_of
-from pe_bench.model import decoder
+from pe_bench.model import accelerate
 from pe_bench.model.attention import attention, chunks, reference
 
 NAMES = sorted(path.stem for path in (config_dir() / "encoding").glob("*.yaml"))
@@ -43,7 +43,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fire, "PAIRS", 256)
     monkeypatch.setattr(dape, "PAIRS", 256)
     monkeypatch.setattr(reference, "REFERENCE_ELEMENTS", 2**13)
-    monkeypatch.setattr(decoder, "FEEDFORWARD_TOKENS", 64)
+    monkeypatch.setattr(accelerate, "FEEDFORWARD_TOKENS", 64)
 
 
 @torch.no_grad()

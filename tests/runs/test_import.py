@@ -69,3 +69,26 @@ def test_no_anchor_is_taken_from_elsewhere_and_scoring_counts_it_here(begin, com
     table.write_text(table.read_text().replace(",t5,", ",(trigram),"))
     imported = pe_bench.import_runs(there)
     assert "rows of (trigram)" in imported.refused[run.name] and len(imported.copied) == 1
+
+
+def test_what_a_killed_import_left_is_deleted_by_the_next_one(begin, command, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert begin("encoding=alibi").code == 0
+    (folder / "results").rename(folder / "elsewhere")
+
+    def killed(source, target):
+        raise SystemExit(9)
+
+    results = folder / "results"
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", killed)
+        patch.setattr("shutil.rmtree", lambda *arguments, **options: None)
+        with pytest.raises(SystemExit):
+            pe_bench.import_runs("elsewhere")
+    assert [*(results / "runs").glob(".partial-*")]
+    (results / "anchors").mkdir(exist_ok=True)
+    (results / "anchors" / ".partial-0a1b2c3d").mkdir()
+    (results / "runs" / ".partial-of-mine.txt").write_text("a file")
+    assert command("import", "elsewhere").code == 0
+    assert [path.name for path in results.rglob(".partial-*")] == [".partial-of-mine.txt"]
+    assert command("import", "elsewhere").code == 0, "the folder of results is free again"

@@ -192,7 +192,7 @@ def made(*values: float, **changes: object) -> list[Level]:
         replace(ROW, length=128 * number, bits_per_byte=value, **changes)  # type: ignore[arg-type]
         for number, value in enumerate(values, 1)
     ]
-    return levels_of({"": rows}, "full")
+    return levels_of({"": rows}, "full", lambda rows: "a machine")
 
 
 def test_contradicted_claims_come_first_and_each_has_its_interval_and_source_below() -> None:

@@ -1,0 +1,77 @@
+"""Runs without their weights: what rows, verdicts and pictures need of a run when the run itself is gone.
+
+Such a folder has a run's form: its configuration, its environment, its rows, and `means.safetensors` with the
+means by document of all targets and of the recall targets, in float32. What reads runs reads it too.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pe_bench.errors import RunError
+from pe_bench.runs.find import anchor_key, read_anchors
+from pe_bench.runs.folder import RunFolder, read_config, read_result, write_config
+from pe_bench.runs.rows import ALL, TASK, Row, has_number, write_rows
+from pe_bench.runs.scores import MEANS, RECALL, read_tensors, score_file, score_name, write_tensors
+from pe_bench.system.files import replace_folder
+
+FILES = ("environment.json", "result.json")
+
+
+def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
+    """Write these rows of a finished run, and what verdicts on them need, to the folder `target`.
+
+    Raises `RunError` where the run is not finished, or lacks the means of a row.
+    """
+    if read_result(run) is None:
+        raise RunError(f"{run} is not finished")
+    with replace_folder(target) as temporary:
+        # Without the folders of the machine that trained it.
+        write_config(temporary, replace(read_config(run), results_dir="results", cache_dir=None))
+        for name in FILES:
+            shutil.copyfile(run / name, temporary / name)
+        _keep_scores(run, rows, temporary)
+
+
+def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
+    """Write the rows of the n-gram models that these rows of runs are compared with to `target`."""
+    stored = read_anchors(anchors)
+    keys = {anchor_key(row) for row in rows}
+    rows_of: dict[str, list[Row]] = {}
+    for (_, *key), row in stored.rows.items():
+        if tuple(key) in keys:
+            rows_of.setdefault(row.run, []).append(row)
+    for name, of_anchor in rows_of.items():
+        kept = RunFolder(target / name).rows
+        new = {row.key for row in of_anchor}
+        if not new <= {row.key for row in kept}:
+            with replace_folder(target / name) as temporary:
+                _keep_scores(stored.folders[name].path, of_anchor, temporary)
+
+
+def _keep_scores(run: Path, rows: Sequence[Row], target: Path) -> None:
+    write_rows(target / "eval.csv", rows)
+    scored = [row for row in rows if has_number(row)]
+    if any(row.protocol == TASK for row in scored):
+        _keep_answers(run, scored, target)
+        return
+    means = RunFolder(run).means
+    for row in scored:
+        if means.of(row) is None:
+            raise RunError(f"{run} has no means by document of {score_name(row)}: pe-bench eval makes them")
+    tensors, facts = read_tensors(run / MEANS)
+    names = [f"{score_name(row)} {part}" for row in scored for part in (ALL, RECALL)]
+    kept = {name: tensors[name].astype(np.float32) for name in names if name in facts["means"]}
+    about = {name: facts["means"][name] for name in kept}
+    write_tensors(target / MEANS, kept, {"means": about, "judges": {}})
+
+
+def _keep_answers(run: Path, rows: Sequence[Row], target: Path) -> None:
+    """Keep the answers of a task whole: its verdicts need the answer to each question."""
+    for row in rows:
+        kept = score_file(target, row)
+        kept.parent.mkdir(exist_ok=True)
+        shutil.copyfile(score_file(run, row), kept)

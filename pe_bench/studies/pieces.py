@@ -1,0 +1,133 @@
+"""The pieces of a study that are stored beside its file: the rows of their runs, without the runs.
+
+A piece is one encoding of one sweep with all its seeds. `configs/study/rows/NAME` has the form of a folder of
+results, with runs that have no weights, and `pieces.json` says which runs belong to which piece. A study
+that takes a day is made piece by piece, on several machines, and its claims, intervals and pictures are
+computed from what is stored.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.kept import keep_anchors, keep_run
+from pe_bench.runs.rows import Row
+from pe_bench.runs.untrusted import read_json
+from pe_bench.studies.study import STDLIB, Step, Study, Sweep
+from pe_bench.system.files import write_json
+from pe_bench.values import check_type
+
+# The columns that must be equal in two rows of one study's data, protocol and length.
+ALIKE = {"data_hash": "text", "target_hash": "targets"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An encoding of a sweep with its seeds. runs: the names of its runs, where they are stored."""
+
+    sweep: str
+    encoding: str
+    seeds: int
+    runs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        of_sweep = f" ({self.sweep})" if self.sweep else ""
+        return f"{self.encoding}{of_sweep}, seeds: {self.seeds}"
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.sweep, self.encoding, self.seeds
+
+
+def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
+    """Return the pieces of a sweep in the order in which they are made."""
+    return [Piece(sweep.name, encoding, study.seeds_of(sweep)) for encoding in sweep.encodings]
+
+
+class StoredPieces:
+    """The stored pieces of a study, in a folder beside its file.
+
+    folder: has the form of a folder of results.
+    """
+
+    def __init__(self, study: Study) -> None:
+        text = "" if study.text == STDLIB else "-files"
+        self.study = study
+        self.folder = study.path.parent / "rows" / f"{study.name}{text}"
+
+    @property
+    def _index(self) -> Path:
+        return self.folder / "pieces.json"
+
+    def read(self) -> list[Piece]:
+        """Return the stored pieces; none where nothing is stored. Raises `UserError` for a damaged index."""
+        if not self._index.is_file():
+            return []
+        try:
+            records = check_type(read_json(self._index)["pieces"], list[dict], "pieces")
+            return [Piece(**{**record, "runs": tuple(record["runs"])}) for record in records]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self._index} is damaged ({error}): take it from a checkout again") from error
+
+    def missing(self) -> list[Piece]:
+        """Return the pieces of the study that are not stored."""
+        stored = {piece.key for piece in self.read()}
+        pieces = [piece for sweep in self.study.sweeps for piece in pieces_of(self.study, sweep)]
+        return [piece for piece in pieces if piece.key not in stored]
+
+    def steps(self) -> list[Step]:
+        """Return what the stored pieces measured: all of their rows. Raises `UserError` without a piece."""
+        pieces = self.read()
+        study = self.study.name
+        require(bool(pieces), f"no piece of {study} is stored: make it with `pe-bench reproduce {study}`")
+        return [Step(piece.sweep, piece.runs, {row.key for row in self._rows(piece)}) for piece in pieces]
+
+    def _rows(self, piece: Piece) -> list[Row]:
+        return [row for run in piece.runs for row in RunFolder(self.folder / "runs" / run).rows]
+
+    def add(self, piece: Piece, steps: Sequence[Step], results_dir: Path) -> None:
+        """Store a piece, whose runs are in a folder of results.
+
+        steps: the sweep of the piece and the scorings of its runs. Raises `UserError` for rows of another
+        text, other targets or another version of PyTorch than what is stored, before anything is written.
+        """
+        names = tuple(dict.fromkeys(run for step in steps for run in step.runs))
+        keys = {key for step in steps for key in step.keys}
+        rows_of = {}
+        for name in names:
+            rows = RunFolder(results_dir / "runs" / name).rows
+            rows_of[name] = [row for row in rows if row.key in keys]
+        self._check(piece, [row for rows in rows_of.values() for row in rows])
+
+        for name, rows in rows_of.items():
+            keep_run(results_dir / "runs" / name, rows, self.folder / "runs" / name)
+            keep_anchors(results_dir / "anchors", rows, self.folder / "anchors")
+        others = [stored for stored in self.read() if stored.key != piece.key]
+        made = Piece(*piece.key, names)
+        write_json(self._index, {"pieces": [asdict(each) for each in (*others, made)]})
+
+    def _check(self, piece: Piece, rows: Sequence[Row]) -> None:
+        """Raise `UserError` where rows cannot stand beside those that are stored."""
+        if not rows:
+            raise RunError(f"{piece} has no rows")
+        stored = [row for other in self.read() if other.key != piece.key for row in self._rows(other)]
+        if stored:
+            here, there = (minor_version(each[0].torch) for each in (rows, stored))
+            way_out = "store the pieces of a study with one version of PyTorch"
+            require(
+                here == there, f"{piece} was made with PyTorch {here}, what is stored with {there}: {way_out}"
+            )
+        of_place = {(row.data, row.protocol, row.length): row for row in stored}
+        for row in rows:
+            other = of_place.get((row.data, row.protocol, row.length))
+            for column, what in ALIKE.items() if other else ():
+                here, there = getattr(row, column), getattr(other, column)
+                message = f"{piece} has another {what} at {row.length} ({here}) than what is stored ({there})"
+                require(here == there, message)
+
+
+def minor_version(version: str) -> str:
+    """Return a version without its patch and build: `2.13` of `2.13.0+cpu`."""
+    return ".".join(version.partition("+")[0].split(".")[:2])
