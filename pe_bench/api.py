@@ -39,8 +39,9 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     from pe_bench.config.parse import warn_unused
     from pe_bench.runs.commands import called_with
     from pe_bench.system.signals import interruptible
-    from pe_bench.values import listed
+    from pe_bench.values import check_texts, listed
 
+    check_texts("an override", *overrides)
     texts = [*overrides, *(text for key, value in keys.items() for text in overrides_of(key, value))]
     search = [*map(Path, listed(config_dir))]
     with interruptible(), called_with(texts):
@@ -155,7 +156,10 @@ def probe(
 def _score(arguments: Mapping[str, Any]) -> "Run":
     from pe_bench.scored import score
     from pe_bench.system.signals import interruptible
+    from pe_bench.values import check_texts
 
+    _folder(arguments["results_dir"])
+    check_texts("a run", getattr(arguments["run"], "path", arguments["run"]))
     with interruptible():
         return score(arguments["run"], {name: arguments[name] for name in arguments if name != "run"})
 
@@ -191,16 +195,19 @@ def extend(
     Raises `UserError` (a `ValueError`) if something cannot work, and `RunError` if a job fails.
     """
     from pe_bench.extended import extend_runs
-    from pe_bench.values import check_type, listed, plain_value
+    from pe_bench.values import AtLeast1, check_texts, check_type, listed, plain_value
 
+    check_texts("a run", *listed(runs))
+    check_texts("with_", *listed(with_))
+    check_texts("overrides", *listed(overrides))
     return extend_runs(
         [str(run) for run in listed(runs)],
         str(to),
         listed(with_),
-        tokens=check_type(plain_value(tokens), int | None, "tokens"),
-        long=long,
+        tokens=None if tokens is None else check_type(plain_value(tokens), AtLeast1, "tokens"),
+        long=check_type(long, bool, "long"),
         overrides=listed(overrides),
-        results=Path(results_dir),
+        results=_folder(results_dir),
     )
 
 
@@ -238,7 +245,15 @@ def results(
     results are damaged.
     """
     options = dict(locals())
+    _folder(results_dir)
     from pe_bench.report.build import read_report
+    from pe_bench.values import check_texts, check_type, listed
+
+    check_texts("runs", *listed(runs))
+    check_texts("where", *listed(where))
+    for name in ("by", "best", "baseline", "protocol", "slice"):
+        check_texts(name, *([] if options[name] is None else [options[name]]))
+    check_type(margin, float | None, "margin")
     from pe_bench.report.columns import to_frame
 
     return to_frame(read_report(**options, numbers_only=True).tables)
@@ -263,7 +278,7 @@ def try_change(
     train on the same number of tokens, 256,000 by default, and are kept.
 
     against NAME: The baseline, written like the change.
-    minutes NUMBER: Start no seed but the first if it would end later than this.
+    minutes NUMBER: Start no seeds but the first if the next answer would come later than this.
     lengths N,N: Score at these; the training length and the longest decide.  [default: 128,512,2048]
     confirm: Use other documents and seeds than any try has used.
     config_dir DIR: A folder with your encoding/NAME.yaml.
@@ -272,8 +287,19 @@ def try_change(
     Raises `UserError` before anything is written if something cannot work, and `RunError` if a run fails.
     """
     options = {name: value for name, value in locals().items() if name not in ("change", "overrides")}
+    from pe_bench.errors import require
     from pe_bench.system.signals import interruptible
     from pe_bench.tries.trying import try_change
+    from pe_bench.values import check_texts, check_type, plain_value
+
+    check_texts("a change, a baseline or an override", change, against, *overrides)
+    check_type(plain_value(minutes), float, "minutes")
+    check_type(confirm, bool, "confirm")
+    _folder(results_dir)
+    given = plain_value(lengths)
+    if given is not None and not isinstance(given, str):
+        check_type(given, list[int], "lengths")
+        require(len(given) > 0, "lengths is an empty list: leave it out, or give lengths such as [128, 512]")
 
     with interruptible():
         return try_change(change, *overrides, **options)
@@ -284,12 +310,24 @@ def import_runs(
 ) -> "Imported":
     """Copy finished runs from elsewhere into a folder of results, each whole or not at all.
 
-    folders: runs, folders of runs, or other folders of results, whose anchors are copied too. A run that
-    already exists is left as it is. Returns the names of the runs that were copied and of those that existed,
-    and why others were refused.
+    folders: runs, folders of runs, or other folders of results. Their anchors, such as (trigram), are not
+    copied: `evaluate` counts them here. A run that already exists is left as it is. Returns the names of the
+    runs that were copied and of those that existed, and why others were refused.
 
     results_dir DIR: The folder of runs and results.csv.
     """
+    from pe_bench.errors import require
     from pe_bench.runs.importing import import_runs
+    from pe_bench.values import check_texts, listed
 
-    return import_runs([folders] if isinstance(folders, (str, Path)) else folders, Path(results_dir))
+    names = listed(folders)
+    require(bool(names), "no folder is given: name a run, a folder of runs or a folder of results")
+    check_texts("folders", *names)
+    return import_runs(names, _folder(results_dir))
+
+
+def _folder(results_dir: Any) -> Path:
+    from pe_bench.values import check_texts
+
+    check_texts("results_dir", results_dir)
+    return Path(results_dir)

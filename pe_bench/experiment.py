@@ -10,30 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pe_bench.checkpoints.load import load_checkpoint
 from pe_bench.config.schema import Config
 from pe_bench.data.batches import windows_of
-from pe_bench.data.packed import load_data, summary
-from pe_bench.encodings.source import copy_sources
+from pe_bench.data.packed import Data, load_data, summary
+from pe_bench.encodings.source import copy_files
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.model.attention.native import training_kernel, usable_kernel
-from pe_bench.model.checks import dry_run_training, refuse_lookahead, user_code_errors
+from pe_bench.model.checks import TEXTS, dry_run_training, refuse_lookahead, user_code_errors
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs import folder as runs
 from pe_bench.runs.commands import record_command
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import keep_slices
-from pe_bench.runs.source import after_source, find_source
+from pe_bench.runs.source import KEPT, after_source, find_source
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.evaluate import row_key, score, scored_rows
 from pe_bench.scoring.other_encodings import OtherEncoding, models_under
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
-from pe_bench.scoring.stages import after_training, stage_label
+from pe_bench.scoring.stages import after_training, stage_label, trained_name
 from pe_bench.system import machine
 from pe_bench.system.files import remove_leftovers, write_json
 from pe_bench.system.signals import Stopped, rank, world_size
@@ -47,13 +48,14 @@ from pe_bench.values import check_folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def train(config: Config) -> tuple[Path, list[Row]]:
+def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tuple[Path, list[Row]]:
     """Train what is not trained, score what is not scored, gather all results; return the run and its rows.
 
-    Raise `UserError` before anything is written, `RunError` after.
+    waits: called with the reason before this waits for another process that is working on the run; if None,
+    that one is an error. Raise `UserError` before anything is written, `RunError` after.
     """
     job, plans = prepare(config)
-    return job.folder, finish(job, plans)
+    return job.folder, finish(job, plans, waits=waits)
 
 
 # Before anything is written
@@ -72,8 +74,10 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     if config.tracker is not None:
         check_tracker(config.tracker)
     source, job = job.source, replace(job, source=None)
-    if source is None or checkpoint.latest_checkpoint(job.folder / "checkpoints") is not None:
+    is_begun = checkpoint.latest_checkpoint(job.folder / "checkpoints") is not None
+    if source is None or is_begun or _is_trained(job, plans):
         return job, plans
+    require(not job.missing, job.missing)
     trained = checkpoint.require_trained(source, runs.read_config(source).train.total_steps)
     checkpoint.load_weights(trained.path, job.model, is_start=True)
     return replace(job, source=trained.path), plans
@@ -89,7 +93,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     device, threads = machine.resolve_device(config.device), machine.set_threads(config.threads)
     data, source = load_data(config), None
     if run is None and (config.train.from_run or config.train.beside):
-        source = find_source(config, data.hash)
+        source = find_source(config, data.hash, trained_name)
         config = after_source(config, source)
     encoding = EncodingSpec(config.encoding, config.search)
     if source is not None and config.train.from_run:
@@ -110,10 +114,19 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         before = source.config if config.train.from_run else None
         label, first, together = source.stage(stage_label(encoding, before), config, together)
     plans = planner(config, config.eval, data)
-    for side in ("training", "validation"):
-        windows_of(data, config.train.length, side=side)  # which refuses data without any
-    job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first=first)
-    return replace(job, source=source.run if source and config.train.from_run else None), plans
+    texts = _texts(data, config.train.length)
+    refuse_lookahead(model, config.train.length, config.encoding["name"], texts=texts)
+    start = source.run if source is not None and config.train.from_run else None
+    job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first, start)
+    if source is not None:
+        job = replace(job, kept=source.to_plain(), missing=source.missing)
+    return job, plans
+
+
+def _texts(data: Data, length: int) -> Tensor:
+    """Return windows of the training side, int64 [n, length]. Raise `UserError` for data without any."""
+    sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
+    return sides["training"].batch(TEXTS, seed=0, step=0).tokens[:, :length]
 
 
 def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
@@ -210,7 +223,10 @@ def _train_and_score(
 ) -> list[Row]:
     """Train a run unless it is trained, in the processes of `group`, and score what is not scored yet."""
     run = job.folder
-    if runs.read_result(run) is not None:
+    result = runs.read_result(run)
+    if result is not None:
+        # All rows of a run have one setting, that of the version that trained it.
+        job = replace(job, setting=str(result.get("setting", job.setting)))
         rows = scored_rows(job, plans)
         is_scored = len(rows) == len(plans)
         trained = None if is_scored else checkpoint.final_checkpoint(run, job.config.train.total_steps)
@@ -269,9 +285,11 @@ def _describe(job: Job) -> None:
 
 def _write_config(job: Job) -> None:
     runs.write_config(job.folder, job.config)
+    if job.kept is not None:
+        write_json(job.folder / KEPT, job.kept)
     for part in EncodingSpec(job.config.encoding, job.config.search).parts:
         if not part.is_built_in:
-            copy_sources(part.code.path, job.folder / "code")
+            copy_files(part.code.files, job.folder / "code")
 
 
 def _write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
@@ -374,7 +392,8 @@ def _with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
     checkpoint.load_weights(trained.path, job.model)
     train, name = job.config.train, job.config.encoding["name"]
     try:
-        refuse_lookahead(job.model, train.length, name, "with its trained weights")
+        texts = _texts(job.data, train.length)
+        refuse_lookahead(job.model, train.length, name, "with its trained weights", texts)
     except UserError as error:
         raise RunError(str(error)) from error
     return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)

@@ -15,6 +15,7 @@ from pe_bench.experiment import load, trusted
 from pe_bench.model.decoder import Decoder
 from pe_bench.report.build import run_tables
 from pe_bench.report.columns import to_markdown
+from pe_bench.report.records import BITS
 from pe_bench.runs.commands import recorded_commands
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import RunFolder, read_config
@@ -78,6 +79,7 @@ def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
     results = [
         {"type": "bits_per_byte", "name": f"bits per byte at {record.length} tokens", "value": record.level}
         for table in tables[:1]
+        if table.measure is BITS
         for record in table.records
         if record.level is not None
     ]

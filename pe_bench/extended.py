@@ -102,11 +102,11 @@ def extend_runs(
         require(config.train.from_run is None, message)
         total = config.train.total_steps * config.train.batch_tokens + tokens
         jobs.append((own_overrides(config), "beside", total))
-    runs = [path.name for path in paths]
+    sources = [*paths]
     for encoding, key, count in jobs:
         job = [
             *encoding,
-            *_stage(config, key, runs, length, count or 0),
+            *_stage(config, key, sources, length, count or 0),
             f"results_dir={quote(str(results))}",
         ]
         summary = launch([*job, *overrides], config.search, overrides)
@@ -139,7 +139,7 @@ def _check(runs: Sequence[Path], config: Config, overrides: Sequence[str], *, is
         require(is_trained or each.key in MACHINE_KEYS, message)
 
 
-def _stage(config: Config, key: str, sources: Sequence[str], length: int, tokens: int) -> list[str]:
+def _stage(config: Config, key: str, sources: Sequence[Path], length: int, tokens: int) -> list[str]:
     """Return the overrides of a sweep that goes on from each of these runs, or stands beside them."""
     train = config.train
     batch = length * max(1, round(train.batch_tokens / length))
@@ -148,10 +148,14 @@ def _stage(config: Config, key: str, sources: Sequence[str], length: int, tokens
     changes = {"length": length, "steps": steps, "batch_tokens": batch, "warmup_steps": warmup}
     # At the full rate, what was learned before is lost.
     changes |= {"lr": train.lr * SHARE_OF_RATE} if key == "from" else {}
+    names = ",".join(quote(source.name) for source in sources)
+    # A renamed run's name does not have its seed.
+    seeds = [(source.name, read_config(source).seed) for source in sources]
+    known = "".join(f',"{name}",{seed}' for name, seed in seeds if f"-s{seed}-" not in name)
     return [
         *(f"++train.{name}={value}" for name, value in changes.items()),
-        f"++train.{key}={','.join(map(quote, sources))}",
-        f"seed='${{seed_of:${{train.{key}}}}}'",
+        f"++train.{key}={names}",
+        f"seed='${{seed_of:${{train.{key}}}{known}}}'",
     ]
 
 

@@ -17,7 +17,7 @@ from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
 from pe_bench.errors import first_line, require
 from pe_bench.runs.commands import group_of_command
-from pe_bench.runs.rows import TASK, Row
+from pe_bench.runs.rows import TASK, Row, level_of
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import Step, latest_checkpoint, read_log
 
@@ -212,10 +212,11 @@ def _values_of(step: Step) -> dict[str, float]:
 def _score_name(row: Row) -> str:
     """Return the name of a value that trackers draw against the length."""
     control = "" if row.control == "none" else f"_{row.control}"
-    name = "exact" if row.protocol == TASK else "bits_per_byte"
+    name = "nats_per_token" if row.loses_text else "bits_per_byte"
+    name = "exact" if row.protocol == TASK else name
     return f"{name}/{row.protocol}{control}"
 
 
 def _level_of(row: Row) -> float | None:
     """Return the number of a row that trackers draw; None where it has none."""
-    return row.exact if row.protocol == TASK else row.bits_per_byte
+    return level_of(row)

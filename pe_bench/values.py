@@ -6,7 +6,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -156,10 +156,20 @@ def without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def listed(values: str | Path | Sequence[Any] | None) -> list[Any]:
-    """Return values, or a single one, as a list; an empty list for None."""
+    """Return values, or a single one, as a list; an empty list for None. Raise `UserError` for all else."""
     if values is None:
         return []
-    return [values] if isinstance(values, str | Path) else [*values]
+    if isinstance(values, str | Path):
+        return [values]
+    is_list = isinstance(values, Iterable) and not isinstance(values, bytes | Mapping)
+    require(is_list, f"give a text, a path or a list of them, not {shown(values)}")
+    return [*values]
+
+
+def check_texts(key: str, *values: Any) -> None:
+    """Raise `UserError` for a value that is neither text nor a path: `check_type` takes a number for text."""
+    for value in values:
+        require(isinstance(value, str | Path), f"{key} must be text, not {shown(value)}")
 
 
 def plain_value(value: Any) -> Any:

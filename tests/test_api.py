@@ -194,3 +194,25 @@ def test_the_package_is_imported_in_no_time_and_offers_its_calls() -> None:
     assert all(name in done.stdout for name in pe_bench.__all__)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = pe_bench.trian  # type: ignore[attr-defined]
+
+
+WRONG_TYPES = [
+    *("train(5)", "train(**{'train.steps': {}})", "train(train={'lr': {}})", "train(config_dir=5)"),
+    *("evaluate(5)", "evaluate(None)", "evaluate('x', results_dir=None)", "probe(['x'])", "results(where=5)"),
+    *("results(by=5)", "results(results_dir=5)", "results(margin='x')", "results(['rope', 5])"),
+    *("extend(5)", "extend('x', tokens=0)", "extend('x', tokens='many')", "extend('x', with_=5)"),
+    *("extend('x', overrides=5)", "extend('x', long='no')", "extend('x', results_dir=None)"),
+    *("try_change(5)", "try_change('alibi', 5)", "try_change('alibi', lengths=[])", "import_runs(None)"),
+    *("try_change('alibi', lengths=['a'])", "try_change('alibi', minutes='x')", "import_runs(['x', 5])"),
+    *("try_change('alibi', against=None)", "try_change('alibi', confirm='no')", "import_runs(5)"),
+    *("try_change('alibi', results_dir=None)", "import_runs('x', results_dir=5)", "import_runs([])"),
+]
+
+
+@pytest.mark.parametrize("call", WRONG_TYPES)
+def test_a_value_of_another_type_is_one_line_and_nothing_is_written(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pe_bench.UserError) as error:
+        eval(f"pe_bench.{call}")
+    assert len(str(error.value).splitlines()) == 1
+    assert not list(tmp_path.iterdir())

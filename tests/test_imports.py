@@ -59,7 +59,7 @@ ALLOWED = {
     "sweep": "errors system config runs experiment",
     "studies": "errors values system config plot runs scoring report scored sweep",
     "extended": "errors values system config report runs scoring experiment scored sweep",
-    "api": "values system config runs report experiment scored tries extended",
+    "api": "errors values system config runs report experiment scored tries extended",
     "cli": "errors values system config plot model runs report inspection "
     "checkpoints export scored tries api sweep studies",
     "__main__": "cli",

@@ -8,7 +8,8 @@ between the last two is whatever else reads positions.
 A run has one encoding, which other encodings can take the place of. In a checkpoint whose layers differ, it
 is that of the layers which read the whole text: rotary ones before those without positions, and the most
 common ones before others. The rest keep theirs. A rotation is named when the frequencies and the factor of
-one of our encodings are the layer's own; otherwise the model rotates its queries and keys itself.
+one of our encodings are the layer's own, also in texts longer than those lengths that the configuration has;
+otherwise the model rotates its queries and keys itself.
 
 Letters: B batch, H query heads, T tokens, K head width.
 """
@@ -24,22 +25,24 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.checkpoints.attention import Caught, PassState
-from pe_bench.checkpoints.model import sees_all
+from pe_bench.checkpoints.model import sees_all, trunk_of
+from pe_bench.checkpoints.rotary import FREQUENCIES, TOLERANCE, RotaryCall, recorded, rotary_modules
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
 from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling
+from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
 from pe_bench.encodings.signatures import read_part
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 
-TOKENS = 48
+TOKENS = 48  # of a pass; fewer where a scaling may begin to depend on the length before
 LATER = 7  # positions, of the third pass
-TOLERANCE = 1e-5  # of the largest query, and of a frequency, which transformers computes in float32
-FREQUENCIES = "inv_freq"  # in the names of rotary modules' buffers
 FACTOR = "attention_scaling"  # in the names of their attributes
 NEUTRAL = "pe_bench.encodings.nope:NoPE"
+ORIGINAL, LONGEST = "original_max_position_embeddings", "max_position_embeddings"  # keys of Parameters
+LONGER_TIMES = (2, 4)  # a length of the configuration, at which rotations are compared, besides its next one
 TRAINED_TIMES = 2  # a layer that sees a text of so many training lengths sees everything
+DYNAMIC = "rope_dynamic_ntk"
 LAYOUTS: tuple[Layout, ...] = ("half", "interleaved")
 
 Parameters = Sequence[Mapping[str, Any]]  # of rotations, as transformers' configurations have them
@@ -54,6 +57,10 @@ class Rotation:
     factor: float
     d_head: int
 
+    @property
+    def scaled(self) -> Scaled:
+        return Scaled(torch.tensor(self.frequencies, dtype=torch.float64), self.factor)
+
     def turn(self, x: Tensor, position: Tensor) -> Tensor:
         """Return x [..., T, K] at these positions [T], turned."""
         frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=x.device)
@@ -67,22 +74,17 @@ UNKNOWN = Rotation("half", (), 0.0, 0)  # it is not that of one of the model's r
 
 @dataclass(frozen=True)
 class Answer:
-    """What the layers do. rotations: of each layer, None where it turns nothing.
+    """What the layers with attention do. numbers: theirs in the model, in which other layers may stand too.
 
-    reads_positions: something other than a rotation does.
+    rotations: of each of them, None where it turns nothing.
+    reads_positions: something other than a rotation does. calls: of the model's rotary modules.
     """
 
+    numbers: list[int]
     rotations: list[Rotation | None]
     layers: list[Caught]
     reads_positions: bool
-
-
-def rotary_modules(model: nn.Module) -> list[nn.Module]:
-    return [
-        module
-        for module in model.modules()
-        if any(FREQUENCIES in name for name, _ in module.named_buffers(recurse=False))
-    ]
+    calls: list[RotaryCall]
 
 
 def attach(model: nn.Module) -> PassState:
@@ -108,27 +110,36 @@ def _by_nothing(module: nn.Module, output: Any) -> Any:
 
 
 @torch.no_grad()
-def ask(model: Any, state: PassState) -> Answer | None:
-    """Return what each layer of a model does; None where none of them lets its attention be replaced."""
-    actual = _caught(model, state, is_neutral=False)
+def ask(model: Any, state: PassState, length: int = TOKENS) -> Answer | None:
+    """Return what each layer of a model does; None where none of them lets its attention be replaced.
+
+    length: of a text, up to which its rotations are the same.
+    """
+    n_tokens = min(TOKENS, length)
+    calls: dict[tuple[Any, ...], RotaryCall] = {}
+    with recorded(model, calls):
+        actual = _caught(model, state, n_tokens, is_neutral=False)
     if not actual:
         return None
-    plain = _caught(model, state, is_neutral=True)
-    later = _caught(model, state, is_neutral=True, first=LATER)
-    rotations = [_explain(model, actual[n].queries, plain[n].queries) for n in sorted(actual)]
+    plain = _caught(model, state, n_tokens, is_neutral=True)
+    later = _caught(model, state, n_tokens, is_neutral=True, first=LATER)
+    numbers = sorted(actual)
+    rotations = [_explain(model, actual[n].queries, plain[n].queries) for n in numbers]
     moves = any(not _is_same(plain[n].queries, later[n].queries) for n in plain)
-    return Answer(rotations, [actual[n] for n in sorted(actual)], moves)
+    return Answer(numbers, rotations, [actual[n] for n in numbers], moves, [*calls.values()])
 
 
-def _caught(model: Any, state: PassState, *, is_neutral: bool, first: int = 0) -> dict[int, Caught]:
+def _caught(
+    model: Any, state: PassState, n_tokens: int, *, is_neutral: bool, first: int = 0
+) -> dict[int, Caught]:
     """Return what each layer attends with, by its number, in a window that begins at a position."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.get_input_embeddings().weight.shape[0]
-    tokens_1T = torch.randint(vocab_size, (1, TOKENS), generator=generator).to(model.device)
-    ids_1T = torch.arange(first, first + TOKENS, device=model.device)[None]
+    tokens_1T = torch.randint(vocab_size, (1, n_tokens), generator=generator).to(model.device)
+    ids_1T = torch.arange(first, first + n_tokens, device=model.device)[None]
     caught: dict[int, Caught] = {}
     state.caught, state.is_neutral = caught, is_neutral
-    model.get_decoder()(input_ids=tokens_1T, position_ids=ids_1T, use_cache=False)
+    trunk_of(model)(input_ids=tokens_1T, position_ids=ids_1T, use_cache=False)
     state.caught, state.is_neutral = None, False
     return caught
 
@@ -179,22 +190,55 @@ def describe(
     if UNKNOWN in answer.rotations:
         return neutral("own"), {}, False
     primary = _primary(answer, TRAINED_TIMES * train_length)
-    fixed = {
-        number: LayerEncoding() if rotation is None else Turned(rotation)
-        for number, rotation in enumerate(answer.rotations)
-        if rotation != primary
-    }
+    lengths = _lengths(parameters, train_length)
+    fixed: dict[int, LayerEncoding] = {}
+    for number, rotation in zip(answer.numbers, answer.rotations, strict=True):
+        if rotation == primary:
+            continue
+        if rotation is not None and not _is_constant(rotation, answer.calls, lengths):
+            return neutral("own"), {}, False
+        fixed[number] = LayerEncoding() if rotation is None else Turned(rotation)
     if primary is None:
         name = "learned" if has_table else "own" if answer.reads_positions else "nope"
         return neutral(name), fixed, True
-    values = name_of(primary, parameters, train_length)
+    values = name_of(primary, parameters, train_length, answer.calls)
     return (neutral("own"), {}, False) if values is None else (values, fixed, True)
 
 
-def name_of(rotation: Rotation, parameters: Parameters, train_length: int) -> dict[str, Any] | None:
-    """Return the encoding that a rotation is, as a configuration has it; None where it is none of ours."""
-    groups = (_candidates(rotation, group, train_length) for group in parameters)
-    return next((values for group in groups for values in group if _is(values, rotation)), None)
+def name_of(
+    rotation: Rotation, parameters: Parameters, train_length: int, calls: Sequence[RotaryCall]
+) -> dict[str, Any] | None:
+    """Return the encoding that a rotation is, as a configuration has it; None where it is none of ours.
+
+    calls: of the model's rotary modules, which say how it turns in longer texts.
+    """
+    lengths = _lengths(parameters, train_length)
+    for group in parameters:
+        for values in _candidates(rotation, group, train_length):
+            if _is(values, rotation, calls, lengths):
+                return values
+    return None
+
+
+def _lengths(parameters: Parameters, train_length: int) -> list[int]:
+    """Return lengths of texts at which a scaling that depends on the length may change."""
+    stated = {group.get(name) for group in parameters for name in (ORIGINAL, LONGEST)}
+    ends = {int(length) for length in stated if isinstance(length, int | float) and length > 1}
+    lengths: set[int] = set()
+    for end in ends or {train_length}:
+        lengths |= {end + 1, *(times * end for times in LONGER_TIMES)}
+    return sorted(lengths)
+
+
+def _is_constant(rotation: Rotation, calls: Sequence[RotaryCall], lengths: Sequence[int]) -> bool:
+    """Return whether a rotation is the same in texts of these lengths too."""
+    scaled = rotation.scaled
+    return all(call.turns_as(scaled, length) for call in _calls_of(rotation, calls) for length in lengths)
+
+
+def _calls_of(rotation: Rotation, calls: Sequence[RotaryCall]) -> list[RotaryCall]:
+    """Return the calls that may have made a rotation: those that give it in a short text."""
+    return [call for call in calls if call.turns_as(rotation.scaled, 2)]
 
 
 def _primary(answer: Answer, length: int) -> Rotation | None:
@@ -220,27 +264,28 @@ def _candidates(rotation: Rotation, group: Mapping[str, Any], train_length: int)
     if turning < pairs:
         yield _values("p_rope", {**options, "fraction": 2 * turning / width})
         part = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
-    length = group.get("original_max_position_embeddings") or train_length
-    derived = ["train_length"] if length == train_length else []
-    for name, scaling in _scalings(group, rotation, float(length)):
+    for name, scaling in _scalings(group, rotation, train_length):
+        length = group.get(LONGEST if name == DYNAMIC else ORIGINAL) or train_length
+        derived = ["train_length"] if length == train_length else []
         yield _values(name, {**scaling, **options, "train_length": length, **part}, derived)
     if turning == pairs:
         yield _values("partial_rope" if part else "rope", {**options, **part})
 
 
 def _scalings(
-    group: Mapping[str, Any], rotation: Rotation, train_length: float
+    group: Mapping[str, Any], rotation: Rotation, train_length: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield scalings with the numbers in the configuration; those that fit depend on the frequencies."""
     factor = {"factor": float(group["factor"])} if group.get("factor") else {}
     if group.get("long_factor"):
         factors = {f"{end}_factors": [*map(float, group[f"{end}_factor"])] for end in ("long", "short")}
-        longest = max(1.0, float(group["max_position_embeddings"]) / train_length)
+        original = float(group.get(ORIGINAL) or train_length)
+        longest = max(1.0, float(group.get(LONGEST) or original) / original)
         yield "longrope", {"factor": longest, **factor, **factors}
     if not factor:
         return
     if group.get("rope_type") == "dynamic":
-        yield "rope_dynamic_ntk", factor
+        yield DYNAMIC, factor
     yield "rope_pi", factor
     ends = {f"{end}_frequency_factor": float(group.get(f"{end}_freq_factor") or 0) for end in ("low", "high")}
     if all(ends.values()):
@@ -256,18 +301,32 @@ def _values(name: str, options: Mapping[str, Any], derived: Sequence[str] = ()) 
     return {**about, **options, "derived": ["d_head", *derived], "modifiers": {}}
 
 
-def _is(values: dict[str, Any], rotation: Rotation) -> bool:
-    """Return whether an encoding turns pairs as the layer does, in a window of its training length."""
+def _is(
+    values: dict[str, Any], rotation: Rotation, calls: Sequence[RotaryCall], lengths: Sequence[int]
+) -> bool:
+    """Return whether an encoding turns pairs as the layer does, in a short text and in longer ones."""
     try:
         built = EncodingSpec(values).build(1).layer(0)
     except UserError:  # such options do not fit
         return False
-    assert isinstance(built, RoPE | RopeScaling)
-    if isinstance(built, RopeScaling):
-        scaled, factor = built.scaled(built.train_length)
-        ours = built.kept(scaled)
-    else:
-        ours, factor = built.frequencies, 1.0
+    short = _scaled(built, 2)
     theirs = torch.tensor(rotation.frequencies, dtype=torch.float64)
-    is_same = ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=TOLERANCE, atol=0)
-    return is_same and math.isclose(factor, rotation.factor, rel_tol=TOLERANCE)
+    is_same = short.frequencies.shape == theirs.shape
+    is_same = is_same and torch.allclose(short.frequencies, theirs, rtol=TOLERANCE, atol=0)
+    if not is_same or not math.isclose(short.attention_factor, rotation.factor, rel_tol=TOLERANCE):
+        return False
+    made_by = _calls_of(rotation, calls)
+    longer = [(_scaled(built, length), length) for length in lengths]
+    grows = any(not torch.equal(scaled.frequencies, short.frequencies) for scaled, _ in longer)
+    if grows and not made_by:
+        return False  # nothing says that the model's own rotation grows in this way
+    return all(call.turns_as(scaled, length) for scaled, length in longer for call in made_by)
+
+
+def _scaled(built: LayerEncoding, window: int) -> Scaled:
+    """Return how an encoding turns pairs in a window of so many tokens."""
+    assert isinstance(built, RoPE | RopeScaling)
+    if not isinstance(built, RopeScaling):
+        return Scaled(built.frequencies)
+    scaled = built.scaled(window)
+    return Scaled(built.kept(scaled.frequencies), scaled.attention_factor)

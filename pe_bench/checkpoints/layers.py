@@ -10,6 +10,7 @@ import torch
 from pe_bench.checkpoints.attention import Caught, PassMask
 from pe_bench.checkpoints.encoding import UNKNOWN, Rotation, name_of
 from pe_bench.checkpoints.opened import open_checkpoint, rotations_of, train_length_of
+from pe_bench.checkpoints.rotary import RotaryCall
 from pe_bench.checkpoints.source import load_config, read_source
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
@@ -19,6 +20,7 @@ COLUMNS = [
     Column(name, is_left=name in ("layers", "rotation", "sees"))
     for name in ("layers", "rotation", "base", "turned", "sees", "sinks", "soft cap", "logits")
 ]
+NO_ATTENTION = ("no attention", *[""] * (len(COLUMNS) - 2))
 LONGEST = 2**20  # tokens, up to which a window is looked for
 ASSUMED_LENGTH = 2_048  # where the configuration states none; only a scaling's name depends on it
 
@@ -28,16 +30,22 @@ def layers_of(text: str) -> Grid:
     source = read_source(text)
     config = load_config(source)
     length, length_from = train_length_of(config) or (ASSUMED_LENGTH, "nothing: assumed")
-    opened = open_checkpoint(source, config, length, None, torch.float32, plain=False)
+    opened = open_checkpoint(source, config, length, (), torch.float32, plain=False)
     answer, table = opened.answer, opened.model.max_positions
     if answer is None:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")
     numbers: dict[tuple[str, ...], list[int]] = {}
-    for number, (rotation, layer) in enumerate(zip(answer.rotations, answer.layers, strict=True)):
-        facts = (*_rotation(rotation, rotations_of(config), length), *_facts(layer))
+    for number, rotation, layer in zip(answer.numbers, answer.rotations, answer.layers, strict=True):
+        known = _rotation(rotation, rotations_of(config), length, answer.calls)
+        facts = (*known, *_facts(layer))
         numbers.setdefault(facts, []).append(number)
-    notes = [] if table is None else [f"it has a table of {table:,} learned positions"]
+    others = [number for number in range(opened.size.n_layers) if number not in answer.numbers]
+    if others:
+        numbers[NO_ATTENTION] = others
+    notes = [] if table is None else [f"it has a table of {table:,} positions"]
     notes.append("turned: the features of a head that the rotation turns; found with random tokens")
+    if opened.unused_scaling:
+        notes.append(f"its config.json names the scaling {opened.unused_scaling}, and no layer turns so")
     title = f"{source.name}: {opened.architecture}, {opened.size.n_layers} layers"
     trained = f"training length {length:,}, by {length_from}"
     rows = [[Cell(_spans(of_row)), *map(Cell, row)] for row, of_row in numbers.items()]
@@ -57,11 +65,13 @@ def _facts(layer: Caught) -> tuple[str, ...]:
     return _sees(layer.mask), "yes" if layer.has_sinks else "", softcap, factor
 
 
-def _rotation(rotation: Rotation | None, parameters: Sequence[Any], length: int) -> tuple[str, str, str]:
+def _rotation(
+    rotation: Rotation | None, parameters: Sequence[Any], length: int, calls: Sequence[RotaryCall]
+) -> tuple[str, str, str]:
     """Return the name of a rotation with its options, its base, and how many features of a head it turns."""
     if rotation is None:
         return "none", "", ""
-    if rotation == UNKNOWN or (values := name_of(rotation, parameters, length)) is None:
+    if rotation == UNKNOWN or (values := name_of(rotation, parameters, length, calls)) is None:
         return "unknown", "", ""
     turned = 2 * sum(frequency != 0 for frequency in rotation.frequencies)
     return EncodingSpec(values).label, f"{values['base']:,.0f}", f"{turned} of {rotation.d_head}"

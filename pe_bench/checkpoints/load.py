@@ -10,11 +10,17 @@ from typing import Any
 import torch
 
 from pe_bench.checkpoints.opened import open_checkpoint, train_length_of
-from pe_bench.checkpoints.source import TOKENIZER, Source, begin_of_text, load_config, read_source
+from pe_bench.checkpoints.source import (
+    TOKENIZER,
+    Source,
+    begin_of_text,
+    load_config,
+    read_source,
+)
 from pe_bench.config.compose import compose
 from pe_bench.config.overrides import Override, parse_override
 from pe_bench.config.parse import parse_config, warn_unused
-from pe_bench.config.schema import Config
+from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config
 from pe_bench.data.packed import load_data
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
@@ -54,7 +60,7 @@ def checkpoint_config(
     values = compose([*files, *overrides, "encoding=nope"])
     data, train = values["data"], values["train"]
     is_told = TRAIN_LENGTH in keys
-    train["length"], length_from = (train["length"], "the command") if is_told else _train_length(source)
+    train["length"], length_from = (train["length"], BY_COMMAND) if is_told else _train_length(source)
     values["train"] |= {"steps": 0, "batch_tokens": train["length"]}
     is_one = data["source"] == "files" and data["validation_path"] is None
     if is_one and "data.validation_fraction" not in keys:
@@ -68,9 +74,10 @@ def checkpoint_config(
     values["checkpoint"] = {
         "source": source.address,
         "identity": source.identity(values["cache_dir"]),
+        "identity_version": CHECKPOINT_IDENTITY,
         "train_length_from": length_from,
         "revision": source.revision,
-        "begin": begin_of_text(source),
+        "begin": _one_or_several(begin_of_text(source)),
         "plain": plain,
     }
     config = parse_config(values)
@@ -102,29 +109,53 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     about = config.checkpoint
     assert about is not None
     source = read_source(about.source + (f"@{about.revision}" if about.revision else ""))
+    again = f"score it as it is now with `pe-bench eval {about.source}`"
+    versions = f"(version {about.identity_version}, now {CHECKPOINT_IDENTITY})"
+    older = f"{about.source} was scored under an older identity {versions}, and its scores may be others now"
+    require(about.identity_version == CHECKPOINT_IDENTITY, f"{older}: these are kept, and you can {again}")
     now = source.identity(config.cache_dir)
-    message = f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): score it"
-    require(now == about.identity, f"{message} as it is now with `pe-bench eval {about.source}`")
+    message = f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): {again}"
+    require(now == about.identity, message)
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config)
     plans = planner(config, config.eval, data)
     dtype, length = getattr(torch, config.eval.precision), config.train.length
-    opened = open_checkpoint(source, load_config(source), length, about.begin, dtype, plain=about.plain)
+    opened = open_checkpoint(source, load_config(source), length, about.begins, dtype, plain=about.plain)
     sizes = data.vocab_size, opened.model.vocab_size
     message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"
     require(sizes[0] <= sizes[1], f"{message} whose files are of one checkpoint")
-    layers = opened.size.n_layers - len(opened.model.fixed)
-    about = replace(about, layers=layers, architecture=opened.architecture)
+    without = opened.model.without_attention
+    layers = opened.size.n_layers - without - len(opened.model.fixed)
+    unused = opened.unused_scaling or None
+    about = replace(
+        about,
+        layers=layers,
+        architecture=opened.architecture,
+        without_attention=without,
+        unused_scaling=unused,
+    )
     config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
     facts = {"checkpoint": about.identity, "length": length, "data": data.hash, "plain": about.plain}
     setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     name, label = opened.size.name, EncodingSpec(config.encoding).label
-    say(f"{name}: {label}, trained at {length:,} tokens ({about.train_length_from})")
+    say(f"{name}: {label}, measured from {length:,} tokens ({about.train_length_from})")
+    if unused:
+        say(f"{name}: its config.json names the scaling {unused}, and no layer turns so")
     equal = f"logits equal transformers' own to {opened.difference or 0:.1g} of the largest"
+    if opened.nats is not None:
+        equal_to = f"transformers' own to {opened.nats:.1g} nats per token"
+        say(f"{name}: in {config.eval.precision} the mean loss of a window is {equal_to}")
     plainly = "keeps transformers' attention, without the window control and --with"
     say(f"{name}: {plainly if opened.difference is None else equal}")
     folder = Path(config.results_dir) / "runs" / f"hf-{source.name}-{setting}"
     return Job(config, folder, setting, label, label, device, dtype, threads, data, opened.model), plans
+
+
+def _one_or_several(tokens: Sequence[int]) -> int | list[int] | None:
+    """Return how a configuration has the tokens that a text begins with: a single one as a number."""
+    if len(tokens) > 1:
+        return [*tokens]
+    return tokens[0] if tokens else None
 
 
 def _check_keys(overrides: Sequence[Override], *, has_text: bool) -> None:

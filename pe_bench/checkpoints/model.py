@@ -21,6 +21,7 @@ from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
+MOST_OFFSET = 8  # rows of a table of positions before the first one: OPT has 2
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
@@ -29,21 +30,22 @@ class CheckpointModel(LanguageModel):
 
     state: what our attention reads; None for a model with its own. fixed: the encodings of layers
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
-    the model's own rotation is undone. begin: the first token of each window. max_positions: the
-    size of a table of positions, if it has one.
+    the model's own rotation is undone. begin: the first tokens of each window. max_positions: the
+    size of a table of positions, if it has one. without_attention: how many layers have none.
     """
 
     state: PassState | None = None
     masks: Sequence[PassMask | None] = ()
     is_neutral: bool = True
     max_positions: int | None = None
+    without_attention: int = 0
 
     def __init__(
-        self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: int | None = None
+        self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: Sequence[int] = ()
     ) -> None:
         super().__init__()
         self.causal, self.encoding, self.n_layers = model, encoding, n_layers
-        self.train_length, self.begin = train_length, begin
+        self.train_length, self.begin = train_length, tuple(begin)
         self.takes_positions = "position_ids" in inspect.signature(self.trunk.forward).parameters
         self.vocab_size = model.get_input_embeddings().weight.shape[0]
         self.fixed: dict[int, LayerEncoding] = {}
@@ -66,10 +68,9 @@ class CheckpointModel(LanguageModel):
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
         """Return the normed output of the last layer for the tokens from `first` on, [B, T - first, D].
 
-        The first token of each window is replaced by the checkpoint's BOS token, if it has one.
+        The first tokens of each window are replaced by those that the checkpoint's tokenizer puts there.
         """
-        if self.begin is not None:
-            tokens_BT = torch.cat([torch.full_like(tokens_BT[:, :1], self.begin), tokens_BT[:, 1:]], 1)
+        tokens_BT = self.begun(tokens_BT)
         if self.max_positions is not None and int(ids.max()) >= self.max_positions:
             raise LengthError(f"position {int(ids.max())} is past the model's table of {self.max_positions}")
         arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
@@ -90,12 +91,38 @@ class CheckpointModel(LanguageModel):
             if self.state is not None:
                 self.state.is_neutral = False
 
+    def begun(self, tokens_BT: Tensor) -> Tensor:
+        """Return windows that begin with the tokens which the checkpoint's tokenizer puts before a text."""
+        if not self.begin:
+            return tokens_BT
+        begin = tokens_BT.new_tensor(self.begin)[: tokens_BT.shape[1]]
+        return torch.cat([begin.expand(len(tokens_BT), -1), tokens_BT[:, len(begin) :]], 1)
+
     def find_table(self, length: int) -> None:
-        """Find whether a table of positions ends at a length."""
-        try:
-            self.hidden(torch.zeros(1, 2, dtype=torch.long), torch.tensor([length - 1, length]))
-        except (LengthError, RunError):
-            self.max_positions = length
+        """Find whether a table of positions ends at a length.
+
+        Some models make a longer table for a longer text, whatever the positions of a short one.
+        """
+        for first in (length - 1, 0):
+            ids = torch.arange(first, length + 1)
+            try:
+                self.hidden(torch.zeros(1, len(ids), dtype=torch.long), ids)
+            except (LengthError, RunError):
+                continue
+            return
+        self.max_positions = length
+
+    @property
+    def has_learned_table(self) -> bool:
+        """Return whether its table of positions is one of weights: GPT-J's has sines, by which it rotates."""
+        if self.max_positions is None:
+            return False
+        tokens = self.causal.get_input_embeddings()
+        tables = [
+            part for part in self.trunk.modules() if isinstance(part, nn.Embedding) and part is not tokens
+        ]
+        sizes = range(self.max_positions, self.max_positions + MOST_OFFSET + 1)
+        return any(table.num_embeddings in sizes for table in tables)
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
@@ -122,6 +149,9 @@ class CheckpointModel(LanguageModel):
             return "the model keeps its own attention, which cannot be limited to a window"
         if control == "window" and self.masks and not any(sees_all(mask, length) for mask in self.masks):
             return "the model is windowed itself"
+        if control == "window" and self.without_attention:
+            without = f"{self.without_attention} of its {self.n_layers} layers have no attention"
+            return f"{without}, and a window does not limit what they read"
         if control == "window" and any(isinstance(part, nn.Conv1d) for part in self.causal.modules()):
             return "the model reads tokens beside its attention too, which a window does not limit"
         if control == "offset" and not self.takes_positions:
@@ -131,7 +161,13 @@ class CheckpointModel(LanguageModel):
     @property
     def trunk(self) -> Any:
         """Return the part of the model that makes the hidden states."""
-        return self.causal.get_decoder()
+        return trunk_of(self.causal)
+
+
+def trunk_of(causal: Any) -> Any:
+    """Return the part of a model that makes the hidden states."""
+    decoder = causal.get_decoder()
+    return causal.model if decoder is causal else decoder
 
 
 def sees_all(mask: PassMask | None, length: int) -> bool:

@@ -1,20 +1,23 @@
 """A checkpoint ready to be scored: its sizes, its training length, and its model.
 
 Before scoring, random tokens pass through the model with transformers' attention and with ours. The logits of
-a sample of tokens may differ by a small share of the largest logit.
+a sample of tokens may differ by a small share of the largest logit. All this is in float32: then the weights
+get the precision of the scores, and the mean loss of a window is compared again.
 """
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from pe_bench.checkpoints.attention import NAME, register
-from pe_bench.checkpoints.encoding import Answer, ask, attach, describe, neutral, rotary_modules
+from pe_bench.checkpoints.encoding import UNKNOWN, Answer, ask, attach, describe, name_of, neutral
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
+from pe_bench.checkpoints.rotary import forget_longer_texts, rotary_modules
 from pe_bench.checkpoints.source import CONFIG, PREFIX, Source, load_model, quiet
 from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.spec import EncodingSpec
@@ -24,10 +27,19 @@ from pe_bench.system.machine import is_out_of_memory
 
 PLAIN = "--plain scores it as it is, without the window control and --with"
 LENGTHS = ("original_max_position_embeddings", "max_position_embeddings", "max_seq_len", "seq_length")
+# What transformers calls scalings, and their names here.
+SCALINGS = {
+    "linear": "rope_pi",
+    "dynamic": "rope_dynamic_ntk",
+    "proportional": "p_rope",
+    **{name: name for name in ("yarn", "llama3", "longrope")},
+}
 MIN_TOKENS = 64
 MAX_WINDOW = 4_096
 MAX_SCORES = 2**27  # of one layer, which transformers makes all at once
-MAX_DIFFERENCE, MAX_DIFFERENCE_BFLOAT16 = 1e-4, 2e-2  # of the largest logit
+MAX_DIFFERENCE = 1e-4  # of the largest logit
+# Of the mean loss of a window in bfloat16, in which transformers' own ways of attention differ too.
+MAX_NATS = 0.02
 
 
 @torch.no_grad()
@@ -36,8 +48,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     count, causal = _tokens(model, heads), model.causal
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
-    if model.begin is not None:
-        tokens[:, 0] = model.begin
+    tokens = model.begun(tokens)
     index = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
     hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
     ours = model.logits(hidden[:, index]).float()
@@ -48,7 +59,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     causal.set_attn_implementation(NAME)
     theirs = theirs if takes_index else theirs[:, index]
     difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
-    allowed = (MAX_DIFFERENCE if causal.dtype == torch.float32 else MAX_DIFFERENCE_BFLOAT16) * largest
+    allowed = MAX_DIFFERENCE * largest
     differ = (
         f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our attention"
     )
@@ -76,6 +87,8 @@ class Opened:
     size: ModelConfig
     difference: float | None = None  # of logits, over the largest; None for a model that attends as it is
     answer: Answer | None = None
+    nats: float | None = None  # by which the loss of a window differs from transformers' own, in bfloat16
+    unused_scaling: str = ""  # that the configuration names, and by which no layer turns
 
     @property
     def architecture(self) -> str:
@@ -86,7 +99,7 @@ def train_length_of(config: Any) -> tuple[int, str] | None:
     """Return the training length that a configuration gives, and the name that it has there."""
     text = config.get_text_config(decoder=True)
     for name in LENGTHS:
-        values = [getattr(text, name, None), *(group.get(name) for group in rotations_of(config))]
+        values = [_value_of(text, name), *(group.get(name) for group in rotations_of(config))]
         lengths = [value for value in values if isinstance(value, int) and value > 1]
         if lengths:
             return lengths[0], name
@@ -98,15 +111,62 @@ def rotations_of(config: Any) -> list[Mapping[str, Any]]:
     text = config.get_text_config(decoder=True)
     parameters = getattr(text, "rope_parameters", None) or {}
     groups = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
-    longest = {"max_position_embeddings": getattr(text, "max_position_embeddings", None) or 1}
-    return [{**longest, **group} for group in groups]
+    longest = {"max_position_embeddings": getattr(text, "max_position_embeddings", None)}
+    return [{**group, **longest} for group in groups]
 
 
 def open_checkpoint(
-    source: Source, config: Any, train_length: int, begin: int | None, dtype: torch.dtype, *, plain: bool
+    source: Source, config: Any, train_length: int, begin: Sequence[int], dtype: torch.dtype, *, plain: bool
 ) -> Opened:
     """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
-    loaded = load_model(source, config, dtype)
+    opened = _open(source, config, train_length, begin, plain=plain)
+    if dtype == torch.float32:
+        return opened
+    convert_weights(opened.model.causal, dtype)
+    if opened.difference is None:
+        return opened
+    try:
+        return replace(opened, nats=require_alike(opened.model))
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}; {PLAIN}") from error
+
+
+def convert_weights(causal: Any, dtype: torch.dtype) -> None:
+    """Convert what a checkpoint's files hold; what a model computes, such as frequencies, stays float32."""
+    kept = getattr(causal, "_keep_in_fp32_modules_strict", None) or ()
+    for name, tensor in causal.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point() and not any(module in name for module in kept):
+            tensor.data = tensor.data.to(dtype)
+    causal.config.dtype = dtype
+
+
+@torch.no_grad()
+def require_alike(model: CheckpointModel) -> float:
+    """Return how far the mean loss of a window is from transformers' own, in nats per token.
+
+    Raise `UserError` if it is far.
+    """
+    count, causal = min(MIN_TOKENS, model.max_positions or MIN_TOKENS), model.causal
+    generator = torch.Generator().manual_seed(2)
+    tokens = model.begun(torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device))
+    hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
+    ours = float(model.nll(hidden[0, :-1], tokens[0, 1:]).mean())
+    with quiet():
+        causal.set_attn_implementation("eager")
+        logits = causal(tokens, use_cache=False).logits.float()
+        causal.set_attn_implementation(NAME)
+    theirs = float(functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
+    message = (
+        f"in {causal.dtype} the mean loss of a window is {ours:.4f} nats, and {theirs:.4f} with transformers"
+    )
+    require(abs(ours - theirs) <= MAX_NATS, f"{message}; {MAX_NATS} nats of difference are allowed")
+    return abs(ours - theirs)
+
+
+def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], *, plain: bool) -> Opened:
+    """Load a checkpoint in float32 and find what it does, as `open_checkpoint` does."""
+    loaded = load_model(source, config)
+    forget_longer_texts(loaded)
     sizes, values = _sizes(source, config), neutral("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
     model = CheckpointModel(loaded, encoding, sizes.n_layers, train_length, begin)
@@ -118,14 +178,18 @@ def open_checkpoint(
     try:
         with quiet():
             loaded.set_attn_implementation(NAME)
-            answer = ask(loaded, state)
+            stated = train_length_of(config)
+            answer = ask(loaded, state, train_length if stated is None else stated[0])
             if answer is None:
                 loaded.set_attn_implementation("eager")
                 return Opened(model, values, sizes)
             values, model.fixed, model.is_neutral = describe(
-                answer, rotations_of(config), train_length, has_table=model.max_positions is not None
+                answer, rotations_of(config), train_length, has_table=model.has_learned_table
             )
-            sizes = replace(sizes, d_head=answer.layers[0].queries.shape[-1], n_layers=len(answer.layers))
+            n_layers = max(sizes.n_layers, answer.numbers[-1] + 1)
+            width = values.get("d_head", answer.layers[0].queries.shape[-1])
+            sizes = replace(sizes, d_head=width, n_layers=n_layers)
+            model.without_attention = n_layers - len(answer.numbers)
             model.encoding, model.n_layers = EncodingSpec(values).build(sizes.n_layers), sizes.n_layers
             model.state, model.masks = state, [layer.mask for layer in answer.layers]
             split_feedforward(loaded)
@@ -135,7 +199,38 @@ def open_checkpoint(
     except (AttributeError, TypeError, RuntimeError, LookupError) as error:
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN}") from error
-    return Opened(model, values, sizes, difference, answer)
+    unused = _unused_scaling(source, answer, rotations_of(config), train_length)
+    return Opened(model, values, sizes, difference, answer, unused_scaling=unused)
+
+
+def _unused_scaling(
+    source: Source, answer: Answer, parameters: Sequence[Mapping[str, Any]], train_length: int
+) -> str:
+    """Return a scaling that config.json names and by which no layer turns; empty where there is none.
+
+    transformers drops what a configuration has in the form of another architecture.
+    """
+    if UNKNOWN in answer.rotations:
+        return ""
+    found = [
+        name_of(rotation, parameters, train_length, answer.calls)
+        for rotation in set(answer.rotations)
+        if rotation is not None
+    ]
+    names = {values["name"] for values in found if values is not None}
+    if None in found or names & {*SCALINGS.values()}:
+        return ""
+    return next((scaling for scaling in SCALINGS if scaling in scalings_in(source.config)), "")
+
+
+def scalings_in(config: Any) -> set[str]:
+    """Return the scalings of rotations that a configuration names, also in its parts."""
+    if not isinstance(config, Mapping):
+        return set()
+    found = {
+        value for key, value in config.items() if key in ("rope_type", "type") and isinstance(value, str)
+    }
+    return found.union(*map(scalings_in, config.values()))
 
 
 @torch.no_grad()
@@ -161,11 +256,19 @@ def _require_sound(source: Source, model: CheckpointModel) -> None:
     require(0 < largest < math.inf, message)
 
 
+def _value_of(config: Any, name: str) -> Any:
+    """Return what a configuration says for all layers; None where it says nothing, or that layers differ."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError
+        return None
+
+
 def _sizes(source: Source, config: Any) -> ModelConfig:
     text = config.get_text_config(decoder=True)
 
     def size(name: str, otherwise: int) -> int:
-        number = getattr(text, name, None)
+        number = _value_of(text, name)
         return number if isinstance(number, int) and number > 0 else otherwise
 
     width, heads = size("hidden_size", 1), size("num_attention_heads", 1)

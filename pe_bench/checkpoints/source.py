@@ -1,22 +1,28 @@
 """Where a checkpoint is, that its files are plain ones, how its texts begin, and what identifies it.
 
 Its folder may be a stranger's: only JSON, the tokenizer and safetensors are read, and all of them lie in it.
-transformers loads it: no code of its folder runs, and nothing of it is left to chance.
+transformers loads it from a folder that has only the files that the identity covers: no other file can change
+a score, whatever a configuration names. No code of a checkpoint runs, and nothing of it is left to chance.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
+from pe_bench.config.schema import CHECKPOINT_IDENTITY
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import cache_root, cached_digest
@@ -26,7 +32,14 @@ from pe_bench.values import check_type
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-OTHER_WEIGHTS = "transformers_weights"  # a key by which a configuration names another file
+# Keys of a configuration, or of a part of one, that make transformers load something else than its files.
+OTHER_FILES = {
+    "configuration_files": f"takes its configuration from other files: keep one, named {CONFIG}",
+    "transformers_weights": f"takes its weights from another file: name it {WEIGHTS}",
+    "fusion_config": "asks transformers for other layers",
+}
+QUANTISED = "quantization_config"
+OTHER_TOKENIZERS = "fast_tokenizer_files"  # a key by which tokenizer_config.json names other files
 FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, "generation_config.json", INDEX, "model*.safetensors"]
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
@@ -52,21 +65,31 @@ class Source:
     def config(self) -> dict[str, Any]:
         return read_json(self.folder / CONFIG)
 
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """Return the settings of the tokenizer; empty where the folder has none."""
+        path = self.folder / TOKENIZER_CONFIG
+        return read_json(path) if path.is_file() else {}
+
     def identity(self, cache_dir: str | None) -> str:
         """Return a hash of all files that scores follow from; digests of weights are kept in the cache."""
-        hasher = hashlib.sha256()
+        hasher = hashlib.sha256(f"version {CHECKPOINT_IDENTITY}".encode())
         for path in (self.folder / name for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG)):
             hasher.update(hashlib.sha256(path.read_bytes()).digest() if path.exists() else b"none")
         for path in self.weights:
             hasher.update(f"{path.name} {cached_digest(path, cache_root(cache_dir))}".encode())
         return hasher.hexdigest()[:16]
 
+    @property
+    def is_indexed(self) -> bool:
+        """Return whether an index names the files of weights; transformers takes a single file before it."""
+        return not (self.folder / WEIGHTS).exists() and (self.folder / INDEX).exists()
+
     @cached_property
     def weights(self) -> list[Path]:
         """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
         index, names = self.folder / INDEX, [WEIGHTS]
-        # transformers takes the one file where there is an index beside it.
-        if not (self.folder / WEIGHTS).exists() and index.exists():
+        if self.is_indexed:
             files = check_type(read_json(index).get("weight_map"), dict[str, Any], f"weight_map of {index}")
             names = sorted({str(name) for name in files.values()})
         for name in names:
@@ -109,12 +132,28 @@ def checked(source: Source) -> Source:
     # transformers would load the weights of the other one, wherever they lie.
     message = f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder"
     require(not (folder / "adapter_config.json").exists(), message)
-    message = f"{config} takes its weights from {OTHER_WEIGHTS}: name them {WEIGHTS}, without the key"
-    require(source.config.get(OTHER_WEIGHTS) is None, message)
+    keys = _keys_of(source.config)
+    for key, problem in OTHER_FILES.items():
+        require(key not in keys, f"{config} {problem}, and leave out the key {key}")
     message = f"{source.name} is quantised, and its rounding would be scored with it: give it in bfloat16"
-    require(not source.config.get("quantization_config"), message)
+    require(QUANTISED not in keys, message)
+    settings = source.tokenizer_config
+    message = f"{folder / TOKENIZER_CONFIG} takes the tokenizer from other files: keep one, named {TOKENIZER}"
+    require(not settings.get(OTHER_TOKENIZERS), f"{message}, and leave out the key {OTHER_TOKENIZERS}")
     require(bool(source.weights), f"{folder} has no weights")
     return source
+
+
+def _keys_of(config: Any) -> set[str]:
+    """Return the keys in a configuration and in its parts whose value is not empty.
+
+    transformers takes a part, such as `text_config`, for the configuration of a model that consists of parts.
+    """
+    if isinstance(config, list):
+        return set().union(*map(_keys_of, config))
+    if not isinstance(config, dict):
+        return set()
+    return {key for key, value in config.items() if value}.union(*map(_keys_of, config.values()))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -125,20 +164,26 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
 
 
-def begin_of_text(source: Source) -> int | None:
-    """Return the token that the checkpoint's tokenizer puts before a text; None where it puts none."""
+def begin_of_text(source: Source) -> list[int]:
+    """Return the special tokens that the checkpoint's tokenizer puts before a text; mostly one, or none."""
     import tokenizers
 
-    path, settings = source.folder / TOKENIZER, source.folder / TOKENIZER_CONFIG
+    path = source.folder / TOKENIZER
     with library_errors(f"{path} cannot be read: save it with a fast tokenizer"):
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        tokens, plain = (tokenizer.encode("a", add_special_tokens=special).ids for special in (True, False))
-    if len(tokens) > len(plain) and tokens[1 : 1 + len(plain)] == plain:
-        return tokens[0]
-    about = read_json(settings) if settings.is_file() else {}
-    token = about.get("bos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    return tokenizer.token_to_id(token) if about.get("add_bos_token") and isinstance(token, str) else None
+        # Both may be saved with a tokenizer; padding puts tokens before a text too.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        encoded = tokenizer.encode("a")
+    is_special = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    before = [token for token, _ in takewhile(lambda each: each[1], is_special)]
+    about = source.tokenizer_config
+    if before or not about.get("add_bos_token"):
+        return before
+    named = about.get("bos_token")
+    name = named.get("content") if isinstance(named, dict) else named
+    token = tokenizer.token_to_id(name) if isinstance(name, str) else None
+    return [] if token is None else [token]
 
 
 @contextmanager
@@ -161,11 +206,24 @@ def quiet() -> Iterator[Any]:
         logging.enable_progress_bar()
 
 
+@contextmanager
+def files_alone(source: Source) -> Iterator[Path]:
+    """Yield a temporary folder that has the checkpoint's configuration and weights, and no other file."""
+    with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
+        folder = Path(name)
+        shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
+        if source.is_indexed:
+            shutil.copyfile(source.folder / INDEX, folder / INDEX)
+        for path in source.weights:
+            (folder / path.name).symlink_to(path.resolve())
+        yield folder
+
+
 def load_config(source: Source) -> Any:
     """Return the checkpoint's configuration. Raise `UserError` for a model that transformers lacks."""
-    with quiet() as transformers:
+    with quiet() as transformers, files_alone(source) as folder:
         try:
-            return transformers.AutoConfig.from_pretrained(source.folder, **SAFE)
+            return transformers.AutoConfig.from_pretrained(folder, **SAFE)
         except Exception as error:  # it raises kinds of its own, and those of json
             reason = f"transformers {transformers.__version__} cannot read its configuration"
             if source.config.get("auto_map"):
@@ -174,16 +232,40 @@ def load_config(source: Source) -> Any:
             raise UserError(f"{kind}: {reason} ({first_line(error)[:200]})") from error
 
 
-def load_model(source: Source, config: Any, dtype: torch.dtype) -> Any:
-    """Return the model with its weights, attending as transformers does. Raise `UserError`."""
+def load_model(source: Source, config: Any) -> Any:
+    """Return the model with its weights in float32, attending as transformers does. Raise `UserError`."""
     options = {"attn_implementation": "eager", "use_safetensors": True, "output_loading_info": True}
-    with quiet() as transformers:
+    with quiet() as transformers, files_alone(source) as folder:
         load = transformers.AutoModelForCausalLM.from_pretrained
         try:
-            model, report = load(source.folder, config=config, dtype=dtype, **options, **SAFE)
+            if source.is_indexed:
+                _require_indexed(source)
+            model, report = load(folder, config=config, dtype=torch.float32, **options, **SAFE)
+        except UserError:
+            raise
         except Exception as error:
             raise UserError(f"{source.name} cannot be loaded ({first_line(error)[:300]})") from error
-    missing = ", ".join(sorted(map(str, report["missing_keys"]))[:3])
+    missing, unused = (_first_names(report[kind]) for kind in ("missing_keys", "unexpected_keys"))
     message = f"{source.folder} lacks weights ({missing}), which would be random: download it again"
     require(not missing, message)
+    message = f"{source.folder} has weights that a model as in {CONFIG} does not use ({unused})"
+    require(not unused, f"{message}: its model_type or another key is not that of the weights")
     return model.eval()
+
+
+def _first_names(names: Iterable[str]) -> str:
+    """Return the first three names of weights, as text."""
+    return ", ".join(one_line(str(name)) for name in sorted(names)[:3])
+
+
+def _require_indexed(source: Source) -> None:
+    """Raise `UserError` for a file of weights with tensors that the index does not expect there.
+
+    transformers loads all tensors of each file, and of two with one name the last.
+    """
+    weight_map = read_json(source.folder / INDEX)["weight_map"]
+    for path in source.weights:
+        with safe_open(path, "pt") as file:
+            unexpected = _first_names(name for name in file.keys() if weight_map.get(name) != path.name)  # noqa: SIM118
+        message = f"{path} has weights that {INDEX} does not expect there ({unexpected}): download both again"
+        require(not unexpected, message)

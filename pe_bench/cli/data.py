@@ -64,10 +64,10 @@ def _found(line: Any) -> dict[str, Any]:
 
 def _bounds(look: Any) -> dict[str, Any]:
     """Return the two differences of a look with the bounds by which it judges."""
-    differences = {name: getattr(look, name) for name in ("at_training", "at_longest")}
+    names = ("at_training", "at_longest")
     return {
-        name: plain(one) | dict(zip(("low", "high"), plain(one.bound(look.alpha)), strict=True))
-        for name, one in differences.items()
+        name: plain(getattr(look, name)) | dict(zip(("low", "high"), plain(bounds), strict=True))
+        for name, bounds in zip(names, look.bounds, strict=True)
     }
 
 

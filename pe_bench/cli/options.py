@@ -16,6 +16,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 
 from pe_bench.cli.completion import COMPLETIONS
+from pe_bench.errors import require
+from pe_bench.system.signals import world_size
 from pe_bench.values import check_folder
 
 app = typer.Typer(
@@ -46,6 +48,8 @@ SHARED = {
     "runs": ("RUN", "Runs by encoding, name, the beginning of a name, or path."),
     "where": ("CONDITION", "Only what meets the condition, such as encoding=rope or seed<3; repeatable."),
 }
+# Commands that write to runs, and do not share the work among processes.
+IN_ONE_PROCESS = ("eval", "probe", "extend", "try", "reproduce", "import", "export")
 
 
 def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -70,6 +74,8 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
         text = "\n\n".join([text.strip(), *(": ".join(meanings[key]) for key in arguments)])
 
         def call(**values: Any) -> None:
+            message = f"torchrun starts the processes of one training: start pe-bench {name} without it"
+            require(name not in IN_ONE_PROCESS or world_size() == 1, message)
             values |= {key: parameters[key].default for key, value in values.items() if value is None}
             if "results_dir" in values:
                 values["results_dir"] = check_folder(values["results_dir"], "--results-dir")

@@ -18,7 +18,7 @@ from pe_bench.values import require_writable
 if TYPE_CHECKING:
     from pe_bench.tries.trying import Try
 
-EXIT_CODES = {"better": 0, "not better": 3, "unclear": 4}
+EXIT_CODES = {"better": 0, "not better": 3, "mixed": 4, "unclear": 4, "no verdict": 4}
 TRIES = ("number", "change", "baseline", "at training", "at longest", "seeds", "answer")
 
 
@@ -132,7 +132,8 @@ def try_(
 
     Checks the change, trains it and the baseline seed by seed, on 256,000 tokens each, and stops when
     the answer is sure or the time is up. Tries are counted: the more there were, the larger a gain has
-    to be. Exit codes: 0 better, 3 not better, 4 unclear, 1 failed, 2 wrong command, 130 stopped.
+    to be. Exit codes: 0 better, 3 not better, 4 mixed, unclear or no verdict, 1 failed, 2 wrong command,
+    130 stopped.
 
     arguments CHANGE|KEY=VALUE: What to try, such as my.py:RootBias, 'rope base=500000' or rope+logn; then
         keys for both sides, such as model=small.

@@ -142,11 +142,19 @@ def _require_value(otherwise: str) -> None:
     raise UserError(otherwise)
 
 
+def _seed_of(run: str, *known: Any) -> int:
+    """Return the seed of a run: the one after its name in `known`, or the one that its name has."""
+    seeds = dict(zip(known[::2], known[1::2], strict=True))
+    text = str(seeds.get(run, run.rpartition("-s")[2].partition("-")[0]))
+    require(text.isdigit(), f"the name of the run {run} does not say its seed: give seed=NUMBER")
+    return int(text)
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "quotient": lambda a, b: max(1, a // b),
     "times": lambda a, b: a * b,
     "required": _require_value,
-    "seed_of": lambda run: int(run.rpartition("-s")[2].partition("-")[0]),
+    "seed_of": _seed_of,
     "expanduser": os.path.expanduser,
 }
 

@@ -72,6 +72,9 @@ def quote(value: Any) -> str:
 def overrides_of(key: str, value: Any) -> Iterator[str]:
     """Yield the override that sets a key to a value, or those that set the keys of a group to a mapping."""
     if isinstance(value, Mapping):
+        require(
+            bool(value), f"{key} is an empty dictionary, which sets nothing: leave it out, or say {key}.KEY"
+        )
         for name, inner in value.items():
             yield from overrides_of(f"{key}.{name}", inner)
     else:

@@ -32,6 +32,8 @@ Half = Literal["both", "first", "second"]
 Controls = Literal["auto", "all", "none", "offset"]
 Threads = Literal["auto"] | Annotated[int, Range(1, 1_024)]
 MARGIN = 0.01  # bits per byte; see `report.statistics` on what it is worth
+# Ends the label of a tokenizer that does not give a text back: its levels are nats per token.
+LOSES_TEXT = " (loses text)"
 FAILURE = 0.25  # bits per byte; the perplexity of a four-byte token doubles
 MIN_PAIRED_LENGTH = 2  # tokens: a target and one that it sees
 MAX_DEFAULT_BLOCK = 128
@@ -128,6 +130,7 @@ class TrainConfig:
     checkpoint_every: AtLeast1 = 200
     from_run: str | None = None
     beside: str | None = None
+    source: str | None = None
     only: Literal["encoding"] | None = None
 
     @property
@@ -198,23 +201,42 @@ class ReportConfig:
     margin: float = MARGIN
 
 
+# Of the rule that gives a checkpoint's identity: raised where the same files have other scores than before.
+# From 2 on, a text begins with all tokens of the tokenizer's template, a scaling grows from the length that
+# transformers reads, and no file is read that the identity does not cover.
+CHECKPOINT_IDENTITY = 2
+BY_COMMAND = "the command"  # says at what length a checkpoint was trained, in the place of its configuration
+
+
 @dataclass(frozen=True)
 class CheckpointConfig:
     """The checkpoint that a run scores in place of training a model.
 
     identity: a hash of its files. train_length_from: the key of its configuration that gave `train.length`.
-    begin: the token that stands first in each window. layers: how many have the run's encoding; others keep
-    theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
+    begin: the tokens that stand first in each window, or the only one. layers: how many have the run's
+    encoding; others keep theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
+    without_attention: how many layers have none. unused_scaling: a scaling of rotations in its configuration
+    by which no layer turns. identity_version: of the rule that gave the identity; scores of an older one may
+    differ from today's.
     """
 
     source: str
     identity: str
     train_length_from: str
     revision: str | None = None
-    begin: int | None = None
+    begin: int | list[int] | None = None
     layers: int | None = None
     plain: bool = False
     architecture: str = ""
+    without_attention: int = 0
+    unused_scaling: str | None = None
+    identity_version: int = 1
+
+    @property
+    def begins(self) -> list[int]:
+        if isinstance(self.begin, list):
+            return self.begin
+        return [] if self.begin is None else [self.begin]
 
 
 @dataclass(frozen=True)

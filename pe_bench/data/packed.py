@@ -1,13 +1,13 @@
 """Token ids of all documents in one flat, memory-mapped array a side: packed once, then only opened."""
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pe_bench.config.schema import Config, DataConfig, TokenizerConfig
+from pe_bench.config.schema import LOSES_TEXT, Config, DataConfig, TokenizerConfig
 from pe_bench.data import hub
 from pe_bench.data import tokenizer as tokenizers
 from pe_bench.data.prompt import Prompts
@@ -16,9 +16,10 @@ from pe_bench.data.split import split_corpus
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.system.files import cache_root, cached_folder, key_of
+from pe_bench.system.terminal import say
 
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
-LAYOUT = 2  # of the files in the cache
+LAYOUT = 3  # of the files in the cache
 TOKENIZER_FILE = "tokenizer.json"
 BYTES_PER_TOKEN = 4  # of a subword tokenizer, for `data.max_tokens`; text is read before it is tokenised
 
@@ -28,11 +29,13 @@ class Split:
     """A side: document d is `tokens[starts[d]:starts[d + 1]]`; `byte_ends` is parallel to `tokens`.
 
     `byte_ends` counts the bytes of the document up to and including each token; training has none.
+    loses_text: the tokens are not of all of the text, so that bits per byte would say too little.
     """
 
     tokens: np.ndarray
     starts: np.ndarray
     byte_ends: np.ndarray | None = None
+    loses_text: bool = False
 
     @property
     def lengths(self) -> np.ndarray:
@@ -75,12 +78,19 @@ def load_data(config: Config) -> Data:
     if config.task is None:
         folder, meta = _packed_folder(config)
         train, validation = (_open_side(folder, side) for side in ("train", "validation"))
-        about = meta["hash"], meta["tokenizer"], tuple(meta["vocabulary"]), meta["end_of_text"]
+        if meta["loss"]:
+            say(f"{meta['tokenizer']}: {meta['loss']}; scores are nats per token, without bits per byte")
+            validation = replace(validation, loses_text=True)
+        vocabulary = tuple(meta["vocabulary"])
+        label = meta["tokenizer"]
+        if config.tokenizer.kind == "bpe":  # whose label was the size that was asked for, in older caches
+            label = tokenizers.bpe_label(len(vocabulary))
+        about = meta["hash"], label, vocabulary, meta["end_of_text"]
         return Data(config.data.name, *about, train, validation)
     if config.checkpoint is None:
         return task_data(build_task(config.task))
     tokenizer = tokenizers.load_file(config.tokenizer)
-    prompts = Prompts(str(config.task["name"]), tokenizer, begins=config.checkpoint.begin is not None)
+    prompts = Prompts(str(config.task["name"]), tokenizer, n_first=len(config.checkpoint.begins))
     about = prompts.name, prompts.hash, tokenizer.label, tuple(tokenizer.vocabulary), tokenizer.end_of_text
     return Data(*about, NO_TEXT, NO_TEXT, prompts=prompts)
 
@@ -142,12 +152,17 @@ def _pack(
 ) -> dict[str, Any]:
     """Write both sides into `folder`; return what else `load_data` needs."""
     tokenizer = _make_tokenizer(config, train, folder)
+    loss = ""
+    if config.kind in ("file", "hub"):  # those of others
+        assert isinstance(tokenizer, tokenizers.SubwordTokenizer)
+        loss = tokenizer.loss_of([document.text for document in validation])
     _pack_side(folder, "train", train, tokenizer, with_ends=False)
     _pack_side(folder, "validation", validation, tokenizer, with_ends=True)
     sides = [[document.sha256 for document in side] for side in (train, validation)]
     return {
         "hash": hashlib.sha256(repr((FORMAT, sides, tokenizer.identity)).encode()).hexdigest()[:16],
-        "tokenizer": tokenizer.label,
+        "tokenizer": tokenizer.label + (LOSES_TEXT if loss else ""),
+        "loss": loss,
         "vocabulary": tokenizer.vocabulary,
         "end_of_text": tokenizer.end_of_text,
     }

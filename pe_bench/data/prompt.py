@@ -31,18 +31,19 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Prompts:
-    """One kind of prompt with a checkpoint's tokenizer. begins: whether a token comes before the text."""
+    """One kind of prompt with a checkpoint's tokenizer. n_first: how many come before the text."""
 
     chance: ClassVar[float] = 0.0  # of a guess, to three digits
 
     name: str
     tokenizer: Tokenizer
-    begins: bool
+    n_first: int
 
     @property
     def hash(self) -> str:
         """Return a hash of all that determines prompts: equal hashes and seeds give equal prompts."""
-        parts = repr((FORMAT, self.name, self.tokenizer.identity, self.begins))
+        n_first = self.n_first if self.n_first > 1 else bool(self.n_first)
+        parts = repr((FORMAT, self.name, self.tokenizer.identity, n_first))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def examples_at(self, length: int, count: int, seed: int) -> list[Example]:
@@ -86,7 +87,7 @@ class Prompts:
         text = " ".join([question, *answers]).encode()
         [encoded] = self.tokenizer.encode_documents([text], with_ends=True)
         assert encoded.byte_ends is not None
-        first = [self.tokenizer.end_of_text] if self.begins else []
+        first = [self.tokenizer.end_of_text] * self.n_first  # the model puts its own there
         number = np.searchsorted(ends, [*np.zeros_like(first), *encoded.byte_ends])
         return Example(np.array([*first, *encoded.ids], np.int64), number > 0, number)
 

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -94,6 +95,31 @@ class SubwordTokenizer:
         texts[self.end_of_text] = texts[self.end_of_text] or END_OF_TEXT
         return texts
 
+    @property
+    def unknown(self) -> int | None:
+        """Return the token for what the vocabulary lacks; None where there is none."""
+        model = json.loads(self.tokenizer.to_str())["model"]
+        name = model.get("unk_token")
+        return self.tokenizer.token_to_id(name) if isinstance(name, str) else model.get("unk_id")
+
+    def loss_of(self, texts: Sequence[bytes]) -> str:
+        """Return how many documents decoding does not give back, and the unknown tokens; empty for none.
+
+        Equal are texts of the same characters, however these are composed; some decoders put a space first.
+        """
+        lost = n_tokens = n_unknown = 0
+        unknown = self.unknown
+        for text, encoded in zip(texts, self.encode_documents(texts), strict=True):
+            decoded = self.tokenizer.decode(encoded.ids.tolist(), skip_special_tokens=False)
+            original = unicodedata.normalize("NFC", text.decode())
+            lost += unicodedata.normalize("NFC", decoded) not in (original, f" {original}")
+            n_tokens += len(encoded.ids)
+            n_unknown += int(np.count_nonzero(encoded.ids == unknown))
+        if not lost:
+            return ""
+        what = f"decoding its tokens does not give the text of {lost:,} of {len(texts):,} documents back"
+        return f"{what}, and {n_unknown:,} of {n_tokens:,} tokens are unknown"
+
     def encode_documents(self, texts: Iterable[bytes], with_ends: bool = False) -> Iterator[Encoded]:
         rest = iter(texts)
         while some := list(islice(rest, TOGETHER)):
@@ -138,7 +164,12 @@ def train_bpe(texts: Iterable[bytes], config: TokenizerConfig, path: Path) -> Su
     )
     tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
     tokenizer.save(str(path))
-    return SubwordTokenizer(tokenizer, f"bpe-{size}")
+    return SubwordTokenizer(tokenizer, bpe_label(tokenizer.get_vocab_size(with_added_tokens=True)))
+
+
+def bpe_label(vocabulary: int) -> str:
+    """Return the label of a trained BPE by its vocabulary, which may be smaller than what was asked for."""
+    return f"bpe-{vocabulary}"
 
 
 def tokenizer_file(config: TokenizerConfig) -> Path:

@@ -109,7 +109,7 @@ class Declared:
         package, _, folder = cls.__module__.rpartition(".")[0].rpartition(".")
         if package == "pe_bench.encodings":
             cls.family = FAMILIES.get(folder, folder)
-        if package.startswith("pe_bench") and "paper" not in vars(cls):
+        if package.split(".")[0] == "pe_bench" and "paper" not in vars(cls):
             cited = CITATION.search(sys.modules[cls.__module__].__doc__ or "")
             if cited:
                 cls.paper = cited[0]

@@ -3,25 +3,25 @@
 import importlib
 import inspect
 import re
-import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, get_args
 
 from pe_bench.encodings.base import ADVERSE_FIRST, Claim, LayerEncoding, PositionalEncoding
-from pe_bench.encodings.source import digest, find_file, sources
+from pe_bench.encodings.modules import Tree, public_text, tree_of
+from pe_bench.encodings.source import covered_files, digest, find_file, sources
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.values import unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
 BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\w*")
-OUTSIDE_MODULE = "pe_bench_code_"
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 DECLARED = (*get_args(Claim), *ADVERSE_FIRST)
+# The versions of each file that this process has run: a file runs once for each content.
+_LOADED: dict[Path, list["Loaded"]] = {}
 
 
 class Code(NamedTuple):
@@ -29,7 +29,17 @@ class Code(NamedTuple):
 
     encoding_class: EncodingClass
     path: Path
-    sha256: str | None  # 16 characters; none for pe-bench's own
+    sha256: str | None = None  # 16 characters; none for pe-bench's own
+    files: tuple[Path, ...] = ()  # those that the hash covers, `path` first; none for pe-bench's own
+    opened: tuple[str, ...] = ()  # names in its folder of those that no import statement names
+
+
+class Loaded(NamedTuple):
+    """A file that this process has run, and the modules of its folder that it runs with."""
+
+    module: ModuleType
+    tree: Tree
+    sha256: str
 
 
 def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
@@ -38,16 +48,16 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     `search` are folders to look for the file in. Raises `UserError`, also for a class that does nothing.
     """
     location, _, name = specification.rpartition(":")
+    loaded = None
     if BUILT_IN.fullmatch(specification):
-        path = None
         try:
             module = importlib.import_module(location)
         except ImportError as error:
             raise UserError(f"pe-bench has no encoding {specification}") from error
     else:
         require(location.endswith(".py"), f"name an encoding's class as file.py:Class, not {specification}")
-        path = find_file(location, search)
-        module = _load_file(path)
+        loaded = _load_file(find_file(location, search))
+        module = loaded.module
     encoding_class = getattr(module, name, None)
     if not (
         isinstance(encoding_class, type) and issubclass(encoding_class, (LayerEncoding, PositionalEncoding))
@@ -56,46 +66,43 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
             f"'{specification}' names no encoding: {name} must be a class there that derives from "
             "LayerEncoding or PositionalEncoding"
         )
-    if path is None:
-        return Code(encoding_class, Path(inspect.getfile(encoding_class)), None)
+    if loaded is None:
+        return Code(encoding_class, Path(inspect.getfile(encoding_class)))
     _refuse_no_hook(encoding_class)
     for word in (*encoding_class.claims, encoding_class.past_training):
         require(word in DECLARED, unknown(word, "claim", DECLARED))
-    return Code(encoding_class, path, digest(path))
+    path = loaded.tree.path
+    files = covered_files(path, loaded.tree.opened)
+    opened = sorted(file.relative_to(path.parent).as_posix() for file in {*files} - {*sources(path)})
+    return Code(encoding_class, path, loaded.sha256, tuple(files), tuple(opened))
 
 
-def _load_file(path: Path) -> ModuleType:
-    # By content, so that a file runs once in a process, and what it defines is found by its name.
-    name = f"{OUTSIDE_MODULE}{digest(path)}"
-    if name in sys.modules:
-        return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module
+def opened_later(encoding_class: type) -> list[Path]:
+    """Return the files that an encoding opened after its import, as in a hook, and that no hash covers."""
+    tree = tree_of(encoding_class)
+    if tree is None:
+        return []
+    covered = covered_files(tree.path, tree.opened)
+    late = [path for path, classes in tree.opened_later.items() if not classes or encoding_class in classes]
+    return sorted(path for path in late if path not in covered and path.is_file())
+
+
+def _load_file(path: Path) -> Loaded:
+    """Run a file, unless this process has run it as it is now."""
+    versions = _LOADED.setdefault(path, [])
+    for version in versions:
+        if digest(path, version.tree.opened) == version.sha256:
+            return version
+    tree = Tree(path)
     try:
-        with _importable_folder(path):
-            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        module = tree.load()
     except INTERRUPTIONS:
         raise
     except BaseException as error:
-        del sys.modules[name]
-        raise UserError(f"{_line_of(error, path)}: {type(error).__name__}: {first_line(error)}") from error
-    return module
-
-
-@contextmanager
-def _importable_folder(path: Path) -> Iterator[None]:
-    """Let a file import others of its folder, as they are now, before all of other folders."""
-    for file in sources(path)[1:]:
-        sys.modules.pop(".".join(file.relative_to(path.parent).with_suffix("").parts), None)
-    sys.path.insert(0, str(path.parent))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(path.parent))
-        if str(path.parent) not in sys.path:  # for what hooks import when they are called
-            sys.path.append(str(path.parent))
+        message = f"{type(error).__name__}: {public_text(first_line(error))}"
+        raise UserError(f"{_line_of(error, path)}: {message}") from error
+    versions.append(Loaded(module, tree, digest(path, tree.opened)))
+    return versions[-1]
 
 
 def _line_of(error: BaseException, path: Path) -> str:

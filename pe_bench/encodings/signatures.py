@@ -21,8 +21,9 @@ SIZES = {
 }
 USUAL = SIZES | dict.fromkeys(("train_length", "max_position", "window"), "${train.length}")
 # Keys of an encoding beside its options. `derived` names the options that followed from the rest of the
-# configuration or from a preset, `chosen` those that differ from the preset.
-NOT_OPTIONS = ("name", "class", "code_sha256", "defaults", "derived", "chosen", "modifiers")
+# configuration or from a preset, `chosen` those that differ from the preset. `code_files` are files of
+# outside code that `code_sha256` covers and that no import statement names.
+NOT_OPTIONS = ("name", "class", "code_sha256", "code_files", "defaults", "derived", "chosen", "modifiers")
 # `option: what it means` in a class's docstring; further lines are indented.
 MEANING = re.compile(r"^(\w+): (.*(?:\n +.*)*)", re.MULTILINE)
 PACKAGE = Path(__file__).parents[1]

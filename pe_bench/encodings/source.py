@@ -1,11 +1,12 @@
-"""The files of a custom encoding: its own, and those of its folder that it imports."""
+"""The files of a custom encoding: its own, and those of its folder that it imports or opens."""
 
 import ast
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pe_bench.errors import UserError
 from pe_bench.system.files import write_atomically
@@ -24,13 +25,33 @@ def find_file(location: str, search: Sequence[Path]) -> Path:
     raise UserError(f"the encoding's file {location} was not found in: {searched}")
 
 
-def digest(path: Path) -> str:
-    """Return 16 characters of a hash of a file and of those that it imports from its folder."""
+def digest(path: Path, opened: Iterable[Path] = ()) -> str:
+    """Return 16 characters of a hash of a file, of those that it imports from its folder, and of `opened`.
+
+    opened: files of the folder that it opens while it is imported; those that do not exist are left out.
+    """
+    first, *others = covered_files(path, opened)
+    content = hashlib.sha256(first.read_bytes())
+    for other in others:
+        content.update(b"\0%s\0" % other.relative_to(path.parent).as_posix().encode())
+        content.update(other.read_bytes())
+    return content.hexdigest()[:16]
+
+
+def covered_files(path: Path, opened: Iterable[Path] = ()) -> list[Path]:
+    """Return the files that the identity of a custom encoding covers, its own first."""
     first, *imported = sources(path)
-    content = first.read_bytes()
-    for other in imported:
-        content += b"\0%s\0%s" % (other.relative_to(path.parent).as_posix().encode(), other.read_bytes())
-    return hashlib.sha256(content).hexdigest()[:16]
+    return [first, *sorted({*imported, *filter(Path.is_file, opened)} - {first})]
+
+
+def named_files(path: Path, names: Any) -> list[Path]:
+    """Return the files of an encoding's folder with these names, such as `tables/slopes.json`.
+
+    The names may be a stranger's: what is no list of names within the folder gives no files.
+    """
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    inner = [Path(name) for name in names] if is_list else []
+    return [path.parent / name for name in inner if not name.is_absolute() and ".." not in name.parts]
 
 
 def sources(path: Path) -> list[Path]:
@@ -43,12 +64,21 @@ def sources(path: Path) -> list[Path]:
     return [path, *sorted(files - {path})]
 
 
-def copy_sources(path: Path, folder: Path) -> None:
-    """Copy a file and those that it imports, byte for byte: `eval --code` compares their hash."""
-    for file in sources(path):
-        copy, content = folder / file.relative_to(path.parent), file.read_bytes()
+def copy_files(files: Sequence[Path], folder: Path) -> None:
+    """Copy the files of an encoding, its own first, byte for byte: `eval --code` compares their hash."""
+    for file in files:
+        copy, content = folder / file.relative_to(files[0].parent), file.read_bytes()
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(copy, lambda temporary, content=content: temporary.write_bytes(content))
+
+
+def package_of(folder: Path) -> str:
+    """Return the dotted name of the package that a folder is, which has `__init__.py`; empty for others."""
+    names: list[str] = []
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return "" if not names or names[0] in NEVER_OF_A_FOLDER else ".".join(names)
 
 
 def _imported_names(file: Path, folder: Path) -> Iterator[str]:
@@ -69,6 +99,10 @@ def _imported_names(file: Path, folder: Path) -> Iterator[str]:
 
 def _files_of(name: str, folder: Path) -> list[Path]:
     """Return the files of `folder` that importing a dotted name runs, those of its packages among them."""
+    package = package_of(folder)
+    if package and f"{name}.".startswith(f"{package}."):
+        inner = name.removeprefix(package).removeprefix(".")
+        return [folder / "__init__.py", *(_files_of(inner, folder) if inner else [])]
     parts = name.split(".")
     if parts[0] in NEVER_OF_A_FOLDER:
         return []

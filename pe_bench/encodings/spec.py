@@ -10,7 +10,7 @@ from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, Posit
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, find_code
 from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, options_of
-from pe_bench.encodings.source import digest
+from pe_bench.encodings.source import digest, named_files
 from pe_bench.errors import UserError, require
 from pe_bench.values import check_type, shown, unknown
 
@@ -193,7 +193,15 @@ class EncodingSpec:
 
     def with_code_hashes(self) -> "EncodingSpec":
         """Return the same with the hash of every class's source that is not pe-bench's own."""
-        return self.changed(lambda part: {} if part.is_built_in else {"code_sha256": part.code.sha256})
+
+        def hashes(part: PartSpec) -> dict[str, Any]:
+            if part.is_built_in:
+                return {}
+            opened = [*part.code.opened]
+            has_files = opened or "code_files" in part.values
+            return {"code_sha256": part.code.sha256, **({"code_files": opened} if has_files else {})}
+
+        return self.changed(hashes)
 
     def with_trusted_code(self, files: Sequence[Path], *, may_differ: bool = False) -> "EncodingSpec":
         """Return the same with its outside classes taken from `files`, which the user named.
@@ -201,11 +209,12 @@ class EncodingSpec:
         Raises `UserError` where a class is not pe-bench's own and no file has its hash: nothing that a
         run directory names is ever imported. A file that `may_differ` only has the name of the class's.
         """
-        hashes = {digest(path): path for path in files}
 
         def trusted(part: PartSpec) -> dict[str, Any]:
             if part.is_built_in:
                 return {}
+            opened = part.values.get("code_files")
+            hashes = {digest(path, named_files(path, opened)): path for path in files}
             location, _, name = str(part.values["class"]).rpartition(":")
             code_hash, file_name = str(part.values.get("code_sha256")), Path(location).name
             same_name = [path for path in files if may_differ and path.name == file_name]

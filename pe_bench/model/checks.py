@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
-from pe_bench.encodings.load import OUTSIDE_MODULE
+from pe_bench.encodings.load import opened_later
+from pe_bench.encodings.modules import OUTSIDE_MODULE, public_text
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.model.decoder import Decoder, LanguageModel
 from pe_bench.system.machine import is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
+from pe_bench.system.terminal import say
 
 
 @torch.no_grad()
@@ -40,22 +42,30 @@ def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
     message = f"the encoding gives values that are not finite in a window of {length} tokens: try"
     require(bool(is_finite), f"{message} `pe-bench check {name}`")
     refuse_lookahead(model, length, name)
+    for line in uncovered_files(model.encoding):
+        say(f"warning: {line}")
 
 
 # Refuse a model that reads later tokens: its scores would mean nothing.
 
 # Relative to the largest output. Fast paths may round differently in each row; a leak moves outputs by more.
 TOLERANCE = 1e-4
+MAX_ENDINGS = 16  # halves of a window with other tokens of the vocabulary
+TEXTS = 4  # windows
 
 
-def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str = "") -> None:
+def refuse_lookahead(
+    model: LanguageModel, length: int, name: str, weights: str = "", texts: Tensor | None = None
+) -> None:
     """Raise `UserError` when outputs of a window follow from tokens after them.
 
     `name` is what `pe-bench check` calls the encoding, and `weights` says with which weights it reads later
-    tokens, where these matter.
+    tokens, where these matter. texts: windows [n, length] of the data, in which to look too.
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)
+        if texts is not None and not problem:
+            problem = find_lookahead_in_text(model, texts)
     message = f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
     require(not problem, f"{message}{problem}; `pe-bench check {name}` says where")
 
@@ -79,6 +89,35 @@ def find_lookahead(model: LanguageModel, length: int, first: int = 0) -> str:
         moved = float((before_2TD[0] - before_2TD[1]).abs().max())
         if moved > TOLERANCE * float(before_2TD.abs().max()):
             outputs = f"outputs of tokens {first} to {beginning - 1} of {length}"
+            return f"{outputs} move by {moved:.2g} when those after them change"
+    return ""
+
+
+@torch.no_grad()
+def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
+    """Return how outputs of the first half of windows of text move with the second; empty where none does.
+
+    texts: tokens [n, T]. The second half of each becomes that of the next window. That of the first window
+    becomes each token of the vocabulary once, in shuffled order and as many windows as that takes: so a
+    rare token that outputs follow from comes after them. Of a large vocabulary, pe-bench's own encodings see
+    a part.
+    """
+    length, device = texts.shape[1], model.device
+    half = length // 2
+    shuffled = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
+    endings = [*shuffled.split(length - half)]
+    if not is_users_own(model.encoding):
+        endings = endings[:MAX_ENDINGS]
+    pairs = [(text, texts[(row + 1) % len(texts), half:]) for row, text in enumerate(texts)]
+    pairs += [(texts[0], ending) for ending in endings]
+    for text, ending in pairs:
+        changed = text.clone()
+        changed[half : half + len(ending)] = ending
+        windows = torch.stack([text, changed]).to(device)
+        before_2TD = torch.cat([_hidden_in_scoring(model, window[None], 0)[:, :half] for window in windows])
+        moved = float((before_2TD[0] - before_2TD[1]).abs().max()) if half else 0.0
+        if moved > TOLERANCE * float(before_2TD.abs().max()):
+            outputs = f"outputs of tokens 0 to {half - 1} of {length} of a text"
             return f"{outputs} move by {moved:.2g} when those after them change"
     return ""
 
@@ -122,8 +161,9 @@ def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str
     pe-bench's. Where one of these is a user's, errors of pe-bench's code are blamed on what its hooks
     returned, or on their parameters.
     """
-    described = f"{type(error).__name__}: {first_line(error)}"
-    loaded = [module.__file__ for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
+    described = f"{type(error).__name__}: {public_text(first_line(error))}"
+    modules = [module for name, module in sys.modules.items() if name.startswith(OUTSIDE_MODULE)]
+    loaded = [getattr(module, "__file__", None) for module in modules]
     files = _users_files(encodings)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in (*loaded, *files):
@@ -131,6 +171,19 @@ def describe_user_code_error(error: BaseException, *encodings: nn.Module) -> str
     if not files or isinstance(error, (UserError, RunError, OSError)):
         return None
     return f"{files[0]}: a hook cannot be used: {described}"
+
+
+def uncovered_files(encoding: nn.Module) -> list[str]:
+    """Return a line for each class of an encoding whose code has opened files that no identity covers."""
+    lines = []
+    for part_class in dict.fromkeys(type(part) for part in encoding.modules()):
+        names = ", ".join(file.name for file in opened_later(part_class))
+        if names:
+            lines.append(
+                f"{part_class.__name__} opens {names} in a hook or its constructor, and the run's name does "
+                "not follow from what is in there: open it in the body of the module"
+            )
+    return lines
 
 
 def is_users_own(encoding: nn.Module) -> bool:

@@ -8,7 +8,7 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ SOURCE = FOLDER / "kernel.cpp"
 TILED_SOURCE = FOLDER / "amx.cpp"
 HEADERS = ("common.h", "entries.h", "layers.h", "muon.h", "tiles.h")
 LIBRARY = "kernel.so"
+ENTRY = "pe_bench_use_threads"  # a function that each library has
 COMPILERS = ("c++", "g++", "clang++")
 # No sum is reordered by these, and infinities stay: results are those that the source says.
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
@@ -77,13 +78,32 @@ def _made(source: Path, more_flags: Sequence[str]) -> Kernel:
         digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sources]
         key = key_of("kernel", digests, version, _processor(), [*FLAGS, *more_flags])
         make = partial(compile_into, compiler=compiler, source=source, more_flags=more_flags)
-        library = ctypes.CDLL(str(cached_folder(cache_root(None) / "kernel", key, make)[0] / LIBRARY))
+        library = _loaded(cache_root(None) / "kernel", key, make)
         lend_threads(library)
         return Kernel(library, version)
     except subprocess.CalledProcessError as error:
         return Kernel(None, f"{compiler} failed: {_complaint(error)}")
     except (OSError, subprocess.TimeoutExpired, RunError) as error:
         return Kernel(None, first_line(error))
+
+
+def _loaded(root: Path, key: str, make: Callable[[Path], dict[str, Any]]) -> ctypes.CDLL:
+    """Return the library of an entry of the cache; one that cannot be loaded is built again, once."""
+    entry, _ = cached_folder(root, key, make)
+    try:
+        return load_library(entry / LIBRARY)
+    except OSError:
+        shutil.rmtree(entry, ignore_errors=True)
+        entry, _ = cached_folder(root, key, make)
+        return load_library(entry / LIBRARY)
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Return a compiled library. Raise `OSError` for a file that is none, or lacks its first function."""
+    library = ctypes.CDLL(str(path))
+    if not hasattr(library, ENTRY):
+        raise OSError(f"{path} has no function {ENTRY}")
+    return library
 
 
 def find_compiler() -> str | None:
@@ -100,12 +120,19 @@ def find_compiler() -> str | None:
 
 
 def compile_into(folder: Path, compiler: str, source: Path, more_flags: Sequence[str]) -> dict[str, Any]:
-    """Write the library into a folder. Raises `CalledProcessError`, `TimeoutExpired` or `OSError`."""
+    """Write the library into a folder.
+
+    Raises `CalledProcessError`, `TimeoutExpired`, `OSError`, or `RunError` for one that cannot be loaded.
+    """
     first, second = ([processor, *more_flags] for processor in OF_THIS_PROCESSOR)
     try:
         compile_library(compiler, source, first, folder / LIBRARY)
     except subprocess.CalledProcessError:
         compile_library(compiler, source, second, folder / LIBRARY)
+    try:
+        load_library(folder / LIBRARY)  # before it is kept: a broken compiler may end with exit code 0
+    except OSError as error:
+        raise RunError(f"{compiler} wrote a library that cannot be loaded ({first_line(error)})") from error
     return {"compiler": compiler}
 
 

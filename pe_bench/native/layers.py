@@ -94,7 +94,9 @@ def is_rotated_natively(x: Tensor, cosines: Tensor) -> bool:
     single = x.dtype == cosines.dtype == torch.float32
     on_cpu = x.device.type == "cpu" and x.dim() == 4 and x.numel() > 0
     constant = not cosines.requires_grad
-    fits = cosines.dim() == 2 or (cosines.dim() == 4 and len(cosines) in (1, len(x)))
+    # The compiled code reads one table for all heads, with a row for each token.
+    is_of_sequences = cosines.dim() == 4 and len(cosines) in (1, len(x)) and cosines.shape[1] == 1
+    fits = (cosines.dim() == 2 or is_of_sequences) and x.shape[-2:-1] == cosines.shape[-2:-1]
     return single and on_cpu and constant and fits and kernel().library is not None
 
 

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pe_bench.report import cells, notes
-from pe_bench.report.records import ContextUse, Line, Paired, Record, Table
+from pe_bench.report.records import BITS, ContextUse, Line, Paired, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system import grid as grids
 from pe_bench.system.grid import MISSING, Cell, Column, Grid
@@ -311,7 +311,7 @@ def _derived(table: Table, line: Line, record: Record) -> dict[str, Any]:
         "break_point": str(line.break_point),
         "holds_to": line.break_point.holds_to,
         "breaks_at": line.break_point.breaks_at,
-        "bits_per_byte": None if answers else record.level,
+        "bits_per_byte": record.level if table.measure is BITS else None,
         "change": compared.mean,
         "seeds": len(record.levels),
         "accuracy": answers and answers.accuracy.mean,

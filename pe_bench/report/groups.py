@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.errors import UserError, require
 from pe_bench.report.records import CHECKPOINTS, TableKey, name_of_checkpoint
 from pe_bench.runs.find import Condition, ScoredRuns, check_key, finished_runs, is_checkpoint
@@ -22,7 +23,7 @@ from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
 
 QUICK_TOKENS = 20_480  # train.tokens of experiment=quick, whose scores mean nothing
 USUAL_TRAINING = {"train.optimizer": "muon", "train.encoding_lr": None}
-SOURCES = ("train.from", "train.beside")  # keys that name a run, another for each seed
+SOURCES = ("train.from", "train.beside", "train.source")  # keys that name a run, another for each seed
 MAX_NAMES = 4  # of lines in one note
 
 Groups = dict[TableKey, list[Row]]
@@ -159,7 +160,7 @@ def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
         setting = setting_without(row, runs, by)
     if "model" in by and is_checkpoint(row.model):
         # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
-        model, tokenizer, setting = CHECKPOINTS, "", ""
+        model, tokenizer, setting = CHECKPOINTS, LOSES_TEXT if row.loses_text else "", ""
     return TableKey(
         *(model, row.data, row.data_hash, tokenizer, row.train_length),
         row.steps if {"train.steps", "train.tokens"}.isdisjoint(by) else 0,

@@ -4,14 +4,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
-from pe_bench.report.records import Line, Table, label_of, quarter_of
+from pe_bench.report.records import NATS, Line, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
-from pe_bench.runs.rows import ALL, TASK, Row, one_a_run
+from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 
@@ -166,6 +167,7 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         *_holding(NOT_LEARNED, table),
         *_statuses(lines),
         OF_PROTOCOL.get(table.key.protocol, ""),
+        LOSSY if table.measure is NATS else "",
         *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
         *_holding(FEW_SEEDS, table),
         few if fewest < MIN_DOCUMENTS else "",
@@ -225,6 +227,10 @@ RUNS_APART = (
     "{}: several runs have the same seed and differ in what the name does not show "
     "(such as another version of its code), so each is a line of its own and none are averaged"
 )
+LOSSY = (
+    "the tokenizer does not give the text back, so that bits per byte would be of less than the text: "
+    "numbers are nats per token, and compare only within this table"
+)
 OF_PROTOCOL = {
     "nonoverlapping": "nonoverlapping: the first tokens of a window see little, and long windows have fewer "
     "of them, so scores improve with length by themselves",
@@ -246,11 +252,24 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
     """Return what is known of a checkpoint, which pe-bench did not train."""
     layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]
     begin = config.get("checkpoint.begin")
-    about = f"{row.model}: trained at {row.train_length} tokens according to "
-    about += str(config.get("checkpoint.train_length_from"))
+    length_from = str(config.get("checkpoint.train_length_from"))
+    about = f"{row.model}: trained at {row.train_length} tokens according to {length_from}"
+    if length_from == BY_COMMAND:
+        about = f"{row.model}: measured from {row.train_length} tokens, as the command says"
+    if scaling := config.get("checkpoint.unused_scaling"):
+        about += f"; its config.json names the scaling {scaling}, and no layer turns so"
+    if (config.get("checkpoint.identity_version") or 1) < CHECKPOINT_IDENTITY:
+        again = f"score it again with pe-bench eval {config['checkpoint.source']}"
+        about += f"; {row.run} is of an older identity, and its scores may be others now: {again}"
+    without = config.get("checkpoint.without_attention") or 0
+    if without:
+        about += f"; {without} of {of_layers} layers have no attention"
+    of_layers -= without
     if layers and layers < of_layers:
         about += f"; {layers} of {of_layers} layers have this encoding, the others keep their own"
-    if begin is not None:
+    if isinstance(begin, list):
+        about += f"; each window begins with tokens {', '.join(map(str, begin))}, as its tokenizer has it"
+    elif begin is not None:
         about += f"; each window begins with token {begin}, as its tokenizer has it"
     return about
 
@@ -322,12 +341,12 @@ def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
     """Yield how the level at the training length moves where all its positions are later."""
     labels = {(run, line.scored_with): line.label for line in table.lines for run in line.runs}
     levels = {
-        (row.run, row.scored_with, row.target_hash): row.bits_per_byte
+        (row.run, row.scored_with, row.target_hash): level_of(row)
         for row in rows
         if row.control == "none" and row.length == row.train_length
     }
     for row in rows:
-        label, level = labels.get((row.run, row.scored_with)), row.bits_per_byte
+        label, level = labels.get((row.run, row.scored_with)), level_of(row)
         reference = levels.get((row.run, row.scored_with, row.target_hash))
         if row.control != "offset" or label is None:
             continue

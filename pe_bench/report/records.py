@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.runs.find import CHECKPOINT, is_checkpoint
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
@@ -29,6 +30,7 @@ class Measure:
 
 
 BITS = Measure("bits/byte", "bits per byte", "bits per byte (lower is better)")
+NATS = Measure("nats/token", "nats per token", "nats per token (lower is better)")
 EXACT = Measure(
     "exact",
     "exact match",
@@ -249,21 +251,28 @@ class TableKey:
     judge: str = ""  # the run that chose them, where one did
     half: str = ""  # first or second, where only that half of the documents was scored
 
+    @property
+    def loses_text(self) -> bool:
+        return self.tokenizer.endswith(LOSES_TEXT)
+
     def title(self, seeds_of_lines: Iterable[int]) -> list[str]:
         """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
         model = f"{self.model} model"
         data = [self.data, self.tokenizer]
+        trained = f"trained at {self.train_length} tokens"
         if self.model == CHECKPOINTS or is_checkpoint(self.model):
+            trained = f"measured from {self.train_length:,} tokens"
             is_one = self.model != CHECKPOINTS
             model = f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}" if is_one else self.model
-            data = [self.data, "its tokenizer"]
+            lossy = LOSES_TEXT if self.loses_text else ""
+            data = [self.data, f"its tokenizer{lossy}"]
         seeds = sorted(set(seeds_of_lines))
         seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
         rule = "half the length" if self.stride_rule == HALF else self.stride_rule
         protocol = f"{self.protocol} protocol" + (f", stride {rule}" if rule else "")
         return [
             *(model, *([f"task {self.data}"] if self.protocol == TASK else data)),
-            f"trained at {self.train_length} tokens"
+            trained
             + (f", {self.steps:,} steps" if self.steps else "")
             + (f" with {self.training}" if self.training else ""),
             "1 seed" if seeds == [1] else seeds_text,
@@ -308,7 +317,9 @@ class Table:
     @property
     def measure(self) -> Measure:
         """Return what the levels are."""
-        return EXACT if self.is_task else BITS
+        if self.is_task:
+            return EXACT
+        return NATS if self.key.loses_text else BITS
 
     @property
     def records(self) -> list[Record]:

@@ -10,16 +10,17 @@ import io
 import re
 import shutil
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config
@@ -28,7 +29,8 @@ from pe_bench.runs.commands import eval_command
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import KEY, MEANS, TEXT_SLICES, KeptMeans, read_means
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
-from pe_bench.system.files import TEMPORARY, write_text
+from pe_bench.system.files import TEMPORARY, Lock, write_text
+from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import one_line, say
 from pe_bench.values import check_type
 
@@ -64,12 +66,15 @@ def locked(run: Path, *, waits: Callable[[str], None] | None = None) -> Iterator
     Raise `RunError` also for a run that is not safe to write to.
     """
     check_files(run)
-    lock = FileLock(run / "lock")
+    lock = Lock(run / "lock")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
+        message = f"another process is working on {run}: wait for it, or stop it"
+        if world_size() > 1:
+            message = f"each of torchrun's processes works on {run}: start this without torchrun"
         if waits is None:
-            raise RunError(f"another process is working on {run}: wait for it, or stop it") from error
+            raise RunError(message) from error
         waits(f"waits for another process that is working on {run}")
         lock.acquire()
     try:
@@ -147,7 +152,7 @@ class RunFolder:
     def flat_config(self) -> dict[str, Any]:
         """Return its configuration with keys such as train.lr; empty where it cannot be read."""
         with suppress(*UNREADABLE):
-            return _flat(self.config, "")
+            return flat(self.config)
         return {}
 
     @cached_property
@@ -207,12 +212,13 @@ def folders_in(runs: Path) -> Callable[[str], RunFolder]:
     return lambda name: folders.setdefault(name, RunFolder(runs / name))
 
 
-def _flat(values: dict[Any, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values with keys such as `train.lr`."""
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
+        flattened |= flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flattened
 
 
 # All runs of a folder of results
@@ -233,7 +239,7 @@ def gather(results_dir: Path) -> Gathered:
     """
     results_dir.mkdir(parents=True, exist_ok=True)
     target = results_dir / "results.csv"
-    with FileLock(target.with_name(target.name + ".lock")):
+    with Lock(target.with_name(target.name + ".lock")):
         for leftover in results_dir.glob(f"{TEMPORARY}*-{target.name}*"):  # of a killed process
             leftover.unlink()
         gathered = read_all(results_dir)
@@ -269,13 +275,19 @@ def folders_of_runs(results_dir: Path) -> list[Path]:
 def read_all(results_dir: Path) -> Gathered:
     """Return the rows of every finished run. A damaged run is named and hides no other."""
     gathered = Gathered([], {})
+    of_other_versions: list[Path] = []
     for run in folders_of_runs(results_dir):
         try:
             # A damaged result.json is named: nothing else says that the training came to its end.
             if read_result(run) is not None:  # which checks all of the run's files
                 gathered.rows.extend(sorted(_rows_of(run), key=lambda row: row.order))
+        except OtherVersionError:
+            of_other_versions.append(run)
         except RunError as error:
             gathered.problems[run.name] = one_line(str(error))
+    if of_other_versions:  # which may be many, and get one line
+        line = one_line(_made_by_another_version(of_other_versions))
+        gathered.problems.update({run.name: line for run in of_other_versions})
     return gathered
 
 
@@ -290,8 +302,27 @@ def read_result(run: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise RunError(f"{path} is damaged ({error}): delete it and repeat the training command") from error
     if result.get("format", FORMAT) != FORMAT:
-        raise RunError(f"{run.parent} has runs of another version of pe-bench: environment.json names it")
+        raise OtherVersionError(_made_by_another_version([run]))
     return result
+
+
+class OtherVersionError(RunError):
+    """Runs whose files have another format, which another version of pe-bench wrote."""
+
+
+def _made_by_another_version(runs: Sequence[Path]) -> str:
+    """Return the line that names runs of other versions, or the first of several."""
+    versions = " and ".join(sorted({_version_of(run) for run in runs}))
+    others = "" if len(runs) == 1 else f" and {len(runs) - 1} more"
+    made_by = f"made by another version of pe-bench ({versions}; this is {version('pe-bench')})"
+    return f"{runs[0]}{others}: {made_by}: read it with that version, or train again in another folder"
+
+
+def _version_of(run: Path) -> str:
+    """Return the version of pe-bench that a run's environment.json names."""
+    with suppress(*UNREADABLE, KeyError, TypeError):
+        return one_line(str(read_json(run / "environment.json")["pe_bench"]))
+    return "an unknown one"
 
 
 def _rows_of(run: Path) -> list[Row]:

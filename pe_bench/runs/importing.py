@@ -1,19 +1,23 @@
-"""Runs from elsewhere, as from a machine with another disk: checked as strangers' are, and copied whole."""
+"""Runs from elsewhere, as from a machine with another disk: checked as strangers' are, and copied whole.
+
+Anchors, such as (trigram), are not copied: every table of the same targets would show them, and nothing here
+tells whether they were counted or invented. Scoring a run counts them again.
+"""
 
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pe_bench.config.schema import NAME
 from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.runs.find import ANCHOR_NAMES
 from pe_bench.runs.folder import gather_and_warn, read_config, read_result
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.untrusted import check_files
-from pe_bench.system.files import TEMPORARY
+from pe_bench.system.files import TEMPORARY, Lock
 from pe_bench.values import check_folder
 
 
@@ -29,7 +33,25 @@ class Imported:
 def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     """Copy runs as `pe_bench.import_runs` says, and gather `results.csv`."""
     runs = [run for folder in folders for run in _runs_in(Path(folder))]
-    results, imported = check_folder(results_dir, "--results-dir", is_written=True), Imported()
+    results = check_folder(results_dir, "--results-dir", is_written=True)
+    results.mkdir(parents=True, exist_ok=True)
+    with Lock(results / "import.lock"):
+        for folder in (results / "runs", results / "anchors"):
+            _remove_leftovers(folder)
+        imported = _import(runs, results)
+    gather_and_warn(results)
+    return imported
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete what a killed import left in a folder; only the holder of the lock may call this."""
+    for leftover in folder.glob(f"{TEMPORARY}*"):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover)
+
+
+def _import(runs: Sequence[Path], results: Path) -> Imported:
+    imported = Imported()
     for run in runs:
         target = results / "runs" / run.name
         try:
@@ -42,12 +64,6 @@ def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
                 imported.copied.append(run.name)
         except (RunError, UserError, OSError) as error:
             imported.refused[run.name] = first_line(error)
-    for folder in dict.fromkeys(run.parent.parent / "anchors" for run in runs):
-        for anchor in (file.parent for file in folder.glob("*/eval.csv")):
-            with suppress(RunError, OSError):  # its own scoring makes an anchor again
-                if not os.path.lexists(results / "anchors" / anchor.name):
-                    _copy(anchor, results / "anchors" / anchor.name)
-    gather_and_warn(results)
     return imported
 
 
@@ -65,8 +81,10 @@ def _check(run: Path) -> None:
     require(NAME.fullmatch(run.name) is not None, f"{run.name!a} is no name of a run")
     require(read_result(run) is not None, "it is not finished")
     read_config(run)
-    names = {row.run for row in read_rows(run / "eval.csv")}
-    require(names == {run.name}, "its eval.csv has no rows, or those of another run")
+    rows = read_rows(run / "eval.csv")
+    require({row.run for row in rows} == {run.name}, "its eval.csv has no rows, or those of another run")
+    counted = sorted({label for row in rows for label in (row.encoding, row.scored_with)} & {*ANCHOR_NAMES})
+    require(not counted, f"its eval.csv has rows of {', '.join(counted)}, which is counted and no run")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -25,6 +25,7 @@ NOT_IDENTITY = (
     *("name", "steps", "tokens", "log_every", "validate_every", "validation_tokens", "checkpoint_every"),
     *("processes", "sharding", "timeout"),
 )
+NOT_SETTING = ("from_run", "beside", "micro_batches")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Job:
     model: "LanguageModel"
     first: "FirstStage | None" = None  # of its family, where the run is not that itself
     source: Path | None = None  # the run whose weights its training starts from; then their checkpoint
+    kept: dict[str, Any] | None = None  # what the run keeps of its source, in source.json
+    missing: str = ""  # why the source was not found
     tokens_per_second: float = 0.0  # of its training
     forced: bool = False  # `scored_with` is not compatible with what was trained
 
@@ -56,15 +59,20 @@ def identity(
 ) -> dict[str, Any]:
     """Return what makes a run this run. Values that equal their defaults are left out.
 
-    The data are represented by the hash of what was tokenized, wherever it lay. `encoding_options`
-    are the parts of the encoding, without options that equal the constructors' defaults.
+    The data are represented by the hash of what was tokenized, wherever it lay. A source is represented by
+    the name that it was trained under, whatever its folder is called now. `encoding_options` are the parts
+    of the encoding, without options that equal the constructors' defaults.
     """
+    train = {**_changed(config.train, TrainConfig()), "steps": config.train.total_steps}
+    source = train.pop("source", None)
+    if source is not None:
+        train["from_run" if config.train.from_run else "beside"] = source
     return {
         "version": IDENTITY_VERSION,
         "encoding": encoding_options,
         "seed": config.seed,
         "model": _changed(config.model, ModelConfig()),
-        "train": {**_changed(config.train, TrainConfig()), "steps": config.train.total_steps},
+        "train": train,
         "data": data_hash,
         "precision": train_dtype,
     }
@@ -78,9 +86,9 @@ def run_name(config: Config, identity: dict[str, Any]) -> str:
 def setting(identity: dict[str, Any]) -> str:
     """Return the hash of all but encoding and seed: runs with one setting may be compared.
 
-    Nor has it the name of a source, which has a seed.
+    Nor has it the name of a source, which has a seed, nor in how many parts a step is computed.
     """
-    train = {key: value for key, value in identity["train"].items() if key not in ("from_run", "beside")}
+    train = {key: value for key, value in identity["train"].items() if key not in NOT_SETTING}
     parts = {key: value for key, value in identity.items() if key not in ("encoding", "seed")}
     return hashed({**parts, "train": train})
 

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.errors import RunError, first_line
 from pe_bench.runs.commands import eval_command
 from pe_bench.runs.untrusted import read_regular
@@ -83,6 +84,11 @@ class Row:
     def half(self) -> str:
         """Return which half of the documents, or of a task's examples, was scored; empty for all of them."""
         return self.target_hash.rpartition("-")[0]
+
+    @property
+    def loses_text(self) -> bool:
+        """Return whether the tokenizer does not give a text back: levels are then nats per token."""
+        return self.tokenizer.endswith(LOSES_TEXT)
 
     @property
     def order(self) -> tuple[str, str, str, int, float, str, bool, str]:
@@ -186,8 +192,13 @@ def has_number(row: Row) -> bool:
 
 
 def level_of(row: Row) -> float:
-    """Return the bits per byte of a row that has a number, or of a task the share of right examples."""
-    return cast(float, row.exact if row.protocol == TASK else row.bits_per_byte)
+    """Return the bits per byte of a row that has a number, or of a task the share of right examples.
+
+    Where the tokenizer loses text, it is nats per token.
+    """
+    if row.protocol == TASK:
+        return cast(float, row.exact)
+    return cast(float, row.nll if row.loses_text else row.bits_per_byte)
 
 
 def one_a_run(rows: Iterable[Row]) -> list[Row]:

@@ -20,7 +20,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from pe_bench.errors import RunError
-from pe_bench.runs.rows import ALL, APART, TASK, Row, read_cell, read_rows
+from pe_bench.runs.rows import ALL, APART, TASK, Row, level_of, read_cell, read_rows
 from pe_bench.runs.untrusted import open_regular
 from pe_bench.system.files import write_atomically
 
@@ -30,6 +30,7 @@ KINDS = {"nll": np.float32, "document": np.int64, "bytes": np.int64}
 ANSWERS = {"correct": np.float32}  # a fourth tensor, where targets are answers
 MEANS = "means.safetensors"
 RECALL, NOVEL, KEY = "recall", "novel", "key"
+NO_BYTES = -1  # for a target: its tokenizer loses text, so that what the target stands for is not known
 TEXT_SLICES = (RECALL, NOVEL)  # that the text alone decides
 
 
@@ -97,8 +98,8 @@ class Scores:
     """One entry for each scored token, in the fixed order of the target set.
 
     nll: nats, float32 [targets]; document: int64 [targets]; bytes: what each token stands for in
-    the text, int64 [targets] (1 for an answer of a task); correct: 1 for a target of a right answer, float32
-    [targets], None where there are no answers.
+    the text, int64 [targets] (1 for an answer of a task, -1 where that is not known); correct: 1 for a target
+    of a right answer, float32 [targets], None where there are no answers.
     """
 
     nll: np.ndarray
@@ -107,17 +108,31 @@ class Scores:
     correct: np.ndarray | None = None
 
     @cached_property
+    def has_bytes(self) -> bool:
+        return not bool((self.bytes == NO_BYTES).any())
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Return what levels are per: the bytes of each target, or 1 for each, int64 [targets]."""
+        return self.bytes if self.has_bytes else np.ones_like(self.bytes)
+
+    @property
+    def unit(self) -> float:
+        """Return how many nats a unit of a level has: a bit per byte, or a nat per token."""
+        return math.log(2) if self.has_bytes else 1.0
+
+    @cached_property
     def clusters(self) -> Clusters:
-        return Clusters(self.document, self.bytes)
+        return Clusters(self.document, self.sizes)
 
     def by_cluster(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the clusters in a fixed order, and the bits per byte of each, float64 [clusters].
+        """Return the clusters in a fixed order, and their levels (bits per byte), float64 [clusters].
 
         The mean over a document's clusters is that of the document.
         """
         clusters = self.clusters
         sizes = np.repeat(clusters.sizes, clusters.segments) / clusters.segments
-        bits = np.bincount(clusters.index, weights=self.nll.astype(np.float64)) / math.log(2)
+        bits = np.bincount(clusters.index, weights=self.nll.astype(np.float64)) / self.unit
         some = sizes > 0
         return clusters.names[some], bits[some] / sizes[some]
 
@@ -127,12 +142,13 @@ class Scores:
         return np.bincount(index, weights=self.correct) / np.bincount(index)
 
 
-def compute_level(scores: Scores, protocol: str) -> dict[str, float]:
+def compute_level(scores: Scores, protocol: str) -> dict[str, float | None]:
     """Return the columns of a row's level: as in papers, the sum of all nats over that of all tokens.
 
     For `paired`, probes and tasks, all documents count the same, however many targets they have. Bits per
-    byte are NaN if the targets have no bytes.
+    byte are NaN if the targets have no bytes, and None where their bytes are not known.
     """
+    bits: float | None
     if protocol in ("paired", "probe", "task"):
         clusters = scores.clusters
         nats_of_documents = np.bincount(clusters.group, weights=scores.nll.astype(np.float64))
@@ -142,6 +158,7 @@ def compute_level(scores: Scores, protocol: str) -> dict[str, float]:
     else:
         nats, size = float(np.sum(scores.nll, dtype=np.float64)), int(scores.bytes.sum())
         nll, bits = nats / len(scores.nll), nats / math.log(2) / size if size else math.nan
+    bits = bits if scores.has_bytes else None
     return {"nll": nll, "perplexity": perplexity_of(nll), "bits_per_byte": bits}
 
 
@@ -225,10 +242,10 @@ def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
 class Means:
     """The scores of a row, as far as a verdict needs them.
 
-    names: of the clusters, int64 [clusters]. bits: bits per byte of each, float64 [clusters]. level: their
-    row's bits per byte. segments: into how many each document is cut. sizes: bytes of each cluster's targets,
-    float64 [clusters], where clusters count by them; None where all count the same. targets, slice_hash,
-    judge: of a slice.
+    names: of the clusters, int64 [clusters]. bits: bits per byte of each, float64 [clusters], or nats per
+    token where a tokenizer loses text. level: their row's, in the same unit. segments: into how many each
+    document is cut. sizes: bytes of each cluster's targets, float64 [clusters], where clusters count by them;
+    None where all count the same. targets, slice_hash, judge: of a slice.
     """
 
     names: np.ndarray
@@ -249,13 +266,14 @@ def compute_means(scores: Scores, protocol: str, mask: np.ndarray | None = None)
     """
     clusters = scores.clusters
     if mask is None:
-        level = compute_level(scores, protocol)["bits_per_byte"]
+        level = compute_level(scores, protocol)["bits_per_byte" if scores.has_bytes else "nll"]
+        assert level is not None
         return Means(*scores.by_cluster(), level, clusters.segments)
     if mask.shape != scores.nll.shape:
         raise RunError(f"a slice is of {len(mask)} targets, and the scores are of {len(scores.nll)}")
     bits, sizes = (
         np.bincount(clusters.index, np.where(mask, values, 0).astype(np.float64), len(clusters.names))
-        for values in (scores.nll / math.log(2), scores.bytes)
+        for values in (scores.nll / scores.unit, scores.sizes)
     )
     some = sizes > 0
     level = float(bits[some].sum() / sizes.sum()) if some.any() else math.nan
@@ -277,7 +295,7 @@ class KeptMeans:
 
     def of(self, row: Row) -> Means | None:
         """Return the means of a row, or of one of a slice; None where there are none of its level."""
-        means, level = self.means.get(f"{score_name(row)} {row.slice}"), row.bits_per_byte
+        means, level = self.means.get(f"{score_name(row)} {row.slice}"), level_of(row)
         if means is None or level is None:
             return None
         return means if np.array_equal(means.level, level, equal_nan=True) else None
@@ -292,16 +310,24 @@ class KeptMeans:
             means = self.means.get(f"{score_name(row)} {name}")
             if means is None or means.sizes is None or not means.targets or self.of(row) is None:
                 continue
-            nll = means.level * math.log(2) * float(means.sizes.sum()) / means.targets
-            level = {"nll": nll, "perplexity": perplexity_of(nll), "bits_per_byte": means.level}
+            level = _level_of_slice(row, means)
             of_sets[row.target_hash] = {
                 **{fact: getattr(means, fact) for fact in ("targets", "slice_hash", "judge")},
                 "documents": len(np.unique(means.names // means.segments)),
             }
             yield replace(row, slice=name, **of_sets[row.target_hash], **level)
         for row in rows:
-            if row.bits_per_byte is None and row.target_hash in of_sets:
+            if level_of(row) is None and row.target_hash in of_sets:
                 yield replace(row, slice=name, **of_sets[row.target_hash])
+
+
+def _level_of_slice(row: Row, means: Means) -> dict[str, float | None]:
+    """Return the columns of the level of a slice, whose targets have means by the bytes of clusters."""
+    assert means.sizes is not None
+    if row.loses_text:
+        return {"nll": means.level, "perplexity": perplexity_of(means.level), "bits_per_byte": None}
+    nll = means.level * math.log(2) * float(means.sizes.sum()) / means.targets
+    return {"nll": nll, "perplexity": perplexity_of(nll), "bits_per_byte": means.level}
 
 
 def read_means(run: Path) -> KeptMeans:

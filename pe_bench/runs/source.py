@@ -4,25 +4,46 @@ A family of runs has its first stage in common: its model, data, length and budg
 targets of that stage.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config, EvalConfig
-from pe_bench.errors import require
-from pe_bench.runs.find import CONDITION, find_run, find_runs, parse_condition
-from pe_bench.runs.folder import FirstStage, read_config, read_result
+from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.runs.find import CONDITION, Condition, find_run, find_runs, parse_condition
+from pe_bench.runs.folder import FirstStage, flat, read_config, read_result
 from pe_bench.runs.job import hashed
+from pe_bench.runs.untrusted import read_json
+from pe_bench.values import check_type
+
+KEPT = "source.json"  # of a run that has a source: what it needs of that run, which may be deleted later
 
 
 @dataclass(frozen=True)
 class Source:
-    """A finished run that another goes on from or stands beside; label: its line in tables."""
+    """A finished run that another goes on from or stands beside.
+
+    label: its line in tables. trained_as: the name that it was trained under, which says what it is; its
+    folder may have another. missing: why it was not found, where a run of its own keeps these facts.
+    """
 
     run: Path
     config: Config
     label: str
     setting: str
     first: FirstStage
+    trained_as: str
+    data_hash: str
+    missing: str = ""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return what `kept_sources` reads."""
+        facts = {name: getattr(self, name) for name in ("label", "setting", "trained_as", "data_hash")}
+        plain = {"run": str(self.run.resolve()), "config": to_plain(self.config), **facts}
+        return {**plain, "first_stage": asdict(self.first)}
 
     def stage(self, words: str, config: Config, setting: str) -> tuple[str, FirstStage, str]:
         """Return the label, the first stage and the setting of a run with this source.
@@ -39,14 +60,26 @@ class Source:
         return label, replace(self.first, longest=longest), hashed([self.label, self.setting, setting])
 
 
-def find_source(config: Config, data_hash: str) -> Source:
-    """Return the source of a run that has one. Raises `UserError` where there is no such run."""
+def find_source(
+    config: Config, data_hash: str, trained_name: Callable[[Path, Config, Mapping[str, Any]], str]
+) -> Source:
+    """Return the source of a run that has one. Raises `UserError` where there is no such run.
+
+    A source that was deleted is the one that a run of these results keeps, if only one fits. trained_name:
+    returns the name that a run was trained under, from its folder, its configuration and its result.json.
+    """
     train, word = config.train, str(config.train.from_run or config.train.beside)
     key = "train.from" if train.from_run else "train.beside"
-    if all(CONDITION.fullmatch(part) for part in word.split(",")) and not Path(word).exists():
-        run = _run_that_meets(word, key, config, data_hash)
-    else:
-        run = find_run(word, Path(config.results_dir))
+    try:
+        if _is_condition(word):
+            run = _run_that_meets(word, key, config, data_hash)
+        else:
+            run = find_run(word, Path(config.results_dir))
+    except UserError as error:
+        kept = {source.trained_as: source for source in _kept_sources(word, config, data_hash)}
+        if len(kept) != 1:
+            raise
+        return replace(*kept.values(), missing=first_line(error))
     trained, result = read_config(run), read_result(run) or {}
     message = f"{key}={word} is a checkpoint, and training goes on from runs alone"
     require(trained.checkpoint is None, message)
@@ -54,16 +87,59 @@ def find_source(config: Config, data_hash: str) -> Source:
     first = FirstStage.read(result) or FirstStage(
         run.name, length, trained.train.total_steps, setting, length
     )
-    return Source(run, trained, str(result.get("encoding")), setting, first)
+    name, data = trained_name(run, trained, result), str(result.get("data_hash"))
+    return Source(run, trained, str(result.get("encoding")), setting, first, name, data)
+
+
+def _is_condition(word: str) -> bool:
+    return all(CONDITION.fullmatch(part) for part in word.split(",")) and not Path(word).exists()
+
+
+def _kept_sources(word: str, config: Config, data_hash: str) -> Iterator[Source]:
+    """Yield the deleted sources that runs keep and that a word stands for."""
+    path = Path(word)
+    where = [parse_condition(part) for part in word.split(",")] if _is_condition(word) else []
+    for file in sorted((Path(config.results_dir) / "runs").glob(f"*/{KEPT}")):
+        source = _read_kept(file)
+        if source is None or source.run.exists():
+            continue
+        if where:
+            is_alike = source.data_hash == data_hash and _is_alike(source.config, config)
+            is_meant = is_alike and all(_holds(one, source) for one in where)
+        elif len(path.parts) > 1:
+            is_meant = source.run == path.resolve()
+        else:
+            is_meant = word in (source.run.name, source.trained_as)
+        if is_meant:
+            yield source
+
+
+def _read_kept(file: Path) -> Source | None:
+    """Return the source that a run keeps; None where the file is damaged."""
+    with suppress(RunError, UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
+        plain = read_json(file)
+        first, config = FirstStage.read(plain), parse_config(plain["config"])
+        texts = {name: check_type(plain[name], str, name) for name in ("label", "setting", "trained_as")}
+        if first is not None:
+            data_hash, run = check_type(plain["data_hash"], str, "data_hash"), Path(str(plain["run"]))
+            return Source(run, config, first=first, data_hash=data_hash, **texts)
+    return None
+
+
+def _holds(condition: Condition, source: Source) -> bool:
+    """Return whether a deleted source meets a condition, as far as its configuration says."""
+    values = {**flat(to_plain(source.config)), "encoding": source.label, "data": source.config.data.name}
+    return condition.key in values and condition.holds(values[condition.key])
 
 
 def after_source(config: Config, source: Source) -> Config:
     """Return a configuration that names its source, and takes over how it is scored unless that was chosen.
 
-    The name's hash says what the source is, wherever it lies.
+    The name that the source was trained under has a hash of what it is, and identifies it wherever it lies.
     """
     train, name = config.train, source.run.name
     train = replace(train, from_run=name) if train.from_run else replace(train, beside=name)
+    train = replace(train, source=source.trained_as if source.trained_as != name else None)
     scores = replace(source.config.eval, first_length=source.first.length)
     defaults = EvalConfig()
     chosen = {key: value for key, value in vars(config.eval).items() if value != getattr(defaults, key)}

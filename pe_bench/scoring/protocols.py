@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
-from pe_bench.runs.scores import Scores
+from pe_bench.runs.scores import NO_BYTES, Scores
 from pe_bench.scoring.targets import ScoredText, TargetBlocks, of_half, tokens_in_a_part
 
 
@@ -224,4 +224,6 @@ def scores_of(plan: Plan, split: Split, nll: np.ndarray, correct: np.ndarray | N
         sizes.append(np.diff(split.byte_ends[index - 1 : index + window.targets].astype(np.int64)))
     documents = [window.document for window in plan.windows]
     documents = np.repeat(documents, [window.targets for window in plan.windows])
+    if split.loses_text:
+        return Scores(nll, documents, np.full(len(documents), NO_BYTES), correct)
     return Scores(nll, documents, np.concatenate(sizes), correct)

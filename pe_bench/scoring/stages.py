@@ -5,7 +5,9 @@ the perplexity of tokens that only far context can tell; here these are the targ
 They lie in blocks that follow those that a run is scored on, and share no target with them.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from pe_bench.config.schema import Config
 from pe_bench.data.packed import Split
 from pe_bench.encodings.spec import EncodingSpec, PartSpec, is_part
 from pe_bench.errors import RunError, require
-from pe_bench.runs.job import Job
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.job import Job, identity, run_name
 from pe_bench.runs.scores import RECALL
 from pe_bench.scoring.other_encodings import (
     Requested,
@@ -32,7 +35,7 @@ from pe_bench.scoring.slices import text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
 # Each stage of training has its own.
-OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "only")
+OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "source", "only")
 BLOCKS = 16
 ROUNDS = 40  # after the first guesses
 SPREAD = 0.15  # of the logarithm of a value, from one round to the next
@@ -99,6 +102,35 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
         values[option] = max(1.0, length / values["train_length"])
     modifiers = {name: continued(part, before.modifiers.get(name)) for name, part in spec.modifiers.items()}
     return EncodingSpec({**values, "modifiers": modifiers}, spec.search)
+
+
+def trained_name(run: Path, trained: Config, result: Mapping[str, Any]) -> str:
+    """Return the name that a finished run was trained under, whatever its folder is called now.
+
+    result: its result.json. An encoding from outside is not loaded for this: its run may be a stranger's. A
+    run of such an encoding has its folder's name if that is a name that training gives.
+    """
+    spec = EncodingSpec(trained.encoding)
+    facts = trained, str(result.get("data_hash")), str(result.get("train_dtype"))
+    if all(part.is_built_in for part in spec.parts):
+        return run_name(trained, identity(*facts, spec.identity()))
+    name = run_name(trained, identity(*facts, [_without_places(trained.encoding)]))
+    begins = name.rpartition("-")[0]
+    is_given = re.fullmatch(rf"{re.escape(begins)}-[0-9a-f]{{8}}", run.name) is not None
+    return run.name if is_given and {row.run for row in RunFolder(run).rows} == {run.name} else name
+
+
+def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an encoding with the names of classes in place of where their files lie."""
+    plain: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            plain[key] = _without_places(value)
+        elif key == "class":
+            plain[key] = str(value).rpartition(":")[2]
+        else:
+            plain[key] = value
+    return plain
 
 
 def stage_label(spec: EncodingSpec, trained: Config | None) -> str:

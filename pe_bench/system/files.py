@@ -4,6 +4,7 @@ The cache has folders that are built once: under a lock, beside their place, and
 Each has checksums of its files. A process checks them when it opens the folder for the first time.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -23,7 +24,22 @@ from pe_bench.system.terminal import say
 TEMPORARY = ".partial-"
 META = "meta.json"
 CHECKSUM = "checksum"  # of all else in it
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as some network file systems answer
 _compared: set[tuple[Any, ...]] = set()  # files of the cache that this process has checked
+
+
+class Lock(filelock.FileLock):
+    """A file that one process at a time holds. Raises `RunError` where the file system has no locks."""
+
+    def acquire(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().acquire(*arguments, **options)
+        except (OSError, NotImplementedError) as error:
+            if isinstance(error, OSError) and error.errno not in WITHOUT_LOCKS:
+                raise
+            folder = Path(self.lock_file).absolute().parent
+            reason = f"the file system of {folder} has no locks ({getattr(error, 'strerror', None) or error})"
+            raise RunError(f"{reason}: name a folder on another one, such as a local disk") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -119,7 +135,7 @@ def cached_folder(
         return entry, meta
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(root / f"{key}.lock"):
+        with Lock(root / f"{key}.lock"):
             if meta := _meta_of_whole(entry):  # another process has built it while we waited
                 return entry, meta
             if entry.exists():

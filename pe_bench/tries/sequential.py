@@ -1,4 +1,4 @@
-"""Whether a change is better than its baseline, asked after each seed, and of one change after the other.
+"""Whether a change is better than its baseline, asked again and again, and of one change after the other.
 
 Looking often and trying much make chance look like progress. Here at most 5 % of all searches say "better" of
 any change that changes nothing, however many they try:
@@ -6,13 +6,21 @@ any change that changes nothing, however many they try:
 - The k-th change tried against a baseline has a share of the 5 % in proportion to k^-1.6 (alpha spending over
   tests: Foster and Stine, 2008; Tian and Ramdas, 2021, "Online control of the familywise error rate").
 - It is better where it is so at the training length or at the longest, each judged at half of that share.
-- The looks after 3, 4, 5 and more seeds spend that half between them (Lan and DeMets, 1983), the fifth the
-  most. The errors of looks at most add up, whatever their dependence, so stopping early is allowed for.
+- The looks after 3, 5, 8, 13, 21 and more seeds spend that half between them (Lan and DeMets, 1983). The look
+  after five spends the most, and from the fourth look on each spends half as much as the one before. From
+  look to look the number of seeds grows by 1.6, and the critical value hardly: more seeds settle any
+  difference. The errors of looks at most add up, whatever their dependence, so stopping early is allowed.
 
-Three seeds hardly know their own spread: Student's critical value at 0.1 % is then 22. So the variance of
-the differences is shrunk to what studies have shown of it (Smyth, 2004, the moderated t). The priors are the
-fit of his section 6.2 to the spread between seeds in configs/study/*.csv, which a test repeats: worth 7
-degrees of freedom at the training length, where encodings differ little in it, and one at the longest.
+At each look the change has to pass two tests, so the error is at most that of either:
+
+- Student's t, from these seeds alone. Its error is what it says for normal noise of any spread.
+- A t with the variance shrunk to what studies have shown of it (Smyth, 2004, the moderated t). Alone it would
+  be wrong where seeds spread more than in the studies. Beside Student's it stops few seeds that agree by
+  chance, as they do where noise is skewed. The priors are the fit of his section 6.2 to the spread between
+  seeds in configs/study/*.csv, which a test repeats: worth 7 degrees of freedom at the training length, where
+  encodings differ little in it, and one at the longest.
+
+No test of a few seeds is exact for skewed noise of any spread: docs/try.md has simulated shares.
 
 What is judged is whether other seeds would agree, on the documents that were scored. Whether other documents
 would is what `try --confirm` asks.
@@ -26,15 +34,22 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import stdtrit, zeta
 
-Answer = Literal["better", "not better", "unclear"]
+Answer = Literal["better", "not better", "mixed", "unclear"]
 Number = Any  # a number, or an array of them
 
 ALPHA = 0.05
 DECAY = 1.6  # of the shares of tries
-# Of a try's share, what each look may spend, by the number of seeds; each later one half as much as before.
-LOOKS = {3: 0.1, 4: 0.2, 5: 0.4}
-LATER = 1 - sum(LOOKS.values())
-FIRST_LOOK = min(LOOKS)
+# The numbers of seeds after which a try is looked at.
+LOOKS = (3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987)
+FIRST_LOOK = LOOKS[0]
+# The part of a try's share that each of the first looks spends; a later one spends half as much as the look
+# before it.
+FIRST_SHARES = (0.02, 0.78, 0.1)
+# To say how many seeds would settle a try, so many futures of it are simulated, and so large a share of them
+# has to be settled.
+FUTURES = 500
+LIKELY = 2 / 3
+USUAL = 0.01  # the spread of the true differences of changes, in bits per byte, when futures are simulated
 
 
 @dataclass(frozen=True)
@@ -56,17 +71,26 @@ PRIOR_AT_LONGEST = Prior(0.0184, 0.93)
 class Difference:
     """The mean difference of a change from its baseline, over seeds, in bits per byte; negative is better.
 
-    error: the standard error of the mean. freedom: the degrees of freedom of that error. All may be arrays,
-    of many tries at once.
+    error: the standard error of the mean with the prior, freedom: the degrees of freedom of that error.
+    own_error: the standard error from the seeds alone, own_freedom: its degrees of freedom. All may be
+    arrays, of many tries at once.
     """
 
     mean: Number
     error: Number
     freedom: float
+    own_error: Number
+    own_freedom: int
 
     def bound(self, alpha: Number) -> tuple[Number, Number]:
-        """Return the bounds below and above the true difference, each wrong with a chance of `alpha`."""
-        half = stdtrit(self.freedom, 1 - np.asarray(alpha)) * self.error
+        """Return the bounds below and above the true difference, each wrong with a chance of `alpha`.
+
+        They are the wider ones of the two tests.
+        """
+        confidence = 1 - np.asarray(alpha)
+        with_prior = stdtrit(self.freedom, confidence) * self.error
+        own = stdtrit(self.own_freedom, confidence) * self.own_error if self.own_freedom else math.inf
+        half = np.maximum(with_prior, own)
         return self.mean - half, self.mean + half
 
 
@@ -76,11 +100,17 @@ def difference(values: Sequence[float] | np.ndarray, prior: Prior) -> Difference
     count = values.shape[-1]
     is_finite = np.asarray(np.isfinite(values).all(-1))
     values = np.where(is_finite[..., None], values, 0.0)
-    sampled = values.var(-1, ddof=1) if count > 1 else np.zeros(values.shape[:-1])
-    freedom = prior.freedom + count - 1
-    variance = (prior.freedom * prior.deviation**2 + (count - 1) * sampled) / freedom
+    variance = values.var(-1, ddof=1) if count > 1 else np.zeros(values.shape[:-1])
     mean = np.where(is_finite, values.mean(-1), math.inf)
-    return Difference(mean, np.where(is_finite, np.sqrt(variance / count), 0.0), freedom)
+    found = _estimate(mean, variance, count, prior)
+    return Difference(mean, np.where(is_finite, found.error, 0.0), found.freedom, found.own_error, count - 1)
+
+
+def _estimate(mean: Number, variance: Number, seeds: int, prior: Prior) -> Difference:
+    """Return the difference with this mean, and with this variance between so many seeds."""
+    freedom = prior.freedom + seeds - 1
+    shrunk = (prior.freedom * prior.deviation**2 + (seeds - 1) * variance) / freedom
+    return Difference(mean, np.sqrt(shrunk / seeds), freedom, np.sqrt(variance / seeds), seeds - 1)
 
 
 def share_of_try(number: Number) -> Number:
@@ -89,10 +119,24 @@ def share_of_try(number: Number) -> Number:
 
 
 def share_of_look(seeds: int) -> float:
-    """Return which part of its error a try spends on the look after so many seeds; 0 before the first."""
-    if seeds < FIRST_LOOK:
+    """Return which part of its error a try spends on the look after so many seeds; 0 without a look."""
+    if seeds not in LOOKS:
         return 0.0
-    return LOOKS[seeds] if seeds in LOOKS else LATER * 0.5 ** (seeds - max(LOOKS))
+    place = LOOKS.index(seeds)
+    if place < len(FIRST_SHARES):
+        return FIRST_SHARES[place]
+    left = 1 - sum(FIRST_SHARES)
+    return left * 0.5 ** (place - len(FIRST_SHARES) + 1)
+
+
+def last_look(seeds: int) -> int:
+    """Return the number of seeds of the last look that so many seeds allow; 0 before the first."""
+    return max((look for look in LOOKS if look <= seeds), default=0)
+
+
+def next_look(seeds: int) -> int | None:
+    """Return the number of seeds of the first look with more seeds than these; None after the last."""
+    return min((look for look in LOOKS if look > seeds), default=None)
 
 
 @dataclass(frozen=True)
@@ -111,28 +155,65 @@ class Look:
         return share_of_try(self.number) * share_of_look(self.seeds) / 2
 
     @property
-    def is_worse(self) -> Any:
-        """Whether the change is surely worse at one of the lengths, by more than the margin."""
+    def is_scheduled(self) -> bool:
+        """Whether there is a look after so many seeds; without one nothing is judged."""
+        return self.seeds in LOOKS
+
+    @property
+    def is_sure(self) -> Any:
+        """Whether more seeds are of no use. Mixed is sure once the change is surely worse at one length."""
+        if not self.is_scheduled:
+            return False
         low, low_at_longest = self._lows
-        return (low > self.margin) | (low_at_longest > self.margin)
+        return self.is_better | self.is_not_better | (self.is_mixed & ((low > 0) | (low_at_longest > 0)))
+
+    @property
+    def better_at(self) -> tuple[Any, Any]:
+        """Whether the change is surely better, by any amount, at the training length, and at the longest."""
+        return self.bounds[0][1] < 0, self.bounds[1][1] < 0
+
+    @property
+    def bounds(self) -> tuple[tuple[Number, Number], tuple[Number, Number]]:
+        """The bounds below and above the true difference, at the training length, and at the longest."""
+        if not self.is_scheduled:
+            return (-math.inf, math.inf), (-math.inf, math.inf)
+        return self.at_training.bound(self.alpha), self.at_longest.bound(self.alpha)
 
     @property
     def is_better(self) -> Any:
-        """Whether the change is surely better at one length, by any amount, and not worse at the other."""
-        is_below = [one.bound(self.alpha)[1] < 0 for one in (self.at_training, self.at_longest)]
-        return ~self.is_worse & (is_below[0] | is_below[1])
+        """Whether the change is surely better at one length, and at the other worse by the margin at most."""
+        is_below = self.better_at
+        return (is_below[0] | is_below[1]) & np.logical_not(self.is_mixed)
+
+    @property
+    def is_mixed(self) -> Any:
+        """Whether the change is surely better at one length, and its mean worse at the other by more."""
+        is_below = self.better_at
+        is_above = self.at_training.mean > self.margin, self.at_longest.mean > self.margin
+        return (is_below[0] & is_above[1]) | (is_below[1] & is_above[0])
 
     @property
     def is_not_better(self) -> Any:
-        """Whether the change is surely worse, or surely no better than by the margin at both lengths."""
+        """Whether the change is nowhere surely better, and surely worse, or surely not better by the margin.
+
+        That is surely worse by more than the margin at one of the lengths, or surely no better than by the
+        margin at both.
+        """
+        is_below = self.better_at
         low, low_at_longest = self._lows
-        return ~self.is_better & (self.is_worse | ((low > -self.margin) & (low_at_longest > -self.margin)))
+        is_worse = (low > self.margin) | (low_at_longest > self.margin)
+        is_no_gain = (low > -self.margin) & (low_at_longest > -self.margin)
+        return np.logical_not(is_below[0] | is_below[1]) & (is_worse | is_no_gain)
 
     @property
     def answer(self) -> Answer:
-        if self.seeds < FIRST_LOOK:
+        if not self.is_scheduled:
             return "unclear"
-        return "better" if self.is_better else "not better" if self.is_not_better else "unclear"
+        if self.is_better:
+            return "better"
+        if self.is_mixed:
+            return "mixed"
+        return "not better" if self.is_not_better else "unclear"
 
     @property
     def _lows(self) -> tuple[Number, Number]:
@@ -156,17 +237,56 @@ def look(
     )
 
 
-def seeds_to_settle(last: Look, most: int = 1_000) -> int | None:
-    """Return after how many seeds the answer is clear if differences stay what they are; None for never.
+def seeds_to_settle(last: Look) -> int | None:
+    """Return the look by which the answer will probably be clear; None where that is none of them.
 
-    The spread of the differences so far is taken for the true one, and as many looks as five seeds have.
+    Simulates how the try may go on: true differences and spreads that these seeds allow, and further seeds
+    from them. By the look that is returned, two of three such tries are settled.
     """
-    for seeds in range(max(last.seeds, FIRST_LOOK - 1) + 1, most + 1):
-        shrink, more = math.sqrt(last.seeds / seeds), seeds - last.seeds
-        at_training, at_longest = (
-            Difference(one.mean, one.error * shrink, one.freedom + more)
-            for one in (last.at_training, last.at_longest)
-        )
-        if Look(max(LOOKS), last.number, at_training, at_longest, last.margin).answer != "unclear":
+    random = np.random.default_rng(0)
+    at_training = _Future.after(last.at_training, PRIOR_AT_TRAINING, random)
+    at_longest = _Future.after(last.at_longest, PRIOR_AT_LONGEST, random)
+    is_settled = np.zeros(FUTURES, bool)
+    for seeds in LOOKS:
+        if seeds <= last.seeds:
+            continue
+        seen = Look(seeds, last.number, at_training.at(seeds), at_longest.at(seeds), last.margin)
+        is_settled |= seen.is_sure
+        if is_settled.mean() >= LIKELY:
             return seeds
     return None
+
+
+@dataclass
+class _Future:
+    """Simulated futures of a difference, of which each has a true mean and a true variance between seeds."""
+
+    true_mean: np.ndarray
+    true_variance: np.ndarray
+    seeds: int
+    total: np.ndarray  # of the differences of all seeds so far
+    own_variance: np.ndarray
+    prior: Prior
+    random: np.random.Generator
+
+    @classmethod
+    def after(cls, now: Difference, prior: Prior, random: np.random.Generator) -> "_Future":
+        seeds = now.own_freedom + 1
+        own = np.full(FUTURES, now.own_error**2 * seeds)
+        # Where the seeds spread more than the prior says, they are believed.
+        spread = max(now.error, now.own_error) ** 2 * seeds
+        variance = spread * now.freedom / random.chisquare(now.freedom, FUTURES)
+        # Small differences are more likely than large ones.
+        weight = USUAL**2 / (USUAL**2 + variance / seeds)
+        mean = weight * now.mean + np.sqrt(weight * variance / seeds) * random.standard_normal(FUTURES)
+        return cls(mean, variance, seeds, np.full(FUTURES, now.mean * seeds), own, prior, random)
+
+    def at(self, seeds: int) -> Difference:
+        """Draw more seeds, until there are so many, and return what is known then."""
+        more = seeds - self.seeds
+        noise = np.sqrt(more * self.true_variance) * self.random.standard_normal(FUTURES)
+        self.total = self.total + more * self.true_mean + noise
+        squares = self.own_variance * (self.seeds - 1) + self.true_variance * more
+        self.own_variance = squares / (seeds - 1)
+        self.seeds = seeds
+        return _estimate(self.total / seeds, self.own_variance, seeds, self.prior)

@@ -1,12 +1,15 @@
 """`eval hf:...` and `probe hf:...`: rows of a checkpoint are like those of any other run."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.checkpoints import TRAIN_LENGTH, edit_json, write_checkpoint
 from support.commands import Command, write_corpus
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import pe_bench
 from pe_bench.runs.folder import read_config
@@ -93,6 +96,85 @@ def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
     assert "table 1 of 2" in done.out and "compare bits per byte by eye" in " ".join(done.out.split())
 
 
+def test_every_window_begins_with_all_tokens_that_the_template_puts_there(
+    tmp_path: Path, call: Command
+) -> None:
+    path = tmp_path / "llama" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    special = [("<|endoftext|>", 256), ("!", 33)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="! <|endoftext|> $A", special_tokens=special
+    )
+    tokenizer.save(str(path))
+    done = call("eval", "llama", "--lengths", "16")
+    assert done.code == 0 and "each window begins with tokens 33, 256" in " ".join(done.out.split())
+    [run] = rows_of(tmp_path)
+    about = read_config(run).checkpoint
+    assert about is not None and about.begins == [33, 256]
+    assert call("probe", "llama", "--lengths", "128", "--windows", "2").code == 0
+
+
+def without_some_letters(tokenizer: Tokenizer) -> None:
+    tokenizer.normalizer = normalizers.Replace("o", "u")
+
+
+def without_rare_bytes(tokenizer: Tokenizer) -> None:
+    """Keep letters and spaces: all else is unknown."""
+    vocabulary = {token: number for token, number in tokenizer.get_vocab().items() if number < 127}
+    kept = {token: number for token, number in vocabulary.items() if token.isalpha()}
+    tokenizer.model = models.WordLevel({**kept, "<unk>": 127}, unk_token="<unk>")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+
+
+@pytest.mark.parametrize(
+    ("change", "loses"),
+    [(without_some_letters, r", and 0 of"), (without_rare_bytes, r", and [1-9][\d,]* of")],
+)
+def test_a_tokenizer_that_loses_text_has_no_bits_per_byte_but_nats_in_a_table_of_its_own(
+    tmp_path: Path, call: Command, command: Command, change: Callable[[Tokenizer], None], loses: str
+) -> None:
+    path = write_checkpoint(tmp_path / "lossy", "llama") / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    change(tokenizer)
+    tokenizer.save(str(path))
+    done = call("eval", "llama", f"hf:{tmp_path / 'lossy'}", "--lengths", "16,64", "--json")
+    assert done.code == 0, done.err
+    assert re.search(
+        f"does not give the text of .* documents back{loses} [\\d,]+ tokens are unknown", done.err
+    )
+    tables = json.loads(done.out)["tables"]
+    assert {table["key"]["tokenizer"] for table in tables} == {"", " (loses text)"} and len(tables) == 2
+    [rows] = [rows for rows in rows_of(tmp_path).values() if rows[0].model == "hf:lossy"]
+    [row] = [row for row in rows if row.control == "none" and row.length == TRAIN_LENGTH][:1]
+    assert {row.bits_per_byte for row in rows} == {None} and row.nll is not None
+    where = ("--results-dir", str(tmp_path / "results"))
+    report = " ".join(command("report", row.run, *where).out.split())
+    assert (
+        "nats per token (lower is better)" in report and "the tokenizer does not give the text back" in report
+    )
+    assert f"{row.nll:.3f}" in report
+
+
+def test_scores_of_an_older_identity_are_kept_and_marked_and_scored_again_on_request(
+    tmp_path: Path, call: Command, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        for module in ("load", "source"):
+            older.setattr(f"pe_bench.checkpoints.{module}.CHECKPOINT_IDENTITY", 1)
+        assert call("eval", "llama", "--lengths", "16").code == 0
+    [(run, before)] = rows_of(tmp_path).items()
+    where = ("--results-dir", str(tmp_path / "results"))
+    refused = command("eval", run.name, "--lengths", "24", *where)
+    assert refused.code == 2 and "was scored under an older identity (version 1, now 2)" in refused.line
+    assert f"score it as it is now with `pe-bench eval hf:{tmp_path / 'llama'}`" in refused.line
+    assert call("eval", "llama", "--lengths", "16").code == 0
+    rows = rows_of(tmp_path)
+    assert len(rows) == 2 and rows[run] == before
+    for name in rows:
+        said = " ".join(command("report", name.name, *where).out.split())
+        assert (f"{run.name} is of an older identity" in said) == (name == run)
+
+
 def test_another_checkpoint_of_one_name_is_not_mixed_with_what_is_scored(
     tmp_path: Path, call: Command, command: Command
 ) -> None:
@@ -103,6 +185,9 @@ def test_another_checkpoint_of_one_name_is_not_mixed_with_what_is_scored(
     assert config.checkpoint is not None and config.checkpoint.train_length_from == "the command"
     assert (config.checkpoint.layers, config.model.n_layers, config.eval.max_length) == (1, 6, 32)
     assert (config.train.length, config.encoding["base"]) == (16, 1_000_000)
+    report = " ".join(command("report", run.name, "--results-dir", str(tmp_path / "results")).out.split())
+    assert "measured from 16 tokens · 1 seed" in report
+    assert "measured from 16 tokens, as the command says" in report
     edit_json(tmp_path / "gemma" / "config.json", rms_norm_eps=1e-3)
     done = command("eval", run.name, "--lengths", "24", "--results-dir", str(tmp_path / "results"))
     assert done.code == 2 and "is not what" in done.line

@@ -31,6 +31,10 @@ def config(**changes: object) -> Change:
     return lambda folder: edit_json(folder / "config.json", **changes)
 
 
+def tokenizer_config(**changes: object) -> Change:
+    return lambda folder: edit_json(folder / "tokenizer_config.json", **changes)
+
+
 def files(**contents: str) -> Change:
     """Return what writes files, in whose names `__` stands for a dot, and deletes the empty ones."""
 
@@ -54,6 +58,27 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Change:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
     return write
+
+
+def biased(folder: Path) -> None:
+    """Write a Qwen2, whose biases a Llama does not have, as a Llama."""
+    write_checkpoint(folder, "qwen2")
+    edit_json(folder / "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
+
+
+def in_two_files(folder: Path, stale: str = "") -> None:
+    """Divide the weights over two files. stale: a weight of the first that the second has too, changed."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    first, second = "model-1.safetensors", "model-2.safetensors"
+    weight_map = {name: second if name.startswith("model.layers.3") else first for name in tensors}
+    for file in (first, second):
+        part = {name: tensor for name, tensor in tensors.items() if weight_map[name] == file}
+        if file == second and stale:
+            part[stale] = tensors[stale] + 9
+        save_file(part, folder / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def link_outside(folder: Path) -> None:
@@ -95,16 +120,29 @@ DAMAGED = "the largest logit of llama is .*: its weights are damaged"
         (files(model__safetensors="", pytorch_model__bin="x"), "no model.safetensors: safetensors alone are"),
         (indexed("../other/model.safetensors"), "which is not a file in its folder"),
         (indexed(), "has no weights"),
-        (config(transformers_weights="other.safetensors"), "takes its weights from transformers_weights"),
+        (config(transformers_weights="other.safetensors"), "takes its weights from another file: name it"),
+        (config(text_config={"transformers_weights": "sub/w.safetensors"}), "takes its weights from another"),
+        (config(configuration_files=["config.4.0.0.json"]), "takes its configuration from other files"),
+        (config(fusion_config={"patch_embeddings": True}), "asks transformers for other layers"),
+        (tokenizer_config(fast_tokenizer_files=["tokenizer.4.0.0.json"]), "takes the tokenizer from other"),
         (lambda folder: (folder / "me").symlink_to(folder / "me"), "not a regular file"),
         (link_outside, "tokenizer.json is a symbolic link out of its folder"),
         (files(adapter_config__json="{}"), "adapter of another checkpoint"),
         (files(config__json="{"), "config.json cannot be read"),
         (config(quantization_config={"quant_method": "gptq"}), "llama is quantised"),
+        (config(text_config={"quantization_config": {"quant_method": "awq"}}), "llama is quantised"),
         (config(model_type="t5"), "Unrecognized configuration class"),
         (config(model_type="unheard-of"), "cannot read its configuration"),
         (weights(lambda each: [weight.fill_(0) for weight in each.values()]), DAMAGED),
         (weights(lambda each: each["model.norm.weight"].fill_(math.inf)), DAMAGED),
+        (
+            biased,
+            r"does not use \(model.layers.0.self_attn.k_proj.bias, .*0.self_attn.v_proj.bias\): its",
+        ),
+        (
+            lambda folder: in_two_files(folder, "model.norm.weight"),
+            r"2.safetensors has weights that .*index.json does not expect there \(model.norm.weight\)",
+        ),
         (weights(lambda each: each.pop("model.norm.weight")), r"lacks weights \(model.norm.weight\)"),
     ],
 )
@@ -113,6 +151,14 @@ def test_what_cannot_be_scored_is_refused_by_its_name(folder: Path, change: Chan
     with pytest.raises(UserError, match=message) as caught:
         opened(folder, is_checked=True)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_in_several_files_are_taken_and_what_transformers_ignores_stays_ignored(folder: Path) -> None:
+    weights(lambda each: each.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))(folder)
+    one = opened(folder).model.causal.state_dict()
+    in_two_files(folder)
+    several = opened(folder, is_checked=True).model.causal.state_dict()
+    assert all(torch.equal(one[name], tensor) for name, tensor in several.items())
 
 
 def test_what_names_no_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +191,19 @@ def test_the_identity_follows_from_all_that_is_read(folder: Path, tmp_path: Path
     assert len(set(seen)) == 4
 
 
+def test_transformers_reads_no_file_that_the_identity_does_not_cover(folder: Path) -> None:
+    norm = opened(folder).model.causal.model.norm.weight.clone()
+    # transformers takes all files of safetensors in a folder where one has the name of a distributed save.
+    stale = folder / "shard-00000-model-00001-of-00001.safetensors"
+    stale.write_bytes((folder / "model.safetensors").read_bytes())
+    weights(lambda each: each["model.norm.weight"].fill_(7))(folder)
+    assert torch.equal(opened(folder).model.causal.model.norm.weight, torch.full_like(norm, 7))
+    edit_json(folder / "config.json", configuration_files=["config.4.0.0.json"])
+    (folder / "config.4.0.0.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(UserError, match="does not appear to have a file named config.4.0.0.json"):
+        opened(folder)  # whose files are not checked before
+
+
 def test_the_training_length_is_that_before_any_scaling() -> None:
     scaled = {"full_attention": {"original_max_position_embeddings": 8_192}}
     for values, expected in (
@@ -161,14 +220,19 @@ def test_the_bos_token_of_a_checkpoint_is_what_its_tokenizer_or_configuration_ad
     from tokenizers import Tokenizer, processors
 
     source = Source(f"hf:{folder}", folder)
-    assert begin_of_text(source) is None
+    assert begin_of_text(source) == []
     for adds, begin in ((True, 256), (False, None)):
         edit_json(folder / "tokenizer_config.json", add_bos_token=adds, bos_token="<|endoftext|>")
         about = checkpoint_config(f"hf:{folder}", [], {}, {}, folder.parent / "results").checkpoint
         assert about is not None and about.begin == begin
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    assert begin_of_text(source) == 256
+    for single, begin in (("<|endoftext|> $A", [256]), ("<|endoftext|> ! $A !", [256, 33]), ("$A !", [])):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[("<|endoftext|>", 256), ("!", 33)]
+        )
+        for direction in ("left", "right"):
+            tokenizer.enable_padding(direction=direction, pad_id=256, length=8)
+            tokenizer.enable_truncation(1)
+            tokenizer.save(str(folder / "tokenizer.json"))
+            edit_json(folder / "tokenizer_config.json", add_bos_token=False)
+            assert begin_of_text(source) == begin

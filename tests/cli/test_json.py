@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from jsonschema.exceptions import best_match
 from support import wrong_encodings
-from support.commands import TRIED, Command, Outcome
+from support.commands import LEARNED, TRIED, Command, Outcome
 from support.golden_results import FOLDERS
 
 from pe_bench.cli.completion import LISTS
@@ -95,12 +95,15 @@ def test_a_failure_is_in_the_document_too_and_keeps_its_exit_code(command: Comma
 
 
 def test_a_try_and_all_tries_are_told_as_data(command: Command, folder: Path) -> None:
-    arguments = ("nope", "--minutes", "0.001", "--lengths", "16,32", *TRIED, "data.path=../corpus")
+    corpus = "data.path=../corpus"
+    arguments = ("nope", "--minutes", "0.001", "--lengths", "16,32", *TRIED, *LEARNED, corpus)
     outcome = document_of(command("try", *arguments, "--json"), 4)["outcome"]
     assert (outcome["answer"], outcome["look"]["seeds"]) == ("unclear", 1)
     assert outcome["look"]["at_training"]["low"] == "-Infinity", "one seed has no interval"
     (tried,) = document_of(command("try", "--list", "--json"))["tries"]
     assert tried == outcome["tried"] and tried["change"] == "nope"
+    unlearned = document_of(command("try", *arguments, "train.lr=1e-7", "--json"), 4)["outcome"]
+    assert (unlearned["answer"], unlearned["unlearned"]) == ("no verdict", ["nope", "rope"])
 
 
 def test_a_list_a_check_and_a_measurement_are_told_as_data(command: Command, folder: Path) -> None:

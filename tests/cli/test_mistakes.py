@@ -62,6 +62,8 @@ try 'rope fast' -> 'rope fast': fast is no option; say KEY=VALUE, such as base=5
 try nope seed=3 -> seed=3: a try chooses the seeds and the documents itself: leave it out
 try nope results_dir=x -> results_dir=x: say --results-dir, where tries are counted too
 try --list -> results has no tries
+try alibi task=mqar -> task=mqar: a try compares bits per byte, which answers do not have
+try rope task=majority --against alibi --confirm -> pe-bench train -m encoding=rope,alibi task=majority
 reproduce windwed -> unknown study 'windwed': did you mean 'windowed'?
 reproduce alibi train.lr=3 -> train.lr=3 would change the study
 reproduce alibi --text nowhere -> --text nowhere is neither stdlib nor a folder
@@ -138,3 +140,27 @@ def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, fol
     (run / "result.json").unlink()
     outcome = command("eval", run.name, *results)
     assert outcome.code == 2 and "no finished run" in outcome.line
+
+
+COMMANDS = (
+    "eval rope",
+    "probe rope",
+    "extend rope",
+    "try alibi",
+    "reproduce x",
+    "import x",
+    "export rope --hf x",
+)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_that_is_not_for_several_processes_says_so_to_torchrun(
+    words: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = command(*words.split())
+    name = words.split()[0]
+    assert outcome.code == 2
+    told = f"torchrun starts the processes of one training: start pe-bench {name} without it"
+    assert outcome.line == f"pe-bench: {told}"

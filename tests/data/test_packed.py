@@ -152,3 +152,14 @@ def test_a_build_that_fails_leaves_nothing_and_a_full_disk_is_one_line(root):
     with pytest.raises((UserError, RunError), match=r"\(full\): set another cache_dir"):
         cached_folder(root, "key", build)
     assert entries(root) == []
+
+
+def test_a_cache_of_before_is_labelled_by_the_vocabulary_that_there_is(corpus, root):
+    label = packed(corpus, root, kind="bpe", vocab_size=5_000).tokenizer
+    (entry,) = entries(root)
+    meta = json.loads((entry / files.META).read_text())
+    del meta[files.CHECKSUM]
+    meta["tokenizer"] = "bpe-5000"
+    (entry / files.META).write_text(json.dumps({**meta, files.CHECKSUM: files.key_of(meta)}))
+    again = packed(corpus, root, kind="bpe", vocab_size=5_000)
+    assert again.tokenizer == label == f"bpe-{again.vocab_size}" and again.vocab_size < 5_000

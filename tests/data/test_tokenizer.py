@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from pe_bench.config.schema import TokenizerConfig
 from pe_bench.data.prompt import KINDS, Prompts, fwe, niah_multikey_3, vt
@@ -40,6 +40,12 @@ def word_tokenizer(*names: str) -> tokenizers.Tokenizer:
 @pytest.fixture
 def bpe(tmp_path) -> SubwordTokenizer:
     return train_bpe(TEXTS * 5, TokenizerConfig(kind="bpe", vocab_size=300), tmp_path / "tokenizer.json")
+
+
+def test_a_label_has_the_vocabulary_that_there_is(tmp_path, bpe):
+    assert bpe.label == "bpe-300"
+    few = train_bpe([b"aab aab"], TokenizerConfig(kind="bpe", vocab_size=9_000), tmp_path / "few.json")
+    assert few.label == f"bpe-{few.vocab_size}" and few.vocab_size < 270
 
 
 def test_bytes_are_their_own_ids():
@@ -75,6 +81,19 @@ def test_a_hub_tokenizers_own_end_of_text_is_used_and_else_one_is_added():
     adding.enable_truncation(2)
     [encoded] = SubwordTokenizer(adding, "hub-words").encode_documents([b"hello world hello"])
     assert encoded.ids.tolist() == [1, 2, 1], "nothing is added to a document, or cut off"
+
+
+def test_what_a_tokenizer_loses_is_counted_and_another_composition_of_characters_is_no_loss(
+    tokenizer: SubwordTokenizer,
+) -> None:
+    assert tokenizer.loss_of(TEXTS) == ""
+    for normalizer, loses in ((normalizers.NFD(), False), (normalizers.StripAccents(), True)):
+        changed = tokenizers.Tokenizer.from_str(tokenizer.tokenizer.to_str())
+        changed.normalizer = normalizers.Sequence([normalizers.NFD(), normalizer])
+        loss = SubwordTokenizer(changed, "changed").loss_of(TEXTS)
+        assert loss.startswith("decoding its tokens does not give the text of 1 of 4 documents back") == loses
+    loss = SubwordTokenizer(word_tokenizer(), "words").loss_of([b"hello world", b"hello you"])
+    assert loss.endswith("of 1 of 2 documents back, and 1 of 4 tokens are unknown")
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:

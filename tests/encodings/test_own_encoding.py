@@ -1,6 +1,7 @@
 """A person's own encoding: one file and one YAML, outside the package."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from support.commands import only_run
 from support.shown import ROOT_BIAS
 
 from pe_bench.cli.completion import complete_word
+from pe_bench.encodings.load import find_code
 from pe_bench.encodings.signatures import options_of
-from pe_bench.encodings.source import digest, sources
+from pe_bench.encodings.source import digest, named_files, sources
+from pe_bench.errors import UserError
 
 YAML = "name: mine\nclass: mine.py:RootBias\nn_heads: ${model.n_heads}\nstrength: 0.5\n"
 
@@ -131,3 +134,124 @@ def test_options_are_read_without_running_the_code(folder):
     assert [option.name for option in options_of(f"{file}:RootBias")] == ["n_heads", "strength"]
     file.write_text(ROOT_BIAS.replace("strength: float = 0.5", "strength: float = 2 ** -1"))
     assert options_of(f"{file}:RootBias")[1].default == 0.5
+
+
+# A file that does not know its value, which is in another file of its folder: `@`.
+MODULE = """
+import importlib, importlib.util, sys
+from pathlib import Path
+from pe_bench.encodings import LayerEncoding
+HERE = Path(__file__).parent
+{imported}
+
+class Mine(LayerEncoding):
+    def distance_bias(self, distance):
+        {in_hook}
+        return value
+"""
+BY_PATH = """
+found = importlib.util.spec_from_file_location("anything", HERE / "helper.py")
+module = importlib.util.module_from_spec(found)
+found.loader.exec_module(module)
+value = module.value
+"""
+LAYOUTS = {
+    "beside": ("from helper import value", "", {"helper.py": "value = @"}),
+    "in a hook": ("", "from helper import value", {"helper.py": "value = @"}),
+    "through another": ("from one import *", "", {"one.py": "from two import value", "two.py": "value = @"}),
+    "package": (
+        "import parts.sub",
+        "value = parts.sub.value",
+        {"parts/__init__.py": "", "parts/sub.py": "from .deep import value", "parts/deep.py": "value = @"},
+    ),
+    "folder without __init__": ("from parts.sub import value", "", {"parts/sub.py": "value = @"}),
+    "relative": ("from .helper import value", "", {"helper.py": "value = @"}),
+    "own package": ("from v.helper import value", "", {"__init__.py": "", "helper.py": "value = @"}),
+    "import_module": ("value = importlib.import_module('helper').value", "", {"helper.py": "value = @"}),
+    "__import__": ("value = __import__('helper').value", "", {"helper.py": "value = @"}),
+    "by path": (BY_PATH, "", {"helper.py": "from other import value", "other.py": "value = @"}),
+    "sys.path": (
+        "sys.path.insert(0, str(HERE / 'lib'))\nfrom deep_in_lib import value",
+        "",
+        {"lib/deep_in_lib.py": "value = @"},
+    ),
+    "data": ("value = int((HERE / f'{1}.txt').read_text())", "", {"1.txt": "@"}),
+    "run as text": (
+        "exec((HERE / 'text').read_text())",
+        "",
+        {"text": "from helper import value", "helper.py": "value = @"},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_version_of_a_folder_has_its_own_modules_and_its_own_identity(tmp_path, monkeypatch, layout):
+    imported, in_hook, others = LAYOUTS[layout]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    texts = {"mine.py": MODULE.format(imported=imported, in_hook=in_hook or "pass"), **others}
+
+    def write(folder: Path, value: int):
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text.replace("@", str(value)))
+        return find_code(f"{folder / 'mine.py'}:Mine")
+
+    def value_of(code):
+        return code.encoding_class().distance_bias(None)
+
+    public = set(sys.modules)
+    first, second = write(tmp_path / "a" / "v", 1), write(tmp_path / "b" / "v", 2)
+    assert (value_of(first), value_of(second)) == (1, 2)
+    edited = write(tmp_path / "a" / "v", 3)  # of the same size, in the same second
+    assert (value_of(edited), value_of(second), value_of(first)) == (3, 2, 1)
+    assert len({code.sha256 for code in (first, second, edited)}) == 3
+    assert find_code(f"{tmp_path / 'a' / 'v' / 'mine.py'}:Mine").encoding_class is edited.encoding_class
+    assert not {name for name in set(sys.modules) - public if not name.startswith("pe_bench")}
+
+
+def test_a_missing_module_and_a_missing_name_are_told_by_their_own_names(tmp_path):
+    (tmp_path / "helper.py").touch()
+    for line, message in {
+        "import helper.gone": "No module named 'helper.gone'",
+        "from helper import gone": "cannot import name 'gone' from 'helper'",
+    }.items():
+        (tmp_path / "mine.py").write_text(line)
+        with pytest.raises(UserError, match=rf"mine.py:1: .*{message}"):
+            find_code(f"{tmp_path / 'mine.py'}:Mine")
+
+
+def test_a_file_that_is_opened_at_import_belongs_to_a_run(train_own, command, folder, own):
+    table = own.parent / "strengths.txt"
+    table.write_text("0.5")
+    read = (
+        "from pathlib import Path\nSTRENGTH = float(next(Path(__file__).parent.glob('*.txt')).read_text())\n"
+    )
+    own.write_text(read + ROOT_BIAS.replace("= 0.5", "= STRENGTH"))
+    assert train_own().code == 0
+    run = only_run(folder)
+    score = ["eval", "--lengths", "64", "--results-dir", str(folder / "results"), "--code"]
+    assert command(*score, str(own)).code == 0
+    own_copy = str(run / "code" / "mine.py")
+    assert command(*score, own_copy).code == 0, "the run has a copy of the data too"
+    own.with_name("unrelated.md").write_text("not read")
+    table.write_text("0.7")
+    outcome = command(*score, str(own))
+    assert outcome.code == 2 and "give the file as it was when the run was trained" in outcome.line
+    assert train_own().code == 0
+    assert len(list((folder / "results" / "runs").iterdir())) == 2
+
+
+def test_names_of_files_in_a_run_do_not_lead_out_of_the_folder(tmp_path):
+    file, secret = tmp_path / "own" / "mine.py", tmp_path / "secret"
+    for names in ([f"{secret}"], ["../secret"], ["a/../../secret"], "secret", {"a": 1}, [1]):
+        assert named_files(file, names) == []
+    assert named_files(file, ["a/b.txt"]) == [file.parent / "a" / "b.txt"]
+
+
+def test_a_file_that_a_hook_opens_is_named_before_training(train_own, own):
+    own.with_name("scale.txt").write_text("1")
+    read = "open(__file__.replace('mine.py', 'scale.txt')).close()\n        return -self"
+    own.write_text(ROOT_BIAS.replace("return -self", read))
+    outcome = train_own()
+    assert outcome.code == 0
+    assert "warning: RootBias opens scale.txt in a hook" in outcome.err

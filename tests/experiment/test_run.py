@@ -89,3 +89,13 @@ def test_training_out_of_memory_is_one_line_with_the_way_out(train, monkeypatch)
         outcome = train("encoding=nope")
         assert outcome.code == 1 and outcome.line.startswith("pe-bench: out of memory (")
         assert "train.micro_batches=2" in outcome.line
+
+
+def test_a_repeated_training_adds_rows_with_the_setting_that_the_run_has(begin, train, folder):
+    assert begin("encoding=rope").code == 0
+    path = only_run(folder) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "setting": "of-before"}))
+    outcome = train("encoding=rope", "eval.lengths=[16,40]")
+    assert outcome.code == 0, outcome.err
+    row = next(row for row in read_rows(only_run(folder) / "eval.csv") if row.length == 40)
+    assert row.setting == "of-before"

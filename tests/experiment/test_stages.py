@@ -1,12 +1,18 @@
 """Runs that go on from others: their names, their lines, and one table for a family."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from support.shown import ROOT_BIAS
 
+import pe_bench
 from pe_bench.report.build import build_tables
+from pe_bench.runs.folder import read_config, read_result
 from pe_bench.runs.rows import Row, read_rows
+from pe_bench.scoring.stages import trained_name
 
 FROM = "train.from='encoding=rope'"
 LATER = ("encoding=yarn", "train.length=32", "train.steps=3")
@@ -117,3 +123,81 @@ def test_a_source_that_is_not_there_or_is_not_the_only_one_is_refused(begin, tra
         outcome = train("encoding=yarn", *overrides)
         assert outcome.code == 2 and message in outcome.line, outcome.err
     assert len(runs_of(folder)) == 2
+
+
+def test_a_source_is_what_it_was_trained_as_wherever_it_lies_and_whatever_it_is_called(begin, train, folder):
+    assert begin("encoding=rope").code == begin("encoding=rope", "encoding.base=50").code == 0
+    for name, run in zip("ab", runs_of(folder), strict=True):
+        shutil.copytree(run, folder / name / "foo")
+    first, second = runs_of(folder)
+    tuned = []
+    for source in ("a/foo", "b/foo", str(first), str(second)):
+        before = runs_of(folder, "yarn")
+        assert train(*LATER, f"train.from={folder / source}", "train.lr=1e-30").code == 0
+        tuned.append([run for run in runs_of(folder, "yarn") if run not in before])
+    assert [len(new) for new in tuned] == [1, 1, 0, 0], "a copy under another name is the same source"
+    weights = [load_file(next(run.rglob("weights.safetensors"))) for [run] in tuned[:2]]
+    assert any(not weights[0][name].equal(weights[1][name]) for name in weights[0])
+    assert train("encoding=nope", f"train.beside={folder / 'a' / 'foo'}").code == 0
+    assert train("encoding=nope", f"train.beside={folder / 'b' / 'foo'}").code == 0
+    assert len(runs_of(folder, "nope")) == 2
+
+
+def test_a_run_s_own_name_follows_from_what_it_keeps(begin, train, folder):
+    (folder / "mine.py").write_text(ROOT_BIAS)
+    assert begin("encoding=rope", "modifier=[logn]", "seed=2").code == 0
+    assert begin("encoding=local_global", "train.optimizer=adamw").code == 0
+    assert begin(f"encoding={folder / 'mine.py'}:RootBias").code == 0
+    assert train(*LATER, f"train.from={runs_of(folder, 'rope')[0].name}", "seed=2").code == 0
+    runs = runs_of(folder)
+    assert len(runs) == 4
+    for run in runs:
+        assert trained_name(run, read_config(run), read_result(run) or {}) == run.name
+
+
+def test_a_stage_whose_source_is_gone_is_repeated_and_scored_and_never_trained_without_it(
+    begin, train, command, folder
+):
+    for encoding in ("rope", "alibi"):
+        assert begin(f"encoding={encoding}").code == 0
+    words = {
+        "rope": runs_of(folder, "rope")[0].name,
+        "alibi": "'encoding=alibi'",
+        "copied": str(folder / "elsewhere" / "foo"),
+    }
+    shutil.copytree(runs_of(folder, "rope")[0], words["copied"])
+    stages = {
+        name: (*LATER, f"train.from={word}", f"train.lr=1e-{len(name)}") for name, word in words.items()
+    }
+    for arguments in stages.values():
+        assert train(*arguments).code == 0
+    runs = runs_of(folder, "yarn")
+    kept = {run: (run / "eval.csv").read_bytes() for run in runs}
+    for source in [*runs_of(folder, "rope"), *runs_of(folder, "alibi"), folder / "elsewhere"]:
+        shutil.rmtree(source)
+    for arguments in stages.values():
+        outcome = train(*arguments)
+        assert outcome.code == 0 and "is already trained" in outcome.err, outcome.err
+    assert {run: (run / "eval.csv").read_bytes() for run in runs_of(folder)} == kept
+    assert "yarn x2" in command("report", "--results-dir", str(folder / "results")).out
+    outcome = command("eval", runs[0].name, "--lengths", "48", "--results-dir", str(folder / "results"))
+    assert outcome.code == 0, outcome.err
+    outcome = train(*stages["rope"], "train.steps=4")
+    assert outcome.code == 2 and f"no finished run '{words['rope']}'" in outcome.line
+    for run in runs:
+        shutil.rmtree(run / "checkpoints")
+    for arguments in stages.values():
+        assert train(*arguments).code == 0, "all of it is scored"
+        outcome = train(*arguments, "eval.lengths=[16,24,40]")
+        assert outcome.code == 2 and re.search("no (finished )?run", outcome.line)
+    assert runs_of(folder) == runs
+
+
+def test_a_renamed_run_is_extended(begin, folder):
+    assert begin("encoding=rope", "seed=3").code == 0
+    [run] = runs_of(folder)
+    run.rename(run.with_name("my"))
+    more = {"tokens": 64, "overrides": "threads=1", "results_dir": folder / "results"}
+    extended = pe_bench.extend("my", "2x", "yarn", **more)
+    assert [read_config(path).seed for path in extended.runs] == [3, 3]
+    assert {line.label for line in extended.tables[0].lines} >= {"rope", "rope, then yarn x2 at 32 (64)"}

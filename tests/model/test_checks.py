@@ -65,3 +65,39 @@ def test_a_leak_of_one_token_is_refused(train, folder: Path, ahead: str, code: i
             ("failed", True) if row.length > 16 else ("ok", False)
         )
     assert {row.length > 16 for row in rows} == ({True, False} if code == 1 else set())
+
+
+RARE = """
+import torch
+from pe_bench.encodings import PositionalEncoding
+
+
+class Leak(PositionalEncoding):
+    def embed(self, x, ids, tokens):
+        is_later = (tokens == {token}).flip(-1).cumsum(-1).flip(-1) > 0
+        return x + {strength} * is_later[..., None]
+"""
+
+
+@pytest.mark.parametrize("token", [ord("~"), 200, 256])
+def test_reading_ahead_to_a_token_that_no_random_window_has_is_refused(
+    train, folder: Path, token: int
+) -> None:
+    write_leak("\n    pass\n")
+    Path("own/encoding/leak.py").write_text(RARE.format(token=token, strength="0.1"))
+    outcome = train("--config-dir", "own", "encoding=leak", "train.length=64")
+    assert outcome.code == 2 and "reads later tokens" in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_reading_ahead_to_a_rare_token_that_training_opens_is_refused_before_it_is_scored(
+    train, folder: Path
+) -> None:
+    write_leak("\n    pass\n")
+    made = "self.later = torch.nn.Parameter(torch.zeros(()))"
+    code = RARE.format(token=ord("o"), strength="self.later")
+    init = f"    def __init__(self):\n        super().__init__()\n        {made}\n\n    def embed"
+    Path("own/encoding/leak.py").write_text(code.replace("    def embed", init))
+    outcome = train("--config-dir", "own", "encoding=leak", "train.lr=0.05")
+    assert outcome.code == 1 and "with its trained weights" in outcome.line
+    assert not (only_run(folder) / "eval.csv").exists()

@@ -155,3 +155,18 @@ def test_rotated_pairs_and_their_gradients_are_those_of_float64() -> None:
         for found, exact in zip(turned(x, slope), turned(x.double(), slope.double()), strict=True):
             assert float((found - exact).abs().max()) < 2e-6
         assert torch.equal(turned(x, slope)[0], rotate(x, position, frequencies, "half"))
+
+
+def test_positions_of_their_own_for_each_head_or_one_for_all_tokens_turn_as_in_float64() -> None:
+    x, frequencies = torch.randn(2, 3, 5, 8), torch.tensor([1.0, 0.5, 0.2, 0.1])
+    of_heads = torch.arange(30).view(2, 3, 5)
+    for position in (
+        of_heads,
+        of_heads[:1],
+        of_heads[0],
+        of_heads[:, :1],
+        of_heads[:, :, :1],
+        torch.tensor([7]),
+    ):
+        expected = rotate(x.double(), position, frequencies, "half")
+        assert (rotate(x, position, frequencies, "half").double() - expected).abs().max() < 1e-5

@@ -160,3 +160,16 @@ def test_a_kernel_whose_first_trial_is_wrong_is_not_used(monkeypatch: pytest.Mon
     monkeypatch.setattr(native, "_forward", lambda *inputs: forward(*inputs[:-1], 1.01 * inputs[-1]))
     tried = native.usable_kernel.__wrapped__(torch.float32)
     assert tried.library is None and "its results are off by" in tried.description
+
+
+@here
+def test_the_first_use_of_the_kernel_may_be_in_inference_mode() -> None:
+    native.usable_kernel.cache_clear()
+    with torch.inference_mode():
+        kernel = native.usable_kernel(torch.float32)
+    assert kernel.library is not None, kernel.description
+    q, k, v, _, table = drawn(9)
+    native.usable_kernel.cache_clear()
+    with torch.inference_mode():
+        output = causal_attention(q, k, v, table, SCALE)
+    assert torch.allclose(output, exactly(q, k, v, table), atol=1e-5)

@@ -1,5 +1,7 @@
 """Compiling the kernel: once, kept safely, and never an error where it cannot be."""
 
+import hashlib
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from support.native import here
 from pe_bench.encodings.nope import NoPE
 from pe_bench.model.attention import choose, native
 from pe_bench.native import build
+from pe_bench.system import files
 
 
 def forget() -> None:
@@ -53,6 +56,42 @@ def test_without_a_compiler_there_is_a_reason(unbuilt: Path, monkeypatch: pytest
             assert kernel.library is None and told in kernel.description
             assert choose(NoPE(), torch.zeros(1, 3, 5, 20).requires_grad_(), torch.arange(5)).name == "fused"
     assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
+
+
+@here
+@pytest.mark.parametrize("wrote", ["", "echo no library >", "cp /bin/true"])
+def test_what_a_broken_compiler_wrote_is_not_kept(
+    unbuilt: Path, monkeypatch: pytest.MonkeyPatch, wrote: str
+) -> None:
+    broken = unbuilt / "c++"
+    good = build.find_compiler()
+    last = 'for last in "$@"; do :; done'
+    broken.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo c++ 1 && exit\n{last}\n{wrote} "$last"\nexit 0\n'
+    )
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    kernel = build.kernel()
+    assert kernel.library is None and kernel.description, kernel
+    assert not list(unbuilt.glob(f"kernel/*/{build.LIBRARY}"))
+    broken.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo c++ 1 && exit\nexec {good} "$@"\n')
+    forget()
+    assert build.kernel().library is not None, "mended, with the same version"
+
+
+@here
+def test_a_library_in_the_cache_that_cannot_be_loaded_is_built_again(unbuilt: Path) -> None:
+    assert build.kernel().library is not None
+    (library,) = unbuilt.glob(f"kernel/*/{build.LIBRARY}")
+    entry = library.parent
+    library.unlink()
+    library.write_text("no library")
+    meta = json.loads((entry / files.META).read_text())
+    del meta[files.CHECKSUM]
+    meta["files"] = {build.LIBRARY: hashlib.sha256(library.read_bytes()).hexdigest()}
+    (entry / files.META).write_text(json.dumps({**meta, files.CHECKSUM: files.key_of(meta)}))
+    forget()
+    assert build.kernel().library is not None
 
 
 @pytest.mark.full

@@ -69,6 +69,7 @@ def test_the_name_changes_with_all_that_changes_the_weights_and_with_nothing_els
     base = setting(identity_of(config))
     assert setting(identity_of(config_of("encoding=t5", "seed=4"))) == base, "all but encoding and seed"
     assert setting(identity_of(config_of("train.steps=9"))) != base
+    assert setting(identity_of(config_of("train.micro_batches=2"))) == base, "a step is the same in parts"
 
 
 LABELS = {

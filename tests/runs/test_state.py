@@ -66,3 +66,15 @@ def test_runs_that_are_begun_or_not_to_be_read_are_listed_as_that(command, resul
         (run / "result.json").write_text(RESULT.replace("}", ', "format": 1}'))
     outcome = command("report", "--results-dir", str(results))
     assert outcome.code == 1 and outcome.err.count("another version of pe-bench") == 1
+    assert "-s0-" in outcome.line and " and 1 more: made by another version" in outcome.line
+    assert "(an unknown one; this is " in outcome.line
+
+
+def test_a_run_of_another_version_is_named_with_that_version(command, results):
+    run = run_of(results, "alibi")
+    (run / "result.json").write_text(RESULT.replace("}", ', "format": 1}'))
+    (run / "environment.json").write_text('{"pe_bench": "0.1.0"}')
+    for arguments in (["report", "--all"], ["list", "runs"], ["eval", str(run)]):
+        outcome = command(*arguments, "--results-dir", str(results))
+        text = " ".join((outcome.out + outcome.err).split())
+        assert f"{run.name}: made by another version of pe-bench (0.1.0; this is " in text, arguments

@@ -1,6 +1,7 @@
 """Tiny random checkpoints of other people's architectures, in a folder."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mpt": {"vocab_size": VOCABULARY, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
     "opt": SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
     "cohere2": WINDOWED,
+    "gemma4_text": WINDOWED
+    | {"num_hidden_layers": 6, "global_head_dim": 16, "num_global_key_value_heads": 2}
+    | {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0},
+    "llama4_text": SIZES | {"intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 16},
+    "xglm": {"vocab_size": VOCABULARY, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}
+    | {"max_position_embeddings": 64},
+    "lfm2": SIZES | {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "qwen3_next": SIZES
+    | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+    | {"linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    | {"shared_expert_intermediate_size": 16},
+    "minimax": SIZES | {"num_local_experts": 2, "block_size": 16},
+    "granitemoehybrid": SIZES
+    | {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+    | {"num_local_experts": 2, "num_experts_per_tok": 1, "shared_intermediate_size": 16}
+    | {"layer_types": ["mamba", "attention", "mamba", "attention"]},
+    "bamba": SIZES
+    | {"attn_layer_indices": [2], "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
+    | {"mamba_chunk_size": 16},
     "bert": SIZES | {"max_position_embeddings": 512},
 }
 
@@ -75,13 +95,20 @@ def write_checkpoint(folder: Path, architecture: str, seed: int = 0, **changes: 
 
 
 def opened(
-    folder: Path, *, plain: bool = False, begin: int | None = None, is_checked: bool = False
+    folder: Path,
+    *,
+    plain: bool = False,
+    begin: Sequence[int] = (),
+    is_checked: bool = False,
+    train_length: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Opened:
+    """Open a checkpoint. train_length: what is measured against; by default what its configuration says."""
     source = read_source(f"hf:{folder}") if is_checked else Source(f"hf:{folder}", folder)
     config = load_config(source)
     found = train_length_of(config)
-    length = found[0] if found else TRAIN_LENGTH
-    return open_checkpoint(source, config, length, begin, torch.float32, plain=plain)
+    length = train_length or (found[0] if found else TRAIN_LENGTH)
+    return open_checkpoint(source, config, length, begin, dtype, plain=plain)
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -1,6 +1,7 @@
 """Encodings that are wrong on purpose, each in one way, for `pe-bench check` to find; and some right ones."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -100,6 +101,13 @@ class DropoutInAHook(Right):
         return nn.functional.dropout(scores, 0.1, self.training)
 
 
+@fails("identity", r"^reference_inputs.py: opened after the import")
+class ReadsAFileInAHook(Right):
+    def distance_bias(self, distance):
+        Path(__file__).with_name("reference_inputs.py").read_text(encoding="utf-8")
+        return super().distance_bias(distance)
+
+
 # In a decoder.
 
 
@@ -165,6 +173,17 @@ class RandomFeaturesNotSaved(LayerEncoding):
 class LoudInput(PositionalEncoding):
     def embed(self, x, ids, tokens):
         return x + 5 * sinusoids(ids, x.shape[-1], 100.0, "interleaved").to(x.dtype)
+
+
+@fails("causal", r"outputs of tokens 0 to 15 of 32 of a text move by \d")
+class ReadsTheDistanceToARareToken(PositionalEncoding):
+    """The next `~` after each token, which random tokens and most texts do not have."""
+
+    def embed(self, x, ids, tokens):
+        distance = torch.arange(tokens.shape[-1], 0, -1, device=x.device)
+        is_later = (tokens == ord("~")).flip(-1).cumsum(-1).flip(-1) > 0
+        moved = 0.1 * ids.float().sin() + 0.1 * is_later / distance
+        return x + moved[..., None].to(x)
 
 
 # In a layer.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -172,3 +173,17 @@ def test_a_plan_has_one_checked_command_in_each_line_and_xargs_runs_them_side_by
     xargs = ["xargs", "-P", "2", "-I{}", "-a", "plan", "sh", "-c", "{}"]
     subprocess.run(xargs, env={**os.environ, "PATH": path}, check=True, capture_output=True)
     assert [name.split("-")[0] for name in finished(folder)] == ["alibi", "nope"]
+
+
+def test_the_xargs_of_the_page_on_sweeps_keeps_the_quotes_of_a_plan(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    (line,) = (line.partition("#")[0] for line in page.splitlines() if "xargs" in line and "plan.txt" in line)
+    words = ["pe-bench", "train", "model.name='a \"b'", "data.path=it's here", "x=$HOME\\"]
+    (tmp_path / "plan.txt").write_text(f"{shlex.join(words)}\n" * 3)
+    program = tmp_path / "pe-bench"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    one_by_one = ["sh", "-c", line.replace("-P 4", "-P 1")]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(one_by_one, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == words[1:] * 3, done.stderr

@@ -1,5 +1,6 @@
 """Files appear whole or not at all."""
 
+import errno
 import os
 from pathlib import Path
 from unittest.mock import Mock
@@ -7,7 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from pe_bench.errors import RunError
-from pe_bench.system.files import write_atomically, write_text
+from pe_bench.runs.folder import gather
+from pe_bench.system.files import Lock, cached_folder, write_atomically, write_text
 
 
 @pytest.fixture
@@ -48,3 +50,18 @@ def test_bytes_are_on_the_disk_before_the_rename_and_the_name_after_it(path, wri
     """Otherwise a power cut may leave the new name without its bytes."""
     write_text(path, "new")
     assert writes == ["file", "rename", "folder"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypatch, number):
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    for use in (
+        lambda: Lock(tmp_path / "lock").acquire(timeout=0),
+        lambda: cached_folder(tmp_path, "key", lambda folder: {}),
+        lambda: gather(tmp_path),
+    ):
+        with pytest.raises(RunError, match=f"the file system of {tmp_path} has no locks .*on another one"):
+            use()

@@ -86,12 +86,13 @@ class Case:
     spec: EncodingSpec
     examples: Mapping[str, Any] = field(default_factory=dict)  # of options that have no default
     sizes: ModelConfig = MODEL
+    vocabulary: Sequence[str] = VOCABULARY  # the text of every token
 
     def as_built(self, seed: int = 0) -> Composition:
         """Build the encoding with its initial values, in the types that it chose."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.spec.build(self.sizes.n_layers, VOCABULARY)
+            return self.spec.build(self.sizes.n_layers, self.vocabulary)
 
     def with_random_parameters(self) -> Composition:
         """Build the encoding with random parameters: at their initial zeros, many encodings do nothing."""
@@ -113,7 +114,7 @@ class Case:
     def model_of(self, encoding: Composition) -> Decoder:
         """Build a decoder in float64 whose own weights are always the same."""
         generator = torch.Generator().manual_seed(1)
-        return Decoder(self.sizes, len(VOCABULARY), encoding, generator).double()
+        return Decoder(self.sizes, len(self.vocabulary), encoding, generator).double()
 
     def new_model(self) -> Decoder:
         return self.model_of(self.with_random_parameters())

@@ -5,13 +5,17 @@ Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D mo
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.encodings.base import LayerEncoding, Layers, LengthError, PositionalEncoding
 from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.load import opened_later
 from pe_bench.encodings.nope import NoPE
 from pe_bench.inspection.check.case import (
     EXACT,
@@ -41,6 +45,7 @@ from pe_bench.inspection.check.case import (
 from pe_bench.inspection.check.layers import CLAMPED, far_errors
 from pe_bench.model.attention import reference_attention
 from pe_bench.model.attention.reference import project
+from pe_bench.model.checks import find_lookahead_in_text
 
 TOKENS = 9  # differs from every other size of the model
 SIZES = {"B": 2, "H": MODEL.n_heads, "K": MODEL.d_head, "D": MODEL.d_model, "1": 1}
@@ -188,6 +193,24 @@ def device(case: Case) -> str:
     return "no tensor stayed on the CPU"
 
 
+@torch.no_grad()
+def identity(case: Case) -> str:
+    """The identity of a run covers every file of the encoding's folder that its code reads.
+
+    Look at: a file that a hook or the constructor opens: open it in the body of the module.
+
+    Files that a module opens while it is imported are covered; a run is named before a hook is called.
+    """
+    for length in (1, TRAIN_LENGTH):
+        text = tokens(2, length)
+        model = case.new_model()
+        model.hidden(text, ids_of(model.encoding, text, train=True))
+    late = dict.fromkeys(file for part in parts_of(case.encoding) for file in opened_later(type(part)))
+    names = ", ".join(file.name for file in late)
+    expect(not late, f"{names}: opened after the import, in a hook or the constructor, and not covered")
+    return "no file is opened after the import"
+
+
 # In a decoder: calls and sequences must not change each other
 
 # Two lists of ids with the same length, ends and sum, and other ids in between.
@@ -206,7 +229,13 @@ def causal(case: Case) -> str:
     for seen in (1, TRAIN_LENGTH // 2, TRAIN_LENGTH - 1):
         changed = torch.cat([text[:, :seen], other_tokens(text[:, seen:])], -1)
         errors.append(worst(before[:, :seen], hidden(case.model, changed)[:, :seen]))
-    return at_most("other tokens behind change an output by", *errors)
+    measured = at_most("other tokens behind change an output by", *errors)
+    # With a byte for each token, for what reads a rare one.
+    of_bytes = replace(case, vocabulary=ByteTokenizer().vocabulary)
+    texts = torch.tensor([*Path(__file__).read_bytes()[: 2 * TRAIN_LENGTH]]).view(2, TRAIN_LENGTH)
+    problem = find_lookahead_in_text(of_bytes.new_model(), texts)
+    expect(not problem, problem)
+    return measured
 
 
 @torch.no_grad()

@@ -204,6 +204,7 @@ def _call(function: Any, *arguments: Any) -> None:
         raise MemoryError("no memory for the attention of one head")
 
 
+@torch.inference_mode(False)  # the first use may be in inference mode, which has no gradients
 def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     """Return the largest error against float64, of output or gradients, on a small case of odd sizes.
 

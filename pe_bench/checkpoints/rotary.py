@@ -1,0 +1,114 @@
+"""The rotary modules of a checkpoint's model: how they turn in texts of some length, without a forward pass.
+
+Some scalings depend on the length of the text. transformers keeps the frequencies of the longest text so far
+in such a module; here each pass has those of its own text.
+
+Letters: K head width.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.scalings.rope_scaling import Scaled
+
+FREQUENCIES = "inv_freq"  # in the names of rotary modules' buffers
+LONGEST_SO_FAR = "max_seq_len_cached"  # in the names of attributes of those that depend on the length
+TOLERANCE = 1e-5  # of a frequency, which transformers computes in float32
+
+
+def rotary_modules(model: nn.Module) -> list[nn.Module]:
+    return [
+        module
+        for module in model.modules()
+        if any(FREQUENCIES in name for name, _ in module.named_buffers(recurse=False))
+    ]
+
+
+def forget_longer_texts(model: nn.Module) -> None:
+    """Let rotary modules compute their frequencies for the text of each pass, whatever passed before."""
+    for module in rotary_modules(model):
+        if any(LONGEST_SO_FAR in name for name in vars(module)):
+            module.register_forward_pre_hook(_forget)
+
+
+def _forget(module: nn.Module, _: Any) -> None:
+    for name in [name for name in vars(module) if LONGEST_SO_FAR in name]:
+        setattr(module, name, 0)
+
+
+@dataclass(frozen=True)
+class RotaryCall:
+    """A call of a rotary module in a forward pass, which can be repeated for texts of other lengths."""
+
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Return what makes one call differ from another of the same pass."""
+        values = (*self.arguments, *self.named.values())
+        return id(self.module), *(value for value in values if not isinstance(value, Tensor))
+
+    @torch.no_grad()
+    def turns_as(self, rotation: Scaled, length: int) -> bool:
+        """Return whether the module turns pairs by a rotation in a text of so many tokens."""
+        cosines, sines = _parts(self.module(*self._at(self.arguments, length), **self._named_at(length)))
+        angles, factors = torch.atan2(sines, cosines), torch.hypot(cosines, sines)
+        expected = rotation.frequencies.to(angles)
+        # Cosines and sines are for pairs, or for features: the first of all pairs first, or pair by pair.
+        if len(angles) != len(expected):
+            is_interleaved = len(angles) > 1 and bool(angles[0] == angles[1])
+            expected = expected.repeat_interleave(2) if is_interleaved else expected.repeat(2)
+        if expected.shape != angles.shape:
+            return False
+        factor = torch.full_like(factors, rotation.attention_factor)
+        is_same = torch.allclose(angles, expected, rtol=TOLERANCE, atol=0)
+        return is_same and torch.allclose(factors, factor, rtol=TOLERANCE, atol=0)
+
+    def _at(self, values: Sequence[Any], length: int) -> list[Any]:
+        return [_positions(value, length) if _is_positions(value) else value for value in values]
+
+    def _named_at(self, length: int) -> dict[str, Any]:
+        return dict(zip(self.named, self._at([*self.named.values()], length), strict=True))
+
+
+def _is_positions(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_floating_point()
+
+
+def _positions(like: Tensor, length: int) -> Tensor:
+    """Return position 1 and the last position of a text, in the form of a pass's positions [..., T]."""
+    return torch.tensor([1, length - 1]).to(like).expand(*like.shape[:-1], 2)
+
+
+def _parts(output: Any) -> tuple[Tensor, Tensor]:
+    """Return the cosines and the sines [K] or [K / 2], in float64, that a module gives its first position."""
+    if isinstance(output, Tensor):
+        cosines, sines = output.real, output.imag
+    else:
+        cosines, sines = output
+    first = [part.reshape(-1, 2, part.shape[-1])[0, 0].double() for part in (cosines, sines)]
+    return first[0], first[1]
+
+
+@contextmanager
+def recorded(model: nn.Module, calls: dict[tuple[Any, ...], RotaryCall]) -> Iterator[None]:
+    """Record each kind of call of the model's rotary modules with positions in passes inside."""
+
+    def record(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _: Any) -> None:
+        if any(map(_is_positions, (*arguments, *named.values()))):
+            call = RotaryCall(module, arguments, named)
+            calls[call.kind] = call
+
+    hooks = [module.register_forward_hook(record, with_kwargs=True) for module in rotary_modules(model)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

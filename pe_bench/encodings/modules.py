@@ -1,0 +1,344 @@
+"""Python modules of a custom encoding's folder, loaded under names that no other version of it has.
+
+`sys.modules` has one module for each name, so that two versions of `mine.py` would share one `helper`. Here
+each version is a `Tree`: a private package whose modules have an `__import__` of their own. It finds the
+modules of the folder under the package's name (`pe_bench_code_0.helper`), also when a hook imports them, and
+leaves everything else to Python. `importlib.import_module` and `importlib.util.spec_from_file_location` do
+the same in such modules.
+"""
+
+import builtins
+import importlib
+import importlib.util
+import itertools
+import os
+import re
+import site
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from pe_bench.encodings.source import NEVER_OF_A_FOLDER, package_of, sources
+
+OUTSIDE_MODULE = "pe_bench_code_"
+PRIVATE_NAME = re.compile(rf"\b{OUTSIDE_MODULE}\d+\.")
+# What the interpreter reports when a file is opened; the first argument is its path.
+OPENINGS = ("open", "sqlite3.connect", "ctypes.dlopen")
+PACKAGE = Path(__file__).parents[1]
+_COUNT = itertools.count()
+_TREES: dict[str, "Tree"] = {}
+
+
+class Tree:
+    """One version of a custom encoding's folder, as modules under private names.
+
+    opened: files of the folder that were opened while the encoding's file was imported, also those that did
+    not exist. opened_later: files of the folder that its code has opened since then, as in a hook, each with
+    the classes of the tree whose methods did. texts:
+    those of the files that import statements name, for a file may change before a hook imports it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = path.parent
+        self.package = package_of(self.folder)
+        self.name = f"{OUTSIDE_MODULE}{next(_COUNT)}"
+        self.opened: set[Path] = set()
+        self.opened_later: dict[Path, set[type]] = {}
+        self.texts = {file: file.read_bytes() for file in sources(path)}
+        self.is_importing = False
+        self.builtins: dict[str, Any] = {**vars(builtins), "__import__": self.import_}
+        self._importlib = _Importlib(self)
+        self._util = _Util(self)
+
+    def load(self) -> ModuleType:
+        """Run the encoding's file and return its module. Whatever the file raises passes through."""
+        _watch()
+        _TREES[self.name] = self
+        root = ModuleType(self.name)
+        root.__path__ = [str(self.folder)]
+        root.__spec__ = ModuleSpec(self.name, None, is_package=True)
+        root.__spec__.submodule_search_locations = root.__path__
+        vars(root)["__builtins__"] = self.builtins
+        sys.modules[self.name] = root
+        # A dot in the file's name would make its module one of a package.
+        module_name = f"{self.name}.{self.path.stem.replace('.', '_')}"
+        self.is_importing = True
+        try:
+            return self._run(self.spec_of_file(module_name, self.path))
+        except BaseException:
+            self.forget()
+            raise
+        finally:
+            self.is_importing = False
+
+    def forget(self) -> None:
+        """Remove the modules of this version from the process."""
+        for name in [*sys.modules]:
+            if name == self.name or name.startswith(f"{self.name}."):
+                del sys.modules[name]
+        del _TREES[self.name]
+
+    def import_(
+        self,
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002  (names of `__import__`)
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        """Do as `__import__` does, for modules of this version's folder and all others."""
+        private = None if level else self.private_name(name)
+        try:
+            module = builtins.__import__(private or name, globals, locals, fromlist or (), level)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(public_text(str(error)), name=error.name, path=error.path) from None
+        if private and not fromlist:
+            return self._outermost(name)
+        return self.stand_in(module)
+
+    def private_name(self, name: str) -> str | None:
+        """Return the private name of a module of the folder; None for every other module."""
+        if self.package and f"{name}.".startswith(f"{self.package}."):
+            self._run_package()
+            return self.name + name.removeprefix(self.package)
+        return f"{self.name}.{name}" if self._has(name.partition(".")[0]) else None
+
+    def stand_in(self, module: ModuleType) -> Any:
+        """Return what modules of this version get in place of `importlib` and `importlib.util`."""
+        if module is importlib:
+            return self._importlib
+        return self._util if module is importlib.util else module
+
+    def spec_of_file(self, name: str, path: Path) -> ModuleSpec:
+        """Return the specification of a module in a file of the folder."""
+        spec = importlib.util.spec_from_file_location(name, path, loader=_Loader(name, str(path)))
+        assert spec is not None
+        return spec
+
+    def note(self, path: Path) -> None:
+        """Note that code of this version opens a file, if the file is of the folder."""
+        if not _is_of_folder(path, self.folder):
+            return
+        if self.is_importing:
+            self.opened.add(path)
+        else:
+            callers = {type(frame.f_locals.get("self")) for frame in _callers()}
+            classes = {each for each in callers if tree_of(each) is self}
+            self.opened_later.setdefault(path, set()).update(classes)
+
+    def _run(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        assert spec.loader is not None
+        spec.loader.exec_module(module)
+        return module
+
+    def _has(self, first: str) -> bool:
+        """Return whether the folder has a module or a package of this name, which has no dots."""
+        if first in NEVER_OF_A_FOLDER:
+            return False
+        private = f"{self.name}.{first}"
+        if private in sys.modules:
+            return True
+        spec = _find(private, self._search())
+        if spec is None or spec.loader is not None:
+            return spec is not None
+        return not _is_installed(first)  # a folder without __init__.py comes after packages elsewhere
+
+    def _search(self) -> list[str]:
+        """Return the folder, and the folders within it that its code added to `sys.path`."""
+        added = [each for each in sys.path if each and _is_of_folder(Path(each), self.folder)]
+        folders = [str(self.folder), *dict.fromkeys(added)]
+        sys.modules[self.name].__path__ = folders
+        return folders
+
+    def _run_package(self) -> None:
+        """Run `__init__.py` of the package that the folder is, once."""
+        file = self.folder / "__init__.py"
+        root = sys.modules[self.name]
+        if root.__spec__ is not None and root.__spec__.loader is None:
+            root.__spec__.loader = loader = _Loader(self.name, str(file))
+            root.__file__ = str(file)
+            loader.exec_module(root)
+
+    def _outermost(self, name: str) -> Any:
+        """Return what `import name` binds: the module of the first part of a dotted name."""
+        if not (self.package and f"{name}.".startswith(f"{self.package}.")):
+            return sys.modules[f"{self.name}.{name.partition('.')[0]}"]
+        module = sys.modules[self.name]
+        for part in reversed(self.package.split(".")[1:]):
+            outer = ModuleType(self.package.split(f".{part}")[0])
+            setattr(outer, part, module)
+            module = outer
+        return module
+
+
+class _Loader(SourceFileLoader):
+    """Runs a file of a tree from its text: Python's cached bytecode may be of an earlier text."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        # A name that code chose itself says nothing of the tree that runs it.
+        tree = tree_of(module) or _tree_of_caller()
+        assert tree is not None
+        path = Path(self.path)
+        tree.note(path)
+        vars(module)["__builtins__"] = tree.builtins
+        text = tree.texts[path] if path in tree.texts else path.read_bytes()
+        exec(self.source_to_code(text, self.path), vars(module))
+
+
+class _Finder:
+    """Finds modules of trees, for Python's own import of their private names."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(OUTSIDE_MODULE) or path is None:
+            return None
+        return _find(name, path)
+
+
+def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
+    """Return the specification of a private name in one of the folders, as they are now."""
+    found = None
+    for folder in folders:
+        # A new one each time: a `FileFinder` misses files that are younger than what it has read.
+        finder = FileFinder(folder, (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Loader, [".py"]))
+        spec = finder.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            return spec
+        found = found or spec
+    return found
+
+
+class _Importlib(ModuleType):
+    """`importlib`, as modules of a tree see it."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__("importlib")
+        self._tree = tree
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib, name)
+        return self._tree.stand_in(value) if isinstance(value, ModuleType) else value
+
+    def import_module(self, name: str, package: str | None = None) -> ModuleType:
+        full = importlib.util.resolve_name(name, package)
+        return importlib.import_module(self._tree.private_name(full) or full)
+
+
+class _Util(ModuleType):
+    """`importlib.util`, as modules of a tree see it."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__("importlib.util")
+        self._tree = tree
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.util, name)
+
+    def spec_from_file_location(self, name: str, location: Any = None, **options: Any) -> ModuleSpec | None:
+        path = None if location is None or options else _absolute(location)
+        if path is None or path.suffix != ".py" or not _is_of_folder(path, self._tree.folder):
+            return importlib.util.spec_from_file_location(name, location, **options)
+        return self._tree.spec_of_file(name, path)
+
+
+def tree_of(module: ModuleType | type) -> Tree | None:
+    """Return the tree that a module, or the module of a class, belongs to; None for all others."""
+    name = module.__module__ if isinstance(module, type) else module.__name__
+    return _TREES.get(name.partition(".")[0])
+
+
+def public_text(text: str) -> str:
+    """Return a message with the names of modules as their code has them."""
+    return PRIVATE_NAME.sub("", text)
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether Python finds a module of this name, and more than a folder without `__init__.py`."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return name in sys.modules
+    return spec is not None and spec.origin is not None
+
+
+def _is_of_folder(path: Path, folder: Path) -> bool:
+    """Return whether a path is within a folder, and not of a library or a hidden folder there."""
+    if not path.is_relative_to(folder) or path == folder:
+        return False
+    inner = path.relative_to(folder).parts
+    libraries = [PACKAGE, *map(Path, (sys.prefix, *site.getsitepackages()))]
+    return (
+        not any(part.startswith(".") for part in inner[:-1])
+        and "site-packages" not in inner
+        and not any(path.is_relative_to(each) and each.is_relative_to(folder) for each in libraries)
+    )
+
+
+def _absolute(file: Any) -> Path | None:
+    """Return the absolute path of a file that code opens; None for what is no path.
+
+    Links of folders are followed. A link to a file stays: it is the link that the folder has.
+    """
+    if not isinstance(file, (str, bytes, os.PathLike)):
+        return None
+    folder, name = os.path.split(os.path.abspath(os.fsdecode(file)))
+    path = Path(os.path.realpath(folder), name)
+    if path.suffix == ".pyc":
+        try:
+            return Path(importlib.util.source_from_cache(path))
+        except ValueError:
+            return path
+    return path
+
+
+# The interpreter reports every file that it opens; a report cannot be ended, so that there is one for all.
+
+
+def _watch() -> None:
+    """Begin to note the files that code of trees opens, and to find their modules."""
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
+        sys.addaudithook(_note_opened)
+
+
+def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in OPENINGS:
+        return
+    is_written = event == "open" and isinstance(arguments[2], int) and bool(arguments[2] & os.O_WRONLY)
+    path = None if is_written else _absolute(arguments[0])
+    if path is None or not any(path.is_relative_to(tree.folder) for tree in _TREES.values()):
+        return
+    tree = _tree_of_caller()
+    if tree is not None:
+        tree.note(path)
+
+
+def _tree_of_caller() -> Tree | None:
+    """Return the tree whose code called this; None also where its code imports a library that called this."""
+    for frame in _callers():
+        tree = getattr(frame.f_builtins.get("__import__"), "__self__", None)
+        if isinstance(tree, Tree):
+            return tree
+        if frame.f_code.co_name == "_find_and_load":
+            return None
+    return None
+
+
+def _callers() -> Iterator[FrameType]:
+    """Yield the frames of all functions that are running, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
