@@ -27,7 +27,7 @@ NEAR, FAR = 2, 8  # times the training length, at which changes are shown
 LINEAR = 0.1  # bits per byte, up to which the axis of changes is linear
 MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 WIDTH, PANEL = 6.6, 1.9  # inches, of a panel
-ABOVE, BETWEEN, BELOW = 0.45, 0.75, 0.5  # inches: below the title, between panels, for the note
+ABOVE, BETWEEN, BELOW = 0.45, 0.75, 0.4  # inches: below the title, between panels, for the note
 UNLEARNED = "*"
 
 
@@ -199,7 +199,7 @@ def _draw(budgets: Sequence[Budget], study: Study) -> "Figure":
         _draw_panel(axes, panel, curves, styles)
         if panel is panels[-1]:
             axes.set_xlabel("training tokens")
-    paper.place_text(figure, paper.LEFT, end + 0.1, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
+    paper.place_text(figure, paper.LEFT, end - BETWEEN + 0.6, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
     return figure
 
 
