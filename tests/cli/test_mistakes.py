@@ -105,7 +105,8 @@ eval --where 'seed<<3' -> needs a number
 eval yarn -> no finished run 'yarn'
 report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
 probe --lengths 64 -> of at least 128, not [64]
-probe --depths 1 -> depths must be a whole number of at least 2, not 1
+probe --depths 100000 -> depths must be a whole number of at least 2 and at most 1000, not 100000
+probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000, not 1
 probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
 extend rope --to far -> --to far is no length past training
 extend rope --to 16 -> --to 16 is not longer than train.length=16
