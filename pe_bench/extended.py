@@ -168,13 +168,27 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
     path, name = run / SEARCHED, f"{requested.text} at {length}"
     if not option:
         return requested
-    kept = read_json(path) if path.exists() else {}
+    kept = _read_searched(path)
     if name not in kept:
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
         kept[name] = search_option(load_trained(run, trusted(config, ())), requested, option, length)
         write_text(path, json.dumps(kept))
-    values = check_type(kept[name], list[float], f"{path}: {name}")
-    return read_with([f"{requested.text} {option}=[{','.join(map(str, values))}]"])[0]
+    return read_with([f"{requested.text} {option}=[{','.join(map(str, kept[name]))}]"])[0]
+
+
+def _read_searched(path: Path) -> dict[str, list[float]]:
+    """Return the numbers that were found for a run, by what they were searched for; none without the file.
+
+    Raise `RunError` for a damaged file.
+    """
+    if not path.exists():
+        return {}
+    try:
+        kept = read_json(path)
+        return {name: check_type(values, list[float], name) for name, values in kept.items()}
+    except (OSError, ValueError) as error:
+        message = f"{path} is damaged ({first_line(error)}): delete it, and extend searches again"
+        raise RunError(message) from error
 
 
 def _score(

@@ -15,12 +15,12 @@ from pe_bench.experiment import load, load_finished, score_finished, trusted
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row, describe_failures
-from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe, ProbeLength
+from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe, ProbeDepths, ProbeLength
 from pe_bench.scoring.other_encodings import find_others, read_with, require_replaceable
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.system.grid import text_of
 from pe_bench.system.terminal import say
-from pe_bench.values import AtLeast1, AtLeast2, check_folder, check_type, listed, plain_value, without_none
+from pe_bench.values import AtLeast1, check_folder, check_type, listed, plain_value, without_none
 
 if TYPE_CHECKING:
     import pandas
@@ -163,7 +163,7 @@ def read_probe(options: Options) -> Probe | None:
     require(task is None or depths is None, f"depths={depths} has no effect on prompts: leave it out")
     return Probe(
         None if lengths is None else check_type(_lengths(options), list[ProbeLength], "lengths"),
-        DEFAULT_DEPTHS if depths is None else check_type(depths, AtLeast2, "depths"),
+        DEFAULT_DEPTHS if depths is None else check_type(depths, ProbeDepths, "depths"),
         DEFAULT_WINDOWS if windows is None else check_type(windows, AtLeast1, "windows"),
         task,
     )

@@ -181,7 +181,37 @@ def plain_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-# Paths that a person names
+# Paths and texts that a person names
+
+
+def expand_user(path: str | Path, option: str) -> str:
+    """Return a path with a home folder for `~` or `~USER`. Raise `UserError` for a user that there is not.
+
+    option: what the path was typed after, such as `data.path=`.
+    """
+    expanded = os.path.expanduser(path)
+    first = Path(expanded).parts[:1]
+    is_left = str(path).startswith("~") and first != () and first[0].startswith("~")
+    message = f"{option}{path}: no user {str(path)[1:].partition('/')[0]!r} has a home folder here"
+    require(not is_left, f"{message}: name the folder from / on, or as ./{path}")
+    return expanded
+
+
+def check_utf8(values: Any, key: str) -> None:
+    """Raise `UserError` for a text that UTF-8 cannot have, such as a path with a byte of latin-1.
+
+    The files of a run are UTF-8, and could not say what it was trained on.
+    """
+    if isinstance(values, Mapping):
+        for name, inner in values.items():
+            check_utf8(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(values, list | tuple):
+        for inner in values:
+            check_utf8(inner, key)
+    elif isinstance(values, str):
+        readable = values.encode("utf-8", "backslashreplace").decode()
+        message = f"{key} has a byte that is no UTF-8, which no file of a run can have: {readable}"
+        require(readable == values, f"{message}: rename the file or folder, or name it by a link")
 
 
 def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> Path:
@@ -190,7 +220,7 @@ def check_folder(folder: str | Path, key: str, *, is_written: bool = False) -> P
     Raises `UserError` where a file is in its way, or where nothing can be written that has to be.
     """
     require(str(folder) != "", f"{key} is empty: name a folder")
-    path = Path(os.path.expanduser(folder))
+    path = Path(expand_user(folder, f"{key}="))
     existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path())
     require(existing.is_dir(), f"{key}={folder}: {existing} is not a folder: name another place")
     way_out = f"say {key}=FOLDER with one that can, or change its permissions"

@@ -205,6 +205,10 @@ WRONG_TYPES = [
     *("try_change(5)", "try_change('alibi', 5)", "try_change('alibi', lengths=[])", "import_runs(None)"),
     *("try_change('alibi', lengths=['a'])", "try_change('alibi', minutes='x')", "import_runs(['x', 5])"),
     *("try_change('alibi', against=None)", "try_change('alibi', confirm='no')", "import_runs(5)"),
+    *(
+        r"train(data={'source': 'files', 'path': 'caf\udce9'})",
+        r"train('data=files', 'data.path=\"\udce9\"')",
+    ),
     *("try_change('alibi', results_dir=None)", "import_runs('x', results_dir=5)", "import_runs([])"),
 ]
 

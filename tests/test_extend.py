@@ -86,3 +86,21 @@ def test_what_a_method_searches_is_searched_once(
     monkeypatch.setattr(stages, "ROUNDS", -1)
     monkeypatch.setattr(stages, "BLOCKS", 0)  # nothing to search on
     assert labels() == [searched]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", '{"longrope at 32": 5}', '{"longrope at 32": ["a"]}', '{"other": [NaN]}'),
+        *('{"longrope at 32": {}}', '{"longrope at 32": [null]}', "\x00", "[" * 100_000),
+    ],
+)
+def test_a_damaged_file_of_what_was_searched_is_one_line_with_a_way_out(begin, command, folder, text):
+    assert begin("encoding=rope", *SCORED).code == 0
+    file = next((folder / "results" / "runs").iterdir()) / "searched.json"
+    file.write_text(text)
+    before = (file.parent / "eval.csv").read_bytes()
+    outcome = extended(command, folder, "--to", "2x", "--with", "longrope")
+    assert outcome.code == 1 and f"{file} is damaged" in outcome.line
+    assert "delete it, and extend searches again" in outcome.line
+    assert file.read_text() == text and (file.parent / "eval.csv").read_bytes() == before

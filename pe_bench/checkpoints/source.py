@@ -7,7 +7,6 @@ a score, whatever a configuration names. No code of a checkpoint runs, and nothi
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -27,7 +26,7 @@ from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import cache_root, cached_digest
 from pe_bench.system.terminal import one_line
-from pe_bench.values import check_type
+from pe_bench.values import check_type, expand_user
 
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -103,7 +102,7 @@ class Source:
 def read_source(text: str) -> Source:
     """Return the checkpoint that `hf:REPO_OR_FOLDER[@revision]` names; a repository is downloaded."""
     named = text.removeprefix(PREFIX)
-    folder = Path(os.path.expanduser(named))
+    folder = Path(expand_user(named, PREFIX))
     if named and folder.is_dir():
         return checked(Source(f"{PREFIX}{folder.resolve()}", folder.resolve()))
     repository, _, revision = named.partition("@")

@@ -13,6 +13,7 @@ from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.runs.commands import VARIABLE
 from pe_bench.system.signals import EXIT_CODE, Stopped, rank, stop_on_signal, world_size
 from pe_bench.system.terminal import say
+from pe_bench.values import check_utf8
 
 
 def main() -> None:
@@ -39,8 +40,9 @@ def run(arguments: list[str]) -> int:
     """Run a command and return its exit code; what went wrong is one line on standard error."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])  # as typed, before Hydra adds its own
     try:
+        check_utf8(arguments, "an argument")
+        os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])  # as typed, before Hydra adds its own
         with stop_on_signal():
             command = typer.main.get_command(app)
             code = command.main(arguments or ["--help"], "pe-bench", standalone_mode=False) or 0

@@ -1,6 +1,5 @@
 """Plain values as a checked configuration, and back; the keys that a run does not read."""
 
-import os
 import typing
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any
 from pe_bench.config.schema import FIELD_OF_KEY, KEY_OF_FIELD, Config
 from pe_bench.errors import UserError, require
 from pe_bench.system.terminal import say
-from pe_bench.values import check_type, shown, unknown
+from pe_bench.values import check_type, check_utf8, expand_user, shown, unknown
 
 # Keys that only some values of another key read.
 READ_WITH = {
@@ -41,15 +40,28 @@ def parse_config(values: dict[str, Any], search: Sequence[Path] = ()) -> Config:
     """
     message = "no encoding is named: say encoding=rope, or `pe-bench list encodings`"
     require(values.get("encoding") is not None, message)
-    config = replace(_parse(Config, values), search=tuple(search))
-    data, home = config.data, os.path.expanduser  # a shell leaves `~` as it is inside KEY=VALUE
-    if data.source == "files":
-        path, validation_path = (path and home(path) for path in (data.path, data.validation_path))
-        data = replace(data, path=path, validation_path=validation_path)
-    cache_dir = config.cache_dir and home(config.cache_dir)
-    config = replace(config, data=data, results_dir=home(config.results_dir), cache_dir=cache_dir)
+    check_utf8(values, "")
+    config = _with_home_folders(replace(_parse(Config, values), search=tuple(search)))
     config.check()
     return config
+
+
+def _with_home_folders(config: Config) -> Config:
+    """Return a configuration with home folders for `~`, which a shell leaves as it is inside KEY=VALUE."""
+    data, cache_dir = config.data, config.cache_dir
+    if data.source == "files":
+        data = replace(
+            data,
+            path=data.path and expand_user(data.path, "data.path="),
+            validation_path=data.validation_path
+            and expand_user(data.validation_path, "data.validation_path="),
+        )
+    return replace(
+        config,
+        data=data,
+        results_dir=expand_user(config.results_dir, "results_dir="),
+        cache_dir=cache_dir and expand_user(cache_dir, "cache_dir="),
+    )
 
 
 def _parse(kind: type[Any], values: Any, prefix: str = "") -> Any:

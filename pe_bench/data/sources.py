@@ -15,6 +15,7 @@ from typing import Any
 
 from pe_bench.config.schema import DataConfig
 from pe_bench.errors import UserError, first_line, require
+from pe_bench.values import expand_user
 
 MAX_NAMED = 10  # files that cannot be read
 NO_TEXT = "convert them, take them out of the folder, or say data.encoding=NAME, such as latin-1"
@@ -85,7 +86,7 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     Hidden files and empty ones are passed over. Raises `UserError`, with `key` in its text, for a path that
     is missing, a file that is not text, or no text at all.
     """
-    root = Path(path).expanduser()
+    root = Path(expand_user(path, f"{key}="))
     if not root.exists():
         where = "" if root.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file")

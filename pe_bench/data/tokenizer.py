@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pe_bench.data import hub
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.files import write_json, write_text
 from pe_bench.system.terminal import printable
+from pe_bench.values import expand_user
 
 if TYPE_CHECKING:
     import tokenizers
@@ -174,7 +174,7 @@ def bpe_label(vocabulary: int) -> str:
 
 def tokenizer_file(config: TokenizerConfig) -> Path:
     """Return the file that `tokenizer.name` means. Raises `UserError` where there is none."""
-    named = Path(os.path.expanduser(str(config.name)))
+    named = Path(expand_user(str(config.name), "tokenizer.name="))
     path = named / "tokenizer.json" if named.is_dir() else named
     require(path.is_file(), f"tokenizer.name={config.name}: there is no file {path}")
     return path

@@ -43,7 +43,8 @@ def is_checkpoint(name: object) -> bool:
 
 def scores_checkpoint(run: RunFolder, name: str) -> bool:
     """Return whether a run is of the checkpoint that hf:FOLDER or hf:OWNER/NAME[@REVISION] names."""
-    config, folder = run.flat_config, Path(name.removeprefix(CHECKPOINT)).expanduser()
+    config = run.flat_config
+    folder = Path(os.path.expanduser(name.removeprefix(CHECKPOINT)))
     if folder.is_dir():
         return config.get("checkpoint.source") == f"{CHECKPOINT}{folder.resolve()}"
     address, _, revision = name.partition("@")

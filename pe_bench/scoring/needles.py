@@ -44,6 +44,7 @@ ANSWER = SPAN - CUE
 CHOICES = 8
 MIN_LENGTH = 128
 ProbeLength = Annotated[int, Range(MIN_LENGTH)]
+ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
 MAX_SHIFT = 1 / 20  # of the body, between the depth that is wanted and a span that is unique

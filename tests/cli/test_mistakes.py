@@ -33,6 +33,13 @@ train model.n_kv_heads=3 -> n_heads=4 is not divisible by model.n_kv_heads=3
 train data=pg19 data.source=files data.path=/nowhere -> data.path=/nowhere does not exist
 train data.path=x -> data.path=x is not read with data=stdlib: say data=files
 train data=files -> say data.path=DIR
+train data=files 'data.path="~no_such_user/x"' -> data.path=~no_such_user/x: no user 'no_such_user' has
+train data=files 'data.validation_path="~no_such_user"' data.path=. -> no user 'no_such_user' has a home
+train 'results_dir="~no_such_user/x"' -> name the folder from / on, or as ./~no_such_user/x
+train 'cache_dir="~no_such_user/x"' -> cache_dir=~no_such_user/x: no user 'no_such_user' has a home folder
+train tokenizer=file 'tokenizer.name="~no_such_user/x"' -> tokenizer.name=~no_such_user/x: no user
+eval hf:~no_such_user/x -> hf:~no_such_user/x: no user 'no_such_user' has a home folder
+report --results-dir ~no_such_user/x -> --results-dir=~no_such_user/x: no user 'no_such_user'
 train train.batch_tokens=4000 -> train.batch_tokens=4000 is not a multiple of train.length=128
 train train.processes=3 -> train.processes=3 times train.micro_batches=1 does not divide the 8 windows
 train train.sharding=fsdp -> train.sharding=fsdp has no effect in one process
@@ -98,7 +105,8 @@ eval --where 'seed<<3' -> needs a number
 eval yarn -> no finished run 'yarn'
 report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
 probe --lengths 64 -> of at least 128, not [64]
-probe --depths 1 -> depths must be a whole number of at least 2, not 1
+probe --depths 100000 -> depths must be a whole number of at least 2 and at most 1000, not 100000
+probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000, not 1
 probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
 extend rope --to far -> --to far is no length past training
 extend rope --to 16 -> --to 16 is not longer than train.length=16
@@ -140,6 +148,31 @@ def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, fol
     (run / "result.json").unlink()
     outcome = command("eval", run.name, *results)
     assert outcome.code == 2 and "no finished run" in outcome.line
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *(
+            ["train", "data=files", 'data.path="caf\udce9"'],
+            ["train", "data=files", "data.path=a", 'x="\udcff"'],
+        ),
+        *(
+            ["train", 'results_dir="\udcff"'],
+            ["eval", "--results-dir", "\udcff"],
+            ["eval", "--code", "\udce9.py"],
+        ),
+        *(
+            ["try", "alibi", "data=files", 'data.path="\udce9"'],
+            ["probe", "hf:\udce9"],
+            ["check", "\udce9.py:A"],
+        ),
+    ],
+)
+def test_a_byte_that_is_no_utf_8_is_refused_before_anything_is_written(command, folder, typed):
+    outcome = command(*typed)
+    assert outcome.code == 2 and "has a byte that is no UTF-8" in outcome.line
+    assert files_in(folder / "work") == []
 
 
 COMMANDS = (
