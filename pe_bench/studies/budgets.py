@@ -199,7 +199,9 @@ def _draw(budgets: Sequence[Budget], study: Study) -> "Figure":
         _draw_panel(axes, panel, curves, styles)
         if panel is panels[-1]:
             axes.set_xlabel("training tokens")
-    paper.place_text(figure, paper.LEFT, end - BETWEEN + 0.6, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
+    paper.place_text(
+        figure, paper.LEFT, end - BETWEEN + 0.6, note, fontsize=paper.NOTE_FONT, color=paper.GREY
+    )
     return figure
 
 
