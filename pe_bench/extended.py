@@ -171,7 +171,8 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
     kept = _read_searched(path)
     if name not in kept:
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
-        kept[name] = search_option(load_trained(run, trusted(config, ())), requested, option, length)
+        trained = load_trained(run, trusted(config, ()))
+        kept[name] = [*search_option(trained, requested, option, length)]
         write_text(path, json.dumps(kept))
     return read_with([f"{requested.text} {option}=[{','.join(map(str, kept[name]))}]"])[0]
 

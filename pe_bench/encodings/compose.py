@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from pe_bench.encodings.base import ADVERSE_FIRST, LayerEncoding, PositionalEncoding, ScoreTerm, Side
 from pe_bench.encodings.masks.ranges import intersection
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
+from pe_bench.values import shown
 
 # Hooks of softmax attention, which a layer with `attend` does not call.
 OF_SOFTMAX = (
@@ -38,6 +39,9 @@ class Composition(PositionalEncoding):
         _refuse_several([name for name, part in parts.items() if part.overrides("ids")], "replace ids")
         for number in range(n_layers):
             layers = {name: part.layer(number) for name, part in parts.items()}
+            for part, layer in zip(parts.values(), layers.values(), strict=True):
+                message = f"{type(part).__name__}.layer must return a LayerEncoding, not {shown(layer)}"
+                require(isinstance(layer, LayerEncoding), message)
             for hook in ("scores", "weights", "mix"):
                 _refuse_several([name for name in layers if layers[name].overrides(hook)], f"replace {hook}")
             # A null logit is one of the softmax, which `weights` replaces.

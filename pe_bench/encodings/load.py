@@ -4,7 +4,7 @@ import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, get_args
@@ -14,12 +14,14 @@ from pe_bench.encodings.modules import Tree, public_text, tree_of
 from pe_bench.encodings.source import covered_files, digest, find_file, sources
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.system.signals import INTERRUPTIONS
-from pe_bench.values import unknown
+from pe_bench.values import NotNegative, check_type, plain_value, shown, unknown
 
 # Nothing else is imported because a run's directory names it: no path, no other package.
 BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\w*")
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
-DECLARED = (*get_args(Claim), *ADVERSE_FIRST)
+CLAIMS: tuple[str, ...] = get_args(Claim)
+TEXTS_OR_NONE = ("paper", "window_factor", "searched")
+SETS_OF_NAMES = ("compatible_with", "changeable_after_training", "inert")
 # The versions of each file that this process has run: a file runs once for each content.
 _LOADED: dict[Path, list["Loaded"]] = {}
 
@@ -69,12 +71,37 @@ def find_code(specification: str, search: Sequence[Path] = ()) -> Code:
     if loaded is None:
         return Code(encoding_class, Path(inspect.getfile(encoding_class)))
     _refuse_no_hook(encoding_class)
-    for word in (*encoding_class.claims, encoding_class.past_training):
-        require(word in DECLARED, unknown(word, "claim", DECLARED))
+    check_declared(encoding_class)
     path = loaded.tree.path
     files = covered_files(path, loaded.tree.opened)
     opened = sorted(file.relative_to(path.parent).as_posix() for file in {*files} - {*sources(path)})
     return Code(encoding_class, path, loaded.sha256, tuple(files), tuple(opened))
+
+
+def check_declared(encoding: EncodingClass | LayerEncoding | PositionalEncoding) -> None:
+    """Raise `UserError` where an encoding, or its class, declares what no other code could read."""
+    name = getattr(encoding, "__name__", type(encoding).__name__)
+    claims, past = encoding.claims, encoding.past_training
+    is_set = isinstance(claims, frozenset) and all(isinstance(claim, str) for claim in claims)
+    message = f"{name}.claims must be a frozenset of names, such as frozenset({{'shift_invariant'}})"
+    require(is_set, f"{message}, not {shown(claims)}")
+    for claim in sorted(claims):
+        require(claim in CLAIMS, unknown(claim, "claim", CLAIMS))
+    message = f"{name}.past_training must be one of {', '.join(ADVERSE_FIRST)}, not {shown(past)}"
+    require(isinstance(past, str) and past in ADVERSE_FIRST, message)
+    check_type(plain_value(encoding.lr_multiple), NotNegative, f"{name}.lr_multiple")
+    check_type(
+        encoding.per_layer if isinstance(encoding, LayerEncoding) else False, bool, f"{name}.per_layer"
+    )
+    for attribute in ("family", *TEXTS_OR_NONE):
+        value = getattr(encoding, attribute)
+        is_right = isinstance(value, str) or (value is None and attribute in TEXTS_OR_NONE)
+        require(is_right, f"{name}.{attribute} must be text, not {shown(value)}")
+    for attribute in SETS_OF_NAMES:
+        value = getattr(encoding, attribute)
+        message = f"{name}.{attribute} must be a frozenset of names, not {shown(value)}"
+        is_set = isinstance(value, Collection) and not isinstance(value, str)
+        require(is_set and all(isinstance(each, str) for each in value), message)
 
 
 def opened_later(encoding_class: type) -> list[Path]:

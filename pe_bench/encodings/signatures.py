@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pe_bench.encodings.source import find_file
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
+from pe_bench.values import shown
 
 MISSING = "???"  # OmegaConf's sign of a value that has to be given
 # Parameters of these names without a default get the value that the rest of the configuration has.
@@ -62,15 +63,18 @@ def options_of(specification: str, search: Sequence[Path] = (), *, may_run: bool
     location, _, name = specification.rpartition(":")
     try:
         file = find_file(location, search) if location.endswith(".py") else _module_file(location, Path())
-        return _options(file, name)
+        options = _options(file, name)
     except (UnreadableError, OSError, SyntaxError, ValueError):
         if not may_run:
             return []
         from pe_bench.encodings.load import find_code
 
-        return [
-            Option(*pair) for pair in defaults_of(find_code(specification, search).encoding_class).items()
-        ]
+        defaults = defaults_of(find_code(specification, search).encoding_class)
+        options = [Option(*pair) for pair in defaults.items()]
+    if may_run:  # else what somebody types is completed
+        for option in options:
+            _check_option(option, specification)
+    return options
 
 
 def read_part(file: Path) -> dict[str, Any]:
@@ -203,8 +207,30 @@ def defaults_of(encoding_class: type) -> dict[str, Any]:
     """Return the options of a class that is loaded, and their defaults."""
     import inspect
 
-    return {
-        option_of(name): MISSING if parameter.default is parameter.empty else parameter.default
-        for name, parameter in inspect.signature(encoding_class).parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    }
+    defaults: dict[str, Any] = {}
+    for name, parameter in inspect.signature(encoding_class).parameters.items():
+        message = (
+            f"{encoding_class.__name__}.__init__ takes {name} by its place alone, and options have names"
+        )
+        require(parameter.kind is not parameter.POSITIONAL_ONLY, f"{message}: leave out the / after it")
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            has_default = parameter.default is not parameter.empty
+            defaults[option_of(name)] = parameter.default if has_default else MISSING
+    return defaults
+
+
+def _check_option(option: Option, specification: str) -> None:
+    """Raise `UserError` for an option that no configuration could hold."""
+    where = f"{specification.rpartition(':')[2]}.__init__"
+    message = f"{where} has a parameter {option.name}, which every encoding has as a key: rename it"
+    require(option.name == "name" or option.name not in NOT_OPTIONS, message)
+    message = f"{where}: {option.name} is {shown(option.default)} by default, which no configuration can hold"
+    require(_is_plain(option.default), f"{message}: say a number, a text, a list or None")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value, *value.values())))
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -8,10 +8,10 @@ from typing import Any, get_type_hints
 
 from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, find_code
+from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, check_declared, find_code
 from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, options_of
 from pe_bench.encodings.source import digest, named_files
-from pe_bench.errors import UserError, require
+from pe_bench.errors import UserError, first_line, require
 from pe_bench.values import check_type, shown, unknown
 
 
@@ -60,14 +60,32 @@ class PartSpec:
         for name, default in self.defaults.items():
             is_given = name in options or default != MISSING
             require(is_given, f"{self.key} needs a value for {name}: give {self.key}.{name}=...")
-        kinds = get_type_hints(self.encoding_class.__init__, include_extras=True)
+        kinds = self._kinds()
         for name, value in options.items():
             key, kind = f"{self.key}.{name}", kinds.get(argument_of(name), Any)
             if kind != NestedEncoding:
-                options[name] = check_type(value, kind, key)
+                options[name] = self._option(value, kind, key)
             elif not is_part(value):
                 raise UserError(f"{key} must be another encoding, such as {{name: nope}}, not {shown(value)}")
         return options
+
+    def _kinds(self) -> dict[str, Any]:
+        """Return the types of the constructor's arguments. Raises `UserError` for what names no type."""
+        try:
+            return get_type_hints(self.encoding_class.__init__, include_extras=True)
+        except (NameError, AttributeError, TypeError, SyntaxError) as error:
+            name = f"{self.encoding_class.__name__}.__init__"
+            message = f"{name} has an annotation that is no type: {type(error).__name__}: {first_line(error)}"
+            raise UserError(f"{message}: import the type, or leave the annotation out") from error
+
+    def _option(self, value: Any, kind: Any, key: str) -> Any:
+        """Return an option as its type. Raises `UserError`, also for a type that has no values."""
+        try:
+            return check_type(value, kind, key)
+        except TypeError as error:
+            name = f"{self.encoding_class.__name__}.__init__"
+            message = f"{name} annotates {key} with {shown(kind)}, which no value can be held against"
+            raise UserError(f"{message}: say int, float, bool or str, or leave it out") from error
 
     @property
     def nested(self) -> "dict[str, EncodingSpec]":
@@ -96,8 +114,12 @@ class PartSpec:
         parts: Any = [
             encoding(**options) for _ in range(n_layers if is_of_layers and encoding.per_layer else 1)
         ]
-        message = f"{encoding.__name__}.__init__ must call super().__init__() before all else"
-        require(all("_modules" in vars(part) for part in parts), message)
+        for part in parts:
+            message = f"{encoding.__name__}(...) is a {type(part).__name__} and no {encoding.__name__}"
+            require(isinstance(part, encoding), message)
+            message = f"{encoding.__name__}.__init__ must call super().__init__() before all else"
+            require("_modules" in vars(part), message)
+            check_declared(part)
         return Layers(parts) if is_of_layers else parts[0]
 
     def identity(self) -> dict[str, Any]:
@@ -187,6 +209,8 @@ class EncodingSpec:
 
         def examples(part: PartSpec) -> dict[str, Any]:
             values = part.encoding_class.example(part.values)
+            message = f"{part.encoding_class.__name__}.example must return a dictionary, not {shown(values)}"
+            require(isinstance(values, Mapping), message)
             return {name: value for name, value in values.items() if part.values.get(name) is None}
 
         return self.changed(examples)

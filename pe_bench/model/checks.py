@@ -25,14 +25,15 @@ def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
     Raises `UserError` for a length that the encoding refuses, an error in a user's own code, values that are
     not finite from weights that are, and outputs that follow from later tokens.
     """
-    tokens, before = torch.zeros(1, length, dtype=torch.long), set(model.encoding.state_dict())
+    tokens = torch.zeros(1, length, dtype=torch.long)
+    before = _saved_names(model.encoding)
     try:
         with user_code_errors(model.encoding):
             ids = model.encoding.ids(tokens, train=True, generator=torch.Generator().manual_seed(0))
             hidden = model.hidden(tokens, ids)
     except LengthError as error:
         raise UserError(f"train.length={length}: {error}") from error
-    added = set(model.encoding.state_dict()) - before  # no saved weights would fit
+    added = _saved_names(model.encoding) - before  # no saved weights would fit
     late = sorted(name.rpartition(".")[2] for name in added)
     message = (
         f"the encoding makes {', '.join(late)} in a hook, where it would never learn: make it in __init__"
@@ -44,6 +45,16 @@ def dry_run_training(model: Decoder, length: int, name: str = "NAME") -> None:
     refuse_lookahead(model, length, name)
     for line in uncovered_files(model.encoding):
         say(f"warning: {line}")
+
+
+def _saved_names(encoding: nn.Module) -> set[str]:
+    """Return the names of the tensors that are saved. Raise `UserError` where a parameter is none."""
+    state = encoding.state_dict()
+    parameters = {name for name, _ in encoding.named_parameters()}
+    unsaved = sorted(parameters - state.keys())
+    message = f"the encoding does not save {', '.join(unsaved[:3])}, which it learns"
+    require(not unsaved, f"{message}: its state_dict must have all parameters, as that of nn.Module has")
+    return set(state)
 
 
 # Refuse a model that reads later tokens: its scores would mean nothing.

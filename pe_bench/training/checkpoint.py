@@ -191,6 +191,13 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
         require(theirs == ours or may_lack, f"the weights in {checkpoint} do not fit this model: {misfit}")
     shared = {name: saved[name] for name in here if name in saved}
     model.load_state_dict(shared, strict=not is_start)
+    loaded = model.state_dict()
+    for name in [name for name in shared if name.startswith("encoding.")]:
+        message = f"the encoding did not load {name} from {checkpoint}"
+        mine = loaded[name].cpu()
+        theirs = shared[name].to(loaded[name].dtype)
+        is_loaded = torch.allclose(mine, theirs, rtol=0, atol=0, equal_nan=True)
+        require(is_loaded, f"{message}: leave loading to nn.Module")
 
 
 def _opened(path: Path) -> Any:

@@ -104,6 +104,84 @@ def test_what_cannot_work_is_one_line_before_anything_is_written(
     assert not (folder / "results").exists()
 
 
+WRONG_DECLARATIONS = {
+    "claims = {'decaying'}": "RootBias.claims must be a frozenset of names, such as",
+    "claims = ('decaying', 3)": "RootBias.claims must be a frozenset of names, such as",
+    "claims = frozenset({('decaying',)})": "RootBias.claims must be a frozenset of names, such as",
+    "claims = True": "RootBias.claims must be a frozenset of names, such as",
+    "claims = frozenset({'undefined'})": "unknown claim 'undefined': there are: decaying",
+    "claims = property(lambda self: 5)": "RootBias.claims must be a frozenset of names, such as",
+    "past_training = 3": "RootBias.past_training must be one of undefined, clamps, defined, not 3",
+    "past_training = {'clamps'}": "RootBias.past_training must be one of undefined, clamps, defined",
+    "past_training = 'shift_invariant'": "defined, not 'shift_invariant'",
+    "lr_multiple = '3'": "RootBias.lr_multiple must be a number of at least 0, not '3'",
+    "lr_multiple = float('inf')": "RootBias.lr_multiple must be a number of at least 0, not inf",
+    "per_layer = None": "RootBias.per_layer must be true or false, not null",
+    "family = ['bias']": "RootBias.family must be text, not ['bias']",
+    "searched = True": "RootBias.searched must be text, not True",
+    "compatible_with = 'alibi'": "RootBias.compatible_with must be a frozenset of names, not 'alibi'",
+    "inert = frozenset({1})": "RootBias.inert must be a frozenset of names, not frozenset({1})",
+    "def state_dict(self, **options): return {}": "does not save base.layers.0.strength, which it learns",
+    "def __new__(cls, **options): return 'text'": "RootBias(...) is a str and no RootBias",
+}
+WRONG_CONSTRUCTORS = {
+    "(self, n_heads: int, strength: float = 0.5, /)": "takes n_heads by its place alone",
+    "(self, n_heads: int, strength: 'Flaot' = 0.5)": "an annotation that is no type: NameError",
+    "(self, n_heads: int, strength: 'float |' = 0.5)": "an annotation that is no type: SyntaxError",
+    "(self, n_heads: int, strength: 0.1 = 0.5)": "annotates encoding.strength with 0.1, which no value can",
+    "(self, n_heads: int, strength=0.5, other=b'x')": "other is b'x' by default, which no configuration can",
+    "(self, n_heads: int, strength=0.5, other=print)": "other is <built-in function print> by default",
+    "(self, n_heads: int, strength=0.5, chosen=1)": "has a parameter chosen, which every encoding has",
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), [*WRONG_DECLARATIONS.items(), *WRONG_CONSTRUCTORS.items()])
+def test_a_class_that_declares_what_cannot_be_is_one_line_before_anything_is_written(
+    train, command, folder, own, changed, message
+):
+    head = "class RootBias(LayerEncoding):\n"
+    if changed.startswith("("):
+        text = ROOT_BIAS.replace("(self, n_heads: int, strength: float = 0.5)", changed)
+    else:
+        # The first declaration of the class is the one that is replaced.
+        text = re.sub(r"    claims = .*\n", "", ROOT_BIAS).replace(head, f"{head}    {changed}\n")
+    own.write_text(text)
+    outcome = train(f"encoding={own}:RootBias")
+    assert outcome.code == 2 and message in outcome.line
+    assert not (folder / "results").exists()
+    outcome = command("check", f"{own}:RootBias")
+    assert outcome.code in (1, 2) and "Traceback" not in outcome.err
+
+
+@pytest.mark.parametrize("value", ["('decaying',)", "None"])
+def test_what_an_instance_declares_is_checked_as_what_its_class_does(train_own, folder, own, value):
+    own.write_text(ROOT_BIAS.replace("__init__()\n", f"__init__()\n        self.claims = {value}\n"))
+    outcome = train_own()
+    assert outcome.code == 2 and "claims must be a frozenset of names" in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_a_layer_that_is_none_is_named(train, folder, own):
+    own.write_text(
+        "from pe_bench.encodings import PositionalEncoding\n\n\n"
+        "class Lost(PositionalEncoding):\n    def layer(self, number):\n        return {}\n"
+    )
+    outcome = train(f"encoding={own}:Lost")
+    assert outcome.code == 2 and "Lost.layer must return a LayerEncoding, not {}" in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_parameters_that_do_not_load_are_no_score(train_own, command, folder, own):
+    load = "    def _load_from_state_dict(self, *arguments):\n        pass\n\n"
+    own.write_text(ROOT_BIAS.replace("    def distance_bias", f"{load}    def distance_bias"))
+    assert train_own().code == 0
+    results = ("--results-dir", str(folder / "results"))
+    outcome = command("eval", "--lengths", "64", "--code", str(own), *results)
+    assert outcome.code == 2 and "did not load encoding.base.layers.0.strength from" in outcome.line
+    outcome = command("check", f"{own}:RootBias", "--verbose")
+    assert outcome.code == 1 and "saved and loaded into one of another seed" in outcome.out
+
+
 def test_a_hook_that_ends_the_program_in_training_is_a_failed_run(train_own, folder, own):
     body = "if torch.is_grad_enabled():\n            raise SystemExit\n        return -self"
     own.write_text(ROOT_BIAS.replace("return -self", body))
