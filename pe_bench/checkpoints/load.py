@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pe_bench.checkpoints.source import (
 from pe_bench.config.compose import compose
 from pe_bench.config.overrides import Override, parse_override
 from pe_bench.config.parse import parse_config, warn_unused
-from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config
+from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config, EvalConfig, largest_power_of_two
 from pe_bench.data.packed import load_data
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
@@ -28,6 +28,7 @@ from pe_bench.runs.job import Job
 from pe_bench.runs.rows import TASK
 from pe_bench.scoring.plans import Planner
 from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.targets import PART
 from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_threads
 from pe_bench.system.terminal import say
 from pe_bench.values import without_none
@@ -36,6 +37,10 @@ from pe_bench.values import without_none
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
 TRAIN_LENGTH = "train.length"
 LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
+# Of the targets of a checkpoint, where the command does not say their number.
+SCORED_TARGETS = 16_384
+MOST_BLOCKS = 128
+LARGEST_BLOCK = 4_096
 
 
 def checkpoint_config(
@@ -80,13 +85,34 @@ def checkpoint_config(
         "begin": _one_or_several(begin_of_text(source)),
         "plain": plain,
     }
+    given = [*keys, *(f"eval.{name}" for name in without_none(changes))]
+    values["eval"].update(_target_blocks(values["eval"], train["length"], given))
     config = parse_config(values)
-    warn_unused([config], [*keys, *(f"eval.{name}" for name in without_none(changes))])
+    warn_unused([config], given)
     if config.eval.max_length is not None or not config.eval.lengths:
         return config
     # 16 times the training length, as in a run, is more than most documents have.
     longest = max(config.train.length, *config.eval.lengths)
     return replace(config, eval=replace(config.eval, max_length=longest))
+
+
+def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequence[str]) -> dict[str, Any]:
+    """Return the size and the number of target blocks; what the command gives stays.
+
+    A window scores at most an eighth of its length, so larger blocks would not be cheaper at the training
+    length, and smaller ones would feed more tokens for each target. Blocks are never smaller than a run's.
+
+    section: eval of the configuration. given: the keys that the command gives.
+    """
+    size, count = section["target_tokens"], section["targets"]
+    if not isinstance(size, int | None) or not isinstance(train_length, int):
+        return {}  # which is refused with the whole configuration
+    if size is None:
+        eighth = largest_power_of_two(min(LARGEST_BLOCK, max(1, train_length // PART)))
+        size = max(eighth, EvalConfig().resolved_target_tokens(train_length))
+    if "eval.targets" not in given:
+        count = max(1, min(MOST_BLOCKS, SCORED_TARGETS // max(1, size)))
+    return {"target_tokens": size, "targets": count}
 
 
 def with_one_length(texts: Sequence[str], overrides: Sequence[str]) -> list[str]:

@@ -192,7 +192,12 @@ class EvalConfig:
     def resolved_target_tokens(self, train_length: int) -> int:
         """The tokens in a target block: by default a power of two, which has parts for every length."""
         room = min(MAX_DEFAULT_BLOCK, self.first_length or train_length)
-        return self.target_tokens or 1 << room.bit_length() - 1
+        return self.target_tokens or largest_power_of_two(room)
+
+
+def largest_power_of_two(most: int) -> int:
+    """Return the largest power of two up to a number of at least 1."""
+    return 1 << most.bit_length() - 1
 
 
 @dataclass(frozen=True)

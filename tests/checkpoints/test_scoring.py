@@ -12,9 +12,32 @@ from support.commands import Command, write_corpus
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import pe_bench
+from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
+
+
+@pytest.mark.parametrize(
+    ("train_length", "overrides", "expected"),
+    [
+        (8_192, [], (1_024, 16)),
+        (3_000, [], (256, 64)),
+        (262_144, [], (4_096, 4)),
+        (512, [], (128, 128)),  # never smaller than the blocks of a run
+        (32, [], (32, 128)),
+        (8_192, ["eval.targets=6"], (1_024, 6)),
+        (8_192, ["eval.target_tokens=512"], (512, 32)),
+        (8_192, ["eval.target_tokens=16"], (16, 128)),
+        (8_192, ["train.length=2048"], (256, 64)),
+    ],
+)
+def test_blocks_of_a_checkpoint_are_as_large_as_its_training_length_allows(
+    tmp_path: Path, train_length: int, overrides: list[str], expected: tuple[int, int]
+) -> None:
+    folder = write_checkpoint(tmp_path / "llama", "llama", max_position_embeddings=train_length)
+    config = checkpoint_config(f"hf:{folder}", overrides, {}, {}, tmp_path / "results")
+    assert (config.eval.resolved_target_tokens(config.train.length), config.eval.targets) == expected
 
 
 @pytest.fixture
