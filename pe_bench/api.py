@@ -70,6 +70,7 @@ def evaluate(
     threads: int | None = None,
     force: bool = False,
     plain: bool = False,
+    reference: int | None = None,
     key_tokens_of: "Run | str | Path | None" = None,
     config_dir: str | Path | Sequence[str | Path] | None = None,
     code: str | Path | Sequence[str | Path] | None = None,
@@ -102,6 +103,7 @@ def evaluate(
     threads NUMBER: Processor cores.
     force: Score under incompatible encodings, or changed code, and label the rows.
     plain: Score a checkpoint with its own attention, without --with.
+    reference NUMBER: Measure a checkpoint from this length.  [default: its training length]
     key_tokens_of RUN: Choose key targets by another run's scores (report --slice key).
     config_dir DIR: A folder with your encoding/NAME.yaml.
     code FILE: Trust FILE as the code of a run's custom encoding.

@@ -415,5 +415,5 @@ def score_encodings(
     for model, other in zip(models, replacements, strict=True):
         model.encoding.to(job.device)
         under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
-        rows += score(under, plans, bars)
+        rows += score(under, plans, bars, None if is_changed else trained.model)
     return rows

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas
 
 OF_EVAL = ("protocol", "max_length", "targets", "stride", "controls", "per_position", "precision", "half")
-OF_RUNS, OF_CHECKPOINTS = ("key_tokens_of", "code"), ("overrides", "plain", "task")
+OF_RUNS, OF_CHECKPOINTS = ("key_tokens_of", "code"), ("overrides", "plain", "task", "reference")
 NOT_SET = (*OF_EVAL, *MACHINE_KEYS, *OF_RUNS, *OF_CHECKPOINTS, "lengths", "with_", "config_dir", "data_path")
 DEFAULTS: dict[str, Any] = {**dict.fromkeys(NOT_SET), "force": False, "results_dir": "results"}
 
@@ -175,6 +175,11 @@ def _lengths(options: Options) -> list[int] | None:
     return lengths if isinstance(lengths, list | None) else [lengths]
 
 
+def _reference(options: Options) -> int | None:
+    reference = plain_value(options["reference"])
+    return None if reference is None else check_type(reference, AtLeast2, "--reference")
+
+
 def _chosen(options: Options, names: Sequence[str]) -> dict[str, Any]:
     return without_none({name: plain_value(options[name]) for name in names})
 
@@ -210,4 +215,5 @@ def _config_of_checkpoint(
         Path(options["results_dir"]),
         plain=bool(options["plain"]),
         prompts=None if probe is None else probe.prompts,
+        reference=_reference(options),
     )

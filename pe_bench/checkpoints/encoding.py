@@ -29,8 +29,8 @@ from pe_bench.checkpoints.model import sees_all, trunk_of
 from pe_bench.checkpoints.rotary import FREQUENCIES, TOLERANCE, RotaryCall, recorded, rotary_modules
 from pe_bench.config.groups import config_dir
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
-from pe_bench.encodings.scalings.rope_scaling import RopeScaling, Scaled
+from pe_bench.encodings.rotary.rope import Layout, rotate
+from pe_bench.encodings.scalings.rope_scaling import Scaled, rotation_at
 from pe_bench.encodings.signatures import read_part
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
@@ -324,9 +324,7 @@ def _is(
 
 
 def _scaled(built: LayerEncoding, window: int) -> Scaled:
-    """Return how an encoding turns pairs in a window of so many tokens."""
-    assert isinstance(built, RoPE | RopeScaling)
-    if not isinstance(built, RopeScaling):
-        return Scaled(built.frequencies)
-    scaled = built.scaled(window)
-    return Scaled(built.kept(scaled.frequencies), scaled.attention_factor)
+    """Return how an encoding of `_candidates` turns pairs in a window of so many tokens."""
+    scaled = rotation_at(built, window)
+    assert scaled is not None
+    return scaled

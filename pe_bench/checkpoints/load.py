@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pe_bench.checkpoints.source import (
 from pe_bench.config.compose import compose
 from pe_bench.config.overrides import Override, parse_override
 from pe_bench.config.parse import parse_config, warn_unused
-from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config
+from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config, EvalConfig, largest_power_of_two
 from pe_bench.data.packed import load_data
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
@@ -28,6 +28,7 @@ from pe_bench.runs.job import Job
 from pe_bench.runs.rows import TASK
 from pe_bench.scoring.plans import Planner
 from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.targets import PART
 from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_threads
 from pe_bench.system.terminal import say
 from pe_bench.values import without_none
@@ -36,6 +37,10 @@ from pe_bench.values import without_none
 SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
 TRAIN_LENGTH = "train.length"
 LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
+# Of the targets of a checkpoint, where the command does not say their number.
+SCORED_TARGETS = 16_384
+MOST_BLOCKS = 128
+LARGEST_BLOCK = 4_096
 
 
 def checkpoint_config(
@@ -47,10 +52,12 @@ def checkpoint_config(
     *,
     plain: bool = False,
     prompts: str | None = None,
+    reference: int | None = None,
 ) -> Config:
     """Return the configuration of a checkpoint, whose model is not loaded. Raise `UserError`.
 
-    prompts: the kind of prompts that it is scored on, in the place of text.
+    prompts: the kind of prompts that it is scored on, in the place of text. reference: the length that
+    changes are measured from, where it is not the training length.
     """
     parsed = [*map(parse_override, overrides)]
     _check_keys(parsed, has_text=prompts is None)
@@ -60,7 +67,8 @@ def checkpoint_config(
     values = compose([*files, *overrides, "encoding=nope"])
     data, train = values["data"], values["train"]
     is_told = TRAIN_LENGTH in keys
-    train["length"], length_from = (train["length"], BY_COMMAND) if is_told else _train_length(source)
+    train_length, length_from = (train["length"], BY_COMMAND) if is_told else _train_length(source)
+    train["length"] = reference or train_length
     values["train"] |= {"steps": 0, "batch_tokens": train["length"]}
     is_one = data["source"] == "files" and data["validation_path"] is None
     if is_one and "data.validation_fraction" not in keys:
@@ -79,9 +87,12 @@ def checkpoint_config(
         "revision": source.revision,
         "begin": _one_or_several(begin_of_text(source)),
         "plain": plain,
+        "train_length": None if train["length"] == train_length else train_length,
     }
+    given = [*keys, *(f"eval.{name}" for name in without_none(changes))]
+    values["eval"].update(_target_blocks(values["eval"], train_length, given))
     config = parse_config(values)
-    warn_unused([config], [*keys, *(f"eval.{name}" for name in without_none(changes))])
+    warn_unused([config], given)
     if config.eval.max_length is not None or not config.eval.lengths:
         return config
     # 16 times the training length, as in a run, is more than most documents have.
@@ -89,18 +100,45 @@ def checkpoint_config(
     return replace(config, eval=replace(config.eval, max_length=longest))
 
 
-def with_one_length(texts: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Add the training length that several checkpoints are measured from where theirs differ: the shortest.
+def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequence[str]) -> dict[str, Any]:
+    """Return the size and the number of target blocks; what the command gives stays.
 
+    A window scores at most an eighth of its length, so larger blocks would not be cheaper at the training
+    length, and smaller ones would feed more tokens for each target. Blocks are never smaller than a run's.
+
+    section: eval of the configuration. given: the keys that the command gives.
+    """
+    size, count = section["target_tokens"], section["targets"]
+    if not isinstance(size, int | None) or not isinstance(train_length, int):
+        return {}  # which is refused with the whole configuration
+    if size is None:
+        eighth = largest_power_of_two(min(LARGEST_BLOCK, max(1, train_length // PART)))
+        size = max(eighth, EvalConfig().resolved_target_tokens(train_length))
+    if "eval.targets" not in given:
+        count = max(1, min(MOST_BLOCKS, SCORED_TARGETS // max(1, size)))
+    return {"target_tokens": size, "targets": count}
+
+
+def with_one_length(
+    texts: Sequence[str], overrides: Sequence[str], reference: int | None = None
+) -> tuple[list[str], int | None]:
+    """Return overrides and the reference by which several checkpoints are scored on the same targets.
+
+    Where their training lengths differ, and none is given, changes are measured from the shortest.
     Raise `UserError` for what is no checkpoint.
     """
-    is_told = any(parse_override(override).key == TRAIN_LENGTH for override in overrides)
-    lengths = {_train_length(read_source(text))[0] for text in ([] if is_told else texts)}
+    keys = [parse_override(override).key for override in overrides]
+    lengths = {_train_length(read_source(text))[0] for text in ([] if TRAIN_LENGTH in keys else texts)}
     if len(lengths) < 2:
-        return [*overrides]
-    shortest = f"{TRAIN_LENGTH}={min(lengths)}"
-    say(f"{shortest}: all are measured from the shortest of their training lengths; another can be given")
-    return [*overrides, shortest]
+        return [*overrides], reference
+    shortest = min(lengths)
+    if reference is None:
+        reference = shortest
+        say(f"--reference {shortest}: all are measured from the shortest of their training lengths")
+    blocks = _target_blocks({"target_tokens": None, "targets": 0}, shortest, [])
+    is_told = "eval.target_tokens" in keys
+    sizes = [] if is_told else [f"eval.target_tokens={blocks['target_tokens']}"]
+    return [*overrides, *sizes], reference
 
 
 @explain_out_of_memory(LESS_MEMORY)
@@ -119,7 +157,8 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     device, threads = resolve_device(config.device), set_threads(config.threads)
     data = load_data(config)
     plans = planner(config, config.eval, data)
-    dtype, length = getattr(torch, config.eval.precision), config.train.length
+    dtype = getattr(torch, config.eval.precision)
+    length = config.trained_length
     opened = open_checkpoint(source, load_config(source), length, about.begins, dtype, plain=about.plain)
     sizes = data.vocab_size, opened.model.vocab_size
     message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"
@@ -135,10 +174,16 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
         unused_scaling=unused,
     )
     config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
-    facts = {"checkpoint": about.identity, "length": length, "data": data.hash, "plain": about.plain}
+    measured_from = config.train.length
+    facts = {"checkpoint": about.identity, "length": measured_from, "data": data.hash, "plain": about.plain}
+    if measured_from != length:
+        facts["trained"] = length
     setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
     name, label = opened.size.name, EncodingSpec(config.encoding).label
-    say(f"{name}: {label}, measured from {length:,} tokens ({about.train_length_from})")
+    trained = f"{length:,} tokens ({about.train_length_from})"
+    if measured_from != length:
+        trained = f"{measured_from:,} tokens; trained at {trained}"
+    say(f"{name}: {label}, measured from {trained}")
     if unused:
         say(f"{name}: its config.json names the scaling {unused}, and no layer turns so")
     equal = f"logits equal transformers' own to {opened.difference or 0:.1g} of the largest"

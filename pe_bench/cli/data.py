@@ -15,7 +15,7 @@ from pe_bench.system.terminal import write_out
 
 VERSION = 1
 # Fields that say in a sentence what others say as data, or that only lay out a table.
-LEFT_OUT = {"why", "caveats", "chosen", "spread", "rows"}
+LEFT_OUT = {"why", "caveats", "chosen", "spread", "rows", "has_short_label"}
 
 
 def print_data(command: str, **values: Any) -> None:

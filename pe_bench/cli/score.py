@@ -128,7 +128,10 @@ def _score(
     require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
     from pe_bench.checkpoints.load import with_one_length
 
-    options["overrides"] = with_one_length(checkpoints, [name for name in names if name not in checkpoints])
+    overrides = [name for name in names if name not in checkpoints]
+    options["overrides"], options["reference"] = with_one_length(
+        checkpoints, overrides, options.get("reference")
+    )
     tasks = options["task"].split(",") if options.get("task") else [None]
     calls = [options if task is None else {**options, "task": task} for task in tasks]
     for call in calls:

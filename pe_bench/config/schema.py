@@ -193,7 +193,12 @@ class EvalConfig:
     def resolved_target_tokens(self, train_length: int) -> int:
         """The tokens in a target block: by default a power of two, which has parts for every length."""
         room = min(MAX_DEFAULT_BLOCK, self.first_length or train_length)
-        return self.target_tokens or 1 << room.bit_length() - 1
+        return self.target_tokens or largest_power_of_two(room)
+
+
+def largest_power_of_two(most: int) -> int:
+    """Return the largest power of two up to a number of at least 1."""
+    return 1 << most.bit_length() - 1
 
 
 @dataclass(frozen=True)
@@ -217,7 +222,8 @@ class CheckpointConfig:
     encoding; others keep theirs. plain: it keeps transformers' own attention. architecture: such as Llama.
     without_attention: how many layers have none. unused_scaling: a scaling of rotations in its configuration
     by which no layer turns. identity_version: of the rule that gave the identity; scores of an older one may
-    differ from today's.
+    differ from today's. train_length: at which it was trained, where `train.length` is another length that
+    changes are measured from.
     """
 
     source: str
@@ -231,6 +237,7 @@ class CheckpointConfig:
     without_attention: int = 0
     unused_scaling: str | None = None
     identity_version: int = 1
+    train_length: int | None = None
 
     @property
     def begins(self) -> list[int]:
@@ -265,6 +272,12 @@ class Config:
     def first_length(self) -> int:
         """The training length of the first stage; the default lengths to score are multiples of it."""
         return self.eval.first_length or self.train.length
+
+    @property
+    def trained_length(self) -> int:
+        """The length that the weights were trained at, from which scalings follow."""
+        stated = None if self.checkpoint is None else self.checkpoint.train_length
+        return stated or self.train.length
 
     def check(self) -> None:
         """Raise `UserError` for what cannot work; each text says the value and the way out."""

@@ -207,5 +207,6 @@ def summary(data: Data, length: int) -> str:
     amounts = [
         f"{len(side.lengths):,} documents of {len(side.tokens) / 1e6:.2f}M tokens {purpose}"
         for purpose, side in sides.items()
+        if len(side.lengths)
     ]
     return f"{data.name}: {', '.join(amounts)}"

@@ -23,7 +23,15 @@ from pe_bench.report.groups import (
     parse_by,
     share_of,
 )
-from pe_bench.report.lines import Source, anchor_lines, check_sort, lines_of, ordered, with_baseline
+from pe_bench.report.lines import (
+    Source,
+    anchor_lines,
+    check_sort,
+    lines_of,
+    ordered,
+    with_baseline,
+    with_short_labels,
+)
 from pe_bench.report.notes import with_notes
 from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
@@ -318,7 +326,8 @@ def _table(
     names = {row.run for row in sliced}
     positions = [row for row in rows if row.protocol == POSITIONS and row.run in names and key.slice == ALL]
     by = labels_by([*sliced, *positions], runs, selection.by)
-    lines = [*lines_of([*sliced, *positions], source, by), *anchor_lines(source, key.slice)]
+    lines = with_short_labels(lines_of([*sliced, *positions], source, by))
+    lines += anchor_lines(source, key.slice)
     baseline = _baseline_in(lines, selection.baseline, runs) if selection.baseline else ""
     if baseline:
         lines = with_baseline(lines, baseline, source)
@@ -353,8 +362,9 @@ def _baseline_in(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
 
     Or of a checkpoint, by hf:....
     """
-    if any(line.label == name for line in lines):
-        return name
+    named = [line.label for line in lines if name in (line.label, replace(line, has_short_label=False).label)]
+    if named:
+        return named[0]
     trained = [line for line in lines if line.encoding == line.scored_with]
     if is_checkpoint(name):
         labels = [line.label for line in trained if scores_checkpoint(runs.folder_of(line.runs[0]), name)]

@@ -158,12 +158,17 @@ def _whole_lines(table: Table) -> Grid:
     rows = [
         [
             *(Cell(line.label), Cell(str(line.break_point)), Cell(f"{line.seeds}")),
-            *(Cell(f"{line.parameters:,}"), Cell(f"{line.tokens_per_second:,.0f}")),
+            *(Cell(f"{line.parameters:,}"), _training_speed(line)),
         ]
         for line in table.lines
     ]
     below = [*notes.legend(table), *table.notes]
-    return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1)
+    return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1).without_empty()
+
+
+def _training_speed(line: Line) -> Cell:
+    """Return the speed of a line's training; empty for a checkpoint, which was trained elsewhere."""
+    return Cell(f"{line.tokens_per_second:,.0f}") if line.tokens_per_second else Cell()
 
 
 # All tables of a report

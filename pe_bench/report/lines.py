@@ -95,6 +95,13 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
     )
 
 
+def with_short_labels(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines with short labels, but for those whose short labels would be the same."""
+    short = [replace(line, has_short_label=True) for line in lines]
+    counts = Counter(line.label for line in short)
+    return [one if counts[one.label] == 1 else line for one, line in zip(short, lines, strict=True)]
+
+
 def _make_line(
     run: str,
     by: str,

@@ -253,9 +253,13 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
     layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]
     begin = config.get("checkpoint.begin")
     length_from = str(config.get("checkpoint.train_length_from"))
-    about = f"{row.model}: trained at {row.train_length} tokens according to {length_from}"
+    trained = config.get("checkpoint.train_length") or row.train_length
+    about = f"{row.model}: trained at {trained:,} tokens according to {length_from}"
     if length_from == BY_COMMAND:
-        about = f"{row.model}: measured from {row.train_length} tokens, as the command says"
+        what = "measured from" if trained == row.train_length else "trained at"
+        about = f"{row.model}: {what} {trained:,} tokens, as the command says"
+    if trained != row.train_length:
+        about += f", and measured from {row.train_length:,}"
     if scaling := config.get("checkpoint.unused_scaling"):
         about += f"; its config.json names the scaling {scaling}, and no layer turns so"
     if (config.get("checkpoint.identity_version") or 1) < CHECKPOINT_IDENTITY:

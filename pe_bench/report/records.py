@@ -10,6 +10,7 @@ from pe_bench.report.statistics import MARGIN, Interval
 from pe_bench.runs.find import CHECKPOINT, is_checkpoint
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
+BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # of a label, whose values may hold spaces
 PlotValues = Literal["levels", "change"]  # that pictures draw
 CHECKPOINTS = "checkpoints"  # in place of a model's name, of several
 
@@ -183,7 +184,8 @@ class Line:
     they were not scored. forced: it was scored with an encoding that is not compatible with the trained one.
     knows_length: it is given the final length of each text. unlearned: what it has not learned to beat.
     is_anchor: it is an n-gram model, not an encoding. longest: for later stages, the longest length that they
-    were trained at, from which the break point and the use of context are judged; else 0.
+    were trained at, from which the break point and the use of context are judged; else 0. has_short_label: no
+    other line of its table has its short label.
     """
 
     encoding: str
@@ -204,6 +206,7 @@ class Line:
     unlearned: Unlearned = ""
     is_anchor: bool = False
     longest: int = 0
+    has_short_label: bool = False
 
     @property
     def is_ranked(self) -> bool:
@@ -213,14 +216,26 @@ class Line:
     def label(self) -> str:
         """Return the name to show, with the seed and the hash of its run where it is one of many."""
         run = re.sub(r".*-(?=s\d+-.)", "", self.run)
-        return " ".join(filter(None, (label_of(self), self.by, run and f"({run})")))
+        name = short_label_of(self) if self.has_short_label else label_of(self)
+        return " ".join(filter(None, (name, self.by, run and f"({run})")))
 
 
 def label_of(scored: Row | Line) -> str:
-    """Return the name to show: of the encoding, and of what it was scored with where that is another."""
+    """Return the name: of the encoding, and of what it was scored with where that is another."""
+    return _label(scored, scored.scored_with)
+
+
+def short_label_of(scored: Row | Line) -> str:
+    """Return the name, with options that the encoding and what it was scored with share only once."""
+    name, *options = BEFORE_AN_OPTION.split(scored.scored_with)
+    shared = BEFORE_AN_OPTION.split(scored.encoding)[1:]
+    return _label(scored, " ".join([name, *(option for option in options if option not in shared)]))
+
+
+def _label(scored: Row | Line, scored_with: str) -> str:
     if scored.scored_with == scored.encoding:
         return scored.encoding
-    return f"{scored.encoding} -> {scored.scored_with}" + (" (forced)" if scored.forced else "")
+    return f"{scored.encoding} -> {scored_with}" + (" (forced)" if scored.forced else "")
 
 
 def name_of_checkpoint(model: str, size: str) -> str:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import torch
 
+from pe_bench.encodings.scalings.rope_scaling import turn_alike
+from pe_bench.model.checks import is_users_own
+from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import APART, POSITIONS, PROBE, Row, read_rows, write_rows
-from pe_bench.runs.scores import has_whole_scores, save_scores, score_file, with_level
+from pe_bench.runs.scores import has_whole_scores, load_scores, save_scores, score_file, with_level
 from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import Plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
@@ -27,7 +30,7 @@ MEASURED = ("nll", "perplexity", "bits_per_byte", "peak_memory_mb")
 OF_JOB = ("scored_with", "forced", "setting", "train_dtype", "threads")
 
 
-def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
+def score(job: Job, plans: Sequence[Plan], bars: Bars, own: LanguageModel | None = None) -> list[Row]:
     """Do as `evaluate` does, with a bar that counts finished plans."""
     with bars(job.scored_with, len(plans)) as bar:
         finished = 0
@@ -39,7 +42,7 @@ def score(job: Job, plans: Sequence[Plan], bars: Bars) -> list[Row]:
             line = f"{name} scored" if is_done and plan.protocol not in APART else None
             bar.show(finished + (0 if is_done else share), f"scoring, {name}", line)
 
-        return evaluate(job, plans, watch)
+        return evaluate(job, plans, watch, own)
 
 
 def _name_of(plan: Plan) -> str:
@@ -48,8 +51,13 @@ def _name_of(plan: Plan) -> str:
     return what if what == POSITIONS else f"{what}, length {plan.length:,}"
 
 
-def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
+def evaluate(
+    job: Job, plans: Sequence[Plan], watch: ScoreWatcher, own: LanguageModel | None = None
+) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
+
+    own: the model with the encoding of the run. Where the job's model computes the same, as YaRN does up to
+    the training length if its factor is that of each window, the scores of the run's encoding are taken over.
 
     After each length its scores and its row are on the disk. A length that the encoding cannot reach, or at
     which a user's own code fails, is a row with its status and reason, and the others go on.
@@ -60,6 +68,13 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
     # Two sets of targets may be one and the same, and then are scored once.
     pairs = zip(rows, plans, strict=True)
     missing = {row.key: plan for row, plan in pairs if not _is_scored(job.folder, kept.get(row.key))}
+    for key, plan in [*missing.items()]:
+        trained = kept.get(row_key(job, plan))
+        if own is None or trained is None or not _computes_the_same(job.model, own, plan):
+            continue
+        if trained.status == "ok" and has_whole_scores(job.folder, trained):
+            kept[key] = _taken_over(job, missing.pop(key), trained)
+            write_rows(path, sorted(kept.values(), key=lambda row: row.order))
     if missing:
         windows = sum(len(plan.windows) for plan in missing.values())
         longest = max(plan.length for plan in missing.values())
@@ -72,6 +87,27 @@ def evaluate(job: Job, plans: Sequence[Plan], watch: ScoreWatcher) -> list[Row]:
         watch(plan, 1.0)
     keep_derived(job.folder, job.data, plans, job.config.first_length)
     return [kept[row.key] for row in rows]
+
+
+def _computes_the_same(model: LanguageModel, own: LanguageModel, plan: Plan) -> bool:
+    """Return whether two models, which differ in their encodings alone, score a plan's targets equally."""
+    if len(model.encoding.modifiers) or len(own.encoding.modifiers) or is_users_own(model.encoding):
+        return False
+    layers = [(model.encoding.layer(number), own.encoding.layer(number)) for number in range(own.n_layers)]
+    for size in {window.size for window in plan.windows}:
+        if not all(turn_alike(layer, own_layer, size) for layer, own_layer in layers):
+            return False
+    return True
+
+
+def _taken_over(job: Job, plan: Plan, trained: Row) -> Row:
+    """Return the row of a plan with the scores of the run's own encoding, which are copied."""
+    empty = _empty_row(job, plan)
+    row = replace(
+        trained, scored_with=empty.scored_with, forced=empty.forced, knows_length=empty.knows_length
+    )
+    save_scores(score_file(job.folder, row), load_scores(score_file(job.folder, trained)))
+    return row
 
 
 def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:

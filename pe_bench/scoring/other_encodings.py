@@ -253,7 +253,7 @@ def _encodings(requested: Requested, trained: Config, trained_with: EncodingSpec
     if encoding[option] is not None or kind != FIXED:
         yield EncodingSpec(encoding, search)
     if encoding[option] is None and kind in (None, FIXED):
-        factor = fixed_factor(trained.eval, trained.train.length)
+        factor = fixed_factor(trained.eval, trained.trained_length)
         yield EncodingSpec({**encoding, option: factor}, search)
 
 
@@ -266,6 +266,7 @@ def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
 def overrides_of(trained: Config) -> list[str]:
     """Return a run's own configuration as overrides of Hydra's, but for its encoding."""
     values = to_plain(trained)
+    values["train"]["length"] = trained.trained_length
     keys = [(f"{section}.{key}", value) for section in SECTIONS for key, value in values[section].items()]
     return [*(f"++{key}={quote(value)}" for key, value in keys), f"seed={trained.seed}"]
 

@@ -12,9 +12,32 @@ from support.commands import Command, write_corpus
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import pe_bench
+from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
+
+
+@pytest.mark.parametrize(
+    ("train_length", "overrides", "expected"),
+    [
+        (8_192, [], (1_024, 16)),
+        (3_000, [], (256, 64)),
+        (262_144, [], (4_096, 4)),
+        (512, [], (128, 128)),  # never smaller than the blocks of a run
+        (32, [], (32, 128)),
+        (8_192, ["eval.targets=6"], (1_024, 6)),
+        (8_192, ["eval.target_tokens=512"], (512, 32)),
+        (8_192, ["eval.target_tokens=16"], (16, 128)),
+        (8_192, ["train.length=2048"], (256, 64)),
+    ],
+)
+def test_blocks_of_a_checkpoint_are_as_large_as_its_training_length_allows(
+    tmp_path: Path, train_length: int, overrides: list[str], expected: tuple[int, int]
+) -> None:
+    folder = write_checkpoint(tmp_path / "llama", "llama", max_position_embeddings=train_length)
+    config = checkpoint_config(f"hf:{folder}", overrides, {}, {}, tmp_path / "results")
+    assert (config.eval.resolved_target_tokens(config.train.length), config.eval.targets) == expected
 
 
 @pytest.fixture
@@ -59,6 +82,7 @@ def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
     where = ("--results-dir", str(tmp_path / "results"))
     report = command("report", *where, "--details")
     assert report.code == 0 and "rope -> yarn" in report.out and "trigram" not in report.out
+    assert "seeds" in report.out and "tokens/s" not in report.out
     assert "hf-llama" in command("list", "runs", *where).out
 
     overrides = ["data=files", f"data.path={tmp_path / 'corpus'}", "eval.max_length=64", "eval.targets=6"]
@@ -76,7 +100,7 @@ def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
     baseline = ("--baseline", both[0])
     done = call("eval", "llama", both[1], "--lengths", "48", *baseline, "--json")
     assert done.code == 0, done.err
-    assert f"train.length={TRAIN_LENGTH}: all are measured from the shortest" in done.err
+    assert f"--reference {TRAIN_LENGTH}: all are measured from the shortest" in done.err
     [table] = json.loads(done.out)["tables"]
     llama, tuned = (f"rope of {name} (Llama, 0.05M)" for name in ("llama", "tuned"))
     records = {line["label"]: line["records"][1] for line in table["lines"]}
@@ -94,6 +118,52 @@ def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
     edit_json(path, model=model | {"vocab": vocab, "merges": [["t", "h"]]})
     done = call("eval", "llama", f"hf:{tmp_path / 'other'}", "--lengths", "48")
     assert "table 1 of 2" in done.out and "compare bits per byte by eye" in " ".join(done.out.split())
+
+
+def test_a_reference_is_measured_from_and_scalings_follow_from_the_training_length(
+    tmp_path: Path, call: Command
+) -> None:
+    write_checkpoint(tmp_path / "long", "llama", max_position_embeddings=64)
+    options = ("--lengths", "64,96", "--controls", "all", "--with", "yarn")
+    assert call("eval", "long", *options).code == 0
+    [run] = rows_of(tmp_path)
+    blocks = f"eval.target_tokens={read_config(run).eval.target_tokens}"
+    done = call("eval", "long", *options, blocks, "--reference", "32")
+    assert done.code == 0, done.err
+    said = " ".join(done.out.split())
+    assert "measured from 32 tokens" in said
+    assert "hf:long: trained at 64 tokens according to max_position_embeddings, and measured from 32" in said
+    [other] = set(rows_of(tmp_path)) - {run}
+    measured, usual = rows_of(tmp_path)[other], rows_of(tmp_path)[run]
+    assert {row.train_length for row in measured} == {32} and {row.train_length for row in usual} == {64}
+    assert {row.length for row in measured if row.control == "swap"} == {64, 96}
+    assert {row.length for row in usual if row.control == "swap"} == {96}
+    levels = [
+        {(row.scored_with, row.length): row.nll for row in rows if row.control == "none" and row.length > 32}
+        for rows in (measured, usual)
+    ]
+    assert levels[0] == levels[1] and ("yarn factor=1.5", 96) in levels[0]
+    refused = call("eval", "long", "--reference", "1")
+    assert refused.code == 2 and "--reference must be a whole number of at least 2, not 1" in refused.line
+
+
+def test_labels_say_a_shared_option_once_and_nothing_is_said_of_training(
+    tmp_path: Path, call: Command
+) -> None:
+    write_checkpoint(tmp_path / "far", "llama", rope_parameters={"rope_type": "default", "rope_theta": 5e4})
+    options = ("--lengths", "16", "--with", "yarn factor=2", "--with", "rope_pi factor=2")
+    done = call("eval", "far", *options, "--json")
+    assert done.code == 0 and "for training" not in done.err
+    [table] = json.loads(done.out)["tables"]
+    yarn, pi = "rope base=50000.0 -> yarn factor=2.0", "rope base=50000.0 -> rope_pi factor=2.0"
+    assert {line["label"] for line in table["lines"]} == {"rope base=50000.0", yarn, pi}
+    for name in (yarn, f"{yarn} base=50000.0"):
+        done = call("eval", "far", *options, "--baseline", name, "--json")
+        assert json.loads(done.out)["tables"][0]["baseline"] == yarn
+    # The other base is yarn's default, which no label says.
+    done = call("eval", "far", *options, "--with", "yarn factor=2 base=10000", "--json")
+    labels = {line["label"] for line in json.loads(done.out)["tables"][0]["lines"]}
+    assert labels == {"rope base=50000.0", yarn, pi, f"{yarn} base=50000.0"}
 
 
 def test_every_window_begins_with_all_tokens_that_the_template_puts_there(

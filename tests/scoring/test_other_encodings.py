@@ -14,6 +14,8 @@ from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.scoring.other_encodings import find_others, incompatibility, read_with
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.scorer import Scored, Scorer
 
 
 def rows_of(folder: Path) -> list[Row]:
@@ -43,6 +45,31 @@ def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(begin, evaluat
     before = (only_run(folder) / "eval.csv").read_text()
     evaluate("--with", "rope_pi factor=4")
     assert (only_run(folder) / "eval.csv").read_text() == before, "fixed is its number"
+
+
+def test_lengths_at_which_a_scaling_changes_nothing_take_over_the_scores_of_the_run(
+    begin, evaluate, folder, monkeypatch
+):
+    begin("encoding=rope")
+    passes: list[tuple[str, int]] = []
+    score = Scorer.score
+
+    def counted(scorer: Scorer, plan: Plan) -> Scored:
+        passes.append((type(scorer.model.encoding.layer(0)).__name__, plan.length))
+        return score(scorer, plan)
+
+    monkeypatch.setattr(Scorer, "score", counted)
+    names = ("yarn factor=auto", "rope_dynamic_ntk", "rope_ntk factor=2", "sliding_window window=4")
+    options = [word for name in names for word in ("--with", name)]
+    done = evaluate("--lengths", "8,24", "--controls", "none", *options)
+    assert done.code == 0, done.err
+    scored = {name for name, length in passes if length < 24}
+    assert scored.isdisjoint({"YaRN", "RopeDynamicNTK"}) and {"RopeNTK", "Stack"} <= scored
+    nll = levels(folder)
+    for length in (8, 16):
+        assert nll["yarn factor=auto", length] == nll["rope_dynamic_ntk", length] == nll["rope", length]
+        assert nll["rope_ntk factor=2.0", length] != nll["rope", length]
+    assert len({nll[label, 24] for label in labels(folder)}) == len(labels(folder)) == 5
 
 
 def test_scores_equal_those_of_a_run_of_that_encoding_with_the_same_weights(begin, evaluate, folder):

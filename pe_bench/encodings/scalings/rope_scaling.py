@@ -12,14 +12,15 @@ the others are left alone, by the attention factor too, as in Hugging Face's tra
 that of the frequencies that are kept, and the slow ones stay 0.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pe_bench.encodings.base import AtLeast2, Factor, Side
-from pe_bench.encodings.rotary.rope import Rotary, rope_frequencies, rotate
+from pe_bench.encodings.base import AtLeast2, Factor, LayerEncoding, Side
+from pe_bench.encodings.rotary.rope import RoPE, Rotary, rope_frequencies, rotate
 from pe_bench.errors import require
 
 
@@ -79,3 +80,29 @@ class RopeScaling(Rotary):
 def ntk_frequencies(width: int, base: float, factor: float) -> Tensor:
     """Return theta' [width / 2] in float64, for widths from 4 on."""
     return rope_frequencies(width, base * factor ** (width / (width - 2)))
+
+
+def rotation_at(layer: LayerEncoding, window: int) -> Scaled | None:
+    """Return how a layer turns pairs in a window of so many tokens.
+
+    None for an encoding that is neither RoPE nor one of its scalings.
+    """
+    transform = type(layer).transform
+    if isinstance(layer, RopeScaling) and transform is RopeScaling.transform:
+        scaled = layer.scaled(window)
+        return Scaled(layer.kept(scaled.frequencies), scaled.attention_factor)
+    if isinstance(layer, RoPE) and transform is RoPE.transform:
+        return Scaled(layer.frequencies)
+    return None
+
+
+def turn_alike(one: LayerEncoding, other: LayerEncoding, window: int) -> bool:
+    """Return whether two layers turn queries and keys alike in a window of so many tokens, to rounding."""
+    first = rotation_at(one, window)
+    second = rotation_at(other, window)
+    if first is None or second is None or first.frequencies.shape != second.frequencies.shape:
+        return False
+    has_one_layout = getattr(one, "layout", None) == getattr(other, "layout", None)
+    has_one_factor = math.isclose(first.attention_factor, second.attention_factor, rel_tol=1e-12)
+    frequencies = second.frequencies.to(first.frequencies.device)
+    return has_one_layout and has_one_factor and torch.allclose(first.frequencies, frequencies, 1e-12, 0)
