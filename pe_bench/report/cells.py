@@ -1,12 +1,14 @@
 """What a line of a table shows in the short form, with its marks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from pe_bench.report.records import Line, Table
+from pe_bench.report.records import Line, Table, common_targets
 from pe_bench.system.grid import MISSING, NO_VERDICT, VERDICTS, Cell
 
 MAX_PLAIN = 1e6  # bits per byte
 UNLEARNED = "not learned"
+OTHER_TARGETS = "~"  # in place of a level, or after a number, of other targets than the levels beside it
 
 
 def number_text(value: float, sign: str = "") -> str:
@@ -59,6 +61,8 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
     record = line.records.get(table.key.train_length)
     if record is None or record.level is None:
         return None
+    if not table.has_common_targets(record):
+        return Cell(OTHER_TARGETS)
     if line.unlearned or record.answers is None:
         return judged(record.level, UNLEARNED if line.unlearned else "")
     return judged(record.level, record.verdict, record.verdict_of_models)
@@ -73,18 +77,29 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
     record = line.records.get(length)
     if record is None or record.level is None:
         return None
-    if line.label == table.baseline or not (table.baseline or table.is_task or has_trained_level(table)):
+    is_baseline = line.label == table.baseline
+    has_levels = is_baseline or table.is_task or not has_trained_level(table)
+    if has_levels and (is_baseline or not table.baseline) and not table.has_common_targets(record):
+        return Cell(OTHER_TARGETS)
+    if is_baseline or not (table.baseline or table.is_task or has_trained_level(table)):
         return judged(record.level)
     if table.baseline:
         difference = record.baseline
         if difference is None or difference.mean is None:
             return None
-        return judged(difference.mean, difference.verdict, sign="+")
+        is_common = difference.target_hash in ("", common_targets(table.lines, length))
+        return _marked(judged(difference.mean, difference.verdict, sign="+"), is_common=is_common)
     if table.is_task:
         return judged(record.level, UNLEARNED if line.unlearned else record.verdict, record.verdict_of_models)
     if record.change is None or line.unlearned == "frequencies":
         return None
-    return judged(record.change, record.verdict, record.verdict_of_models, "+")
+    cell = judged(record.change, record.verdict, record.verdict_of_models, "+")
+    return _marked(cell, is_common=table.has_targets_of_levels(record.compared))
+
+
+def _marked(cell: Cell, *, is_common: bool) -> Cell:
+    """Return the cell, with a mark if its number is of other targets than the levels beside it."""
+    return cell if is_common else replace(cell, mark=cell.mark + OTHER_TARGETS)
 
 
 def works_to(line: Line, table: Table) -> Cell:

@@ -72,21 +72,25 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
 
 
-def details_of(table: Table) -> list[Grid]:
-    """Return the detailed form: a row for each line and length, and one for each line as a whole."""
+def details_of(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
+    """Return the detailed form: a row for each line and length, and one for each line as a whole.
+
+    lines: those of the table that it has; all by default.
+    """
+    lines = table.all_lines if lines is None else lines
     rows = [
-        _score_row(line, line.records[length])
-        for line in table.all_lines
+        _score_row(line, line.records[length], table)
+        for line in lines
         for length in table.lengths
         if length in line.records
     ]
     by_length = Grid(_score_columns(table), rows, table.title, table.why, keys=2).without_empty()
-    return [by_length, _whole_lines(table)]
+    return [by_length, _whole_lines(table, lines)]
 
 
 def point_text(line: Line, record: Record, table: Table) -> str:
     """Return all that is known at a point of a curve, a line each; the first names it."""
-    columns, parts = _score_columns(table), _score_row(line, record)
+    columns, parts = _score_columns(table), _score_row(line, record, table)
     facts = [
         f"{column.heading} {cell.text}".replace("\n", " ")
         for column, cell in list(zip(columns, parts, strict=True))[2:]
@@ -105,7 +109,7 @@ def _score_columns(table: Table) -> list[Column]:
     ]
 
 
-def _score_row(line: Line, record: Record) -> list[Cell]:
+def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
     """Return the cells of a line at a length, in the order of the columns of the details."""
     interval, accuracy = Cell(), Cell()
     if record.answers is not None:
@@ -114,31 +118,39 @@ def _score_row(line: Line, record: Record) -> list[Cell]:
         accuracy = Cell(cells.number_text(record.answers.accuracy.mean))
     difference, use = record.baseline or Paired(), record.use
     answers = (use.uses_context or MISSING, use.beats_window or MISSING) if use else ("", "")
+    is_common = table.has_common_targets(record)
+    has_perplexity = record.perplexity is not None and record.answers is None and is_common
+    change_mark = "" if table.has_targets_of_levels(record.compared) else cells.OTHER_TARGETS
+    difference_mark = "" if difference.target_hash in ("", record.target_hash) else cells.OTHER_TARGETS
+    difference_mark = difference_mark if is_common else cells.OTHER_TARGETS
     parts = [
-        *(Cell(line.label), Cell(f"{record.length}"), _level(line, record), interval, accuracy),
-        Cell("" if record.perplexity is None or record.answers else f"{record.perplexity:.4g}"),
-        *(_signed(record.change), half_width(record.interval)),
+        *(Cell(line.label), Cell(f"{record.length}"), _level(line, record, table), interval, accuracy),
+        Cell(f"{record.perplexity:.4g}" if has_perplexity else ""),
+        *(_signed(record.change, change_mark), half_width(record.interval)),
         _verdict(record.verdict if record.levels else ""),
-        *(_signed(difference.mean), half_width(difference.interval), _verdict(difference.verdict)),
+        *(_signed(difference.mean, difference_mark), half_width(difference.interval)),
+        _verdict(difference.verdict),
         *map(_verdict, answers),
         Cell("" if record.peak_memory_mb is None else f"{record.peak_memory_mb:,.0f}"),
     ]
     return [replace(cell, style="anchor") for cell in parts] if line.is_anchor else parts
 
 
-def _level(line: Line, record: Record) -> Cell:
+def _level(line: Line, record: Record, table: Table) -> Cell:
     """Return the level, marked if the line has not learned; the status if there is no level.
 
-    A number of seeds that is not the line's stands behind it.
+    A number of seeds that is not the line's stands behind it. A level of other targets is not shown.
     """
     if record.level is None:
         return Cell(record.status.replace("_", " "), style="fails")
+    if not table.has_common_targets(record):
+        return Cell(cells.OTHER_TARGETS)
     seeds, mark = len(record.levels), grids.VERDICTS[cells.UNLEARNED].mark if line.unlearned else ""
     return Cell(f"{cells.number_text(record.level)}{mark}" + (f" (n={seeds})" if seeds != line.seeds else ""))
 
 
-def _signed(value: float | None) -> Cell:
-    return Cell() if value is None else Cell(cells.number_text(value, "+"), value=value)
+def _signed(value: float | None, mark: str) -> Cell:
+    return Cell() if value is None else Cell(cells.number_text(value, "+"), mark, value=value)
 
 
 def half_width(interval: Interval | None) -> Cell:
@@ -152,7 +164,7 @@ def _verdict(word: str) -> Cell:
     return Cell(word, style=word)
 
 
-def _whole_lines(table: Table) -> Grid:
+def _whole_lines(table: Table, lines: Sequence[Line]) -> Grid:
     """Return what is known of each line as a whole, and the notes of all the details."""
     columns = (NAME, *map(Column, ("break point", "seeds", "parameters", "trained\ntokens/s")))
     rows = [
@@ -160,7 +172,8 @@ def _whole_lines(table: Table) -> Grid:
             *(Cell(line.label), Cell(str(line.break_point)), Cell(f"{line.seeds}")),
             *(Cell(f"{line.parameters:,}"), _training_speed(line)),
         ]
-        for line in table.lines
+        for line in lines
+        if not line.is_anchor
     ]
     below = [*notes.legend(table), *table.notes]
     return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1).without_empty()
@@ -218,7 +231,11 @@ def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
     With a baseline, only differences that are surely better count; the baseline's own level does not.
     """
     is_compared = [
-        line.is_ranked and line.label != table.baseline and cell.value is not None and isfinite(cell.value)
+        line.is_ranked
+        and line.label != table.baseline
+        and cell.value is not None
+        and isfinite(cell.value)
+        and not cell.mark.endswith(cells.OTHER_TARGETS)
         for line, cell in zip(table.all_lines, column, strict=True)
     ]
     compared = list(compress(column, is_compared))

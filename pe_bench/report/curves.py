@@ -146,10 +146,18 @@ class Chart:
 
     def remark(self, curve: Curve) -> str:
         """Return what a name adds where a curve ends early or has no point."""
+        if not curve.points and self._has_other_targets(curve.label):
+            return "(other targets)"
         if not curve.points:
             return f"(none past {self.train_length})" if self.values == "change" else "(no number)"
         last = curve.points[-1].x
         return f"(to {last:.0f})" if last < self.lengths[-1] else ""
+
+    def _has_other_targets(self, label: str) -> bool:
+        """Return whether a line has levels of other targets than those of the curves."""
+        lines = [line for line in self.table.lines if line.label == label]
+        records = [record for line in lines for record in line.records.values()]
+        return any(each.levels and not self.table.is_drawn(each, each.target_hash) for each in records)
 
 
 def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
@@ -184,6 +192,7 @@ def chart_over_position(table: Table) -> Chart:
 def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
     """Return levels at all lengths, or changes from the training length on: below it less context costs."""
     scored = [record for _, record in sorted(line.records.items()) if _is_drawable(record.levels)]
+    scored = [record for record in scored if table.is_drawn(record, record.target_hash)]
     if values == "levels":
         # Each length of a task has examples of its own, which break no curve.
         points = [
@@ -191,7 +200,8 @@ def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
             for record in scored
         ]
     else:
-        points = _changes(scored, table.key.train_length)
+        comparable = [record for record in scored if _is_comparable(record, table)]
+        points = _changes(comparable, table.key.train_length)
     broken = (point for point in points if point.x == line.break_point.breaks_at)
     return Curve(line.label, tuple(points), next(broken, None))
 
@@ -213,6 +223,11 @@ def _changes(records: Sequence[Record], train_length: int) -> list[Point]:
     starts = (record for record in records if record.length == train_length and record.change is None)
     zeros = (Point(train_length, 0.0, scored_on=points[0].scored_on) for _ in starts if points)
     return [*zeros, *points]
+
+
+def _is_comparable(record: Record, table: Table) -> bool:
+    target_hash = record.compared.target_hash
+    return not target_hash or table.is_drawn(record, target_hash)
 
 
 def _uses_context(record: Record | None) -> bool:

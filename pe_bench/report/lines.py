@@ -10,7 +10,16 @@ from typing import NamedTuple
 import numpy as np
 
 from pe_bench.errors import RunError, require
-from pe_bench.report.records import BreakPoint, Line, Paired, Position, Record, Unlearned, quarter_of
+from pe_bench.report.records import (
+    BreakPoint,
+    Line,
+    Paired,
+    Position,
+    Record,
+    Unlearned,
+    common_targets,
+    quarter_of,
+)
 from pe_bench.report.statistics import corrected_comparisons, judge_change, reads_nothing
 from pe_bench.report.verdicts import (
     Rank,
@@ -277,11 +286,10 @@ def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
 
 
 def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
-    """Return the labels of the lines whose level at a length is of other targets than that of most lines."""
+    """Return the labels of the lines whose level at a length is of other targets than the common ones."""
+    common = common_targets(lines, length)
     records = {line.label: line.records[length] for line in lines if length in line.records}
-    set_of = {label: record.target_hash for label, record in records.items() if record.levels}
-    most = Counter(set_of.values()).most_common(1)
-    return [label for label, target_hash in set_of.items() if target_hash != most[0][0]]
+    return [label for label, record in records.items() if record.levels and record.target_hash != common]
 
 
 # The differences from a baseline

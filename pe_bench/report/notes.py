@@ -107,7 +107,8 @@ def _marks_text(table: Table) -> str:
     """Return what the marks after numbers mean; empty where no number can have one."""
     lengths = cells.short_lengths(table)
     shown = [cells.value_at(line, length, table) for line in table.lines for length in lengths]
-    doubled = sorted({cell.mark for cell in shown if cell is not None and len(cell.mark) > 1})
+    marks = {cell.mark.removesuffix(cells.OTHER_TARGETS) for cell in shown if cell is not None}
+    doubled = sorted(mark for mark in marks if len(mark) > 1)
     of_models = f" ({' '.join(doubled)}: sure of these models, not of other seeds)" if doubled else ""
     if table.is_task and not table.baseline:
         words, right = ("partial", "chance", "unclear"), f"solves more than {100 * SOLVED:g} % for sure"
@@ -297,26 +298,25 @@ def _target_sets(table: Table) -> Iterator[str]:
     for labels in dict.fromkeys(filter(None, labels_at.values())):
         alike = [length for length in table.lengths if labels_at[length] == labels]
         yield (
-            f"{list_lengths(alike)}: not all rows were scored on the same targets "
-            f"({few_names(labels)} on others), which also affects their levels"
+            f"~ at {list_lengths(alike)}: {few_names(labels)} scored on other targets than the others, "
+            "so without a level"
         )
 
 
 def _sets_of_their_own(table: Table) -> str:
     """Return a note on lengths whose changes have other targets than the levels at the training length."""
     train_length = table.key.train_length
-    apart = [
-        (line.label, length)
-        for line in table.lines
-        if (trained := line.records.get(train_length))
-        for length, record in line.records.items()
-        if record.change is not None and record.compared.target_hash != trained.target_hash
-    ]
-    if not apart:
+    labels: list[str] = []
+    lengths: list[int] = []
+    for line in table.lines:
+        for length, record in line.records.items():
+            if record.change is not None and not table.has_targets_of_levels(record.compared):
+                labels.append(line.label)
+                lengths.append(length)
+    if not labels:
         return ""
-    labels, lengths = zip(*apart, strict=True)
     where = f"from levels at {train_length} on the same targets, which are not those of the levels shown at"
-    return f"changes at {list_lengths(lengths)}{_which(labels, table.lines)}: {where} {train_length}"
+    return f"~ changes at {list_lengths(lengths)}{_which(labels, table.lines)}: {where} {train_length}"
 
 
 # What is missing

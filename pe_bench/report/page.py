@@ -3,7 +3,6 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
@@ -114,8 +113,7 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
 
 def _details(line: Line, table: Table) -> list[Grid]:
     """Return the details of one line, without its name."""
-    alone = replace(table, lines=() if line.is_anchor else (line,), anchors=(line,) if line.is_anchor else ())
-    grids = [grid.without_empty() for grid in details_of(alone)]
+    grids = [grid.without_empty() for grid in details_of(table, [line])]
     return [grid.chosen(range(1, len(grid.columns))) for grid in grids]
 
 

@@ -1,6 +1,7 @@
 """What a report says: tables of lines, and of each line a record at each length that it was scored at."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -238,6 +239,21 @@ def _label(scored: Row | Line, scored_with: str) -> str:
     return f"{scored.encoding} -> {scored_with}" + (" (forced)" if scored.forced else "")
 
 
+def common_targets(lines: Iterable[Line], length: int) -> str:
+    """Return the hash of the targets on which levels at a length are compared; empty without any level.
+
+    Most lines that are scored as they were trained have them, or most lines if none of those has a level. Of
+    several such sets, the larger is taken.
+    """
+    records: dict[bool, list[Record]] = {True: [], False: []}
+    for line in lines:
+        record = line.records.get(length)
+        if record is not None and record.levels and not line.is_anchor:
+            records[line.scored_with == line.encoding].append(record)
+    sets = Counter((record.targets, record.target_hash) for record in records[True] or records[False])
+    return max(sets, key=lambda each: (sets[each], each), default=(0, ""))[1]
+
+
 def name_of_checkpoint(model: str, size: str) -> str:
     return model.removeprefix(CHECKPOINT) + (f" ({size})" if size else "")
 
@@ -344,6 +360,29 @@ class Table:
     @property
     def all_lines(self) -> tuple[Line, ...]:
         return (*self.lines, *self.anchors)
+
+    def has_common_targets(self, record: Record) -> bool:
+        """Return whether a record's level is of the targets on which levels at its length are compared."""
+        return record.target_hash == common_targets(self.lines, record.length)
+
+    def has_targets_of_levels(self, change: Paired) -> bool:
+        """Return whether a change is of the same targets as the levels at the training length."""
+        shown = common_targets(self.lines, self.key.train_length)
+        return change.target_hash in ("", shown) or not shown
+
+    def is_drawn(self, record: Record, target_hash: str) -> bool:
+        """Return whether a number of a record is a point of a curve.
+
+        target_hash: the targets of the number. Its curve is of the targets of the levels at the training
+        length, and may go on with others past the longest length that was scored on those.
+        """
+        if target_hash != common_targets(self.lines, record.length):
+            return False
+        first = common_targets(self.lines, self.key.train_length)
+        if self.is_task or target_hash == first or not first:
+            return True
+        longest = max(each.length for each in self.records if each.target_hash == first)
+        return record.length > longest
 
     @property
     def title(self) -> list[str]:

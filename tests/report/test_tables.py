@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.results import add_run
-from support.tables import BREAKING, bits_at, line_of, only
+from support.tables import BREAKING, bits_at, line_of, only, printed
 
+from pe_bench.report.columns import details_of, short
+from pe_bench.report.curves import chart_of
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.verdicts import find_break_point
 from pe_bench.runs.rows import read_rows
@@ -51,8 +53,39 @@ def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) 
     assert (cell.change, cell.verdict, cell.level) == (None, "", pytest.approx(5.0, abs=1e-6))
     assert "no change: rope at 4096: scored on other targets than the training length" in table.notes
     add_run(tmp_path, "rope", {128: 3.4}, target_hash="0ther")
-    note = "changes at 4096: from levels at 128 on the same targets, which are not those of the levels shown"
+    note = (
+        "~ changes at 4096: from levels at 128 on the same targets, which are not those of the levels shown"
+    )
     assert f"{note} at 128" in only(tmp_path).caveats
+
+
+def test_a_level_is_shown_only_beside_levels_on_the_same_targets(tmp_path: Path) -> None:
+    for name in ("alibi", "rope"):
+        add_run(tmp_path, name, {128: 1.78, 160: 1.79, 256: 3.65, 2048: 4.8})
+    few = {"target_hash": "0ther", "targets": 48}
+    add_run(tmp_path, "rope", {128: 1.979, 192: 2.5, 1000: 4.5}, **few)
+    for name in ("yarn factor=auto", "yarn factor=16.0", "pi"):
+        add_run(tmp_path, "rope", {128: 1.979, 192: 2.3, 1000: 2.4}, scored_with=name, forced=True, **few)
+    table = only(tmp_path)
+    text = printed([table], 160)
+    assert "1.979" not in text and "0.000" not in text
+    rows = {line.split("  ")[0]: line for line in text.splitlines()}
+    yarn = rows["rope -> yarn factor=auto (forced)"]
+    assert "+0.321!~" in yarn and "  ~ " in yarn, "its change is from rope on the same targets"
+    assert "1.780" in rows["rope"] and "+0.521!~" in rows["rope"] and "+1.870!  " in rows["rope"]
+    assert "~ at 128" in text and "without a level" in text
+    for chart in (chart_of(table), chart_of(table, "change")):
+        curves = {curve.label: curve for curve in chart.curves}
+        assert [point.x for point in curves["rope"].points] == [128, 160, 256, 2048]
+        other = curves["rope -> pi (forced)"]
+        assert (other.points, chart.remark(other)) == ((), "(other targets)")
+    for other in (*details_of(table), short(only(tmp_path, baseline="rope"))):
+        texts = [cell.text for row in other.rows for cell in row]
+        assert "1.979" not in texts
+    against = short(only(tmp_path, baseline="rope"))
+    at = [column.heading for column in against.columns].index("128")
+    marks = {row[0].text: row[at].text + row[at].mark for row in against.rows}
+    assert marks["rope -> pi (forced)"] == "0.000~" and marks["alibi"] == "0.000"
 
 
 def test_a_run_that_joins_a_table_changes_no_verdict_of_another_line(tmp_path: Path) -> None:
