@@ -20,7 +20,7 @@ from pe_bench.scoring.other_encodings import find_others, read_with, require_rep
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.system.grid import text_of
 from pe_bench.system.terminal import say
-from pe_bench.values import AtLeast1, check_folder, check_type, listed, plain_value, without_none
+from pe_bench.values import AtLeast1, AtLeast2, check_folder, check_type, listed, plain_value, without_none
 
 if TYPE_CHECKING:
     import pandas
