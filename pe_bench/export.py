@@ -1,12 +1,26 @@
-"""`export`: a finished run as a folder that transformers loads."""
+"""`export`: a finished run, or a checkpoint with a scaling, as a folder that transformers loads."""
 
+import json
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 import yaml
 
-from pe_bench.checkpoints.export import exported_settings, write_model
+from pe_bench.checkpoints.export import exported_settings, require_rescaled, rescaled_config, write_model
+from pe_bench.checkpoints.load import checkpoint_config
+from pe_bench.checkpoints.opened import open_checkpoint
+from pe_bench.checkpoints.source import (
+    CONFIG,
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Source,
+    load_config,
+    read_source,
+)
 from pe_bench.config.schema import Config, TokenizerConfig
 from pe_bench.data.packed import cached_tokenizer
 from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config
@@ -19,6 +33,7 @@ from pe_bench.report.records import BITS
 from pe_bench.runs.commands import recorded_commands
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.scoring.other_encodings import find_others, read_with
 from pe_bench.system.files import TEMPORARY, name_write_errors
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import WEIGHTS, load_weights, require_trained
@@ -26,16 +41,12 @@ from pe_bench.training.checkpoint import WEIGHTS, load_weights, require_trained
 
 def export_run(name: str, folder: Path, results_dir: Path) -> None:
     """Write a run's final weights, encoding and tokenizer to a new folder. Raise `UserError`, `RunError`."""
-    require(
-        folder.name not in ("", ".."), f"--hf {folder} is no name of a new folder: say --hf {folder}/NAME"
-    )
+    _require_new(folder)
     run = find_run(name, results_dir)
     config = read_config(run)
     require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
     require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
     trained = require_trained(run, config.train.total_steps)
-    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    require(is_new, f"--hf {folder} exists and is not empty: name a new folder")
     job, _ = load(trusted(config, ()), run=run)
     model = job.model
     assert isinstance(model, Decoder)
@@ -56,6 +67,54 @@ def export_run(name: str, folder: Path, results_dir: Path) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
     say(f"{run.name} is written to {folder}; its logits there are equal to {difference:.1g} of the largest")
     say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) -> None:
+    """Write a checkpoint with a scaling in its configuration to a new folder.
+
+    text: hf:FOLDER or hf:OWNER/NAME. scaling: such as `yarn factor=2`. Raise `UserError`, `RunError`.
+    """
+    _require_new(folder)
+    config = checkpoint_config(text, [], {}, {}, results_dir)
+    assert config.checkpoint is not None
+    source = read_source(text)
+    length = config.trained_length
+    begins = config.checkpoint.begins
+    opened = open_checkpoint(source, load_config(source), length, begins, torch.float32, plain=False)
+    why = opened.model.fixed_encoding
+    require(not why, f"{source.name} {why}, so --with has nothing to replace")
+    others = find_others(
+        read_with([scaling]), source.name, replace(config, encoding=opened.encoding, model=opened.size)
+    )
+    message = f"--with {scaling} is not one encoding other than that of {source.name}"
+    require(len(others) == 1, f"{message}: give a single one with its factor, such as 'yarn factor=2'")
+    spec = others[0].encoding
+    values = rescaled_config(source, opened, spec, length)
+    temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
+    with name_write_errors(folder):
+        temporary.mkdir(parents=True)
+        try:
+            names = [TOKENIZER, TOKENIZER_CONFIG, "generation_config.json"]
+            names += [INDEX] if source.is_indexed else []
+            files = [source.folder / name for name in names]
+            for path in [*filter(Path.is_file, files), *source.weights]:
+                shutil.copyfile(path, temporary / path.name)
+            (temporary / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            written = Source(f"hf:{temporary}", temporary)
+            difference = require_rescaled(written, opened, spec, length)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    equal = f"its logits there are equal to {difference:.1g} of the largest"
+    say(f"{source.name} with {others[0].label} is written to {folder}; {equal}")
+
+
+def _require_new(folder: Path) -> None:
+    """Raise `UserError` for a path that cannot become a new folder."""
+    message = f"--hf {folder} is no name of a new folder: say --hf {folder}/NAME"
+    require(folder.name not in ("", ".."), message)
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    require(is_new, f"--hf {folder} exists and is not empty: name a new folder")
 
 
 CARD = """---

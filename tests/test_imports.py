@@ -53,7 +53,7 @@ ALLOWED = {
     "trackers": "errors system config runs report training",
     "experiment": "errors values system config encodings data model runs training scoring checkpoints "
     "trackers",
-    "export": "errors system config data model runs report training checkpoints experiment",
+    "export": "errors system config data model runs scoring report training checkpoints experiment",
     "scored": "errors values system config runs scoring checkpoints report experiment",
     "tries": "errors values system config runs report experiment scored",
     "sweep": "errors system config runs experiment",

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pe_bench.checkpoints.source import quiet
+from pe_bench.checkpoints.opened import MAX_WINDOW, MIN_TOKENS, Opened, open_checkpoint
+from pe_bench.checkpoints.source import Source, load_config, load_model, quiet
 from pe_bench.config.schema import Config
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
@@ -26,6 +27,7 @@ from pe_bench.encodings.scalings.longrope import LongRoPE, longrope_attention_fa
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.encodings.scalings.rope_ntk import RopeNTK
 from pe_bench.encodings.scalings.rope_pi import RopePI
+from pe_bench.encodings.scalings.rope_scaling import turn_alike
 from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, require
@@ -200,3 +202,49 @@ def _difference(model: Decoder, loaded: Any, length: int) -> float:
     ours = model.hidden(tokens, ids) @ model.output_weight.mT
     theirs = loaded(tokens, use_cache=False).logits
     return float((ours - theirs).abs().max() / ours.abs().max())
+
+
+def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> dict[str, Any]:
+    """Return config.json of a checkpoint with another rotation in it. Raise `UserError` where it has none."""
+    layers = [spec.build(opened.size.n_layers).layer(number) for number in range(opened.size.n_layers)]
+    part = layers[0]
+    is_known = type(part) in ROTATIONS and not spec.modifiers
+    require(is_known, NO_MODEL.format(spec.label))
+    values = dict(source.config)
+    rotations = values.get("rope_parameters") or {}
+    is_nested = "text_config" in values or any(isinstance(value, Mapping) for value in rotations.values())
+    turned = [layer for layer in opened.model.fixed.values() if type(layer) is not LayerEncoding]
+    message = f"the layers of {source.name} rotate in several ways, and this writes one for all of them"
+    require(not is_nested and not turned, message)
+    rotation = _rotation(spec, part, train_length)
+    for key in ("rope_scaling", "rope_theta"):
+        values.pop(key, None)
+    times = rotation["factor"] if "original_max_position_embeddings" in rotation else 1
+    return values | {"rope_parameters": rotation, "max_position_embeddings": round(train_length * times)}
+
+
+@torch.no_grad()
+def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> float:
+    """Return how far logits of a written checkpoint are from ours under its encoding, over the largest.
+
+    Raise `RunError` where they are not equal, or where its rotation is another one in longer texts.
+    """
+    model = opened.model.with_encoding(spec.build(opened.size.n_layers)).eval()
+    count = min(COMPARED_TIMES * train_length, MAX_WINDOW)
+    generator = torch.Generator().manual_seed(0)
+    tokens = model.begun(torch.randint(model.vocab_size, (1, count), generator=generator))
+    ours = model.logits(model.hidden(tokens, torch.arange(count))[:, -MIN_TOKENS:])
+    again = open_checkpoint(
+        written, load_config(written), train_length, model.begin, torch.float32, plain=False
+    )
+    for times in (1, COMPARED_TIMES, 2 * COMPARED_TIMES):
+        window = times * train_length
+        is_same = turn_alike(again.model.encoding.layer(0), model.encoding.layer(0), window, 1e-5)
+        if not is_same:
+            raise RunError(f"transformers' {spec.label} turns otherwise than ours in {window:,} tokens")
+    theirs = load_model(written, load_config(written))(tokens, use_cache=False).logits[:, -MIN_TOKENS:]
+    difference = float((ours - theirs).abs().max() / theirs.abs().max())
+    if not difference <= MAX_DIFFERENCE:
+        differ = f"the written checkpoint's logits differ from ours by {difference:.2g} of the largest"
+        raise RunError(f"{differ}: {spec.label} is another encoding in transformers")
+    return difference

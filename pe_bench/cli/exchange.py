@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench import api
 from pe_bench.cli.options import command
-from pe_bench.errors import RunError
+from pe_bench.errors import RunError, UserError, require
 from pe_bench.system.terminal import say, write_out
 
 if TYPE_CHECKING:
@@ -93,23 +93,33 @@ def _cited(tables: "Sequence[Table]") -> Iterator[str]:
 
 
 @command("export")
-def export(name: str, *, folder: Path, results_dir: Path = Path("results")) -> None:
+def export(name: str, *, folder: Path, with_: str | None = None, results_dir: Path = Path("results")) -> None:
     """Write a trained run as a Hugging Face checkpoint.
 
     The encoding must be one that transformers has: rope and its scalings, p_rope, nope,
-    sliding_window, smollm3, cohere2, or local_global of rope and nope.
+    sliding_window, smollm3, cohere2, or local_global of rope and nope. A checkpoint (hf:FOLDER)
+    is written with a scaling of its rotation, which --with names.
 
-    name RUN: A run by encoding, name, the beginning of a name, or path.
+    name RUN: A run by encoding, name, the beginning of a name, or path; or hf:FOLDER.
     folder DIR: The folder to write; it must be new or empty.
+    with_ NAME: The scaling of a checkpoint, such as 'yarn factor=2'.
 
     Examples:
       pe-bench export rope --hf FOLDER
       pe-bench export results/runs/rope-s0-1a2b3c4d --hf FOLDER
       pe-bench export nope --hf FOLDER --results-dir results
+      pe-bench export hf:FOLDER --with 'yarn factor=2' --hf OTHER
     """
-    from pe_bench.export import export_run
+    from pe_bench.export import export_checkpoint, export_run
+    from pe_bench.runs.find import is_checkpoint
 
-    export_run(name, folder, results_dir)
+    if not is_checkpoint(name):
+        require(with_ is None, "--with is for a checkpoint (hf:FOLDER): leave it out")
+        export_run(name, folder, results_dir)
+        return
+    if with_ is None:
+        raise UserError(f"{name} is a checkpoint of transformers already: give --with 'yarn factor=2'")
+    export_checkpoint(name, with_, folder, results_dir)
 
 
 @command("import", api.import_runs)

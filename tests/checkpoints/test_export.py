@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support.checkpoints import edit_json
+from support.checkpoints import edit_json, opened, write_checkpoint
 from support.commands import Command, Outcome, only_run
 
 from pe_bench.checkpoints import export
@@ -162,3 +162,48 @@ def test_an_export_says_up_to_which_length_it_works_and_what_ends_a_text(
     config = written(tmp_path, overrides)
     assert (config["max_position_embeddings"], config["eos_token_id"]) == (longest, 256)
     assert config["rms_norm_eps"] == 1e-5, "another epsilon would hardly show in the logits"
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        "yarn factor=2",
+        "rope_pi factor=4",
+        "rope_dynamic_ntk factor=2",
+        "llama3 factor=8",
+        "longrope factor=2 long_factors=[1,2,3,4]",
+    ],
+)
+def test_a_checkpoint_is_written_with_a_scaling_that_transformers_and_eval_then_have(
+    tmp_path: Path, command: Command, scaling: str
+) -> None:
+    theta = {"rope_type": "default", "rope_theta": 5e4}
+    folder = write_checkpoint(tmp_path / "llama", "llama", rope_parameters=theta)
+    out = tmp_path / "scaled"
+    done = command("export", f"hf:{folder}", "--with", scaling, "--hf", str(out))
+    assert done.code == 0 and "are equal to" in done.err, done.err
+    found = opened(out, is_checked=True).encoding
+    assert (found["name"], found["base"]) == (scaling.split()[0], 50_000.0)
+    assert json.loads((folder / "config.json").read_text())["rope_parameters"]["rope_type"] == "default"
+    again = command("export", f"hf:{folder}", "--with", scaling, "--hf", str(out))
+    assert again.code == 2 and "exists and is not empty" in again.line
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("llama", [], "is a checkpoint of transformers already: give --with"),
+        ("llama", ["--with", "yarn"], "give a single one with its factor"),
+        ("llama", ["--with", "self_extend"], "no model of transformers has the encoding self_extend"),
+        ("llama", ["--with", "yarn factor=2 ramp=turns"], "no yarn with ramp=turns"),
+        ("gemma3_text", ["--with", "yarn factor=2"], "rotate in several ways"),
+        ("bloom", ["--with", "yarn factor=2"], "does not say at what length it was trained"),
+    ],
+)
+def test_what_transformers_cannot_say_of_a_checkpoint_is_refused_and_nothing_is_written(
+    tmp_path: Path, command: Command, architecture: str, options: list[str], message: str
+) -> None:
+    folder = write_checkpoint(tmp_path / "model", architecture)
+    done = command("export", f"hf:{folder}", *options, "--hf", str(tmp_path / "out"))
+    assert done.code == 2 and message in done.line
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}

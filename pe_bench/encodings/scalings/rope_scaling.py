@@ -23,6 +23,8 @@ from pe_bench.encodings.base import AtLeast2, Factor, LayerEncoding, Side
 from pe_bench.encodings.rotary.rope import RoPE, Rotary, rope_frequencies, rotate
 from pe_bench.errors import require
 
+ROUNDING = 1e-12  # of float64
+
 
 class Scaled(NamedTuple):
     frequencies: Tensor  # [K/2] float64
@@ -96,13 +98,13 @@ def rotation_at(layer: LayerEncoding, window: int) -> Scaled | None:
     return None
 
 
-def turn_alike(one: LayerEncoding, other: LayerEncoding, window: int) -> bool:
+def turn_alike(one: LayerEncoding, other: LayerEncoding, window: int, tolerance: float = ROUNDING) -> bool:
     """Return whether two layers turn queries and keys alike in a window of so many tokens, to rounding."""
     first = rotation_at(one, window)
     second = rotation_at(other, window)
     if first is None or second is None or first.frequencies.shape != second.frequencies.shape:
         return False
     has_one_layout = getattr(one, "layout", None) == getattr(other, "layout", None)
-    has_one_factor = math.isclose(first.attention_factor, second.attention_factor, rel_tol=1e-12)
+    has_one_factor = math.isclose(first.attention_factor, second.attention_factor, rel_tol=tolerance)
     frequencies = second.frequencies.to(first.frequencies.device)
-    return has_one_layout and has_one_factor and torch.allclose(first.frequencies, frequencies, 1e-12, 0)
+    return has_one_layout and has_one_factor and torch.allclose(first.frequencies, frequencies, tolerance, 0)
