@@ -75,11 +75,11 @@ def test_the_demo_shows_what_the_readme_says(tmp_path):
     assert done.returncode == 0, done.stderr
     found = dict(
         re.findall(
-            r"^(sinusoidal|rope|alibi) .* (not at all|[\d,]+\??)(?: +(?:yes|no|unclear|-))?$",
+            r"^(sinusoidal|rope|alibi) .* ([\d,]+)(?: to [\d,]+)?\??(?: +(?:yes|no|unclear|-))?$",
             done.stdout,
             re.MULTILINE,
         )
     )
-    works_to = {name: 128 if to == "not at all" else int(re.sub(r"\D", "", to)) for name, to in found.items()}
+    works_to = {name: int(to.replace(",", "")) for name, to in found.items()}
     assert 128 <= works_to["sinusoidal"] <= works_to["rope"] < works_to["alibi"] == 2048
     assert (clone / "results" / "demo" / "curve.png").stat().st_size > 10_000

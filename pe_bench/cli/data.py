@@ -71,6 +71,11 @@ def _bounds(look: Any) -> dict[str, Any]:
     }
 
 
+def _sides(outcome: Any) -> list[tuple[str, Any]]:
+    """Return the break point of each side of a try, with the side's name."""
+    return list(zip(("change", "baseline"), outcome.works_to, strict=True))
+
+
 # What records of these classes say beside their fields.
 MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Line": lambda line: {"label": line.label},
@@ -78,6 +83,7 @@ MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Look": _bounds,
     "Outcome": lambda outcome: {
         "answer": outcome.answer,
-        "works_to": dict(zip(("change", "baseline"), outcome.works_to, strict=True)),
+        "works_to": {side: point.works_to for side, point in _sides(outcome)},
+        "stops_by": {side: point.stops_by for side, point in _sides(outcome)},
     },
 }

@@ -102,17 +102,19 @@ def _marked(cell: Cell, *, is_common: bool) -> Cell:
     return cell if is_common else replace(cell, mark=cell.mark + OTHER_TARGETS)
 
 
-def works_to(line: Line, table: Table) -> Cell:
-    """Return the last length before it breaks, with a `?` if it surely holds only to a shorter one.
+def works_to(line: Line) -> Cell:
+    """Return the last length that works, and the first that does not unless that is near.
 
-    It is `not at all` if the first longer one breaks, and `-` if none was judged.
+    A `?` says that it surely holds only to a shorter one. It is `not at all` if it fails at the training
+    length itself, and `-` if no length was judged.
     """
-    length, later = line.break_point.works_to, "^" if line.longest else ""
-    if length is None:
+    point = line.break_point
+    if point.works_to is None:
         return Cell(MISSING)
-    if length <= table.key.train_length:
-        return Cell("not at all")
-    return Cell(f"{length:,}", ("" if line.break_point.holds_to == length else "?") + later, value=length)
+    if point.works_to == 0:
+        return Cell(point.works_to_text)
+    mark = "" if point.holds_to == point.works_to else "?"
+    return Cell(point.works_to_text, mark + ("^" if line.longest else ""), value=point.works_to)
 
 
 def context_answer(line: Line) -> Cell:

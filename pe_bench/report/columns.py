@@ -33,13 +33,20 @@ FRAME_COLUMNS = (
     *("accuracy", "exact", "exact_low", "exact_high", "chance"),
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict"),
     *("change_of_models_low", "change_of_models_high", "verdict_of_models", "seed_low", "seed_high"),
-    *("break_point", "holds_to", "breaks_at"),
+    *("break_point", "holds_to", "works_to", "stops_by", "breaks_at"),
     *("uses_context", "beats_window", "swap_gain", "swap_gain_low", "swap_gain_high"),
     *("window_gain", "window_gain_low", "window_gain_high"),
     *("baseline", "difference", "difference_low", "difference_high", "compared_seeds", "comparison"),
     *("parameters", "tokens_per_second", "peak_memory_mb", "target_hash"),
 )
-WHOLE_OR_MISSING = ("stride", "compared_seeds", "holds_to", "breaks_at")  # plain pandas would write 32.0
+WHOLE_OR_MISSING = (
+    "stride",
+    "compared_seeds",
+    "holds_to",
+    "works_to",
+    "stops_by",
+    "breaks_at",
+)  # plain pandas would write 32.0
 
 
 def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False) -> Grid:
@@ -60,7 +67,7 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
         parts.append([cells.value_at(line, length, table) or Cell(MISSING) for line in lines])
     if not is_small:
         columns.append(Column("works to"))
-        parts.append([cells.works_to(line, table) for line in lines])
+        parts.append([cells.works_to(line) for line in lines])
     if any(record.use for record in table.records):
         columns.append(Column("uses context"))
         parts.append([cells.context_answer(line) for line in lines])
@@ -332,6 +339,8 @@ def _derived(table: Table, line: Line, record: Record) -> dict[str, Any]:
         "anchor": line.is_anchor,
         "break_point": str(line.break_point),
         "holds_to": line.break_point.holds_to,
+        "works_to": line.break_point.works_to,
+        "stops_by": line.break_point.stops_by,
         "breaks_at": line.break_point.breaks_at,
         "bits_per_byte": record.level if table.measure is BITS else None,
         "change": compared.mean,

@@ -37,7 +37,7 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     was no room, and what other words mean.
     """
     train_length = table.key.train_length
-    marks = {mark for line in table.lines for mark in cells.works_to(line, table).mark}
+    marks = {mark for line in table.lines for mark in cells.works_to(line).mark}
     has_controls = any(record.use for record in table.records)
     answers = {cells.context_answer(line).text for line in table.lines if has_controls}
     has_changes = cells.has_trained_level(table) and not table.baseline

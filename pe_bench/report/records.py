@@ -13,6 +13,7 @@ from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # of a label, whose values may hold spaces
 PlotValues = Literal["levels", "change"]  # that pictures draw
+NEAR = 1.25  # times a length that works: a length up to there needs no mention
 CHECKPOINTS = "checkpoints"  # in place of a model's name, of several
 
 # What a line's weights have not learned at their training length: they are surely worse than the trigram of
@@ -140,13 +141,29 @@ class BreakPoint:
     to which it surely holds. works_to: the last one before it breaks, or surely breaks these models or each
     of them, or cannot be scored; other unclear lengths are included. Both are the training length where the
     next one breaks, and 0 where that breaks itself, as it may with an encoding that was not trained; None
-    where no longer one was judged.
+    where no longer one was judged. stops_by: the first length after `works_to` that was judged, to which it
+    does not work; None where it works to the longest.
     """
 
     kind: Literal["at", "by", "unclear", "none", "unknown"] = "unknown"
     length: int | None = None
     holds_to: int | None = None
     works_to: int | None = None
+    stops_by: int | None = None
+
+    @property
+    def works_to_text(self) -> str:
+        """Return the interval in which it stops working, as every view shows it.
+
+        That is the last length that works, and the first that does not unless that is near. Empty if no
+        length was judged.
+        """
+        if self.works_to is None:
+            return ""
+        if self.works_to == 0:
+            return "not at all"
+        is_near = self.stops_by is None or self.stops_by <= NEAR * self.works_to
+        return f"{self.works_to:,}" if is_near else f"{self.works_to:,} to {self.stops_by:,}"
 
     def __str__(self) -> str:
         texts = {

@@ -10,13 +10,14 @@ from pe_bench.report.records import Paired, Table
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import ScoredRuns, finished_runs
 from pe_bench.runs.folder import encoding_in
-from pe_bench.runs.rows import BY_RUN, Row, grouped
+from pe_bench.runs.rows import BY_RUN, Row, grouped, has_number
 
 
 def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
     """Yield how bad the unclear changes or differences can be at most, and what would settle them."""
     bounds: dict[bool, dict[str, dict[int, float]]] = {}
-    targets = 0
+    # Targets of the whole set, of which a slice has only some.
+    targets = max((row.targets for row in rows if has_number(row)), default=0)
     for line in table.lines if not table.is_task else ():
         for length, record in line.records.items():
             judged, verdict = record.compared, record.verdict
@@ -27,7 +28,6 @@ def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterat
             if verdict == "unclear" and interval is not None and isfinite(interval.high):
                 by_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
                 bounds.setdefault(by_seeds, {}).setdefault(line.label, {})[length] = interval.high
-                targets = targets if by_seeds else max(targets, judged.targets)
     for by_seeds, of_lines in sorted(bounds.items()):
         where = [
             f"{label} at {list_lengths(highs)} (at most {max(highs.values()):+.3f})"

@@ -171,7 +171,10 @@ def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakP
     first = next(iter(judged.values()), None)
     is_judged = first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined")
     least = 0 if train_length in judged else train_length
-    ends = ((held or least), (worked or least)) if is_judged else (None, None)
+    ends: tuple[int | None, int | None, int | None] = (None, None, None)
+    if is_judged:
+        stops_by = min((length for length in judged if length > (worked or 0)), default=None)
+        ends = (held or least, worked or least, stops_by)
     claimed = (*HELD, *BROKEN, "unclear")
     broken = breaks_at({length: verdict for length, verdict in verdicts.items() if verdict in claimed})
     if broken is not None:

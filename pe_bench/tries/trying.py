@@ -17,7 +17,7 @@ from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import prepare, train
 from pe_bench.report.build import tables_of_rows
-from pe_bench.report.records import Line
+from pe_bench.report.records import BreakPoint, Line
 from pe_bench.runs.commands import called_with
 from pe_bench.runs.job import hashed
 from pe_bench.runs.rows import ALL, APART, Row
@@ -90,15 +90,15 @@ class Try:
 class Outcome:
     """What a try found. `print` shows it, and `answer` is better, not better, mixed, unclear or no verdict.
 
-    unlearned: the labels of what has learned nothing, which is not judged. works_to: the longest length that
-    the change works to, and the baseline; None where none was judged. time_ratio: the time of a training step
+    unlearned: the labels of what has learned nothing, which is not judged. works_to: the break points of
+    the change and of the baseline. time_ratio: the time of a training step
     over the baseline's. parameters: how many more there are. seconds: that a seed of both takes. earlier:
     what a confirmation confirms, if it was tried before.
     """
 
     tried: Try
     look: Look
-    works_to: tuple[int | None, int | None]
+    works_to: tuple[BreakPoint, BreakPoint]
     time_ratio: float
     parameters: int
     seconds: float
@@ -120,7 +120,7 @@ class Outcome:
             return f"{head}, {place}: {names} {has} learned nothing yet, so give more train.tokens"
         if self.answer == "mixed":
             head += f" ({self._where_it_is_mixed()})"
-        works_to, of_baseline = map(_in_words, self.works_to)
+        works_to, of_baseline = (point.works_to_text or "an unknown length" for point in self.works_to)
         at_training, at_longest = seen.bounds
         lines = [
             f"{head}, {place}",
@@ -318,7 +318,7 @@ def _outcome(
     confirmed = ("try", tried.change, tried.baseline, tried.lengths) if tried.kind == "confirm" else None
     kept = read_tries(results)
     confirms = (each for each in kept if confirmed == (each.kind, each.change, each.baseline, each.lengths))
-    works_to = lines[0].break_point.works_to, lines[1].break_point.works_to
+    works_to = lines[0].break_point, lines[1].break_point
     first = [(run.scored[0], other.scored[0]) for run, other in pairs]
     time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first)
     parameters = first[0][0].parameters - first[0][1].parameters
@@ -420,10 +420,6 @@ def _line_of(runs: Sequence[Run], results_dir: Path) -> Line:
     [table] = tables_of_rows(rows, results_dir, runs[0].margin)
     [line] = (line for line in table.lines if line.label == rows[0].encoding)
     return line
-
-
-def _in_words(works_to: int | None) -> str:
-    return "an unknown length" if works_to is None else f"{works_to:,}" if works_to else "no length"
 
 
 def _of_length(mean: float, bounds: tuple[float, float]) -> str:

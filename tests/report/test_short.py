@@ -1,19 +1,25 @@
 """The short form of a table: one line an encoding, whose marks and two answers can be relied on."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.results import add_run
 from support.tables import printed
 
+from pe_bench.cli.data import plain
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
 from pe_bench.report.cells import by_importance, short_lengths, works_to
+from pe_bench.report.columns import to_frame, to_markdown
 from pe_bench.report.groups import Selection
-from pe_bench.report.page import describe_result
+from pe_bench.report.page import describe_result, to_html
 from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows
+from pe_bench.tries.trying import Outcome, Try
 
 LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
 CHANGES: dict[str, tuple[float, list[float | None]]] = {
@@ -63,7 +69,7 @@ def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> No
     assert heading[1:6] == ["at", "128", "64", "192", "2048"]
     assert "64: less context than in training costs by nature" in printed([table], 80)
     [table] = build_tables(results, selection=Selection(lengths=(64, 512)))
-    assert cells_of(printed([table], 100), "alibi") == ["1.762", "+0.100", "+0.003", "512"]
+    assert cells_of(printed([table], 100), "alibi") == ["1.762", "+0.100", "+0.003", "512", "to", "1,024"]
     with pytest.raises(UserError, match="--lengths 77: nothing was scored at that length"):
         build_tables(results, selection=Selection(lengths=(77,)))
     [run] = (results / "runs").glob("rope-*")
@@ -94,6 +100,50 @@ def test_one_answer_says_whether_the_context_is_used_at_any_length(
         assert "uses context: gains from reading more than 128 tokens back" in text
 
 
+@pytest.mark.parametrize(
+    ("levels", "text", "ends"),
+    [
+        ({128: 1.7, 144: 1.7, 160: 3.0, 2048: 5.0}, "144", (144, 160)),
+        ({128: 1.7, 512: 5.0, 2048: 5.0}, "128 to 512", (128, 512)),
+        ({128: 1.7, 300: 1.7, 1000: 5.0}, "300 to 1,000", (300, 1000)),
+        ({128: 1.7, 256: None}, "128 to 256", (128, 256)),
+        ({128: 1.7, 160: 5.0}, "128", (128, 160)),
+        ({128: 1.7, 256: 1.7}, "256", (256, None)),
+        ({64: 1.8, 128: 1.7}, "", (None, None)),
+    ],
+)
+def test_every_view_says_to_the_same_length_how_far_a_model_works(
+    tmp_path: Path, levels: dict[int, float | None], text: str, ends: tuple[int | None, int | None]
+) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "rope", levels, seed=seed, spread=0.002)
+    [table] = build_tables(tmp_path)
+    [line] = table.lines
+    point = line.break_point
+    assert (point.works_to_text, point.works_to, point.stops_by) == (text, *ends)
+    assert cells_of(printed([table], 200), "rope")[-len(text.split() or "-") :] == (text or "-").split()
+    assert re.search(rf"\| {text or '-'} \|$", to_markdown([table]), re.MULTILINE)
+    if text:
+        assert f">{text}<" in re.sub(r"\s", " ", to_html([table])).replace("> ", ">").replace(" <", "<")
+    frame = to_frame([table]).astype(object)
+    assert {(row.works_to, row.stops_by) for row in frame.where(frame.notna(), None).itertuples()} == {ends}
+    said = plain(table)["lines"][0]["break_point"]
+    assert (said["works_to"], said["stops_by"]) == ends
+    look = SimpleNamespace(answer="better", seeds=3, bounds=((-1, 1), (-1, 1)), is_sure=True)
+    look.at_training = look.at_longest = SimpleNamespace(mean=0.0)
+    tried = Try("try", 1, "nope", "rope", "", "", 128, [128, 512], "2026-11-27")
+    outcome = Outcome(tried, cast(Any, look), (point, point), 1.0, 0, 1.0, None)
+    known = text or "an unknown length"
+    assert f"  works to {known} (rope: {known})" in str(outcome).splitlines()
+
+
+def test_only_what_fails_at_its_training_length_works_not_at_all(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 1.7, 256: 1.7})
+    add_run(tmp_path, "rope", {128: 2.7, 256: 3.7}, scored_with="yarn factor=16.0", forced=True)
+    text = printed(build_tables(tmp_path), 200)
+    assert cells_of(text, "rope -> yarn factor=16.0 (forced)")[-1] == "never"
+
+
 def test_the_newest_runs_table_is_shown_and_the_others_are_counted(results: Path) -> None:
     add_run(results, "rope", {128: 3.0, 256: 3.0}, data="wikitext103", data_hash="beef0123456789")
     add_run(results, "rope", {128: 3.0, 256: 3.0}, data="books", data_hash="b00c0123456789")
@@ -112,7 +162,7 @@ def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_five_notes(resu
     alibi = next(line for line in table.lines if line.encoding == "alibi")
     point = replace(alibi.break_point, holds_to=256, works_to=2048)
     unsure = replace(table, lines=(replace(alibi, break_point=point),))
-    assert works_to(unsure.lines[0], table).mark == "?"
+    assert works_to(unsure.lines[0]).mark == "?"
     assert "a length with ?: unclear from a shorter one on" in printed([unsure], 100)
     result = describe_result(unsure)
     assert result.startswith("0 of 1 surely hold") and ", 1 more may" in result

@@ -133,3 +133,10 @@ def test_what_has_not_learned_is_known_from_all_targets(tmp_path: Path) -> None:
     assert line.unlearned == "trigram"
     assert [anchor.label for anchor in table.anchors] == ["(trigram)", "(trigram+copy)"]
     assert {anchor.records[512].targets for anchor in table.anchors} == {SIZES.sum()}
+
+
+def test_more_targets_are_advised_by_the_whole_set_and_not_by_a_slice_of_it(tmp_path: Path) -> None:
+    add_sliced(tmp_path, "rope", FLAT, noise=0.1)
+    [table] = build_tables(tmp_path, selection=Selection(slice=RECALL))
+    blocks = ROW.targets // (ROW.target_tokens or 1)
+    assert f" --targets {4 * blocks}" in " ".join(table.notes)

@@ -17,9 +17,9 @@ LEVELS = {
     "learned": {64: 2.95, 128: 2.65, 256: 2.66, 1024: None},
 }
 BREAK_POINTS = {
-    "rope": BreakPoint("at", 256, 128, 128),
+    "rope": BreakPoint("at", 256, 128, 128, 256),
     "alibi": BreakPoint("none", 1024, 1024, 1024),
-    "sinusoidal": BreakPoint("by", 256, 128, 128),
+    "sinusoidal": BreakPoint("by", 256, 128, 128, 256),
     "learned": BreakPoint("none", 256, 256, 256),
 }
 
