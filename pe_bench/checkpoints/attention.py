@@ -8,7 +8,7 @@ Letters: B batch, H query heads, G key heads, T tokens, Q queries and N keys of 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -111,6 +111,8 @@ class PassState:
 
     layers: the encoding of each layer. caught: where it is there, layers keep in it by their number what they
     attend with, and hand on the values as they are. is_neutral: the model's own rotation is undone.
+    kept: where it is there, layers keep their keys and values in it by their number. before: keys and values
+    of each layer, of tokens before those that are fed.
     """
 
     layers: Sequence[LayerEncoding] = ()
@@ -118,6 +120,8 @@ class PassState:
     window: int | None = None
     is_neutral: bool = False
     caught: dict[int, Caught] | None = None
+    kept: dict[int, tuple[Tensor, Tensor]] | None = None
+    before: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 def register() -> None:
@@ -153,6 +157,11 @@ def attend(
     require(not unknown, message)
     state: PassState = module._pe_bench  # pyright: ignore[reportAssignmentType]
     number: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
+    if state.kept is not None:
+        state.kept[number] = key, value
+    if number in state.before:
+        earlier = [x.expand(len(query), -1, -1, -1) for x in state.before[number]]
+        key, value = (torch.cat(pair, 2) for pair in zip(earlier, (key, value), strict=True))
     group = query.shape[1] // key.shape[1]
     key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
@@ -165,6 +174,6 @@ def attend(
     parts += [SoftCap(softcap)] if softcap is not None else []
     parts += [Sinks(s_aux)] if s_aux is not None else []
     query = query if math.isclose(factor, 1, rel_tol=1e-12) else query * factor
-    x = query.new_empty(*query.shape[:1], query.shape[2], 0)  # of the encodings here none reads it
+    x = query.new_empty(*query.shape[:1], key.shape[2], 0)  # of the encodings here none reads it
     mixed = attention(stack(parts), x, query, key, value, state.ids, state.window)
     return mixed.transpose(1, 2).contiguous(), None

@@ -21,6 +21,8 @@ from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
 
 FEEDFORWARD_TOKENS = 4_096
+# By which an ending fed alone may differ, over the largest feature, from one fed with its prefix.
+MAX_SHARED, MAX_SHARED_COARSE = 1e-4, 2e-2  # in float32, and in bfloat16
 MOST_OFFSET = 8  # rows of a table of positions before the first one: OPT has 2
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
@@ -31,7 +33,8 @@ class CheckpointModel(LanguageModel):
     state: what our attention reads; None for a model with its own. fixed: the encodings of layers
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
     the model's own rotation is undone. begin: the first tokens of each window. max_positions: the
-    size of a table of positions, if it has one. without_attention: how many layers have none.
+    size of a table of positions, if it has one. without_attention: how many layers have none. shares_prefix:
+    endings may be fed without their prefix.
     """
 
     state: PassState | None = None
@@ -39,6 +42,7 @@ class CheckpointModel(LanguageModel):
     is_neutral: bool = True
     max_positions: int | None = None
     without_attention: int = 0
+    shares_prefix: bool = True
 
     def __init__(
         self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: Sequence[int] = ()
@@ -90,6 +94,45 @@ class CheckpointModel(LanguageModel):
         finally:
             if self.state is not None:
                 self.state.is_neutral = False
+
+    def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
+        """Do as `LanguageModel.ends`; the first tokens are fed once, where this gives the same.
+
+        Other layers than those of attention may read the tokens before too, so the first ending is compared.
+        """
+        state = self.state
+        if state is None or ids.dim() == 2 or not self.shares_prefix or first <= len(self.begin):
+            return super().ends(tokens_BCT, ids, first)
+        ends = []
+        for tokens_CT in tokens_BCT:
+            kept: dict[int, tuple[Tensor, Tensor]] = {}
+            state.kept = kept
+            whole = self.hidden(tokens_CT[:1], ids, None, first)
+            state.kept = None
+            state.before = {number: (k[:, :, :first], v[:, :, :first]) for number, (k, v) in kept.items()}
+            try:
+                end = self._after(tokens_CT[:, first:], ids, first)
+            finally:
+                state.before = {}
+            allowed = MAX_SHARED if whole.dtype == torch.float32 else MAX_SHARED_COARSE
+            difference = float((end[:1].float() - whole.float()).abs().max())
+            if not difference <= allowed * float(whole.abs().max()):
+                self.shares_prefix = False
+                return super().ends(tokens_BCT, ids, first)
+            ends.append(torch.cat([whole, end[1:]]))
+        return torch.cat(ends)
+
+    def _after(self, tokens_CT: Tensor, ids: Tensor, first: int) -> Tensor:
+        """Return what `hidden` does of tokens [C, T] whose prefix of `first` tokens the state has."""
+        assert self.state is not None
+        arguments: dict[str, Any] = {"input_ids": tokens_CT, "use_cache": False}
+        if self.takes_positions:
+            arguments["position_ids"] = ids[None, first:].expand(len(tokens_CT), -1)
+        self.state.is_neutral = self.is_neutral
+        try:
+            return self.trunk(**arguments)[0]
+        finally:
+            self.state.is_neutral = False
 
     def begun(self, tokens_BT: Tensor) -> Tensor:
         """Return windows that begin with the tokens which the checkpoint's tokenizer puts before a text."""

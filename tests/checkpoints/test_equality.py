@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.checkpoints import TRAIN_LENGTH, WINDOW, opened, write_checkpoint
+from support.checkpoints import TRAIN_LENGTH, VOCABULARY, WINDOW, opened, write_checkpoint
 from support.commands import Command
 from torch import Tensor
 from torch.nn import functional
@@ -24,6 +24,7 @@ from pe_bench.checkpoints.model import split_feedforward
 from pe_bench.checkpoints.opened import Opened
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.errors import RunError, UserError
+from pe_bench.model.decoder import LanguageModel
 
 ENCODINGS = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text"), "rope"),
@@ -377,3 +378,22 @@ def test_a_layer_that_computes_something_else_is_refused_in_one_line(
     monkeypatch.setattr(LlamaAttention, "forward", forward)
     with pytest.raises(UserError, match=message):
         opened(write_checkpoint(tmp_path / name, name))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt2", "falcon_h1"])
+def test_endings_of_a_window_are_scored_alike_with_its_prefix_fed_once(tmp_path: Path, name: str) -> None:
+    model = opened(write_checkpoint(tmp_path / name, name), begin=(3,)).model
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCABULARY, (2, 4, 40), generator=generator)
+    tokens[:, :, :30] = tokens[:, :1, :30]
+    ids = torch.arange(40)
+    fed: list[int] = []
+    model.trunk.register_forward_pre_hook(
+        lambda _, __, named: fed.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    with torch.inference_mode():
+        ends = model.ends(tokens, ids, 30)
+        shared = sum(fed)
+        each = LanguageModel.ends(model, tokens, ids, 30)
+    torch.testing.assert_close(ends, each, rtol=1e-4, atol=1e-4)
+    assert (shared < sum(fed) - shared) == (name != "falcon_h1")
