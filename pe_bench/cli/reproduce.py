@@ -41,7 +41,8 @@ def reproduce(
     text stdlib|DIR: The text: Python's standard library, or a folder of files.
     stored: Train nothing: test the claims on the scores that are stored with the study.
     write_table: Make the study in pieces, an encoding with its seeds each, and store the scores of
-        each piece and the study's table as it ends (for maintainers).
+        each piece and the study's table as it ends (for maintainers). With --quick, only the levels
+        of the toy are written.
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
 
     Examples:
@@ -73,6 +74,7 @@ def reproduce(
     runs = StudyRuns(study, machine, results_dir)
     if stored:
         require(not (quick or write_table), "--stored trains nothing: leave out --quick and --write-table")
+        require(not machine, f"--stored trains nothing: leave out {' '.join(machine)}")
         _report_stored(runs)
     elif write_table and not quick:
         _make_pieces(runs)
@@ -117,9 +119,12 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
 
     pieces = StoredPieces(runs.study)
     measured = Measurements(pieces.folder, pieces.steps())
-    _show(runs, measured, pieces.folder, read_table(runs.study.table) if table is None else table)
+    own_table = read_table(runs.study.table)
+    outcomes = _show(runs, measured, pieces.folder, own_table if table is None else table)
     if missing := pieces.missing():
         say(f"pieces that are not stored: {len(missing)}, first {missing[0]}")
+    if table is None and outcomes.differing:
+        raise RunError(f"levels that differ from {runs.study.table}: {len(outcomes.differing)}")
 
 
 def _make_pieces(runs: "StudyRuns") -> None:
@@ -131,6 +136,7 @@ def _make_pieces(runs: "StudyRuns") -> None:
     runs.check()
     study = runs.study
     pieces = StoredPieces(study)
+    pieces.require_torch()
     before = read_table(study.table)
     for piece in pieces.read():
         say(f"stored: {piece}")

@@ -40,11 +40,14 @@ FORMAT = 2  # of runs; those of format 1 have other names and columns
 UNREADABLE = (RunError, OSError, ValueError)
 
 
-def write_config(run: Path, config: Config) -> None:
-    """Write a run's configuration with absolute paths, so that it can be scored from another folder."""
+def write_config(run: Path, config: Config, *, resolves: bool = True) -> None:
+    """Write a run's configuration with absolute paths, so that it can be scored from another folder.
+
+    resolves: False leaves paths as they are.
+    """
     plain = to_plain(config)
     for name in ("path", "validation_path"):
-        if config.data.source == "files" and plain["data"][name]:
+        if resolves and config.data.source == "files" and plain["data"][name]:
             plain["data"][name] = str(Path(plain["data"][name]).resolve())
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
     write_text(run / "config.yaml", f"{CONFIG_CHECKSUM}{hashlib.sha256(text.encode()).hexdigest()}\n{text}")

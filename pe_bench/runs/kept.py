@@ -29,11 +29,11 @@ def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
     if read_result(run) is None:
         raise RunError(f"{run} is not finished")
     with replace_folder(target) as temporary:
-        # Without the folders of the machine that trained it.
-        write_config(temporary, replace(read_config(run), results_dir="results", cache_dir=None))
+        _keep_config(run, temporary)
         for name in FILES:
             shutil.copyfile(run / name, temporary / name)
         _keep_scores(run, rows, temporary)
+        _keep_earlier(target, temporary)
 
 
 def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
@@ -50,6 +50,32 @@ def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
         if not new <= {row.key for row in kept}:
             with replace_folder(target / name) as temporary:
                 _keep_scores(stored.folders[name].path, of_anchor, temporary)
+                _keep_earlier(target / name, temporary)
+
+
+def _keep_config(run: Path, target: Path) -> None:
+    """Write a run's configuration without the folders of the machine that trained it."""
+    config = read_config(run)
+    paths = {name: getattr(config.data, name) for name in ("path", "validation_path")}
+    names = {name: Path(path).name for name, path in paths.items() if path}
+    kept = replace(config, results_dir="results", cache_dir=None, data=replace(config.data, **names))
+    write_config(target, kept, resolves=False)
+
+
+def _keep_earlier(target: Path, temporary: Path) -> None:
+    """Add the rows and means that `target` has already: another piece may have asked for them."""
+    earlier = RunFolder(target).rows
+    if not earlier:
+        return
+    write_rows(temporary / "eval.csv", [*earlier, *RunFolder(temporary).rows])
+    if (target / MEANS).is_file():
+        kept, about = read_tensors(target / MEANS)
+        new, of_new = read_tensors(temporary / MEANS)
+        means = about["means"] | of_new["means"]
+        write_tensors(temporary / MEANS, kept | new, {"means": means, "judges": {}})
+    for scores in (target / "scores").glob("*"):
+        if not (temporary / "scores" / scores.name).exists():
+            shutil.copyfile(scores, temporary / "scores" / scores.name)
 
 
 def _keep_scores(run: Path, rows: Sequence[Row], target: Path) -> None:

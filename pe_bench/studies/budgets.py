@@ -38,8 +38,8 @@ class Budget:
     level: at the training length. near, far: the changes at `NEAR` and `FAR` times the training length.
     recall: that at `NEAR` times of the recall targets. swap: what far text of another document costs there.
     reads_far: whether text beyond the training length is used there: yes, no, unclear, or empty. breaks_at:
-    the first length, in tokens, that surely degrades or fails. has_learned: it is better at its training
-    length than a trigram; if it is not, the other answers mean nothing.
+    the first length, in tokens, that surely degrades or fails. has_learned: at its training length it is
+    neither surely worse than a trigram nor no better than token frequencies; else its changes mean nothing.
     """
 
     encoding: str
@@ -57,26 +57,30 @@ class Budget:
 
 def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
     """Return what is known of each encoding at each budget, encoding by encoding."""
-    sweeps = sorted(study.sweeps, key=lambda sweep: sweep.tokens)
-    keys = dict.fromkeys((name, sweep.name, sweep.tokens) for sweep in sweeps for name in sweep.encodings)
-    found = [_budget(Series(name, sweep), tokens, scores) for name, sweep, tokens in keys]
-    order = list(dict.fromkeys(name for sweep in study.sweeps for name in sweep.encodings))
-    known = [budget for budget in found if budget is not None]
-    return sorted(known, key=lambda budget: order.index(budget.encoding))
+    keys = dict.fromkeys((name, sweep.name) for sweep in study.sweeps for name in sweep.encodings)
+    order = list(dict.fromkeys(name for name, _ in keys))
+    known: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
+    for name, sweep in keys:
+        budget = _budget(Series(name, sweep), scores)
+        if budget is not None:
+            known[name, budget.tokens] = budget
+    return sorted(known.values(), key=lambda budget: (order.index(budget.encoding), budget.tokens))
 
 
-def _budget(series: Series, tokens: int, scores: Measurements) -> Budget | None:
+def _budget(series: Series, scores: Measurements) -> Budget | None:
     """Return what is known of a series; None where its training length was not scored."""
     length = scores.length
     trained = scores.at(series, length, "paired")
     if not trained:
         return None
     levels = [row.bits_per_byte for row in trained if row.bits_per_byte is not None]
+    if not levels:
+        return None
     use = scores.context_use(series, NEAR * length)
     has_learned = not scores.unlearned(series)
     return Budget(
         encoding=series.label,
-        tokens=tokens,
+        tokens=trained[0].train_tokens,
         seeds=len(levels),
         level=sum(levels) / len(levels),
         near=scores.change(series, NEAR * length, "paired").interval,
@@ -130,8 +134,9 @@ def table_of(budgets: Sequence[Budget], length: int) -> Iterator[str]:
     yield ""
     yield f"{near}, {far}, recall: changes against {length} tokens, in bits per byte"
     yield f"swap: what another document's far text costs at {near} tokens"
+    yield f"reads far: uses text further back than {length} tokens, by the controls at {near}; -: unknown"
     if not all(budget.has_learned for budget in budgets):
-        yield f"{UNLEARNED}: no better than a trigram at {length} tokens: its changes mean nothing"
+        yield f"{UNLEARNED}: not learned: surely worse than a trigram, so its changes mean nothing"
     for encoding, tokens in first_that_reads(budgets).items():
         largest = max(budget.tokens for budget in budgets if budget.encoding == encoding)
         said = f"surely reads far from {spell_tokens(tokens)} on" if tokens else "does not surely read far"
@@ -146,7 +151,7 @@ def _cells(budget: Budget) -> tuple[str, ...]:
         str(budget.seeds),
         f"{budget.level:.3f}" + ("" if budget.has_learned else UNLEARNED),
         *(f"{interval.mean:+.3f}" if interval else "-" for interval in changes),
-        f"{budget.breaks_at:,}" if budget.breaks_at else "-",
+        f"{budget.breaks_at:,}" if budget.breaks_at else "none",
         budget.reads_far or "-",
     )
 

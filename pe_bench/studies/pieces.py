@@ -6,14 +6,19 @@ that takes a day is made piece by piece, on several machines, and its claims, in
 computed from what is stored.
 """
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.runs.folder import RunFolder
 from pe_bench.runs.kept import keep_anchors, keep_run
 from pe_bench.runs.rows import Row
+from pe_bench.runs.scores import MEANS
 from pe_bench.runs.untrusted import read_json
 from pe_bench.studies.study import STDLIB, Step, Study, Sweep
 from pe_bench.system.files import write_json
@@ -25,11 +30,16 @@ ALIKE = {"data_hash": "text", "target_hash": "targets"}
 
 @dataclass(frozen=True)
 class Piece:
-    """An encoding of a sweep with its seeds. runs: the names of its runs, where they are stored."""
+    """An encoding of a sweep with its seeds.
+
+    settings: a hash of what the study's file sets for its runs, so that a changed file has other pieces.
+    runs: the names of its runs, where they are stored.
+    """
 
     sweep: str
     encoding: str
     seeds: int
+    settings: str
     runs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -37,13 +47,15 @@ class Piece:
         return f"{self.encoding}{of_sweep}, seeds: {self.seeds}"
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.sweep, self.encoding, self.seeds
+    def key(self) -> tuple[str, str, int, str]:
+        return self.sweep, self.encoding, self.seeds, self.settings
 
 
 def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
     """Return the pieces of a sweep in the order in which they are made."""
-    return [Piece(sweep.name, encoding, study.seeds_of(sweep)) for encoding in sweep.encodings]
+    overrides = [text for text in study.of_each(sweep) if not text.startswith("data.path=")]
+    settings = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
+    return [Piece(sweep.name, encoding, study.seeds_of(sweep), settings) for encoding in sweep.encodings]
 
 
 class StoredPieces:
@@ -67,21 +79,41 @@ class StoredPieces:
             return []
         try:
             records = check_type(read_json(self._index)["pieces"], list[dict], "pieces")
-            return [Piece(**{**record, "runs": tuple(record["runs"])}) for record in records]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return [self._piece(record) for record in records]
+        except (OSError, ValueError, KeyError, TypeError, UserError) as error:
             raise UserError(f"{self._index} is damaged ({error}): take it from a checkout again") from error
+
+    @staticmethod
+    def _piece(record: dict[str, Any]) -> Piece:
+        kinds = {"sweep": str, "encoding": str, "seeds": int, "settings": str, "runs": list[str]}
+        values = {name: check_type(record[name], kind, name) for name, kind in kinds.items()}
+        return Piece(**{**values, "runs": tuple(values["runs"])})
+
+    @property
+    def _of_study(self) -> list[Piece]:
+        return [piece for sweep in self.study.sweeps for piece in pieces_of(self.study, sweep)]
 
     def missing(self) -> list[Piece]:
         """Return the pieces of the study that are not stored."""
         stored = {piece.key for piece in self.read()}
-        pieces = [piece for sweep in self.study.sweeps for piece in pieces_of(self.study, sweep)]
-        return [piece for piece in pieces if piece.key not in stored]
+        return [piece for piece in self._of_study if piece.key not in stored]
 
     def steps(self) -> list[Step]:
-        """Return what the stored pieces measured: all of their rows. Raises `UserError` without a piece."""
-        pieces = self.read()
+        """Return what the stored pieces of the study measured: all of their rows.
+
+        Raises `UserError` where none is stored, or where a part of one is missing or damaged.
+        """
+        keys = {piece.key for piece in self._of_study}
+        pieces = [piece for piece in self.read() if piece.key in keys]
         study = self.study.name
-        require(bool(pieces), f"no piece of {study} is stored: make it with `pe-bench reproduce {study}`")
+        way_out = f"`pe-bench reproduce {study} --write-table` trains and stores them"
+        require(bool(pieces), f"no piece of {study} is stored: {way_out}")
+        for piece in pieces:
+            for run in piece.runs:
+                folder = RunFolder(self.folder / "runs" / run)
+                has_scores = (folder.path / MEANS).is_file() or (folder.path / "scores").is_dir()
+                message = f"{folder.path} of {piece} is missing or damaged: take it from a checkout again"
+                require(bool(folder.rows) and has_scores, message)
         return [Step(piece.sweep, piece.runs, {row.key for row in self._rows(piece)}) for piece in pieces]
 
     def _rows(self, piece: Piece) -> list[Row]:
@@ -105,8 +137,18 @@ class StoredPieces:
             keep_run(results_dir / "runs" / name, rows, self.folder / "runs" / name)
             keep_anchors(results_dir / "anchors", rows, self.folder / "anchors")
         others = [stored for stored in self.read() if stored.key != piece.key]
-        made = Piece(*piece.key, names)
+        made = replace(piece, runs=names)
         write_json(self._index, {"pieces": [asdict(each) for each in (*others, made)]})
+
+    def require_torch(self) -> None:
+        """Raise `UserError` where pieces are stored that another version of PyTorch made."""
+        stored = [row for piece in self.read() for row in self._rows(piece)]
+        if stored:
+            here, there = minor_version(torch.__version__), minor_version(stored[0].torch)
+            way_out = f"install PyTorch {there}, or delete {self.folder} to make all pieces anew"
+            require(
+                here == there, f"stored pieces were made with PyTorch {there}, and {here} is here: {way_out}"
+            )
 
     def _check(self, piece: Piece, rows: Sequence[Row]) -> None:
         """Raise `UserError` where rows cannot stand beside those that are stored."""

@@ -1,6 +1,7 @@
 """A study is made in pieces, whose scores are stored beside its file and outlive the runs."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 from support.commands import Command
 
 from pe_bench.errors import UserError
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.kept import keep_run
 from pe_bench.runs.rows import read_rows, write_rows
 from pe_bench.studies.budgets import Budget, first_that_reads, table_of
 from pe_bench.studies.outcomes import read_table
-from pe_bench.studies.pieces import Piece, StoredPieces
+from pe_bench.studies.pieces import Piece, StoredPieces, pieces_of
 from pe_bench.studies.study import Step, Study, read_study
 
 MODEL = """[model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
@@ -58,6 +61,10 @@ def arguments(study: Study) -> list[str]:
     return ["reproduce", "toy", *folders]
 
 
+def long_rope(study: Study) -> Piece:
+    return pieces_of(study, study.sweeps[1])[0]
+
+
 def test_stored_pieces_say_what_their_runs_said_and_are_not_made_again(
     command: Command, study: Study
 ) -> None:
@@ -90,6 +97,7 @@ def test_stored_pieces_say_what_their_runs_said_and_are_not_made_again(
 def test_a_stored_run_names_no_folder_of_the_machine_that_trained_it(command: Command, study: Study) -> None:
     assert command(*arguments(study), "threads=1", "--write-table", "cache_dir=kept_here").code == 0
     files = [path for path in StoredPieces(study).folder.rglob("*") if path.is_file()]
+    assert not any(study.text.encode() in path.read_bytes() for path in files)
     runs = {
         path.relative_to(StoredPieces(study).folder / "runs").parts[0]
         for path in files
@@ -121,12 +129,12 @@ def test_a_piece_of_other_text_targets_or_torch_is_refused_before_anything_is_st
         write_rows(path, [replace(row, **changes) for row in rows])
         keys = {row.key for row in read_rows(path)}
         with pytest.raises(UserError) as error:
-            stored.add(Piece("long", "rope", 1), [Step("long", (last["runs"][0],), keys)], Path("results"))
+            stored.add(long_rope(study), [Step("long", (last["runs"][0],), keys)], Path("results"))
         assert said in str(error.value)
         assert json.loads(index.read_text()) == pieces
     write_rows(path, [replace(row, torch=f"{row.torch.partition('+')[0]}+cu126") for row in rows])
     stored.add(
-        Piece("long", "rope", 1),
+        long_rope(study),
         [Step("long", (last["runs"][0],), {row.key for row in rows})],
         Path("results"),
     )
@@ -144,6 +152,40 @@ def test_what_is_not_stored_is_said_and_nothing_is_trained(command: Command, stu
     (stored.folder / "pieces.json").write_text('{"pieces": [{"sweep": 3}]}')
     damaged = command(*arguments(study), "--stored")
     assert damaged.code == 2 and "pieces.json is damaged" in damaged.line
+    obeyed_by_nothing = command(*arguments(study), "--stored", "threads=1")
+    assert obeyed_by_nothing.code == 2 and "leave out threads=1" in obeyed_by_nothing.line
+
+
+def test_a_changed_study_has_other_pieces_and_a_damaged_piece_or_table_is_named(
+    command: Command, study: Study
+) -> None:
+    assert command(*arguments(study), "threads=1", "--write-table").code == 0
+    table = study.table.read_text()
+    study.table.write_text(re.sub(r"(rope,paired,none,16),\d", r"\1,9", table))
+    differing = command(*arguments(study), "--stored")
+    assert differing.code == 1 and "levels that differ from" in differing.line
+    study.table.write_text(table)
+    study.path.write_text(TOY.replace("tokens: 512,", "tokens: 320,"))
+    changed = command(*arguments(study), "--stored")
+    assert changed.code == 1 or "pieces that are not stored: 1, first rope (long)" in changed.err
+    study.path.write_text(TOY)
+    (next(StoredPieces(study).folder.glob("runs/nope-*")) / "means.safetensors").unlink()
+    damaged = command(*arguments(study), "--stored")
+    assert damaged.code == 2 and "is missing or damaged" in damaged.line
+
+
+def test_a_second_piece_keeps_what_an_earlier_one_stored_of_the_same_run(
+    command: Command, study: Study
+) -> None:
+    assert command(*arguments(study), "threads=1", "--write-table").code == 0
+    stored = StoredPieces(study)
+    run = stored.read()[0].runs[0]
+    rows = read_rows(stored.folder / "runs" / run / "eval.csv")
+    first = next(row for row in rows if row.length == 16)
+    keep_run(Path("results/runs") / run, [first], stored.folder / "runs" / run)
+    folder = RunFolder(stored.folder / "runs" / run)
+    assert {row.key for row in folder.rows} == {row.key for row in rows}
+    assert all(folder.means.of(row) is not None for row in rows if row.bits_per_byte is not None)
 
 
 def budget(encoding: str, tokens: int, reads_far: str) -> Budget:
