@@ -63,7 +63,7 @@ class FastLinear(Linear):
 
 
 class FastSwiGLU(SwiGLU):
-    """Without gradients, each token passes by itself, so that long texts need little memory."""
+    """Without gradients, tokens pass in parts, so that long texts need little memory."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if torch.is_grad_enabled():

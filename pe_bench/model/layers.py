@@ -127,8 +127,8 @@ class TokenLoss(nn.Module):
     ) -> Tensor:
         """Return the negative log-likelihood of each target in nats, float32 [N].
 
-        has_loss_N: of which targets alone. Where gradients are wanted and the tokens need several chunks,
-        each chunk's logits are computed again in the backward pass instead of being kept.
+        has_loss_N: true for the targets whose loss is returned; None: all. Where gradients are wanted and the
+        tokens need several chunks, each chunk's logits are computed again in the backward pass, not kept.
         """
         if has_loss_N is not None:
             hidden_ND = hidden_ND[has_loss_N]

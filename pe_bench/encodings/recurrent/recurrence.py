@@ -84,7 +84,7 @@ def _segment(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
         removed = None
     else:
         strength = _in_chunks(tokens.strength.unsqueeze(-1))
-        # The cut comes before the product: beyond the diagonal there are infinities, and 0 times one is none.
+        # Only earlier tokens of the chunk correct a token.
         system = strength * pairs(k, k).tril(-1)
         sides = torch.cat([strength * v, strength * k * passed.exp()], -1)
         eye = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
