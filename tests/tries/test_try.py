@@ -15,6 +15,7 @@ from filelock import FileLock
 from support.commands import LEARNED, TRIED, Command, Outcome, stop_before
 
 import pe_bench
+from pe_bench.report.records import BreakPoint
 from pe_bench.runs.commands import VARIABLE, recorded_commands
 from pe_bench.runs.rows import read_rows
 from pe_bench.scored import Run
@@ -202,7 +203,8 @@ def test_no_seed_is_trained_that_no_look_in_time_would_judge(monkeypatch: pytest
 
 def outcome_of(at_training: list[float], at_longest: list[float], seconds: float = 30) -> trying.Outcome:
     entry = Try("try", 1, "mine", "rope", "mine-0", "rope-0", 128, [128, 2048], "")
-    return trying.Outcome(entry, look(at_training, at_longest, 1, 0.01), (None, None), 1, 0, seconds, None)
+    unknown = BreakPoint(), BreakPoint()
+    return trying.Outcome(entry, look(at_training, at_longest, 1, 0.01), unknown, 1, 0, seconds, None)
 
 
 def test_an_answer_that_is_mixed_says_where() -> None:
