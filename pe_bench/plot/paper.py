@@ -30,6 +30,7 @@ SALT = 178926  # chosen by trial, so that these get different colours
 DASHES = (0, (4, 3))
 GREY = "0.35"  # of text and marks beside the data
 RULE = "#e5e5e5"  # of the grid
+MARGIN_BAND = "0.94"  # of changes that are within the margin
 
 WIDTH = 9.0  # inches, of the page
 LEFT = 0.75  # inches, left of the panels

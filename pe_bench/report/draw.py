@@ -30,7 +30,6 @@ NEAR_END = 0.9  # of the width: curves that end before it have no stroke to thei
 MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a stage's name stands whole in a file, which may be wide
 SIDES, ABOVE_CURVES = 0.03, 0.1  # of the axes: margins beside the curves, and above and below them
 BROKEN = "#B3261E"
-MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
 LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
@@ -162,7 +161,7 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     _set_lengths(axes, chart, 72 * width, TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE)
     if chart.values == "change":
         margin = chart.table.margin
-        axes.axhspan(-margin, margin, color=MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
+        axes.axhspan(-margin, margin, color=paper.MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
     axes.grid(axis="y", color=paper.RULE)
     for curve in chart.curves:
         _draw_marks(axes, curve, styles[curve.label].colour)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NEAR, FAR = 2, 8  # times the training length, at which changes are shown
 LINEAR = 0.1  # bits per byte, up to which the axis of changes is linear
-MARGIN_BAND = "0.94"  # the colour of changes that are within the margin
 WIDTH, PANEL = 6.6, 1.9  # inches, of a panel
 ABOVE, BETWEEN, BELOW = 0.45, 0.75, 0.4  # inches: below the title, between panels, for the note
 UNLEARNED = "*"
@@ -217,7 +216,7 @@ def _draw_panel(
     axes.set_xscale("log", base=2)
     if panel.is_change:
         axes.set_yscale("symlog", linthresh=LINEAR)
-        axes.axhspan(-MARGIN, MARGIN, color=MARGIN_BAND, linewidth=0, zorder=0)
+        axes.axhspan(-MARGIN, MARGIN, color=paper.MARGIN_BAND, linewidth=0, zorder=0)
         axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:+g}" if tick else "0")
     axes.yaxis.set_minor_locator(NullLocator())
     for encoding, budgets in curves.items():

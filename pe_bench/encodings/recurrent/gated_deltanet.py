@@ -25,31 +25,19 @@ everything within four tokens. The authors' epsilon of the norm, 1e-5, is 1e-6 h
 read small numbers.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.encodings.base import AtLeast1
-from pe_bench.encodings.recurrent.recurrence import (
-    Recurrent,
-    Tokens,
-    convolved,
-    in_heads,
-    log_uniform_steps,
-    random_matrix,
-    random_taps,
-    rms_normed,
-    unit,
-)
+from pe_bench.encodings.recurrent.delta_rule import DeltaRule, Gate
+from pe_bench.encodings.recurrent.recurrence import in_heads, log_uniform_steps, random_matrix
 
-Gate = Literal["silu", "sigmoid"]
 LARGEST_RATE = 16.0  # of the decay, at first
 SMALLEST_RATE = 1e-3
 
 
-class GatedDeltaNet(Recurrent):
+class GatedDeltaNet(DeltaRule):
     """Options:
 
     negative: true: corrections are up to twice as strong, so that the state can also be reflected
@@ -66,35 +54,16 @@ class GatedDeltaNet(Recurrent):
         gate: Gate = "silu",
         taps: AtLeast1 = 4,
     ):
-        super().__init__()
-        self.n_heads = n_heads
-        self.scale = d_head**-0.5
-        self.largest_strength = 2.0 if negative else 1.0
-        self.activation = functional.silu if gate == "silu" else torch.sigmoid
-        self.taps = nn.ParameterDict()
-        if taps > 1:
-            self.taps.update({name: random_taps(n_heads, d_head, taps) for name in "qkv"})
+        super().__init__(d_model, n_heads, d_head, negative, gate, taps)
         self.decay = random_matrix(n_heads, d_model)
         rates = torch.empty(n_heads).uniform_(0, LARGEST_RATE)
         self.log_rate = nn.Parameter(rates.clamp(min=SMALLEST_RATE).log())
         self.step = log_uniform_steps(n_heads)
-        self.strength = random_matrix(n_heads, d_model)
         self.gate_matrix = random_matrix(n_heads * d_head, d_model)
-        self.norm = nn.Parameter(torch.ones(d_head))
-
-    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
-        q, k, v = (self._mixed(name, each) for name, each in zip("qkv", (q, k, v), strict=True))
-        strength = self.largest_strength * in_heads(x, self.strength, self.n_heads).sigmoid().squeeze(-1)
-        return Tokens(unit(q) * self.scale, unit(k), v, self.log_decay(x), strength)
 
     def log_decay(self, x: Tensor) -> Tensor:
-        """Return the logarithm of each token's decay [B, H, T, 1]."""
         steps = functional.softplus(in_heads(x, self.decay, self.n_heads) + self.step[:, None, None])
         return -self.log_rate.exp()[:, None, None] * steps
 
-    def output(self, x: Tensor, read: Tensor) -> Tensor:
-        gate = self.activation(in_heads(x, self.gate_matrix, self.n_heads))
-        return rms_normed(read) * self.norm * gate
-
-    def _mixed(self, name: str, x: Tensor) -> Tensor:
-        return functional.silu(convolved(x, self.taps[name]) if name in self.taps else x)
+    def raw_gate(self, x: Tensor) -> Tensor:
+        return in_heads(x, self.gate_matrix, self.n_heads)

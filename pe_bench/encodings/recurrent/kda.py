@@ -26,25 +26,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.encodings.base import AtLeast1
-from pe_bench.encodings.recurrent.gated_deltanet import LARGEST_RATE, Gate
+from pe_bench.encodings.recurrent.delta_rule import DeltaRule, Gate
+from pe_bench.encodings.recurrent.gated_deltanet import LARGEST_RATE
 from pe_bench.encodings.recurrent.recurrence import (
     LEAST_LOG_DECAY,
-    Recurrent,
-    Tokens,
-    convolved,
     in_heads,
     log_uniform_steps,
     random_matrix,
-    random_taps,
-    rms_normed,
-    unit,
 )
 from pe_bench.values import Range
 
 LogDecay = Annotated[float, Range(LEAST_LOG_DECAY, 0)]
 
 
-class KDA(Recurrent):
+class KDA(DeltaRule):
     """Options:
 
     lower_bound: of the logarithm of a decay, as in Kimi K3; null: none
@@ -63,32 +58,17 @@ class KDA(Recurrent):
         gate: Gate = "sigmoid",
         taps: AtLeast1 = 4,
     ):
-        super().__init__()
-        self.n_heads = n_heads
-        self.scale = d_head**-0.5
+        super().__init__(d_model, n_heads, d_head, negative, gate, taps)
         self.lower_bound = lower_bound
-        self.largest_strength = 2.0 if negative else 1.0
-        self.activation = functional.silu if gate == "silu" else torch.sigmoid
-        self.taps = nn.ParameterDict()
-        if taps > 1:
-            self.taps.update({name: random_taps(n_heads, d_head, taps) for name in "qkv"})
         self.decay_down = random_matrix(d_head, d_model)
         self.decay_up = random_matrix(n_heads * d_head, d_head)
         rates = torch.empty(n_heads).uniform_(1, LARGEST_RATE)
         self.log_rate = nn.Parameter(rates.log() if lower_bound is None else torch.zeros(n_heads))
         self.step = log_uniform_steps(n_heads, d_head)
-        self.strength = random_matrix(n_heads, d_model)
         self.gate_down = random_matrix(d_head, d_model)
         self.gate_up = random_matrix(n_heads * d_head, d_head)
-        self.norm = nn.Parameter(torch.ones(d_head))
-
-    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
-        q, k, v = (self._mixed(name, each) for name, each in zip("qkv", (q, k, v), strict=True))
-        strength = self.largest_strength * in_heads(x, self.strength, self.n_heads).sigmoid().squeeze(-1)
-        return Tokens(unit(q) * self.scale, unit(k), v, self.log_decay(x), strength)
 
     def log_decay(self, x: Tensor) -> Tensor:
-        """Return the logarithm of the decay of each token's features [B, H, T, K]."""
         raw = in_heads(functional.linear(x, self.decay_down), self.decay_up, self.n_heads)
         raw = raw + self.step[:, None]
         rate = self.log_rate.exp()[:, None, None]
@@ -96,9 +76,5 @@ class KDA(Recurrent):
             return -rate * functional.softplus(raw)
         return self.lower_bound * torch.sigmoid(rate * raw)
 
-    def output(self, x: Tensor, read: Tensor) -> Tensor:
-        gate = in_heads(functional.linear(x, self.gate_down), self.gate_up, self.n_heads)
-        return rms_normed(read) * self.norm * self.activation(gate)
-
-    def _mixed(self, name: str, x: Tensor) -> Tensor:
-        return functional.silu(convolved(x, self.taps[name]) if name in self.taps else x)
+    def raw_gate(self, x: Tensor) -> Tensor:
+        return in_heads(functional.linear(x, self.gate_down), self.gate_up, self.n_heads)

@@ -64,13 +64,7 @@ def attention(
 
 
 def recurrent_attention(
-    encoding: LayerEncoding,
-    x: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    position: Tensor,
-    window: int | None = None,
+    encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> Tensor:
     """Return what the tokens of a layer without softmax read; no position and no window has a part in it."""
     return encoding.attend_chunked(x, q, k, v)

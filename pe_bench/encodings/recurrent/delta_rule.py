@@ -1,0 +1,62 @@
+"""What layers with the delta rule share: convolutions, strengths of corrections, a norm and a gate.
+
+A subclass says how its states decay, and from what its gate is made.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pe_bench.encodings.recurrent.recurrence import (
+    Recurrent,
+    Tokens,
+    convolved,
+    in_heads,
+    random_matrix,
+    random_taps,
+    rms_normed,
+    unit,
+)
+
+Gate = Literal["silu", "sigmoid"]
+
+
+class DeltaRule(Recurrent):
+    """A state whose values each token corrects by b (v - S^T k), with b = sigmoid(u_h . x) or twice that.
+
+    q, k and v are convolved over the last `taps` tokens and pass through SiLU; then q and k are divided by
+    their norms, and q by sqrt(K). What is read is divided by its root mean square, scaled and gated.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, negative: bool, gate: Gate, taps: int):
+        super().__init__()
+        self.n_heads = n_heads
+        self.scale = d_head**-0.5
+        self.largest_strength = 2.0 if negative else 1.0
+        self.activation = functional.silu if gate == "silu" else torch.sigmoid
+        self.taps = nn.ParameterDict()
+        if taps > 1:
+            self.taps.update({name: random_taps(n_heads, d_head, taps) for name in "qkv"})
+        self.strength = random_matrix(n_heads, d_model)
+        self.norm = nn.Parameter(torch.ones(d_head))
+
+    def log_decay(self, x: Tensor) -> Tensor:
+        """Return the logarithm of each token's decay [B, H, T, 1], or of its features' [B, H, T, K]."""
+        raise NotImplementedError
+
+    def raw_gate(self, x: Tensor) -> Tensor:
+        """Return the gate [B, H, T, K] before its function."""
+        raise NotImplementedError
+
+    def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
+        q, k, v = (self._mixed(name, each) for name, each in zip("qkv", (q, k, v), strict=True))
+        strength = self.largest_strength * in_heads(x, self.strength, self.n_heads).sigmoid().squeeze(-1)
+        return Tokens(unit(q) * self.scale, unit(k), v, self.log_decay(x), strength)
+
+    def output(self, x: Tensor, read: Tensor) -> Tensor:
+        return rms_normed(read) * self.norm * self.activation(self.raw_gate(x))
+
+    def _mixed(self, name: str, x: Tensor) -> Tensor:
+        return functional.silu(convolved(x, self.taps[name]) if name in self.taps else x)
