@@ -20,7 +20,13 @@ from pe_bench.encodings.source import copy_files
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.model.attention.native import training_kernel, usable_kernel
-from pe_bench.model.checks import TEXTS, dry_run_training, refuse_lookahead, user_code_errors
+from pe_bench.model.checks import (
+    TEXTS,
+    dry_run_training,
+    refuse_lookahead,
+    refuse_lookahead_in_text,
+    user_code_errors,
+)
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs import folder as runs
 from pe_bench.runs.commands import record_command
@@ -114,8 +120,7 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
         before = source.config if config.train.from_run else None
         label, first, together = source.stage(stage_label(encoding, before), config, together)
     plans = planner(config, config.eval, data)
-    texts = _texts(data, config.train.length)
-    refuse_lookahead(model, config.train.length, config.encoding["name"], texts=texts)
+    refuse_lookahead_in_text(model, _texts(data, config.train.length), config.encoding["name"])
     start = source.run if source is not None and config.train.from_run else None
     job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first, start)
     if source is not None:
@@ -392,8 +397,9 @@ def _with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
     checkpoint.load_weights(trained.path, job.model)
     train, name = job.config.train, job.config.encoding["name"]
     try:
-        texts = _texts(job.data, train.length)
-        refuse_lookahead(job.model, train.length, name, "with its trained weights", texts)
+        weights = "with its trained weights"
+        refuse_lookahead(job.model, train.length, name, weights)
+        refuse_lookahead_in_text(job.model, _texts(job.data, train.length), name, weights)
     except UserError as error:
         raise RunError(str(error)) from error
     return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)

@@ -65,18 +65,25 @@ MAX_ENDINGS = 16  # halves of a window with other tokens of the vocabulary
 TEXTS = 4  # windows
 
 
-def refuse_lookahead(
-    model: LanguageModel, length: int, name: str, weights: str = "", texts: Tensor | None = None
-) -> None:
-    """Raise `UserError` when outputs of a window follow from tokens after them.
+def refuse_lookahead(model: LanguageModel, length: int, name: str, weights: str = "") -> None:
+    """Raise `UserError` when outputs of a random window follow from tokens after them.
 
     `name` is what `pe-bench check` calls the encoding, and `weights` says with which weights it reads later
-    tokens, where these matter. texts: windows [n, length] of the data, in which to look too.
+    tokens, where these matter.
     """
     with user_code_errors(model.encoding):
         problem = find_lookahead(model, length)
-        if texts is not None and not problem:
-            problem = find_lookahead_in_text(model, texts)
+    _refuse(problem, name, weights)
+
+
+def refuse_lookahead_in_text(model: LanguageModel, texts: Tensor, name: str, weights: str = "") -> None:
+    """Raise `UserError` when outputs of windows of text [n, T] follow from tokens after them."""
+    with user_code_errors(model.encoding):
+        problem = find_lookahead_in_text(model, texts)
+    _refuse(problem, name, weights)
+
+
+def _refuse(problem: str, name: str, weights: str) -> None:
     message = f"{name} reads later tokens{weights and f' {weights}'}, so its scores would mean nothing: "
     require(not problem, f"{message}{problem}; `pe-bench check {name}` says where")
 
@@ -113,24 +120,30 @@ def find_lookahead_in_text(model: LanguageModel, texts: Tensor) -> str:
     rare token that outputs follow from comes after them. Of a large vocabulary, pe-bench's own encodings see
     a part.
     """
-    length, device = texts.shape[1], model.device
+    length = texts.shape[1]
     half = length // 2
     shuffled = torch.randperm(model.vocab_size, generator=torch.Generator().manual_seed(0))
     endings = [*shuffled.split(length - half)]
     if not is_users_own(model.encoding):
         endings = endings[:MAX_ENDINGS]
-    pairs = [(text, texts[(row + 1) % len(texts), half:]) for row, text in enumerate(texts)]
-    pairs += [(texts[0], ending) for ending in endings]
-    for text, ending in pairs:
-        changed = text.clone()
-        changed[half : half + len(ending)] = ending
-        windows = torch.stack([text, changed]).to(device)
-        before_2TD = torch.cat([_hidden_in_scoring(model, window[None], 0)[:, :half] for window in windows])
-        moved = float((before_2TD[0] - before_2TD[1]).abs().max()) if half else 0.0
-        if moved > TOLERANCE * float(before_2TD.abs().max()):
-            outputs = f"outputs of tokens 0 to {half - 1} of {length} of a text"
-            return f"{outputs} move by {moved:.2g} when those after them change"
+    for row, text in enumerate(texts):
+        first_TD = _first_half(model, text)
+        following = texts[(row + 1) % len(texts), half:]
+        for ending in (following, *endings) if row == 0 else (following,):
+            changed = text.clone()
+            changed[half : half + len(ending)] = ending
+            changed_TD = _first_half(model, changed)
+            moved = float((first_TD - changed_TD).abs().max()) if half else 0.0
+            if moved > TOLERANCE * max(float(first_TD.abs().max()), float(changed_TD.abs().max())):
+                outputs = f"outputs of tokens 0 to {half - 1} of {length} of a text"
+                return f"{outputs} move by {moved:.2g} when those after them change"
     return ""
+
+
+def _first_half(model: LanguageModel, tokens_T: Tensor) -> Tensor:
+    """Return the outputs of the first half of a window, [T / 2, D]."""
+    hidden_1TD = _hidden_in_scoring(model, tokens_T[None].to(model.device), 0)
+    return hidden_1TD[0, : len(tokens_T) // 2]
 
 
 def _hidden_in_scoring(model: LanguageModel, tokens_1T: Tensor, first: int) -> Tensor:
