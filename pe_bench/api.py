@@ -171,7 +171,9 @@ def extend(
     to: str | int = "4x",
     with_: str | Sequence[str] | None = None,
     *,
-    tokens: int | None = None,
+    tokens: int | str | None = None,
+    text: str | Path | None = None,
+    train_layers: int | None = None,
     long: bool = False,
     results_dir: str | Path = "results",
     overrides: str | Sequence[str] | None = None,
@@ -180,8 +182,8 @@ def extend(
 
         print(pe_bench.extend("rope", "4x", ["yarn", "nope"], tokens=128_000))
 
-    The runs are seeds of one encoding, by name, its beginning or encoding; or hf:FOLDER, which is only
-    scored. It scores them unchanged and, without more training, with each encoding; with `tokens` it also
+    The runs are seeds of one encoding, by name, its beginning or encoding; or hf:FOLDER, which is trained on
+    `text`. It scores them unchanged and, without more training, with each encoding; with `tokens` it also
     trains them further with each, and with `long` it trains the model at that length from the start.
     `overrides` are KEY=VALUE of the further training or this machine, such as train.lr=0.002 or
     hydra/launcher=joblib; for a checkpoint, of its data. Finished work is reused. `print` shows the command's
@@ -190,14 +192,16 @@ def extend(
     to LENGTH: The longer length: a multiple of the training length, such as 4x, or tokens.
     with_ NAME,NAME: Encodings to continue with; 'NAME KEY=VALUE' sets options; repeatable.
         [default: yarn,rope_ntk,rope_pi]
-    tokens NUMBER: Train further with each, at that length, on so many tokens.
+    tokens NUMBER: Train further with each, at that length, on so many tokens, such as 128000 or 1M.
+    text DIR: The text files that hf:FOLDER is trained and scored on.
+    train_layers NUMBER: Of hf:FOLDER, train only so many of the last layers, which needs less memory.
     long: Train the model also at that length from the start, on as many tokens as both stages together.
     results_dir DIR: The folder of runs and results.csv.
 
     Raises `UserError` (a `ValueError`) if something cannot work, and `RunError` if a job fails.
     """
     from pe_bench.extended import extend_runs
-    from pe_bench.values import AtLeast1, check_texts, check_type, listed, plain_value
+    from pe_bench.values import AtLeast1, check_texts, check_type, listed, plain_value, read_count
 
     check_texts("a run", *listed(runs))
     check_texts("with_", *listed(with_))
@@ -206,7 +210,9 @@ def extend(
         [str(run) for run in listed(runs)],
         str(to),
         listed(with_),
-        tokens=None if tokens is None else check_type(plain_value(tokens), AtLeast1, "tokens"),
+        tokens=None if tokens is None else check_type(read_count(plain_value(tokens)), AtLeast1, "tokens"),
+        text=None if text is None else Path(text),
+        train_layers=None if train_layers is None else check_type(train_layers, AtLeast1, "train_layers"),
         long=check_type(long, bool, "long"),
         overrides=listed(overrides),
         results=_folder(results_dir),

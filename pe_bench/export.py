@@ -14,6 +14,7 @@ from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.checkpoints.opened import open_checkpoint
 from pe_bench.checkpoints.source import (
     CONFIG,
+    GENERATION,
     INDEX,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -94,7 +95,7 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
     with name_write_errors(folder):
         temporary.mkdir(parents=True)
         try:
-            names = [TOKENIZER, TOKENIZER_CONFIG, "generation_config.json"]
+            names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
             names += [INDEX] if source.is_indexed else []
             files = [source.folder / name for name in names]
             for path in [*filter(Path.is_file, files), *source.weights]:

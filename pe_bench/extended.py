@@ -19,6 +19,7 @@ from pe_bench.config.overrides import parse_override, quote, values_of
 from pe_bench.config.schema import MACHINE_KEYS, Config
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.experiment import load_trained, trusted
+from pe_bench.extend_checkpoint import extend_checkpoint
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.groups import Selection
@@ -38,6 +39,7 @@ from pe_bench.scoring.stages import (
 from pe_bench.sweep.run import launch
 from pe_bench.system.files import write_text
 from pe_bench.system.grid import text_of
+from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import say
 from pe_bench.values import check_type
 
@@ -73,17 +75,30 @@ def extend_runs(
     long: bool,
     overrides: Sequence[str],
     results: Path,
+    text: Path | None = None,
+    train_layers: int | None = None,
 ) -> Extended:
     """Do as `api.extend` does. Raises `UserError`, `RunError`."""
     requested = read_with(with_ or [",".join(DEFAULT)])
     require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
     if any(map(is_checkpoint, runs)):
-        require(tokens is None, "a checkpoint of Hugging Face is scored alone: leave --tokens out")
         require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
         require(len(runs) == 1, f"give one checkpoint at a time, not {', '.join(runs)}")
+        require(not long, "--long trains a run from the start, and a checkpoint has no such: leave it out")
+        require(train_layers is None or tokens is not None, "--train-layers has no effect without --tokens")
+        overrides = [*overrides, *([] if text is None else [f"data.path={quote(str(text))}"])]
+        if tokens is not None:
+            done = extend_checkpoint(runs[0], _times(to), requested, tokens, train_layers, overrides, results)
+            return Extended(*done)
+        message = "torchrun starts the processes of one training: give --tokens, or start this without it"
+        require(world_size() == 1, message)
         texts = [with_factor(each, _times(to), None) for each in requested]
         run = prepare(runs[0], {"with_": texts, "overrides": [*overrides], "results_dir": results})()
         return Extended([run.path], run_tables(run.scored, run.path, run.margin))
+    message = "--text and --train-layers are for hf:FOLDER: a run goes on with its own text and all layers"
+    require(text is None and train_layers is None, message)
+    message = "torchrun starts the processes of one training: start pe-bench extend without it"
+    require(world_size() == 1, message)
     paths = find_runs(runs, results)
     # A later stage has the name of its encoding, too.
     paths = without_tries([path for path in paths if RunFolder(path).first_stage is None] or paths)

@@ -3,6 +3,7 @@
 import difflib
 import math
 import os
+import re
 import sys
 import types
 import typing
@@ -149,6 +150,14 @@ def parse_lengths(text: str) -> list[int]:
     are_lengths = all(length.isdecimal() and int(length) > 0 for length in lengths)
     require(are_lengths, f"--lengths takes positive whole numbers such as 512,2048, not '{text}'")
     return [int(length) for length in lengths]
+
+
+def read_count(value: Any) -> Any:
+    """Return the number that a text such as 128000, 256k or 1.5M says; any other value as it is."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKM]?)", value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    return round(float(match[1]) * {"k": 1_000, "K": 1_000, "M": 1_000_000}.get(match[2], 1))
 
 
 def without_none(values: dict[str, Any]) -> dict[str, Any]:

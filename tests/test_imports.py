@@ -47,7 +47,7 @@ ALLOWED = {
     "runs": "errors values system config data model",
     "training": "errors system config data native model runs",
     "scoring": "errors values system config encodings data model runs",
-    "checkpoints": "errors values system config encodings data model runs scoring",
+    "checkpoints": "errors values system config encodings data model runs training scoring",
     "report": "errors values system config plot runs",
     "inspection": "errors values system config encodings plot data model scoring",
     "trackers": "errors system config runs report training",
@@ -58,7 +58,8 @@ ALLOWED = {
     "tries": "errors values system config runs report experiment scored",
     "sweep": "errors system config runs experiment",
     "studies": "errors values system config plot runs scoring report scored sweep",
-    "extended": "errors values system config report runs scoring experiment scored sweep",
+    "extend_checkpoint": "errors system config data runs training scoring checkpoints report scored",
+    "extended": "errors values system config report runs scoring experiment scored sweep extend_checkpoint",
     "api": "errors values system config runs report experiment scored tries extended",
     "cli": "errors values system config plot model runs report inspection "
     "checkpoints export scored tries api sweep studies",

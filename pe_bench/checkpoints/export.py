@@ -7,6 +7,7 @@ they go out multiplied, and apart from the head.
 """
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,16 @@ import torch
 from torch import Tensor
 
 from pe_bench.checkpoints.opened import MAX_WINDOW, MIN_TOKENS, Opened, open_checkpoint
-from pe_bench.checkpoints.source import Source, load_config, load_model, quiet
+from pe_bench.checkpoints.source import (
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Source,
+    load_config,
+    load_model,
+    quiet,
+)
 from pe_bench.config.schema import Config
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
@@ -32,6 +42,7 @@ from pe_bench.encodings.scalings.yarn import YaRN
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, require
 from pe_bench.model.decoder import Decoder
+from pe_bench.system.files import write_json
 
 ROTATIONS = (RoPE, PRoPE, RopePI, RopeNTK, RopeDynamicNTK, YaRN, Llama3, LongRoPE)
 EXPORTED = (
@@ -221,6 +232,24 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
         values.pop(key, None)
     times = rotation["factor"] if "original_max_position_embeddings" in rotation else 1
     return values | {"rope_parameters": rotation, "max_position_embeddings": round(train_length * times)}
+
+
+def write_trained(folder: Path, source: Source, causal: Any, values: Mapping[str, Any]) -> None:
+    """Write the float32 weights of a model, a configuration for them, and the tokenizer of its checkpoint.
+
+    values: of config.json; what they say of the type of the weights is replaced.
+    """
+    with quiet():
+        causal.save_pretrained(folder)
+    # What transformers writes beside the weights says how it was loaded here.
+    (folder / GENERATION).unlink(missing_ok=True)
+    for path in (source.folder / name for name in (TOKENIZER, TOKENIZER_CONFIG, GENERATION)):
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    kept = {name: value for name, value in values.items() if name not in ("dtype", "torch_dtype")}
+    write_json(folder / CONFIG, kept | {"dtype": "float32"})
+    for path in folder.iterdir():  # safetensors hides its files from others
+        path.chmod((folder / CONFIG).stat().st_mode)
 
 
 @torch.no_grad()

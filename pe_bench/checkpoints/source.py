@@ -30,6 +30,7 @@ from pe_bench.values import check_type, expand_user
 
 PREFIX = "hf:"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+GENERATION = "generation_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Keys of a configuration, or of a part of one, that make transformers load something else than its files.
 OTHER_FILES = {
@@ -39,7 +40,7 @@ OTHER_FILES = {
 }
 QUANTISED = "quantization_config"
 OTHER_TOKENIZERS = "fast_tokenizer_files"  # a key by which tokenizer_config.json names other files
-FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, "generation_config.json", INDEX, "model*.safetensors"]
+FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, INDEX, "model*.safetensors"]
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
 SILENT = 50  # nothing but what ends the program

@@ -97,7 +97,7 @@ def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) ->
 
 @command("extend", api.extend)
 def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any) -> None:
-    """Stretch trained runs to longer texts, and compare the results.
+    """Stretch runs or a checkpoint to longer texts, and compare them.
 
     Scores the runs unchanged and, without more training, with each encoding; --tokens also trains them
     further with each, and draws the lines of untrained encodings dashed. Prints one table and draws it.
@@ -108,7 +108,8 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
     Examples:
       pe-bench extend rope --to 4x --with yarn,rope_pi --tokens 128000
       pe-bench extend rope --with 'rope base=80000' --tokens 128000 --long
-      pe-bench extend hf:FOLDER data=files data.path=texts --with yarn
+      pe-bench extend hf:FOLDER --text DIR --with yarn
+      pe-bench extend hf:FOLDER --to 2x --with yarn --tokens 1M --text DIR
     """
     names, overrides = ([word for word in runs if ("=" in word) is is_key] for is_key in (False, True))
     require(bool(names), "no run is named: say pe-bench extend rope, or the beginning of a run's name")
@@ -119,6 +120,8 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
 
     picture_format(picture)
     family = api.extend(names, overrides=overrides, **options)
+    if not family.tables:  # the first of torchrun's processes shows them
+        return
     show(family.tables)
     family.plot(picture)
     say(f"wrote {picture}   details: pe-bench report{results_option(results_dir)} --all --details")

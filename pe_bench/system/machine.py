@@ -223,6 +223,15 @@ def vector_instructions() -> str:
     return torch.backends.cpu.get_cpu_capability()
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Return whether a device has instructions for products of bfloat16 matrices."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    facts = processor_facts()
+    flags = f"{facts.get('flags', '')} {facts.get('Features', '')}".split()  # of x86, and of ARM
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+
+
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 

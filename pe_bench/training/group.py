@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import FrameType
@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.multiprocessing.spawn import start_processes as start_with_torch
+from torch.nn import Parameter
 
 from pe_bench.config.schema import Config
 from pe_bench.errors import RunError, UserError, require
@@ -64,6 +65,14 @@ class Group:
         sums = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(sums)
         return sums.tolist()
+
+    def add_gradients(self, parameters: Iterable[Parameter]) -> None:
+        """Put the sum of all processes' gradients in place of each gradient."""
+        if self.count == 1:
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
 
     def any(self, flag: bool) -> bool:
         """Return whether `flag` is true in any process."""

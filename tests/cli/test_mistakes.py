@@ -60,7 +60,7 @@ show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
 show base=3 -> name an encoding
 extend -> no run is named: say pe-bench extend rope
-extend hf:x --tokens 5 -> a checkpoint of Hugging Face is scored alone: leave --tokens out
+extend hf:x --tokens 5 -> the further training needs text: say --text DIR
 export rope --hf .. -> --hf .. is no name of a new folder
 try -> name what to try
 try rope --minutes 0 -> --minutes must be above 0, not 0
