@@ -9,7 +9,13 @@ from pathlib import Path
 import torch
 import yaml
 
-from pe_bench.checkpoints.export import exported_settings, require_rescaled, rescaled_config, write_model
+from pe_bench.checkpoints.export import (
+    exported_settings,
+    require_rescaled,
+    rescaled_config,
+    write_model,
+    write_weights,
+)
 from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.checkpoints.opened import open_checkpoint
 from pe_bench.checkpoints.source import (
@@ -95,12 +101,11 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
     with name_write_errors(folder):
         temporary.mkdir(parents=True)
         try:
-            names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
-            names += [INDEX] if source.is_indexed else []
-            files = [source.folder / name for name in names]
-            for path in [*filter(Path.is_file, files), *source.weights]:
-                shutil.copyfile(path, temporary / path.name)
-            (temporary / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            if source.gguf is None:
+                _copy(source, temporary)
+                (temporary / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            else:
+                write_weights(temporary, source, opened.model.causal, values)
             written = Source(f"hf:{temporary}", temporary)
             difference = require_rescaled(written, opened, spec, length)
             temporary.rename(folder)
@@ -108,6 +113,15 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
             shutil.rmtree(temporary, ignore_errors=True)
     equal = f"its logits there are equal to {difference:.1g} of the largest"
     say(f"{source.name} with {others[0].label} is written to {folder}; {equal}")
+
+
+def _copy(source: Source, folder: Path) -> None:
+    """Copy the weights and the tokenizer of a checkpoint to a folder."""
+    names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
+    names += [INDEX] if source.is_indexed else []
+    files = [source.folder / name for name in names]
+    for path in [*filter(Path.is_file, files), *source.weights]:
+        shutil.copyfile(path, folder / path.name)
 
 
 def _require_new(folder: Path) -> None:

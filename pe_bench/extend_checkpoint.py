@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pe_bench.checkpoints.export import require_rescaled, rescaled_config, write_trained
+from pe_bench.checkpoints.export import require_rescaled, rescaled_config, write_weights
 from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.checkpoints.opened import Opened, open_checkpoint
 from pe_bench.checkpoints.source import PREFIX, Source, load_config, read_source
@@ -257,7 +257,7 @@ def _write(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
     Raise `RunError` where logits differ.
     """
     with replace_folder(stage.target) as folder:
-        write_trained(folder, stage.source, opened.model.causal, stage.values)
+        write_weights(folder, stage.source, opened.model.causal, stage.values)
         shutil.copyfile(stage.workplace / "train.csv", folder / "train.csv")
         write_json(folder / "training.json", about)
         written = Source(f"{PREFIX}{folder}", folder)

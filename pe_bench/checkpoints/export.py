@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pe_bench.checkpoints.library import quiet
 from pe_bench.checkpoints.opened import MAX_WINDOW, MIN_TOKENS, Opened, open_checkpoint
 from pe_bench.checkpoints.source import (
     CONFIG,
@@ -24,7 +25,6 @@ from pe_bench.checkpoints.source import (
     Source,
     load_config,
     load_model,
-    quiet,
 )
 from pe_bench.config.schema import Config
 from pe_bench.encodings.base import LayerEncoding
@@ -234,7 +234,7 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
     return values | {"rope_parameters": rotation, "max_position_embeddings": round(train_length * times)}
 
 
-def write_trained(folder: Path, source: Source, causal: Any, values: Mapping[str, Any]) -> None:
+def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str, Any]) -> None:
     """Write the float32 weights of a model, a configuration for them, and the tokenizer of its checkpoint.
 
     values: of config.json; what they say of the type of the weights is replaced.

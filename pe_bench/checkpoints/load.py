@@ -88,6 +88,7 @@ def checkpoint_config(
         "begin": _one_or_several(begin_of_text(source)),
         "plain": plain,
         "train_length": None if train["length"] == train_length else train_length,
+        "rounding": None if source.gguf is None else source.gguf.rounding or None,
     }
     given = [*keys, *(f"eval.{name}" for name in without_none(changes))]
     values["eval"].update(_target_blocks(values["eval"], train_length, given))

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from pe_bench.checkpoints.attention import NAME, register
 from pe_bench.checkpoints.encoding import UNKNOWN, Answer, ask, attach, describe, name_of, neutral
+from pe_bench.checkpoints.library import quiet
 from pe_bench.checkpoints.model import CheckpointModel, split_feedforward
 from pe_bench.checkpoints.rotary import forget_longer_texts, rotary_modules
-from pe_bench.checkpoints.source import CONFIG, PREFIX, Source, load_model, quiet
+from pe_bench.checkpoints.source import CONFIG, PREFIX, Source, load_model
 from pe_bench.config.schema import ModelConfig
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, first_line, require

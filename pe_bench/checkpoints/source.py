@@ -6,12 +6,13 @@ a score, whatever a configuration names. No code of a checkpoint runs, and nothi
 """
 
 import hashlib
+import io
 import json
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from pe_bench.checkpoints.gguf import ORIGINAL, Weights, dequantising, described, find_gguf, forget_rounding
+from pe_bench.checkpoints.library import SAFE, quiet
 from pe_bench.config.schema import CHECKPOINT_IDENTITY
 from pe_bench.data.tokenizer import library_errors
 from pe_bench.errors import UserError, first_line, require
@@ -43,18 +46,20 @@ OTHER_TOKENIZERS = "fast_tokenizer_files"  # a key by which tokenizer_config.jso
 FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, INDEX, "model*.safetensors"]
 REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
 NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
-SILENT = 50  # nothing but what ends the program
-SAFE = {"trust_remote_code": False, "local_files_only": True}
 WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLDER"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint. address: how to name it from any folder, without the revision, which is a Hub's."""
+    """A checkpoint. address: how to name it from any folder, without the revision, which is a Hub's.
+
+    gguf: its weights, where a GGUF file has them; `folder` then has what transformers makes of the file.
+    """
 
     address: str
     folder: Path
     revision: str | None = None
+    gguf: Weights | None = None
 
     @property
     def name(self) -> str:
@@ -83,11 +88,13 @@ class Source:
     @property
     def is_indexed(self) -> bool:
         """Return whether an index names the files of weights; transformers takes a single file before it."""
-        return not (self.folder / WEIGHTS).exists() and (self.folder / INDEX).exists()
+        return not (self.folder / WEIGHTS).exists() and (self.folder / INDEX).exists() and self.gguf is None
 
     @cached_property
     def weights(self) -> list[Path]:
         """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
+        if self.gguf is not None:
+            return [self.gguf.file]
         index, names = self.folder / INDEX, [WEIGHTS]
         if self.is_indexed:
             files = check_type(read_json(index).get("weight_map"), dict[str, Any], f"weight_map of {index}")
@@ -101,14 +108,21 @@ class Source:
 
 
 def read_source(text: str) -> Source:
-    """Return the checkpoint that `hf:REPO_OR_FOLDER[@revision]` names; a repository is downloaded."""
+    """Return the checkpoint that `hf:REPO_OR_FOLDER[@revision]` names; a repository is downloaded.
+
+    It may also be a GGUF file, or a folder with one.
+    """
     named = text.removeprefix(PREFIX)
     folder = Path(expand_user(named, PREFIX))
+    file = find_gguf(folder) if named else None
+    if file is not None:
+        made, weights = described(file)
+        return checked(Source(f"{PREFIX}{folder.resolve()}", made, gguf=weights))
     if named and folder.is_dir():
         return checked(Source(f"{PREFIX}{folder.resolve()}", folder.resolve()))
     repository, _, revision = named.partition("@")
     message = f"{text} is neither a folder nor a repository: say hf:FOLDER or hf:OWNER/NAME[@REVISION]"
-    require(REPOSITORY.fullmatch(repository) is not None, message)
+    require(REPOSITORY.fullmatch(repository) is not None, f"{message}, or a file as hf:FILE.gguf")
     from huggingface_hub import snapshot_download
 
     from pe_bench.data import hub
@@ -187,26 +201,6 @@ def begin_of_text(source: Source) -> list[int]:
 
 
 @contextmanager
-def quiet() -> Iterator[Any]:
-    """Yield transformers, which prints nothing inside. Raise `UserError` where it is not installed."""
-    try:
-        import transformers
-    except ImportError as error:
-        reason = f"checkpoints need transformers ({first_line(error)})"
-        raise UserError(f"{reason}: pip install 'pe-bench[hf]'") from error
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(SILENT)
-    logging.disable_progress_bar()
-    try:
-        yield transformers
-    finally:
-        logging.set_verbosity(verbosity)
-        logging.enable_progress_bar()
-
-
-@contextmanager
 def files_alone(source: Source) -> Iterator[Path]:
     """Yield a temporary folder that has the checkpoint's configuration and weights, and no other file."""
     with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
@@ -234,13 +228,19 @@ def load_config(source: Source) -> Any:
 
 def load_model(source: Source, config: Any) -> Any:
     """Return the model with its weights in float32, attending as transformers does. Raise `UserError`."""
-    options = {"attn_implementation": "eager", "use_safetensors": True, "output_loading_info": True}
+    options: dict[str, Any] = {"attn_implementation": "eager", "output_loading_info": True}
     with quiet() as transformers, files_alone(source) as folder:
         load = transformers.AutoModelForCausalLM.from_pretrained
+        if source.gguf is None:
+            options["use_safetensors"] = True
+        else:
+            options |= dequantising(transformers, source.gguf.file)
         try:
             if source.is_indexed:
                 _require_indexed(source)
-            model, report = load(folder, config=config, dtype=torch.float32, **options, **SAFE)
+            # The reader of GGUF files has a progress bar of its own.
+            with redirect_stderr(io.StringIO()) if source.gguf is not None else nullcontext():
+                model, report = load(folder, config=config, dtype=torch.float32, **options, **SAFE)
         except UserError:
             raise
         except Exception as error:
@@ -250,6 +250,12 @@ def load_model(source: Source, config: Any) -> Any:
     require(not missing, message)
     message = f"{source.folder} has weights that a model as in {CONFIG} does not use ({unused})"
     require(not unused, f"{message}: its model_type or another key is not that of the weights")
+    if source.gguf is not None:
+        tensors = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
+        here, there = sum(tensors.values()), source.gguf.count
+        numbers = f"{source.name} has {there:,} weights, of which transformers' model has {here:,}"
+        require(here == there, f"{numbers}: {ORIGINAL}")
+        forget_rounding(model)
     return model.eval()
 
 

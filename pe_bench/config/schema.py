@@ -223,7 +223,7 @@ class CheckpointConfig:
     without_attention: how many layers have none. unused_scaling: a scaling of rotations in its configuration
     by which no layer turns. identity_version: of the rule that gave the identity; scores of an older one may
     differ from today's. train_length: at which it was trained, where `train.length` is another length that
-    changes are measured from.
+    changes are measured from. rounding: the types that the weights of a GGUF file were rounded to.
     """
 
     source: str
@@ -238,6 +238,7 @@ class CheckpointConfig:
     unused_scaling: str | None = None
     identity_version: int = 1
     train_length: int | None = None
+    rounding: str | None = None
 
     @property
     def begins(self) -> list[int]:

@@ -206,10 +206,14 @@ def _chosen_values(row: Row, runs: ScoredRuns, by: Sequence[str]) -> dict[str, s
 
 
 def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:
-    """Return a checkpoint's architecture, if known, and its parameters: `Llama, 0.26M`."""
+    """Return a checkpoint's architecture, if known, its parameters, and their rounding in a GGUF file.
+
+    Such as `Llama, 0.26M` and `Llama, 0.26M, Q8_0`.
+    """
     millions = row.parameters / 1e6
     size = f"{millions:.2f}M" if millions < 10 else f"{millions:,.0f}M"
-    return ", ".join(filter(None, (runs.value(row, "checkpoint.architecture"), size)))
+    facts = runs.value(row, "checkpoint.architecture"), size, runs.value(row, "checkpoint.rounding")
+    return ", ".join(filter(None, facts))
 
 
 def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Callable[[Row], str]:

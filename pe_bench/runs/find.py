@@ -42,10 +42,10 @@ def is_checkpoint(name: object) -> bool:
 
 
 def scores_checkpoint(run: RunFolder, name: str) -> bool:
-    """Return whether a run is of the checkpoint that hf:FOLDER or hf:OWNER/NAME[@REVISION] names."""
+    """Return whether a run is of the checkpoint that hf:FOLDER, hf:FILE or hf:OWNER/NAME[@REVISION] names."""
     config = run.flat_config
     folder = Path(os.path.expanduser(name.removeprefix(CHECKPOINT)))
-    if folder.is_dir():
+    if folder.exists():
         return config.get("checkpoint.source") == f"{CHECKPOINT}{folder.resolve()}"
     address, _, revision = name.partition("@")
     is_revision = revision in ("", config.get("checkpoint.revision"))

@@ -14,7 +14,7 @@ from support.checkpoints import edit_json, opened, write_checkpoint
 from support.commands import Command, Outcome, only_run
 
 from pe_bench.checkpoints import export
-from pe_bench.checkpoints.source import quiet
+from pe_bench.checkpoints.library import quiet
 from pe_bench.config.compose import compose_config
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.errors import UserError

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from pe_bench.checkpoints.library import quiet
 from pe_bench.checkpoints.opened import Opened, open_checkpoint, train_length_of
-from pe_bench.checkpoints.source import Source, load_config, quiet, read_source
+from pe_bench.checkpoints.source import Source, load_config, read_source
 from pe_bench.data.tokenizer import write_byte_tokenizer
 
 VOCABULARY, TRAIN_LENGTH, WINDOW = 257, 32, 16

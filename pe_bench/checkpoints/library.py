@@ -1,0 +1,30 @@
+"""transformers, which prints nothing and runs no code of a checkpoint."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pe_bench.errors import UserError, first_line
+
+SILENT = 50  # nothing but what ends the program
+SAFE = {"trust_remote_code": False, "local_files_only": True}
+
+
+@contextmanager
+def quiet() -> Iterator[Any]:
+    """Yield transformers, which prints nothing inside. Raise `UserError` where it is not installed."""
+    try:
+        import transformers
+    except ImportError as error:
+        reason = f"checkpoints need transformers ({first_line(error)})"
+        raise UserError(f"{reason}: pip install 'pe-bench[hf]'") from error
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(SILENT)
+    logging.disable_progress_bar()
+    try:
+        yield transformers
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
