@@ -60,10 +60,10 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
     if cells.has_trained_level(table):
         # A baseline is compared with at the training length too: of its two columns the first is the level.
         what = "level\nat" if table.baseline else "at"
-        columns.append(Column(f"{what} {table.key.train_length}"))
+        columns.append(Column(f"{what} {table.key.train_length:,}"))
         parts.append([cells.level_at_training(line, table) or Cell(MISSING) for line in lines])
     for length in lengths:
-        columns.append(Column(f"{length}"))
+        columns.append(Column(f"{length:,}"))
         parts.append([cells.value_at(line, length, table) or Cell(MISSING) for line in lines])
     if not is_small:
         columns.append(Column("works to"))
@@ -103,7 +103,7 @@ def point_text(line: Line, record: Record, table: Table) -> str:
         for column, cell in list(zip(columns, parts, strict=True))[2:]
         if cell.text
     ]
-    return "\n".join([f"{line.label} at {record.length} tokens", *facts]).replace("\n±", " ±")
+    return "\n".join([f"{line.label} at {record.length:,} tokens", *facts]).replace("\n±", " ±")
 
 
 def _score_columns(table: Table) -> list[Column]:
@@ -131,7 +131,7 @@ def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
     difference_mark = "" if difference.target_hash in ("", record.target_hash) else cells.OTHER_TARGETS
     difference_mark = difference_mark if is_common else cells.OTHER_TARGETS
     parts = [
-        *(Cell(line.label), Cell(f"{record.length}"), _level(line, record, table), interval, accuracy),
+        *(Cell(line.label), Cell(f"{record.length:,}"), _level(line, record, table), interval, accuracy),
         Cell(f"{record.perplexity:.4g}" if has_perplexity else ""),
         *(_signed(record.change, change_mark), half_width(record.interval)),
         _verdict(record.verdict if record.levels else ""),

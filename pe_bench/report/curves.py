@@ -104,7 +104,7 @@ class Chart:
     @property
     def y_label(self) -> str:
         if self.values == "change":
-            return f"change against {self.train_length}, bits per byte (+ is worse)"
+            return f"change against {self.train_length:,}, bits per byte (+ is worse)"
         measure = self.table.measure
         better = "higher" if measure.higher_is_better else "lower"
         return f"{measure.unit}{', log scale' if self.shape == 'log' else ''} ({better} is better)"
@@ -149,9 +149,9 @@ class Chart:
         if not curve.points and self._has_other_targets(curve.label):
             return "(other targets)"
         if not curve.points:
-            return f"(none past {self.train_length})" if self.values == "change" else "(no number)"
+            return f"(none past {self.train_length:,})" if self.values == "change" else "(no number)"
         last = curve.points[-1].x
-        return f"(to {last:.0f})" if last < self.lengths[-1] else ""
+        return f"(to {last:,.0f})" if last < self.lengths[-1] else ""
 
     def _has_other_targets(self, label: str) -> bool:
         """Return whether a line has levels of other targets than those of the curves."""

@@ -156,7 +156,7 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
         _plot(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **look)
     for anchor in chart.anchors:
         _plot(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
-    paper.mark_length(axes, chart.train_length, f"training length {chart.train_length}")
+    paper.mark_length(axes, chart.train_length, f"training length {chart.train_length:,}")
     _set_values(axes, chart)
     _set_lengths(axes, chart, 72 * width, TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE)
     if chart.values == "change":
@@ -261,7 +261,8 @@ def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
     for tick in sorted(ticks, key=lambda length: (length != chart.train_length, -length)):
         if all(abs(places[tick] - places[other]) >= gap for other in numbered):
             numbered.append(tick)
-    axes.set_xticks(ticks, [str(tick) if tick in numbered else "" for tick in ticks])
+    labels = {tick: f"{tick:,}" for tick in numbered}
+    axes.set_xticks(ticks, [labels.get(tick, "") for tick in ticks])
     axes.set_xticks([], minor=True)
 
 

@@ -263,7 +263,7 @@ def few_names(names: Iterable[str]) -> str:
 
 
 def list_lengths(lengths: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(set(lengths))))
+    return ", ".join(f"{length:,}" for length in sorted(set(lengths)))
 
 
 # Slices

@@ -383,7 +383,7 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
     by_level = sorted(by_name, key=lambda line: (not line.is_ranked, losses.get(line.label, math.inf)))
     if len(lines) > 1 and on_other_targets(lines, length):
         text = (
-            f"not ranked, because the levels at {length} are of different targets: in order of "
+            f"not ranked, because the levels at {length:,} are of different targets: in order of "
             f"{'levels nevertheless' if is_scored else 'names'}. To rank them, repeat their commands with "
             "the same eval.* values (nothing is trained again), or pe-bench eval RUN... with the same "
             "--lengths, --max-length and --targets"
@@ -391,7 +391,7 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
         return Order(by_level if is_scored else by_name, None, text)
     chosen = "" if is_scored else ", the longest length that most have a number at"
     below = [line.label for line in by_level if line.label not in losses]
-    text = f"ranked by {'exact' if is_task else 'bits/byte'} at {length}{chosen}"
+    text = f"ranked by {'exact' if is_task else 'bits/byte'} at {length:,}{chosen}"
     text += f"; below: {', '.join(below)}" if below else ""
     return Order(by_level, length, text, is_caveat=is_scored)
 

@@ -42,14 +42,14 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     answers = {cells.context_answer(line).text for line in table.lines if has_controls}
     has_changes = cells.has_trained_level(table) and not table.baseline
     below = [length for length in cells.short_lengths(table) if has_changes and length < train_length]
-    context = f"uses context: gains from reading more than {train_length} tokens back"
-    reads_nothing = f"; reads nothing: no better at {train_length} than at {quarter_of(train_length)}"
+    context = f"uses context: gains from reading more than {train_length:,} tokens back"
+    reads_nothing = f"; reads nothing: no better at {train_length:,} than at {quarter_of(train_length):,}"
     notes = [
         ": ".join(filter(None, (_numbers_text(table), _marks_text(table)))),
         later_text(table) if "^" in marks else "",
         slice_text(table) if table.key.slice != ALL else "",
         *table.caveats,
-        f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else "",
+        f"no room for {list_lengths(dropped)}: --details has them" if dropped else "",
         "a length with ?: unclear from a shorter one on" if "?" in marks else "",
         context + (reads_nothing if "reads nothing" in answers else "") if answers else "",
         f"{list_lengths(below)}: {BELOW}" if below else "",
@@ -76,7 +76,7 @@ def slice_text(table: Table) -> str:
     """Return which targets a slice has."""
     meanings = {
         RECALL: "the 8 bytes before the target occur earlier in its window, the last time more than "
-        f"{table.key.train_length} tokens back, and the target followed them there",
+        f"{table.key.train_length:,} tokens back, and the target followed them there",
         NOVEL: "the 8 bytes before the target occur nowhere earlier in its window",
         KEY: f"{table.key.judge} predicts them well, and much better with far context than without "
         "(LongPPL's rule)",
@@ -93,14 +93,14 @@ def _numbers_text(table: Table) -> str:
     if table.is_task:
         return ""
     if not cells.has_trained_level(table):
-        return f"levels: without a score at {train_length}, the training length, there are no changes"
+        return f"levels: without a score at {train_length:,}, the training length, there are no changes"
     if not cells.short_lengths(table):
         return ""
     is_another = any(line.scored_with != line.encoding for line in table.lines)
     whose = " with the trained encoding" if is_another else ""
     if any(line.longest for line in table.lines):
         whose = " of the unchanged model"
-    return f"change against {train_length}{whose} on the same text"
+    return f"change against {train_length:,}{whose} on the same text"
 
 
 def _marks_text(table: Table) -> str:
@@ -316,7 +316,7 @@ def _sets_of_their_own(table: Table) -> str:
     if not labels:
         return ""
     where = f"from levels at {train_length} on the same targets, which are not those of the levels shown at"
-    return f"~ changes at {list_lengths(lengths)}{_which(labels, table.lines)}: {where} {train_length}"
+    return f"~ changes at {list_lengths(lengths)}{_which(labels, table.lines)}: {where} {train_length:,}"
 
 
 # What is missing
@@ -355,10 +355,10 @@ def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
         if row.control != "offset" or label is None:
             continue
         if level is None or reference is None:
-            yield Note(f"offset control: {label} up to position {row.length}: {row.reason}")
+            yield Note(f"offset control: {label} up to position {row.length:,}: {row.reason}")
         else:
             yield Note(
                 f"offset control: {label} changes by {level - reference:+.3f} where windows of "
-                f"{row.train_length} tokens end at position {row.length} (seed {row.seed})",
+                f"{row.train_length:,} tokens end at position {row.length:,} (seed {row.seed})",
                 is_caveat=abs(level - reference) > table.margin,
             )

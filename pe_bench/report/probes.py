@@ -240,7 +240,7 @@ def _notes(lines: Sequence[ProbeLine]) -> list[str]:
     for line in lines:
         for (length, depth), finding in line.found.items():
             if depth is None and isinstance(finding, str):
-                lacking.setdefault(finding, []).append(f"{line.label} at {length}")
+                lacking.setdefault(finding, []).append(f"{line.label} at {length:,}")
     return [f"no number for {', '.join(where)}: {reason}" for reason, where in lacking.items()]
 
 
@@ -254,7 +254,7 @@ def grid_of(table: ProbeTable) -> Grid:
     columns = [NAME, *map(Column, headings), Column("verdict", is_left=True), *depths]
     rows = [
         [
-            *(Cell(line.label), Cell(f"{length}"), *_cells(line.found[length, None])),
+            *(Cell(line.label), Cell(f"{length:,}"), *_cells(line.found[length, None])),
             *(_accuracy(line.found.get((length, depth))) for depth in table.depths),
         ]
         for line in table.lines

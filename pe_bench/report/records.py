@@ -166,12 +166,13 @@ class BreakPoint:
         return f"{self.works_to:,}" if is_near else f"{self.works_to:,} to {self.stops_by:,}"
 
     def __str__(self) -> str:
+        if self.length is None:
+            return self.kind
         texts = {
-            "at": f"{self.length}",
-            "by": f"≤ {self.length}",
-            "unclear": f"none; unclear from {self.length}",
-            "none": f"none up to {self.length}",
-            "unknown": "unknown",
+            "at": f"{self.length:,}",
+            "by": f"≤ {self.length:,}",
+            "unclear": f"none; unclear from {self.length:,}",
+            "none": f"none up to {self.length:,}",
         }
         return texts[self.kind]
 
@@ -307,7 +308,7 @@ class TableKey:
         """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
         model = f"{self.model} model"
         data = [self.data, self.tokenizer]
-        trained = f"trained at {self.train_length} tokens"
+        trained = f"trained at {self.train_length:,} tokens"
         if self.model == CHECKPOINTS or is_checkpoint(self.model):
             trained = f"measured from {self.train_length:,} tokens"
             is_one = self.model != CHECKPOINTS

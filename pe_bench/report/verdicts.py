@@ -268,7 +268,7 @@ def judge_context(
     chosen = largest_set([row for row in rows if row.target_hash in controlled])
     rows = [row for row in rows if row.target_hash == chosen]
     if not rows:
-        return ContextUse(missing=f"the controls at {controls[0].length} were scored on other targets")
+        return ContextUse(missing=f"the controls at {controls[0].length:,} were scored on other targets")
     if not any(map(has_number, rows)):
         return None
     swaps, windows = (
@@ -302,8 +302,8 @@ def why_open_within(train_length: int, within: Paired, margin: float) -> str:
         return ""
     improves = "does not improve" if within.interval.high < margin else "does not surely improve"
     return (
-        f"the model {improves} from {quarter} to {train_length} tokens, so no gain beyond "
-        f"{train_length} proves nothing"
+        f"the model {improves} from {quarter:,} to {train_length:,} tokens, so no gain beyond "
+        f"{train_length:,} proves nothing"
     )
 
 

@@ -77,8 +77,8 @@ def test_a_line_says_how_far_it_works_its_level_and_its_differences_and_opens_fo
         f"≤ 256 2 {line.parameters:,} 800",
     ):
         assert said in shown, said
-    assert "1024 undefined" in line_of(page, "learned")
-    assert "undefined: learned at 1024: position 1023 is past the table of 128" in page.find("section")[0]
+    assert "1,024 undefined" in line_of(page, "learned")
+    assert "undefined: learned at 1,024: position 1023 is past the table of 128" in page.find("section")[0]
 
 
 def test_the_page_says_at_its_top_how_many_hold_and_loads_nothing_else(tables, page):
@@ -108,7 +108,7 @@ def test_every_point_of_a_curve_has_its_values(tables, page):
         if tag == "use" and values.get("class") == "marker" and "aria-label" in values
     ]
     cell = next(line for line in tables[0].lines if line.encoding == "sinusoidal").records[1024]
-    text = next(label for label in labels if label.startswith("sinusoidal at 1024 tokens\n"))
+    text = next(label for label in labels if label.startswith("sinusoidal at 1,024 tokens\n"))
     assert f"\nbits/byte {cell.level:.3f}\nppl " in text and "\nverdict fails\n" in text
     assert f"\nchange {cell.change:+.3f} ± {(cell.interval.high - cell.interval.low) / 2:.3f}\n" in text
     charts = (

@@ -56,17 +56,18 @@ def test_a_narrow_terminal_keeps_the_lengths_that_people_ask_for_and_the_answers
     assert max(map(len, text.splitlines())) <= width
     [headings] = [line for line in text.splitlines() if line.startswith("encoding ")]
     assert headings.endswith("works to  uses context")
-    shown = [int(word) for word in headings.split("at 128")[1].split() if word.isdecimal()]
+    words = headings.replace(",", "").split("at 128")[1].split()
+    shown = [int(word) for word in words if word.isdecimal()]
     dropped = [length for length in LENGTHS[2:] if length not in shown]
     assert bool(dropped) == (width < 90)
-    assert not dropped or f"no room for {', '.join(map(str, dropped))}" in text
+    assert not dropped or f"no room for {', '.join(f'{length:,}' for length in dropped)}" in text
     assert shown == sorted(by_importance(LENGTHS[2:], 128, ())[: len(shown)])
 
 
 def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> None:
     [table] = build_tables(results, selection=Selection(where=(parse_condition("length=64,128,192,2048"),)))
     heading = printed([table], 80).splitlines()[3].split()
-    assert heading[1:6] == ["at", "128", "64", "192", "2048"]
+    assert heading[1:6] == ["at", "128", "64", "192", "2,048"]
     assert "64: less context than in training costs by nature" in printed([table], 80)
     [table] = build_tables(results, selection=Selection(lengths=(64, 512)))
     assert cells_of(printed([table], 100), "alibi") == ["1.762", "+0.100", "+0.003", "512", "to", "1,024"]

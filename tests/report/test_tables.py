@@ -51,10 +51,10 @@ def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) 
     table = only(tmp_path)
     cell = line_of(table, "rope").records[4096]
     assert (cell.change, cell.verdict, cell.level) == (None, "", pytest.approx(5.0, abs=1e-6))
-    assert "no change: rope at 4096: scored on other targets than the training length" in table.notes
+    assert "no change: rope at 4,096: scored on other targets than the training length" in table.notes
     add_run(tmp_path, "rope", {128: 3.4}, target_hash="0ther")
     note = (
-        "~ changes at 4096: from levels at 128 on the same targets, which are not those of the levels shown"
+        "~ changes at 4,096: from levels at 128 on the same targets, which are not those of the levels shown"
     )
     assert f"{note} at 128" in only(tmp_path).caveats
 
