@@ -15,7 +15,7 @@ from pe_bench.experiment import load, load_finished, score_finished, trusted
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row, describe_failures
-from pe_bench.scoring.needles import DEFAULT_DEPTHS, DEFAULT_WINDOWS, Probe, ProbeDepths, ProbeLength
+from pe_bench.scoring.needles import DEFAULT_DEPTHS, Probe, ProbeDepths, ProbeLength
 from pe_bench.scoring.other_encodings import find_others, read_with, require_replaceable
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.system.grid import text_of
@@ -164,7 +164,7 @@ def read_probe(options: Options) -> Probe | None:
     return Probe(
         None if lengths is None else check_type(_lengths(options), list[ProbeLength], "lengths"),
         DEFAULT_DEPTHS if depths is None else check_type(depths, ProbeDepths, "depths"),
-        DEFAULT_WINDOWS if windows is None else check_type(windows, AtLeast1, "windows"),
+        None if windows is None else check_type(windows, AtLeast1, "windows"),
         task,
     )
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from pe_bench.errors import RunError
 from pe_bench.report.columns import NAME, half_width
 from pe_bench.report.groups import Selection, explain_separation, labels_by
-from pe_bench.report.records import TableKey, label_of
+from pe_bench.report.records import TableKey, label_of, short_label_of
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
 from pe_bench.report.verdicts import largest_set
 from pe_bench.runs.find import ScoredRuns
@@ -95,10 +95,27 @@ def probe_tables(
     by = labels_by([row for rows in shown.values() for row in rows], runs, selection.by)
     tables = []
     for number, (key, rows) in enumerate(shown.items()):
-        table = _table(key, rows, lambda row: f"{label_of(row)} {by(row)}".rstrip(), read)
+        table = _table(key, rows, _short_labels(rows, by), read)
         why = explain_separation(number, list(shown)) if len(shown) > 1 else ""
         tables.append(replace(table, why=why))
     return in_one_line(tables)
+
+
+def _short_labels(rows: Sequence[Row], by: Label) -> Label:
+    """Return a function that labels rows, with options that two sides share only once.
+
+    Encodings whose short labels would be the same keep their long ones.
+    """
+    longs: dict[str, set[str]] = {}
+    for row in rows:
+        longs.setdefault(short_label_of(row), set()).add(label_of(row))
+
+    def label(row: Row) -> str:
+        short = short_label_of(row)
+        name = short if len(longs[short]) == 1 else label_of(row)
+        return f"{name} {by(row)}".rstrip()
+
+    return label
 
 
 def _table(key: TableKey, rows: Sequence[Row], label: Label, read: Read) -> ProbeTable:

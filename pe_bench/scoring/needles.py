@@ -46,6 +46,9 @@ MIN_LENGTH = 128
 ProbeLength = Annotated[int, Range(MIN_LENGTH)]
 ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
+# Of a checkpoint's text at each depth: a model of 135 million parameters then takes some ten minutes at 4,096
+# tokens on two cores.
+CHECKPOINT_WINDOWS = 8
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
 MAX_SHIFT = 1 / 20  # of the body, between the depth that is wanted and a span that is unique
 REPLACED = "replaced"  # a control
@@ -56,12 +59,13 @@ FIRST = 1  # a checkpoint's beginning of text stands in the place of token 0
 class Probe:
     """The windows that a probe scores: at some lengths (default ones if None), at evenly spaced depths.
 
+    windows: at each length and depth; None for the default number, which is smaller for a checkpoint's text.
     prompts: the kind of prompts of a checkpoint, in the place of needles; they have no depths.
     """
 
     lengths: Sequence[int] | None = None
     depths: int = DEFAULT_DEPTHS
-    windows: int = DEFAULT_WINDOWS
+    windows: int | None = None
     prompts: str | None = None
 
     def __post_init__(self) -> None:
@@ -76,14 +80,17 @@ class Probe:
         """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
         lengths = self.resolved_lengths(config.train.length)
         if self.prompts is not None and data.prompts is not None:
-            count, seed, half = self.windows, evaluation.seed, evaluation.half
+            count = self.windows or DEFAULT_WINDOWS
+            seed, half = evaluation.seed, evaluation.half
             return [task_plan(data.prompts, length, count, seed, half) for length in lengths]
         assert data.task is None and data.prompts is None, "only text has spans to find"
+        usual = DEFAULT_WINDOWS if config.checkpoint is None else CHECKPOINT_WINDOWS
+        count = self.windows or usual
         return [
             plan
             for length in lengths
             for depth in np.linspace(0, 1, self.depths).round(4).tolist()
-            for plan in needle_plans(data, length, depth, self.windows, evaluation.seed, evaluation.half)
+            for plan in needle_plans(data, length, depth, count, evaluation.seed, evaluation.half)
         ]
 
 

@@ -16,6 +16,7 @@ from pe_bench.checkpoints.load import checkpoint_config
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import load_scores, score_file
+from pe_bench.scoring.needles import ANSWER, CHECKPOINT_WINDOWS
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,23 @@ def test_labels_say_a_shared_option_once_and_nothing_is_said_of_training(
     done = call("eval", "far", *options, "--with", "yarn factor=2 base=10000", "--json")
     labels = {line["label"] for line in json.loads(done.out)["tables"][0]["lines"]}
     assert labels == {"rope base=50000.0", yarn, pi, f"{yarn} base=50000.0"}
+
+
+def test_a_probe_of_a_checkpoint_has_few_windows_and_says_a_shared_option_once(
+    tmp_path: Path, call: Command
+) -> None:
+    write_checkpoint(tmp_path / "far", "llama", rope_parameters={"rope_type": "default", "rope_theta": 5e4})
+    options = ("--lengths", "128", "--depths", "2", "--with", "yarn factor=2")
+    assert call("probe", "far", *options).code == 0
+    [rows] = rows_of(tmp_path).values()
+    assert {row.targets for row in rows} == {CHECKPOINT_WINDOWS * ANSWER}
+    done = call("probe", "far", *options, "--with", "yarn factor=2 base=10000", "--json")
+    labels = {line["label"] for line in json.loads(done.out)["probes"][0]["lines"]}
+    yarn = "rope base=50000.0 -> yarn factor=2.0"
+    assert labels == {"rope base=50000.0", yarn, f"{yarn} base=50000.0"}
+    assert call("probe", "far", *options, "--windows", "3").code == 0
+    rows = [row for each in rows_of(tmp_path).values() for row in each]
+    assert {row.targets for row in rows} == {CHECKPOINT_WINDOWS * ANSWER, 3 * ANSWER}
 
 
 def test_every_window_begins_with_all_tokens_that_the_template_puts_there(
