@@ -1,6 +1,7 @@
 """Time and memory of scoring a checkpoint, against transformers with PyTorch's fused attention.
 
     python benchmarks/checkpoints.py 8192 32768 --window 1024
+    python benchmarks/checkpoints.py 2048 8192 --precision bfloat16
 
 A random model of 110 million parameters is made in a temporary folder. Each measurement has a process of its
 own: one window, and the NLL of its last 32 targets. The two ways take turns. Printed are the medians of all
@@ -22,8 +23,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from pe_bench.checkpoints.library import quiet
 from pe_bench.checkpoints.opened import open_checkpoint
-from pe_bench.checkpoints.source import Source, load_config, quiet
+from pe_bench.checkpoints.source import Source, load_config
 from pe_bench.system.machine import PeakMemory
 
 TARGETS = 32
@@ -48,22 +50,24 @@ def main() -> None:
     parser.add_argument("lengths", type=int, nargs="+")
     parser.add_argument("--window", type=int)
     parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"])
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    dtype = getattr(torch, asked.precision)
     if asked.child:
         torch.set_num_threads(asked.threads)
-        print(json.dumps(measure(Path(asked.child[0]), asked.child[1], asked.lengths[0])))
+        print(json.dumps(measure(Path(asked.child[0]), asked.child[1], asked.lengths[0], dtype)))
         return
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, {asked.threads} threads")
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    print(f"{versions}, {asked.threads} threads, {asked.precision}")
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), asked.window, asked.layers)
         print(f"{'length':>8} {'way':>14} {'seconds':>9} {'cpu s':>9} {'MB':>8} {'nll':>10}")
         for length in asked.lengths:
             rounds = [
-                {way: run_child(folder, way, length, asked.threads) for way in WAYS}
-                for _ in range(asked.rounds)
+                {way: run_child(folder, way, length, asked) for way in WAYS} for _ in range(asked.rounds)
             ]
             for way in WAYS:
                 found = {name: median(one[way][name] for one in rounds) for name in rounds[0][way]}
@@ -71,8 +75,9 @@ def main() -> None:
                 print(f"{length:>8} {way:>14} {numbers} {found['nll']:>10.5f}", flush=True)
 
 
-def run_child(folder: str, way: str, length: int, threads: int) -> dict[str, float]:
-    child = [sys.executable, __file__, str(length), "--threads", str(threads), "--child", folder, way]
+def run_child(folder: str, way: str, length: int, asked: argparse.Namespace) -> dict[str, float]:
+    options = ["--threads", str(asked.threads), "--precision", asked.precision]
+    child = [sys.executable, __file__, str(length), *options, "--child", folder, way]
     done = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -86,12 +91,13 @@ def write_model(folder: Path, window: int | None, layers: int) -> None:
 
 
 @torch.no_grad()
-def measure(folder: Path, way: str, length: int) -> dict[str, float]:
+def measure(folder: Path, way: str, length: int, dtype: torch.dtype) -> dict[str, float]:
     """Return seconds, the most memory that the process held, and the mean NLL of the targets."""
     source = Source(f"hf:{folder}", folder)
     tokens = torch.randint(SIZES["vocab_size"], (1, length + 1), generator=torch.Generator().manual_seed(0))
     targets = tokens[0, -TARGETS:]
-    score = ours(source, tokens, targets) if way == "pe-bench" else theirs(source, tokens, targets)
+    make = ours if way == "pe-bench" else theirs
+    score = make(source, tokens, targets, dtype)
     with PeakMemory(torch.device("cpu")) as peak:
         start, cpu = time.perf_counter(), time.process_time()
         nll = score()
@@ -99,8 +105,8 @@ def measure(folder: Path, way: str, length: int) -> dict[str, float]:
     return {"seconds": seconds, "cpu": cpu, "mb": peak.mb or 0.0, "nll": float(nll.mean())}
 
 
-def ours(source: Source, tokens: Tensor, targets: Tensor) -> Callable[[], Tensor]:
-    model = open_checkpoint(source, load_config(source), 4_096, None, torch.float32, plain=False).model
+def ours(source: Source, tokens: Tensor, targets: Tensor, dtype: torch.dtype) -> Callable[[], Tensor]:
+    model = open_checkpoint(source, load_config(source), 4_096, (), dtype, plain=False).model
     length = tokens.shape[1] - 1
 
     def score() -> Tensor:
@@ -110,9 +116,10 @@ def ours(source: Source, tokens: Tensor, targets: Tensor) -> Callable[[], Tensor
     return score
 
 
-def theirs(source: Source, tokens: Tensor, targets: Tensor) -> Callable[[], Tensor]:
+def theirs(source: Source, tokens: Tensor, targets: Tensor, dtype: torch.dtype) -> Callable[[], Tensor]:
     with quiet() as transformers:
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(source.folder, attn_implementation="sdpa")
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        loaded = load(source.folder, attn_implementation="sdpa", dtype=dtype)
     model = loaded.eval()
 
     def score() -> Tensor:
