@@ -36,10 +36,9 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
       pe-bench cite rope alibi > papers.bib
       pe-bench cite --results-dir results
     """
-    from importlib.metadata import version
-
     from pe_bench.report.build import read_report
     from pe_bench.runs.find import finished_runs
+    from pe_bench.system.version import own_version
 
     tables: list[Table] = []
     if runs or finished_runs(results_dir):
@@ -48,7 +47,7 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
         say(f"{results_dir} has no finished run: pe-bench alone is cited")
     for name in _users_own(tables):
         say(f"{name} is not one of pe-bench's encodings: add its paper yourself")
-    entries, printed = bibliography(), [OWN.format(version=version("pe-bench"))]
+    entries, printed = bibliography(), [OWN.format(version=own_version())]
     printed += [entries[cited] for cited in _cited(tables)]
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
 

@@ -129,6 +129,6 @@ def options(
 ) -> None:
     """Train short, test long: compare positional encodings by length extrapolation."""
     if version:
-        from importlib import metadata
+        from pe_bench.system.version import own_version
 
-        print(f"pe-bench {metadata.version('pe-bench')}")
+        print(f"pe-bench {own_version()}")

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_
 from pe_bench.system.files import TEMPORARY, Lock, write_text
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import one_line, say
+from pe_bench.system.version import own_version
 from pe_bench.values import check_type
 
 CONFIG_CHECKSUM = "# made by pe-bench; sha256 of what follows: "  # the first line, with a hash
@@ -317,7 +317,7 @@ def _made_by_another_version(runs: Sequence[Path]) -> str:
     """Return the line that names runs of other versions, or the first of several."""
     versions = " and ".join(sorted({_version_of(run) for run in runs}))
     others = "" if len(runs) == 1 else f" and {len(runs) - 1} more"
-    made_by = f"made by another version of pe-bench ({versions}; this is {version('pe-bench')})"
+    made_by = f"made by another version of pe-bench ({versions}; this is {own_version()})"
     return f"{runs[0]}{others}: {made_by}: read it with that version, or train again in another folder"
 
 
