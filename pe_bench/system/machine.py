@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +29,7 @@ import torch
 
 from pe_bench.errors import RunError, first_line, require
 from pe_bench.system.signals import local_rank, world_size
+from pe_bench.system.version import CHECKOUT, own_version
 
 CPUINFO = Path("/proc/cpuinfo")
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and their period
@@ -59,6 +59,13 @@ def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
         # Stock bfloat16 attention is slower than float32 on a CPU at these sizes.
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Return whether the device multiplies matrices in bfloat16 faster than in float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return vector_instructions() == "AMX"
 
 
 def available_cores(quota: Path = CONTAINER_QUOTA) -> int:
@@ -187,13 +194,11 @@ class PeakMemory:
 
 # Versions
 
-CHECKOUT = Path(__file__).parents[2]
-
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
     """Return the content of a run's environment.json."""
     return {
-        "pe_bench": version("pe-bench"),
+        "pe_bench": own_version(),
         "git": git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
