@@ -60,18 +60,18 @@ def test_the_longer_form_runs_the_study_and_several_processes(tmp_path: Path) ->
 def test_what_is_done_is_in_the_table_of_a_stopped_script(tmp_path: Path) -> None:
     toy = {"GPU_TOY": "1", "GPU_RESULTS": str(tmp_path), "OMP_NUM_THREADS": "1", "GPU_TEXT": ""}
     process = subprocess.Popen(
-        [SCRIPT, "scoring", "training"],
+        [SCRIPT, "scoring", "study"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **toy},
     )
     assert process.stdout
-    begun = next(line for line in process.stdout if line.startswith("training: at most"))
-    assert begun
+    while not process.stdout.readline().startswith("study: at most"):
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 1 and "stopped" in errors and "Traceback" not in errors
     summary = (tmp_path / "summary.txt").read_text()
     assert output.endswith(summary) and "== scoring\n" in summary
-    assert (tmp_path / "scoring.done").exists() and not (tmp_path / "training.done").exists()
+    assert (tmp_path / "scoring.done").exists() and not (tmp_path / "study.done").exists()
