@@ -109,9 +109,9 @@ class Optimizer:
             moved = self._orthogonalised(momenta)
             updates = [update[own_rows(matrix)] for matrix, update in zip(matrices, moved, strict=True)]
             weights = [own_part(matrix) for matrix in matrices]
-            torch._foreach_mul_(weights, 1 - group.lr * group.weight_decay)
+            torch._foreach_mul_(weights, 1 - group.lr * group.weight_decay)  # pyright: ignore[reportPrivateImportUsage]
             size = UPDATE_SIZE * math.sqrt(max(shape))
-            torch._foreach_add_(weights, updates, alpha=-group.lr * size)
+            torch._foreach_add_(weights, updates, alpha=-group.lr * size)  # pyright: ignore[reportPrivateImportUsage]
 
     def _orthogonalised(self, momenta: Sequence[Tensor]) -> Tensor:
         stacked = torch.stack([*momenta])
@@ -130,8 +130,8 @@ class Optimizer:
                 state["momentum_buffer"] = torch.zeros_like(parameter.grad)
             gradients.append(own_part(parameter.grad))
             momenta.append(own_part(state["momentum_buffer"]))
-        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-        return torch._foreach_lerp(gradients, momenta, MOMENTUM)
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)  # pyright: ignore[reportPrivateImportUsage]
+        return torch._foreach_lerp(gradients, momenta, MOMENTUM)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

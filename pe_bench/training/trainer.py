@@ -182,7 +182,7 @@ class Trainer:
             (squares,) = self.group.sum(float(nn.utils.get_total_norm(parts)) ** 2)
             norm = (norm**2 + squares).sqrt()
         if norm > clip:  # a factor of 1 would take as long
-            torch._foreach_mul_([own_part(gradient) for gradient in gradients], clip / (norm + 1e-6))
+            torch._foreach_mul_([own_part(gradient) for gradient in gradients], clip / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
         return float(norm)
 
     def _backward(self, part: Batch, ids: Tensor, count: int, *, is_last: bool) -> float:
