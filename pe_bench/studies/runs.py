@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pe_bench.config.compose import compose_config
-from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.schema import MACHINE_KEYS
+from pe_bench.config.sweeps import Planned, Typed, label_of, planned, sorted_by_use
 from pe_bench.errors import RunError
+from pe_bench.runs.folder import read_config
 from pe_bench.studies.pieces import Piece, pieces_of
 from pe_bench.studies.study import STDLIB, ScoringStep, Step, Study, Sweep
 from pe_bench.system.terminal import say
@@ -65,12 +66,42 @@ class StudyRuns:
 
         name = f"{self.study.name} {sweep.name}".strip()
         say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds_of(sweep)}")
-        results = f"results_dir={quote(str(self.results_dir))}"
-        summary = launch((*self.study.of_sweep(sweep, sources), *self.machine, results), self.study.search)
+        summary = launch(self._jobs(sweep, sources), self._typed(sweep).launcher)
         summary.end()
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
         keys = {tuple(key) for state in summary.states for key in state.keys}
         return Step(sweep.name, tuple(runs), keys)
+
+    def _typed(self, sweep: Sweep) -> Typed:
+        """Return the overrides of all runs of a sweep."""
+        return sorted_by_use([*self.study.of_each(sweep), *self.machine])
+
+    def _jobs(self, sweep: Sweep, sources: Sequence[str]) -> list[Planned]:
+        """Return a job for each encoding of a sweep and each seed, or each source."""
+        search, typed = self.study.search, self._typed(sweep)
+        values_of_each = self._values_of_each(sweep, sources)
+        jobs = []
+        for encoding in sweep.encodings:
+            choice = [f"encoding={encoding}"]
+            for word, values in values_of_each.items():
+                of_run = {**values, "results_dir": str(self.results_dir)}
+                for job in planned(typed.of_jobs, search, choice=choice, values=of_run):
+                    words = [*job.swept]
+                    words += choice if len(sweep.encodings) > 1 else []
+                    words += [word] if len(values_of_each) > 1 else []
+                    jobs.append(replace(job, label=label_of(words, encoding)))
+        return jobs
+
+    def _values_of_each(self, sweep: Sweep, sources: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return what differs from one run of an encoding to the next, by the word that says so."""
+        if not sweep.source:
+            return {f"seed={seed}": {"seed": seed} for seed in range(self.study.seeds_of(sweep))}
+        key = "train.from" if sweep.after else "train.beside"
+        values = {}
+        for source in sources:
+            seed = read_config(self.results_dir / "runs" / source).seed
+            values[f"{key}={source}"] = {key: source, "seed": seed}
+        return values
 
     def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
         """Score the runs of a sweep once more, as `eval` does.
@@ -81,9 +112,8 @@ class StudyRuns:
         from pe_bench.scored import prepare
 
         study, is_paired = self.study, scoring.protocol == "paired"
-        machine = [text for text in self.machine if parse_override(text).key in MACHINE_KEYS]
-        overrides = [*study.of_each(sweep), f"encoding={sweep.encodings[0]}", *machine]
-        config = compose_config(overrides, study.search)
+        choice = [f"encoding={sweep.encodings[0]}"]
+        config = planned(self._typed(sweep).of_jobs, study.search, choice=choice)[0].config
         tokens = QUICK_TOKENS if study.size == "quick" else config.eval.tokens
         first_length = study.length if sweep.source else None
         evaluation = replace(config.eval, tokens=tokens, first_length=first_length)
