@@ -62,16 +62,16 @@ def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Con
 
 
 def compose_over(
-    values: Mapping[str, Any], overrides: Sequence[str], search: Sequence[Path] = ()
+    values: Mapping[str, Any], choice: Sequence[str], overrides: Sequence[str], search: Sequence[Path] = ()
 ) -> dict[str, Any]:
-    """Compose a job's configuration over plain values of keys, such as those of a run. Raises `UserError`.
+    """Compose a job's configuration with plain values of keys, such as those of a run. Raises `UserError`.
 
-    Values come after what groups and the environment set, and before the keys that overrides name.
+    Values come after what groups, the environment and `choice` set, and before the keys that overrides name.
     """
     from hydra import compose as hydra_compose
     from omegaconf import OmegaConf
 
-    completed = complete_overrides(overrides, search)
+    completed = complete_overrides([*choice, *overrides], search)
     if not values:
         return _compose(completed, search)
     named = {key for override in map(parse_override, overrides) for key in _keys_of(override)}

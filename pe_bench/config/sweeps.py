@@ -41,6 +41,9 @@ class Planned:
     given: Mapping[str, Any] = field(default_factory=dict)
     swept: tuple[str, ...] = ()
 
+    def with_seed(self, seed: int) -> "Planned":
+        return replace(self, config=replace(self.config, seed=seed), words=(*self.words, f"seed={seed}"))
+
 
 def planned(
     overrides: Sequence[str],
@@ -54,20 +57,31 @@ def planned(
     choice: overrides before the others, such as the encoding. values: plain values of keys such as
     `train.length`, which hold where no override names the key. Raises `UserError`.
     """
-    values = values or {}
-    words_of_values = [f"{key}={quote(value)}" for key, value in values.items()]
     chosen = _options(for_hydra(choice, search), search)
     options = _options(for_hydra(overrides, search), search)
     jobs = []
     for before in itertools.product(*chosen):
         for after in itertools.product(*options):
-            composed = compose_over(values, [*before, *after], search)
+            job = planned_job(after, search, choice=before, values=values)
             swept = (*_swept(before, chosen), *_swept(after, options))
-            config = parse_config(composed, search)
-            words = (*before, *words_of_values, *after)
-            label = label_of(swept, config.encoding["name"])
-            jobs.append(Planned(label, config, words, _given(after), swept))
+            label = label_of(swept, job.config.encoding["name"])
+            jobs.append(replace(job, label=label, given=_given(after), swept=swept))
     return jobs
+
+
+def planned_job(
+    overrides: Sequence[str],
+    search: Sequence[Path] = (),
+    *,
+    choice: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+) -> Planned:
+    """Return the one job that overrides ask for, as `planned` does. Raises `UserError` for several values."""
+    values = values or {}
+    composed = compose_over(values, choice, overrides, search)
+    words_of_values = (f"{key}={quote(value)}" for key, value in values.items())
+    config = parse_config(composed, search)
+    return Planned(config.encoding["name"], config, (*choice, *words_of_values, *overrides))
 
 
 def _options(overrides: Sequence[str], search: Sequence[Path]) -> list[list[str]]:
@@ -105,6 +119,11 @@ def label_of(words: Sequence[str], encoding: str) -> str:
     is_stage = all(parse_override(word).key in PARENT_KEYS for word in shown)
     label = " ".join([f"encoding={encoding}", *shown] if is_stage else shown)
     return label.replace("\\:", ":")  # which Hydra needs in my.py:RootBias, and nobody typed
+
+
+def by_key(overrides: Sequence[str]) -> dict[str, str]:
+    """Return overrides by the keys that they name."""
+    return {parse_override(text).key: text for text in overrides}
 
 
 @dataclass(frozen=True)

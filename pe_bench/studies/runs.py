@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.config.schema import MACHINE_KEYS
-from pe_bench.config.sweeps import Planned, Typed, label_of, planned, sorted_by_use
+from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_job, sorted_by_use
 from pe_bench.errors import RunError
 from pe_bench.runs.folder import read_config
 from pe_bench.studies.pieces import Piece, pieces_of
@@ -113,7 +113,7 @@ class StudyRuns:
 
         study, is_paired = self.study, scoring.protocol == "paired"
         choice = [f"encoding={sweep.encodings[0]}"]
-        config = planned(self._typed(sweep).of_jobs, study.search, choice=choice)[0].config
+        config = planned_job(self._typed(sweep).of_jobs, study.search, choice=choice).config
         tokens = QUICK_TOKENS if study.size == "quick" else config.eval.tokens
         first_length = study.length if sweep.source else None
         evaluation = replace(config.eval, tokens=tokens, first_length=first_length)
