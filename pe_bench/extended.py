@@ -7,13 +7,13 @@ sweep of `train` does, and reads the table of the family.
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.schema import MACHINE_KEYS, Config
+from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.experiment import load_trained, trusted
@@ -24,7 +24,7 @@ from pe_bench.report.records import Table
 from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.untrusted import read_json
-from pe_bench.scored import Options, prepare, score_each
+from pe_bench.scored import Evaluation, prepare, score_each
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
     name_of,
@@ -81,21 +81,27 @@ def extend_runs(
         require(tokens is None, "a checkpoint of Hugging Face is scored alone: leave --tokens out")
         require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
         require(len(runs) == 1, f"give one checkpoint at a time, not {', '.join(runs)}")
-        texts = [with_factor(each, _times(to), ()).text for each in requested]
-        run = prepare(runs[0], {"with_": texts, "overrides": [*overrides], "results_dir": results})()
+        stretched = tuple(with_factor(each, _times(to), ()) for each in requested)
+        request = Evaluation(with_=stretched, overrides=tuple(overrides), results_dir=results)
+        run = prepare(runs[0], request).score()
         return Extended([run.path], run_tables(run.scored, run.path, run.margin))
     paths = find_runs(runs, results)
     # A later stage has the name of its encoding, too.
     paths = without_tries([path for path in paths if RunFolder(path).first_stage is None] or paths)
     config = read_config(paths[0])
     typed = sorted_by_use(overrides)
-    machine = _check(paths, config, typed, is_trained=tokens is not None)
+    given = _check(paths, config, typed, is_trained=tokens is not None)
+    request = Evaluation(
+        results_dir=results,
+        threads=given.get("threads"),
+        device=given.get("device"),
+        cache_dir=given.get("cache_dir"),
+    )
     first = config.train.length
     length = round(_times(to) * (first if to.endswith("x") else 1))
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_searched(each, paths[0], config, length) for each in requested]
-    options = {"results_dir": results, **machine}
-    scored = _score(paths, length, requested, options, is_trained=tokens is not None)
+    scored = _score(paths, length, requested, request, is_trained=tokens is not None)
     if tokens is not None:
         stages = Stages(paths, config, length, typed.of_jobs, results)
         jobs = stages.further(requested, tokens)
@@ -111,8 +117,8 @@ def extend_runs(
     return Extended(paths, build_tables(results, names, config.eval.protocol, selection))
 
 
-def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool) -> dict[str, Any]:
-    """Return the values of the machine's keys that were typed.
+def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool) -> Mapping[str, Any]:
+    """Return the values that were typed, by their keys.
 
     Raises `UserError` for runs that differ in more than the seed, and for overrides that no job has.
     """
@@ -131,7 +137,7 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     for text in typed.runs:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
-    return {key: value for key, value in jobs[0].given.items() if key in MACHINE_KEYS}
+    return jobs[0].given
 
 
 @dataclass(frozen=True)
@@ -234,27 +240,33 @@ def _read_searched(path: Path) -> dict[str, list[float]]:
 
 
 def _score(
-    runs: Sequence[Path], length: int, requested: Sequence[Requested], options: Options, *, is_trained: bool
+    runs: Sequence[Path],
+    length: int,
+    requested: Sequence[Requested],
+    request: Evaluation,
+    *,
+    is_trained: bool,
 ) -> set[str]:
     """Score the runs unchanged and with each encoding; return the labels of all that were scored.
 
-    With `is_trained`, pass over encodings that do not fit.
+    request: says where results lie, and what is used of the machine. With `is_trained`, pass over encodings
+    that do not fit.
     """
-    config, texts = read_config(runs[0]), []
+    config = read_config(runs[0])
+    others: list[Requested] = []
     for each in requested:
         stretched = with_factor(each, length / config.train.length, config.search)
-        text = stretched.text
         try:
             find_others([stretched], runs[0].name, config, config.search, force=True)
-            texts.append(text)
+            others.append(stretched)
         except UserError as error:
             if not is_trained:
                 raise
-            say(f"{text} is not scored without training: {first_line(error)}")
+            say(f"{stretched.text} is not scored without training: {first_line(error)}")
     lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
     # The label of a line says where an encoding is not compatible.
-    options = {**options, "with_": texts, "lengths": lengths, "force": bool(texts)}
-    scored, failures = score_each(runs, options)
+    request = replace(request, with_=tuple(others), lengths=lengths, force=bool(others))
+    scored, failures = score_each(runs, request)
     if failures:
         raise RunError(failures[0])
     return {row.scored_with for run in scored for row in run.scored}

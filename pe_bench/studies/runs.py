@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.schema import MACHINE_KEYS
 from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_job, sorted_by_use
 from pe_bench.errors import RunError
 from pe_bench.runs.folder import read_config
@@ -109,7 +108,8 @@ class StudyRuns:
         The runs may come from another study or a plain `train`. Their own configuration may then differ, for
         example in `eval.max_length`, which changes the set of targets.
         """
-        from pe_bench.scored import prepare
+        from pe_bench.scored import Evaluation, prepare
+        from pe_bench.scoring.other_encodings import read_with
 
         study, is_paired = self.study, scoring.protocol == "paired"
         choice = [f"encoding={sweep.encodings[0]}"]
@@ -117,22 +117,26 @@ class StudyRuns:
         tokens = QUICK_TOKENS if study.size == "quick" else config.eval.tokens
         first_length = study.length if sweep.source else None
         evaluation = replace(config.eval, tokens=tokens, first_length=first_length)
-        options = {
-            "lengths": study.lengths(scoring.times),
-            "protocol": scoring.protocol,
-            "controls": scoring.controls if is_paired else None,
-            "with_": scoring.scored_with,
-            "config_dir": study.search if scoring.scored_with else (),
-            "code": [path for folder in study.search for path in folder.glob("encoding/*.py")],
-            "data_path": None if study.text == STDLIB or sweep.task else study.text,
-            "results_dir": self.results_dir,
-            **{key: getattr(config, key) for key in MACHINE_KEYS},
-        }
+        has_others = bool(scoring.scored_with)
+        code = (path for folder in study.search for path in folder.glob("encoding/*.py"))
+        request = Evaluation(
+            lengths=study.lengths(scoring.times),
+            protocol=scoring.protocol,
+            controls=scoring.controls if is_paired else None,
+            with_=tuple(read_with(scoring.scored_with or [], study.search)),
+            config_dir=study.search if has_others else (),
+            code=tuple(code),
+            data_path=None if study.text == STDLIB or sweep.task else study.text,
+            results_dir=self.results_dir,
+            device=config.device,
+            threads=config.threads,
+            cache_dir=config.cache_dir,
+        )
         what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: set[tuple[str, ...]] = set()
         for number, run in enumerate(trained.runs, 1):
             say(f"{run}: {what} ({number} of {len(trained.runs)})")
-            scored = prepare(self.results_dir / "runs" / run, options, evaluation, waits=say)()
+            scored = prepare(self.results_dir / "runs" / run, request, evaluation, waits=say).score()
             if scored.failure:
                 raise RunError(scored.failure)
             keys |= {row.key for row in scored.scored}
