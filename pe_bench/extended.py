@@ -123,7 +123,8 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     Raises `UserError` for runs that differ in more than the seed, and for overrides that no job has.
     """
     names = ", ".join(run.name for run in runs)
-    check_launcher(typed.launcher)
+    if is_trained:
+        check_launcher(typed.launcher)
     message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
     require(config.checkpoint is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]

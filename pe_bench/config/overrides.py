@@ -136,7 +136,7 @@ def _parsed_values(override: Override) -> list[Any]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Transformer
 
-    parsed = OverridesParser.create().parse_override(str(override))
+    [parsed] = OverridesParser.create().parse_overrides([str(override)])  # whose errors name the override
     if parsed.is_sweep_override():
         return list(parsed.sweep_iterator(Transformer.identity))
     return [parsed.value()]
