@@ -4,7 +4,7 @@ A command's options are the arguments of these functions, and their docstrings s
 `argument METAVAR: meaning` is in `--help` too. Imports wait until a call has work to do, for help has none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pe_bench.extended import Extended
     from pe_bench.runs.importing import Imported
-    from pe_bench.scored import Run
+    from pe_bench.scored import Evaluation, Run
     from pe_bench.tries.trying import Outcome
 
 
@@ -114,7 +114,10 @@ def evaluate(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    return _score(locals())
+    arguments = {name: value for name, value in locals().items() if name != "run"}
+    from pe_bench.scored import Evaluation
+
+    return _score(run, Evaluation.read(**arguments))
 
 
 def probe(
@@ -152,18 +155,20 @@ def probe(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    return _score(locals())
+    arguments = {name: value for name, value in locals().items() if name != "run"}
+    from pe_bench.scored import Probing
+
+    return _score(run, Probing.read(**arguments))
 
 
-def _score(arguments: Mapping[str, Any]) -> "Run":
+def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
     from pe_bench.scored import score
     from pe_bench.system.signals import interruptible
     from pe_bench.values import check_texts
 
-    _folder(arguments["results_dir"])
-    check_texts("a run", getattr(arguments["run"], "path", arguments["run"]))
+    check_texts("a run", getattr(run, "path", run))
     with interruptible():
-        return score(arguments["run"], {name: arguments[name] for name in arguments if name != "run"})
+        return score(run, request)
 
 
 def extend(

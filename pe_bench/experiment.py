@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -313,18 +313,23 @@ def _write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
 # Scoring
 
 
-def load_finished(
-    run: Path, config: Config, planner: Planner = make_plans
-) -> tuple[Job, list[Plan], checkpoint.Checkpoint | None]:
-    """Load a finished run to score at the lengths of its `config`.
+class Loaded(NamedTuple):
+    """A finished run or a checkpoint of another program, and what to score of it.
 
-    Return its job, the plans to score, and its trained weights, which are None for a checkpoint of another
-    program: its model has them already.
+    trained: the weights; None where the model of the job has them already, as a checkpoint's does.
     """
+
+    job: Job
+    plans: Sequence[Plan]
+    trained: checkpoint.Checkpoint | None = None
+
+
+def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> Loaded:
+    """Load a finished run to score at the lengths of its `config`."""
     result = runs.read_result(run) or {}
     job, plans = load(config, planner, run)
     if config.checkpoint is not None:
-        return replace(job, folder=run), plans, None
+        return Loaded(replace(job, folder=run), plans)
     trained = checkpoint.require_trained(run, config.train.total_steps)
     if result.get("data_hash") != job.data.hash:
         say(
@@ -342,24 +347,23 @@ def load_finished(
         scored_with=label if is_same else job.scored_with,
         dtype=DTYPES.get(dtype, job.dtype),
     )
-    return job, plans, trained
+    return Loaded(job, plans, trained)
 
 
 def score_finished(
-    job: Job,
-    plans: Sequence[Plan],
-    trained: checkpoint.Checkpoint | None,
+    loaded: Loaded,
     results_dir: Path,
     replacements: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
     waits: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Score what `load_finished` loaded, then its weights under `replacements`; return the rows.
+    """Score what is loaded, then its weights under `replacements`; return the rows.
 
     The rows of a run in `results_dir` are added to its results.csv. A checkpoint becomes a finished run here.
     judge: a run whose scores decide which targets are key. It gets no key targets itself: they flatter it.
     waits: called with the reason before this waits for another process; if None, that one is an error.
     """
+    job, plans, trained = loaded
     run = job.folder
     if judge is not None and judge.resolve() == run.resolve():
         say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")

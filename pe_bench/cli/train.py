@@ -70,11 +70,11 @@ def train(
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
     from pe_bench.cli.tables import print_scored, scored_together
-    from pe_bench.sweep.run import launch
+    from pe_bench.sweep.run import launch_overrides
     from pe_bench.system.signals import world_size
 
     require(world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N")
-    summary = launch(overrides, search)
+    summary = launch_overrides(overrides, search)
     failures = [f"{state.label}: {state.text}" for state in summary.failed]
     parts = (scored for table in summary.tables for scored in scored_together(table))
     print_scored("train", parts, failures, as_json=as_json)

@@ -63,10 +63,21 @@ def quote(value: Any) -> str:
         return repr(value)
     if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT:
         return value
-    text = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
+    text = literal(value)
     # A backslash stands for itself, but before a quote.
     escaped = re.sub(r'(\\*)("|\Z)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text)
     return f'"{escaped}"'
+
+
+def literal(value: Any) -> Any:
+    """Return a plain value for OmegaConf, in whose texts `${` has no meaning."""
+    if isinstance(value, Mapping):
+        return {key: literal(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [literal(inner) for inner in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
+    return value
 
 
 def overrides_of(key: str, value: Any) -> Iterator[str]:
@@ -83,26 +94,49 @@ def overrides_of(key: str, value: Any) -> Iterator[str]:
 
 def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
     """Return the option by its whole key, of the encoding `name` or a modifier; None if neither has it."""
+    if "." in option.key and option.prefix:
+        return option
+    key = full_key(name, encoding, option.key)
+    return None if key is None else replace(option, key=key)
+
+
+def full_key(name: str, encoding: Mapping[str, Any], key: str) -> str | None:
+    """Return the whole key of an option, of the encoding `name` or a modifier; None if neither has it."""
     keys = set(keys_in(encoding, "encoding."))
-    if "." in option.key:
-        return option if option.prefix or option.key in keys else None
+    if "." in key:
+        return key if key in keys else None
     modifiers = [f"encoding.modifiers.{modifier}" for modifier in encoding.get("modifiers") or {}]
     # What the name stands for comes first: `window=20` is the window's.
     parts = sorted(["encoding", *modifiers], key=lambda part: part != f"encoding.modifiers.{name}")
-    full = (f"{part}.{option.key}" for part in parts)
-    return next((replace(option, key=key) for key in full if key in keys), None)
+    return next((f"{part}.{key}" for part in parts if f"{part}.{key}" in keys), None)
+
+
+def read_option(text: str) -> tuple[str, Any]:
+    """Return the key and the value of an option such as `factor=4`. Raises `UserError`."""
+    option = _checked(text, ())
+    with explain_hydra_errors([text]):
+        values = _parsed_values(option)
+    several = f"{option.key}={option.value}"
+    message = f"{several} is several values: '{option.key}=[{option.value}]' is a list"
+    require(len(values) == 1, message)
+    return option.key, values[0]
 
 
 def values_of(override: Override) -> list[Any]:
     """Return the values of an override, several for a sweep; none where Hydra cannot read it."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import Transformer
     from hydra.errors import HydraException
 
     try:
-        parsed = OverridesParser.create().parse_override(str(override))
+        return _parsed_values(override)
     except HydraException:
         return []
+
+
+def _parsed_values(override: Override) -> list[Any]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Transformer
+
+    [parsed] = OverridesParser.create().parse_overrides([str(override)])  # whose errors name the override
     if parsed.is_sweep_override():
         return list(parsed.sweep_iterator(Transformer.identity))
     return [parsed.value()]

@@ -13,8 +13,9 @@ import pytest
 from filelock import FileLock
 from support.commands import at_work, living, start, write_corpus
 
+from pe_bench.config.sweeps import Planned, planned
 from pe_bench.runs.rows import read_rows
-from pe_bench.sweep.jobs import DONE, FAILED, Sweep
+from pe_bench.sweep.jobs import DONE, FAILED, Sweep, run_job
 from pe_bench.training.checkpoint import latest_checkpoint
 
 full = pytest.mark.full
@@ -94,6 +95,20 @@ def test_a_job_that_fails_at_some_lengths_has_failed_and_the_others_are_shown(tr
     outcome = train(*ending(folder, "basic", "late"))
     assert outcome.code == 1 and "1 job: 0 done, 1 failed" in outcome.err, outcome.err
     assert "could not be scored at 32" in outcome.err and "works to" in outcome.out
+
+
+def test_a_job_s_file_is_its_configuration_and_one_that_cannot_be_read_fails_alone(tmp_path):
+    sweep = Sweep(tmp_path)
+    path = "a: #b${seed}, 'c'\\"
+    encoding = ["encoding=local_global", "modifier=[logn]", "encoding.global={name: yarn, factor: 2}"]
+    values = {"data.path": path, "train.lr": 1e-05, "train.betas": [0, 0.5], "model.name": "null"}
+    [job] = planned(["data=files", *encoding], values=values)
+    sweep.write_job(3, job)
+    assert sweep.read_job(3) == Planned(job.label, job.config) and job.config.data.path == path
+    sweep.file(4, "yaml").write_text("{")
+    run_job(sweep, 4)
+    [state] = sweep.states()
+    assert (state.number, state.state) == (4, FAILED) and state.text
 
 
 @each_launcher

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,10 @@ from filelock import FileLock
 from support.commands import LEARNED, TRIED, Command, Outcome, stop_before
 
 import pe_bench
+from pe_bench.config.compose import compose_config
 from pe_bench.report.records import BreakPoint
 from pe_bench.runs.commands import VARIABLE, recorded_commands
+from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
 from pe_bench.scored import Run
 from pe_bench.tries import trying
@@ -62,9 +65,16 @@ def test_a_program_s_try_keeps_with_each_run_the_command_that_trains_it(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(folder)
-    pe_bench.try_change("nope", *TRIED, "data.path=corpus", minutes=0.001, lengths=[16, 32])
+    pe_bench.try_change("nope eval.half=both", *TRIED, "data.path=corpus", minutes=0.001, lengths=[16, 32])
     for run in (folder / "results" / "runs").iterdir():
-        assert recorded_commands(run)[0].startswith(f"pe-bench train encoding={run.name.partition('-')[0]} ")
+        [command] = recorded_commands(run)
+        words = shlex.split(command)
+        assert words[:3] == ["pe-bench", "train", f"encoding={run.name.partition('-')[0]}"]
+        chosen = ["eval.controls=none", "eval.half=first", "eval.lengths=[16,32]", "results_dir=results"]
+        typed = [*TRIED, "data.path=corpus"]
+        assert words[-len(typed) - 6 :] == ["train.tokens=256000", *chosen, *typed, "seed=0"]
+        asked, made = compose_config(words[2:]), read_config(run)
+        assert (asked.train, asked.eval, asked.seed) == (made.train, made.eval, made.seed)
 
 
 def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
