@@ -71,8 +71,8 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
 def value_at(line: Line, length: int, table: Table) -> Cell | None:
     """Return what a line shows at a length: its change, or its difference from the baseline.
 
-    The baseline shows its level, and so does every line if none was scored at the training length. A model
-    that knows nothing shows no change, because without a verdict it would read as one that holds.
+    The baseline shows its level, and so does every line if none was scored at the training length. The change
+    of a model that knows nothing has its `*`, because without a verdict it would read as one that holds.
     """
     record = line.records.get(length)
     if record is None or record.level is None:
@@ -91,9 +91,11 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
         return _marked(judged(difference.mean, difference.verdict, sign="+"), is_common=is_common)
     if table.is_task:
         return judged(record.level, UNLEARNED if line.unlearned else record.verdict, record.verdict_of_models)
-    if record.change is None or line.unlearned == "frequencies":
+    if record.change is None:
         return None
-    cell = judged(record.change, record.verdict, record.verdict_of_models, "+")
+    knows_nothing = line.unlearned == "frequencies"
+    verdict = UNLEARNED if knows_nothing else record.verdict
+    cell = judged(record.change, verdict, record.verdict_of_models, "+")
     return _marked(cell, is_common=table.has_targets_of_levels(record.compared))
 
 

@@ -11,7 +11,7 @@ from pe_bench.report.lines import Order, Source, on_other_targets
 from pe_bench.report.records import NATS, Line, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
-from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
+from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED, has_few_targets
 from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
@@ -276,6 +276,9 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
         about += f"; each window begins with tokens {', '.join(map(str, begin))}, as its tokenizer has it"
     elif begin is not None:
         about += f"; each window begins with token {begin}, as its tokenizer has it"
+    if has_few_targets(row):
+        counted = f"{row.targets:,} targets of {row.documents} documents"
+        about += f"; {counted} are too few to say whether it has learned anything"
     return about
 
 

@@ -216,6 +216,8 @@ def is_number(value: Any) -> bool:
 FREQUENCIES, TRIGRAM, COPYING = "(token frequencies)", "(trigram)", "(trigram+copy)"
 # The beginnings of their folders' names.
 ANCHOR_NAMES = {FREQUENCIES: "frequencies", TRIGRAM: "trigram", COPYING: "trigram+copying"}
+# Of the scored tokens of a checkpoint. Read after `frequencies`, whose older scores it replaces.
+OWN_FREQUENCIES = "own-frequencies"
 
 
 @dataclass(frozen=True)
@@ -247,10 +249,11 @@ def anchors_folder(run: Path) -> Path | None:
 def read_anchors(folder: Path | None) -> StoredAnchors:
     """Return all anchors of a folder of results, without those that are damaged: `eval` makes them again."""
     anchors = StoredAnchors()
+    beginnings = tuple(f"{name}-s" for name in (*ANCHOR_NAMES.values(), OWN_FREQUENCIES))
     for path in sorted(folder.glob("*/eval.csv")) if folder is not None else []:
         anchor = path.parent
         # A folder with a run's name would stand in for the run's own.
-        if anchor.name.startswith(tuple(f"{name}-s" for name in ANCHOR_NAMES.values())):
+        if anchor.name.startswith(beginnings):
             with suppress(RunError):
                 check_files(anchor)
                 rows = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]

@@ -77,8 +77,7 @@ def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
     assert not np.allclose(outside, nll["rope", "none"], atol=1e-4)
     said = " ".join(done.out.split())
     assert "trained at 32 tokens according to max_position_embeddings" in said
-    # They are compared with the entropy of the scored tokens' own frequencies, the best of single tokens.
-    assert "at the training length no better than guessing each token by how often" in said
+    assert re.search(r"\d+ targets of \d+ documents are too few to say whether it has learned", said)
     where = ("--results-dir", str(tmp_path / "results"))
     report = command("report", *where, "--details")
     assert report.code == 0 and "rope -> yarn" in report.out and "trigram" not in report.out

@@ -78,8 +78,22 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
     assert {cell.verdict for cell in noise.records.values()} == {""}
     assert noise.break_point.kind == "unknown"
     text = printed([table])
-    assert cells_of(text, "noise") == ["4.600*", "-", "-", "-"]
+    assert cells_of(text, "noise") == ["4.600*", "0.000*", "0.000*", "-"], "a change, and no verdict"
     assert "* nothing learned yet (noise): at the training length no better than guessing" in text
+
+
+@pytest.mark.parametrize(
+    ("documents", "targets", "is_judged"), [(20, 4096, True), (19, 4096, False), (20, 4095, False)]
+)
+def test_a_checkpoint_is_called_unlearned_only_from_enough_text(
+    tmp_path: Path, documents: int, targets: int, is_judged: bool
+) -> None:
+    size = {"documents": documents, "targets": targets, "steps": 0}
+    add_run(tmp_path, "hf-noise", {128: 4.6, 256: 4.6}, model="hf:noise", label="rope", **size)
+    add_anchors(tmp_path, **size)
+    table = only(tmp_path)
+    assert (table.lines[0].unlearned == "frequencies") is is_judged
+    assert cells_of(printed([table]), "rope")[0] == "4.600" + "*" * is_judged
 
 
 def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) -> None:
