@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +84,15 @@ def paper(name: str, group: str = "encoding") -> str:
     """Return the paper that a shipped file names; empty where it names none, or its class does."""
     named = PAPER.search((config_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
     return named[1] if named else ""
+
+
+@cache
+def shipped_model(name: str) -> dict[str, Any]:
+    """Return the sizes of a shipped model but those that follow from others; none for an unknown name."""
+    if name not in names_in("model"):
+        return {}
+    values = read_part(config_dir() / "model" / f"{name}.yaml")
+    return {key: value for key, value in values.items() if key != "name" and not isinstance(value, str)}
 
 
 def names_in(group: str, search: Sequence[Path] = ()) -> list[str]:

@@ -170,7 +170,7 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
         OF_PROTOCOL.get(table.key.protocol, ""),
         LOSSY if table.measure is NATS else "",
         *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
-        *_holding(FEW_SEEDS, table),
+        *(() if table.key.is_of_checkpoints else _holding(FEW_SEEDS, table)),
         few if fewest < MIN_DOCUMENTS else "",
         *unclear_notes(table, unsliced, source.runs),
         *_holding(SCORED_WITH, table),

@@ -95,7 +95,7 @@ def test_by_model_checkpoints_of_one_text_and_one_tokenizer_are_lines_of_one_tab
     assert len(build_tables(tmp_path)) == 3
     alone, together = build_tables(tmp_path, selection=Selection(by=("model",)))
     assert labels(together) == ["rope of base (0.82M)", "rope of long (0.82M)"]
-    assert together.title[:3] == ["checkpoints", "stdlib", "its tokenizer"]
+    assert together.title[:3] == ["checkpoints", "stdlib", "their tokenizer"]
     assert labels(alone) == ["rope of other (0.82M)"]
 
 
