@@ -1,6 +1,6 @@
 """What a line of a table shows in the short form, with its marks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pe_bench.report.records import Line, Table, common_targets
@@ -133,13 +133,17 @@ def context_answer(line: Line) -> Cell:
     return Cell(answer, style=answer)
 
 
-def by_importance(lengths: Sequence[int], train_length: int, named: Sequence[int]) -> list[int]:
+def by_importance(
+    lengths: Sequence[int], train_length: int, named: Sequence[int], stops: Iterable[int] = ()
+) -> list[int]:
     """Return the lengths in the order in which a narrow table keeps them.
 
-    Those that the user named come first, then the training length, the longest, twice and four times the
-    training length, one that is just past it, and the others from the longest on.
+    Those that the user named come first, then the training length, the longest, twice the training length,
+    the last one before that at which a line stops to work, or else one that is just past the training length,
+    four times the training length, and the others from the longest on. stops: where lines stop to work.
     """
     just_past = max((length for length in lengths if train_length < length <= 1.25 * train_length), default=0)
-    first = (train_length, max(lengths, default=0), 2 * train_length, 4 * train_length, just_past)
+    breaks = max((length for length in stops if train_length < length < 2 * train_length), default=just_past)
+    first = (train_length, max(lengths, default=0), 2 * train_length, breaks, 4 * train_length)
     order = [*named, *first, *sorted(lengths, reverse=True)]
     return [length for length in dict.fromkeys(order) if length in lengths]

@@ -22,7 +22,8 @@ from pe_bench.system.terminal import csv_cell
 if TYPE_CHECKING:
     import pandas
 
-MAX_NOTES = 5  # below the short form on a terminal
+MAX_NOTES = 6  # below the short form on a terminal, with what its marks mean
+MIN_CAVEATS = 2  # of them, however much its marks need
 MIN_LENGTHS = 3  # that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
 FRAME_COLUMNS = (
@@ -49,13 +50,15 @@ WHOLE_OR_MISSING = (
 )  # plain pandas would write 32.0
 
 
-def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False) -> Grid:
+def short(
+    table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False, is_narrow: bool = False
+) -> Grid:
     """Return the short form: a row an encoding, its level, one change a length, and two answers.
 
-    A small one has no break points.
+    A small one has no break points. A narrow one has a long heading on two lines.
     """
     lengths = cells.short_lengths(table) if lengths is None else lengths
-    lines = table.all_lines
+    lines = table.shown_lines
     columns, parts = [NAME], [[Cell(line.label) for line in lines]]
     if cells.has_trained_level(table):
         # A baseline is compared with at the training length too: of its two columns the first is the level.
@@ -69,7 +72,7 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
         columns.append(Column("works to"))
         parts.append([cells.works_to(line) for line in lines])
     if any(record.use for record in table.records):
-        columns.append(Column("uses context"))
+        columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
         parts.append([cells.context_answer(line) for line in lines])
     rows = [
         [replace(cell, style="anchor") for cell in row] if line.is_anchor else row
@@ -84,7 +87,7 @@ def details_of(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
 
     lines: those of the table that it has; all by default.
     """
-    lines = table.all_lines if lines is None else lines
+    lines = table.shown_lines if lines is None else lines
     rows = [
         _score_row(line, line.records[length], table)
         for line in lines
@@ -182,7 +185,7 @@ def _whole_lines(table: Table, lines: Sequence[Line]) -> Grid:
         for line in lines
         if not line.is_anchor
     ]
-    below = [*notes.legend(table), *table.notes]
+    below = [*notes.legend(table), *notes.meanings_of_words(table), *table.notes]
     return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1).without_empty()
 
 
@@ -243,7 +246,7 @@ def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
         and cell.value is not None
         and isfinite(cell.value)
         and not cell.mark.endswith(cells.OTHER_TARGETS)
-        for line, cell in zip(table.all_lines, column, strict=True)
+        for line, cell in zip(table.shown_lines, column, strict=True)
     ]
     compared = list(compress(column, is_compared))
     sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
@@ -266,13 +269,22 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
     grid = short(table)
     if grid.width() > width:
         grid = _narrowed(table, width)
-    below = grid.notes
-    if len(below) > MAX_NOTES:
-        below = [*below[: MAX_NOTES - 1], f"{len(below) - MAX_NOTES + 1} more notes: --details"]
-    lines = replace(grid, notes=below).draw(width)
+    lines = replace(grid, notes=_few_notes(grid.notes, table)).draw(width)
     if table.recall is None or all(record.verdict != "improves" for record in table.recall.records):
         return lines
     return [*lines, Text(), *_recall(table.recall).draw(width)]
+
+
+def _few_notes(below: Sequence[str], table: Table) -> list[str]:
+    """Return the notes with as many of the table's caveats as have room beside what the marks mean."""
+    meanings = len(notes.meanings(table))
+    caveats = below[meanings : meanings + len(table.caveats)]
+    room = max(MAX_NOTES - meanings, MIN_CAVEATS)
+    if len(caveats) <= room:
+        return [*below]
+    shown = [*below[:meanings], *caveats[: room - 1]]
+    more = f"{len(caveats) - room + 1} more notes: --details"
+    return [*shown, more, *below[meanings + len(caveats) :]]
 
 
 def _narrowed(table: Table, width: int) -> Grid:
@@ -280,12 +292,13 @@ def _narrowed(table: Table, width: int) -> Grid:
 
     Names are folded only where three lengths have no room beside them.
     """
-    kept = cells.by_importance(cells.short_lengths(table), table.key.train_length, table.chosen)
+    stops = [line.break_point.stops_by or 0 for line in table.lines]
+    kept = cells.by_importance(cells.short_lengths(table), table.key.train_length, table.chosen, stops)
     for count in range(len(kept), 0, -1):
-        grid = short(table, sorted(kept[:count]))
+        grid = short(table, sorted(kept[:count]), is_narrow=True)
         if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
             return grid
-    return short(table, [])
+    return short(table, [], is_narrow=True)
 
 
 def _recall(table: Table) -> Grid:

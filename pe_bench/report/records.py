@@ -4,11 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.report.statistics import MARGIN, Interval
-from pe_bench.runs.find import CHECKPOINT, is_checkpoint
+from pe_bench.runs.find import CHECKPOINT, TRIGRAM, is_checkpoint
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # of a label, whose values may hold spaces
@@ -275,6 +275,17 @@ def name_of_checkpoint(model: str, size: str) -> str:
     return model.removeprefix(CHECKPOINT) + (f" ({size})" if size else "")
 
 
+class Note(NamedTuple):
+    """A sentence below a table.
+
+    is_caveat: it changes how the short form is read, and stands there too, or `short` in its place.
+    """
+
+    text: str
+    is_caveat: bool = True
+    short: str = ""
+
+
 def quarter_of(train_length: int) -> int:
     return round(train_length / 4)
 
@@ -393,6 +404,26 @@ class Table:
     @property
     def all_lines(self) -> tuple[Line, ...]:
         return (*self.lines, *self.anchors)
+
+    @property
+    def shown_anchors(self) -> tuple[Line, ...]:
+        """Return the anchors that people see: the trigram only where a model is no better, or is compared."""
+        return tuple(line for line in self.anchors if line.encoding != TRIGRAM or self._needs(line))
+
+    @property
+    def shown_lines(self) -> tuple[Line, ...]:
+        return (*self.lines, *self.shown_anchors)
+
+    def _needs(self, trigram: Line) -> bool:
+        """Return whether a model is not better than the trigram at the training length."""
+        if trigram.label == self.baseline or any(line.unlearned for line in self.lines):
+            return True
+        length = self.key.train_length
+        counted = trigram.records.get(length)
+        records = [line.records[length] for line in self.lines if length in line.records]
+        levels = [record.level for record in records if self.has_common_targets(record)]
+        reached = None if counted is None else counted.level
+        return reached is not None and any(level is not None and level >= reached for level in levels)
 
     def has_common_targets(self, record: Record) -> bool:
         """Return whether a record's level is of the targets on which levels at its length are compared."""

@@ -314,7 +314,8 @@ def _latex_table(grid: Grid, number: int) -> str:
 
 def _latex_cell(cell: Cell) -> str:
     r"""Return a number in math, where a minus is one; `\mathbf` is what makes digits bold there."""
-    if cell.value is None:
+    is_number = cell.value is not None and " " not in cell.text  # `160 to 256` has a value, to be sorted by
+    if not is_number:
         return "--" if cell.text == MISSING else outside_text.latex(cell.text + cell.mark)
     number = cell.text
     for sign, code in (("inf", r"\infty"), ("∞", r"\infty"), ("nan", r"\mathrm{nan}"), (",", "{,}")):
