@@ -71,17 +71,18 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
 def value_at(line: Line, length: int, table: Table) -> Cell | None:
     """Return what a line shows at a length: its change, or its difference from the baseline.
 
-    The baseline shows its level, and so does every line if none was scored at the training length. The change
+    The baseline shows `(0)`, and every line its level if none was scored at the training length. The change
     of a model that knows nothing has its `*`, because without a verdict it would read as one that holds.
     """
     record = line.records.get(length)
     if record is None or record.level is None:
         return None
-    is_baseline = line.label == table.baseline
-    has_levels = is_baseline or table.is_task or not has_trained_level(table)
-    if has_levels and (is_baseline or not table.baseline) and not table.has_common_targets(record):
+    if line.label == table.baseline:
+        return Cell("(0)", value=0.0)
+    has_levels = table.is_task or not has_trained_level(table)
+    if has_levels and not table.baseline and not table.has_common_targets(record):
         return Cell(OTHER_TARGETS)
-    if is_baseline or not (table.baseline or table.is_task or has_trained_level(table)):
+    if not (table.baseline or table.is_task or has_trained_level(table)):
         return judged(record.level)
     if table.baseline:
         difference = record.baseline
