@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -83,6 +84,15 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
             _convert([value], kind)
             way_out = f": write [{value}]"
         raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}") from None
+
+
+def read_count(text: str) -> int | str:
+    """Return 128000 for 128k and 1000000 for 1M; the text itself where that is no whole number."""
+    try:
+        count = Decimal(text[:-1]) * {"k": 1_000, "M": 1_000_000}[text[-1:]]
+    except (InvalidOperation, KeyError):
+        return text
+    return int(count) if count == count.to_integral_value() else text
 
 
 def shown(value: Any) -> str:

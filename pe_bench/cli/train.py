@@ -13,7 +13,7 @@ from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import listed as listed_values
-from pe_bench.values import require_writable
+from pe_bench.values import parse_lengths, require_writable
 
 if TYPE_CHECKING:
     from pe_bench.tries.trying import Try
@@ -29,6 +29,7 @@ def train(
     multirun: bool = False,
     cfg: str | None = None,
     plan: Path | None = None,
+    lengths: str | None = None,
     as_json: bool = False,
     config_dir: Sequence[Path] = (),
 ) -> None:
@@ -41,14 +42,17 @@ def train(
     multirun: A sweep: train each combination of listed values.
     cfg job: Print every key and its value instead of training.
     plan FILE: Check all jobs of a sweep, write the command of each on a line of FILE, and train nothing.
+    lengths N,N: Context lengths to score, as 'eval.lengths=[N,N]'.
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
     Examples:
       pe-bench train encoding=rope
-      pe-bench train encoding=rope modifier=[logn] train.length=256
+      pe-bench train encoding=rope 'modifier=[logn]' train.length=256
       pe-bench train -m encoding=rope,alibi seed=0,1,2     # a sweep of six runs
       pe-bench train --cfg job                             # every key and its value
     """
+    if lengths is not None:
+        overrides = [*overrides, f"eval.lengths={parse_lengths(lengths)}".replace(" ", "")]
     if cfg is not None:
         is_one = cfg == "job" and plan is None and not multirun
         require(is_one, "say --cfg job, without -m and --plan: it prints the keys of one job")
