@@ -18,6 +18,7 @@ from pe_bench.values import parse_lengths, require_writable
 if TYPE_CHECKING:
     from pe_bench.tries.trying import Try
 
+QUICK = "experiment=quick"
 EXIT_CODES = {"better": 0, "not better": 3, "mixed": 4, "unclear": 4, "no verdict": 4}
 TRIES = ("number", "change", "baseline", "at training", "at longest", "seeds", "answer")
 
@@ -65,15 +66,19 @@ def train(
         _train_many(overrides, config_dir, as_json=as_json)
     else:
         run = api.train(*overrides, config_dir=config_dir)
-        from pe_bench.cli.tables import print_scored, scored_alone
+        from pe_bench.cli.tables import print_quick, print_scored, scored_alone
 
-        print_scored("train", [scored_alone(run)], [run.failure], as_json=as_json)
+        part = scored_alone(run)
+        if QUICK in overrides and not as_json and not run.failure:
+            print_quick([part])
+        else:
+            print_scored("train", [part], [run.failure], as_json=as_json)
         if run.failure:
             raise RunError(run.failure)
 
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
-    from pe_bench.cli.tables import print_scored, scored_together
+    from pe_bench.cli.tables import print_quick, print_scored, scored_together
     from pe_bench.sweep.run import launch
     from pe_bench.system.signals import world_size
 
@@ -81,7 +86,10 @@ def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bo
     summary = launch(overrides, search)
     failures = [f"{state.label}: {state.text}" for state in summary.failed]
     parts = (scored for table in summary.tables for scored in scored_together(table))
-    print_scored("train", parts, failures, as_json=as_json)
+    if QUICK in overrides and not as_json and not failures:
+        print_quick(list(parts))
+    else:
+        print_scored("train", parts, failures, as_json=as_json)
     summary.end()
 
 

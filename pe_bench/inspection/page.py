@@ -55,9 +55,14 @@ def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> lis
 
 
 def reflow(docstring: str, width: int) -> str:
-    """Fill the paragraphs of a docstring, but for those with a line that is indented."""
+    """Fill the paragraphs of a docstring, but for those with a line that is indented.
+
+    A formula in LaTeX is left out, because the first sentence has it in letters.
+    """
     paragraphs = []
     for text in inspect.cleandoc(docstring).split("\n\n"):
+        if text.startswith("$") and text.endswith("$"):
+            continue
         lines = text.splitlines()
         filled = lines if any(line.startswith(" ") for line in lines) else [" ".join(lines)]
         paragraphs.append("\n".join(wrap(line, width, 2) for line in filled))
