@@ -49,7 +49,7 @@ SHARED = {
     "where": ("CONDITION", "Only what meets the condition, such as encoding=rope or seed<3; repeatable."),
 }
 # Commands that write to runs, and do not share the work among processes.
-IN_ONE_PROCESS = ("eval", "probe", "extend", "try", "reproduce", "import", "export")
+IN_ONE_PROCESS = ("eval", "probe", "extend", "try", "reproduce", "import", "export", "rm")
 
 
 def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -20,6 +20,7 @@ from pe_bench.report.groups import (
     keep_best,
     labels_by,
     lacking_runs,
+    newest_run,
     parse_by,
     share_of,
 )
@@ -37,6 +38,7 @@ from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.verdicts import rank_sets
+from pe_bench.runs.commands import results_option, tags_of
 from pe_bench.runs.find import (
     Condition,
     ScoredRuns,
@@ -47,6 +49,7 @@ from pe_bench.runs.find import (
     parse_condition,
     read_anchors,
     scores_checkpoint,
+    tagged_runs,
 )
 from pe_bench.runs.folder import RunFolder, folders_in, read_all
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
@@ -106,6 +109,16 @@ def read_report(
     check_folder(folder, "--results-dir")
     names = [run.name for run in find_runs(named, folder)] if named else None
     newest_only = not (everything or names or where)
+    tag = options.get("tag")
+    if tag is not None:
+        tagged = [run.name for run in tagged_runs(folder, tag)]
+        names = tagged if names is None else [name for name in names if name in tagged]
+        require(
+            bool(names), f"none of these runs has the tag {tag}: `pe-bench list runs --tag {tag}` lists it"
+        )
+        newest_only = False
+    elif newest_only:
+        names = _newest_tag(folder)
     report = build_report(folder, names, protocol, selection, newest_only=newest_only)
     for problem in report.problems if numbers_only else ():  # else notes below the tables
         say(f"warning: {problem}")
@@ -113,6 +126,16 @@ def read_report(
     probes = "nothing was probed here: make probes with `pe-bench probe RUN`"
     require(bool(report.probes if probe else report.tables), probes if probe else levels)
     return report
+
+
+def _newest_tag(results_dir: Path) -> list[str] | None:
+    """Return the runs that have the newest tag of the run that finished last; None if it has no tag."""
+    newest = newest_run(read_all(results_dir).rows, results_dir)
+    tags = [] if newest is None else tags_of(newest)
+    if not tags:
+        return None
+    say(f"tag: {tags[-1]}; all runs: pe-bench report{results_option(results_dir)} --all")
+    return [run.name for run in tagged_runs(results_dir, tags[-1])]
 
 
 def build_tables(
@@ -210,7 +233,10 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     if not gathered.rows and gathered.problems:
         raise RunError("\n".join(dict.fromkeys(gathered.problems.values())))
     folder = results_dir / "runs"
-    require(bool(gathered.rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
+    tries = results_dir / "tries"
+    hint = f" (runs of try: --results-dir {tries})" if (tries / "runs").is_dir() else ""
+    message = f"no scored run in {folder}: make one with `pe-bench train encoding=rope`{hint}"
+    require(bool(gathered.rows), message)
     left_out = [f"left out: {line}" for line in dict.fromkeys(gathered.problems.values())]
     if runs is None:
         return gathered.rows, left_out

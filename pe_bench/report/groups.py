@@ -18,7 +18,14 @@ from pe_bench.config.groups import shipped_model
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.errors import UserError, require
 from pe_bench.report.records import CHECKPOINTS, TableKey, name_of_checkpoint
-from pe_bench.runs.find import Condition, ScoredRuns, check_key, finished_runs, is_checkpoint
+from pe_bench.runs.find import (
+    Condition,
+    ScoredRuns,
+    check_key,
+    finished_runs,
+    is_checkpoint,
+    runs_of_sweep,
+)
 from pe_bench.runs.job import NOT_IDENTITY
 from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
 
@@ -273,18 +280,24 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
     return label
 
 
-def groups_of_newest(groups: Groups, results_dir: Path) -> Groups:
-    """Return the groups that hold the run that finished last; quick runs count as the oldest."""
+def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
+    """Return the run of these rows that finished last; quick runs count as the oldest."""
     finished = {run.name: number for number, run in enumerate(finished_runs(results_dir))}
-    rows = [row for group in groups.values() for row in one_a_run(group)]
     newest = max(
-        rows, key=lambda row: (row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)), default=None
+        one_a_run(rows),
+        key=lambda row: (row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)),
+        default=None,
     )
-    return {
-        key: group
-        for key, group in groups.items()
-        if newest is not None and any(row.run == newest.run for row in group)
-    }
+    return None if newest is None else results_dir / "runs" / newest.run
+
+
+def groups_of_newest(groups: Groups, results_dir: Path) -> Groups:
+    """Return the groups that hold the run that finished last, or others of the sweep that trained it."""
+    newest = newest_run([row for group in groups.values() for row in group], results_dir)
+    if newest is None:
+        return {}
+    names = {run.name for run in (newest, *runs_of_sweep(newest, results_dir))}
+    return {key: group for key, group in groups.items() if any(row.run in names for row in group)}
 
 
 def few_names(names: Iterable[str]) -> str:

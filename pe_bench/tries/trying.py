@@ -32,6 +32,7 @@ from pe_bench.values import listed, parse_lengths
 
 TOKENS = 256_000  # that each run trains on
 LENGTHS = (128, 512, 2048)
+FOLDER = "tries"  # of the runs, in the folder of results: they are no results to report
 FILE = "tries.json"
 # Tries and what confirms them share no seed and no document.
 FIRST_SEED = {"try": 0, "confirm": 1_000}
@@ -242,7 +243,7 @@ def try_change(
     kind: Kind = "confirm" if confirm else "try"
     results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
     numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
-    shared = _shared_overrides(kind, numbers, results, overrides)
+    shared = _shared_overrides(kind, numbers, results / FOLDER, overrides)
 
     def of_seed(text: str, seed: int) -> list[str]:
         return [*overrides_in(text), *shared, f"seed={FIRST_SEED[kind] + seed}"]
@@ -282,7 +283,7 @@ def _train_until_sure(
         seen = _look(tried, judged)
         is_over = not _has_time(len(pairs), max(seconds[-2:]), end)
         has_all = len(pairs) >= earlier
-        lines = [_line_of([pair[side] for pair in judged], results) for side in (0, 1)]
+        lines = [_line_of([pair[side] for pair in judged], results / FOLDER) for side in (0, 1)]
         unlearned = tuple(line.label for line in lines if line.unlearned == "frequencies")
         is_sure = bool(seen.is_sure or (unlearned and seen.is_scheduled))
         if is_sure or has_all:
