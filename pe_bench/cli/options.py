@@ -13,7 +13,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -69,7 +68,7 @@ IN_ONE_PROCESS = ("eval", "probe", "extend", "try", "reproduce", "import", "expo
 class Command(TyperCommand):
     """A command whose help has what most need first, and its other options under a heading of their own."""
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # of click, which typer may bring along
         first: list[tuple[str, str]] = []
         advanced: list[tuple[str, str]] = []
         for param in self.get_params(ctx):

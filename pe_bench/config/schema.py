@@ -76,6 +76,7 @@ class DataConfig:
     encoding: str = "utf-8"
     max_tokens: AtLeast1 | None = None
     validation_fraction: Fraction = 0.2
+    validation_documents: AtLeast1 = 1
 
     def check(self) -> None:
         needs = {
