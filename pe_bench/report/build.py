@@ -51,7 +51,7 @@ from pe_bench.runs.find import (
     scores_checkpoint,
     tagged_runs,
 )
-from pe_bench.runs.folder import RunFolder, folders_in, read_all
+from pe_bench.runs.folder import RunFolder, folders_in, read_all, read_unfinished
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.system.terminal import in_one_line, say
@@ -107,7 +107,7 @@ def read_report(
     selection = Selection(where, keys, best, sort, baseline, margin, part, numbers_only, shown)
     folder = Path(results_dir)
     check_folder(folder, "--results-dir")
-    names = [run.name for run in find_runs(named, folder)] if named else None
+    names = _names_of(named, folder) if named else None
     newest_only = not (everything or names or where)
     tag = options.get("tag")
     if tag is not None:
@@ -126,6 +126,25 @@ def read_report(
     probes = "nothing was probed here: make probes with `pe-bench probe RUN`"
     require(bool(report.probes if probe else report.tables), probes if probe else levels)
     return report
+
+
+def _names_of(named: Sequence[str], results_dir: Path) -> list[str]:
+    """Return the names of the runs that are named, and of evaluations of checkpoints that have not ended."""
+    unfinished = read_unfinished(results_dir)
+    names: list[str] = []
+    finished: list[str] = []
+    for name in named:
+        matching = [
+            each.folder.path.name
+            for each in unfinished
+            if each.folder.path.name.startswith(name)
+            or (is_checkpoint(name) and scores_checkpoint(each.folder, name))
+        ]
+        names += matching
+        if not matching:
+            finished.append(name)
+    found = find_runs(finished, results_dir) if finished else []
+    return [*names, *(run.name for run in found)]
 
 
 def _newest_tag(results_dir: Path) -> list[str] | None:
@@ -230,21 +249,28 @@ def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -
 def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
     """Return the rows of all runs or of those named that can be read, and what is left out."""
     gathered = read_all(results_dir)
-    if not gathered.rows and gathered.problems:
+    unfinished = read_unfinished(results_dir)
+    rows = [*gathered.rows, *(row for each in unfinished for row in each.rows)]
+    if not rows and gathered.problems:
         raise RunError("\n".join(dict.fromkeys(gathered.problems.values())))
+    if not rows and unfinished:
+        raise UserError("\n".join(each.text for each in unfinished))
     folder = results_dir / "runs"
     tries = results_dir / "tries"
     hint = f" (runs of try: --results-dir {tries})" if (tries / "runs").is_dir() else ""
     message = f"no scored run in {folder}: make one with `pe-bench train encoding=rope`{hint}"
-    require(bool(gathered.rows), message)
+    require(bool(rows), message)
     left_out = [f"left out: {line}" for line in dict.fromkeys(gathered.problems.values())]
-    if runs is None:
-        return gathered.rows, left_out
-    names = [Path(run).name for run in runs]
-    readable = {row.run for row in gathered.rows}
+    names = None if runs is None else [Path(run).name for run in runs]
+    for each in unfinished:
+        if each.rows and (names is None or each.folder.path.name in names):
+            left_out.append(each.text)
+    if names is None:
+        return rows, left_out
+    readable = {row.run for row in rows}
     if readable.isdisjoint(names):
         raise RunError("\n".join(gathered.problems.get(name, f"unknown run {name!r}") for name in names))
-    return [row for row in gathered.rows if row.run in names], left_out
+    return [row for row in rows if row.run in names], left_out
 
 
 def _of_protocol(rows: list[Row], protocol: str) -> list[Row]:

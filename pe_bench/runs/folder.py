@@ -294,6 +294,34 @@ def read_all(results_dir: Path) -> Gathered:
     return gathered
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """An evaluation of a checkpoint that runs or was stopped: its folder, its rows, and what is missing."""
+
+    folder: RunFolder
+    rows: list[Row]
+    text: str
+
+
+def read_unfinished(results_dir: Path) -> list[Unfinished]:
+    """Return the evaluations of checkpoints that have not ended; one that cannot be read is left out."""
+    found: list[Unfinished] = []
+    for run in folders_of_runs(results_dir):
+        folder = RunFolder(run)
+        source = folder.flat_config.get("checkpoint.source")
+        if source is None or (run / "result.json").exists():
+            continue
+        with suppress(*UNREADABLE):
+            check_files(run)
+            config = parse_config(folder.config)
+            wanted = {*config.eval.resolved_lengths(config.train.length)}
+            rows = [replace(row, run=run.name) for row in folder.rows]
+            missing = wanted - {row.length for row in rows if row.control == "none"}
+            text = f"not finished: {source}: {len(missing)} of {len(wanted)} lengths missing"
+            found.append(Unfinished(folder, rows, f"{text}; the same pe-bench eval goes on"))
+    return found
+
+
 def read_result(run: Path) -> dict[str, Any] | None:
     """Return a run's closing summary, or None while it is not finished. Raise `RunError` for damage."""
     path = run / "result.json"
