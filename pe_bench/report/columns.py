@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_NOTES = 6  # below the short form on a terminal, with what its marks mean
 MIN_CAVEATS = 2  # of them, however much its marks need
+MAX_IN_PAPER = 5  # lengths of a table in LaTeX, unless more were named
 MIN_LENGTHS = 3  # that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
 FRAME_COLUMNS = (
@@ -213,19 +214,48 @@ def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
 
 
 def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
-    return grids.to_latex(_documents(tables, details))
+    """Return tables for a paper: of many lengths the most important, changes with half of their interval."""
+    if details:
+        return grids.to_latex(_documents(tables, details))
+    return grids.to_latex([_for_paper(table) for table in tables])
+
+
+def _for_paper(table: Table) -> Grid:
+    lengths = cells.short_lengths(table)
+    if len(lengths) > MAX_IN_PAPER:
+        lengths = sorted(_by_importance(table)[: max(MAX_IN_PAPER, len(table.chosen))])
+    grid = _with_best(short(table, lengths), table, lengths)
+    headings = {str(length): length for length in lengths}
+    rows = [
+        [
+            _with_interval(cell, line, headings.get(column.heading), table)
+            for cell, column in zip(row, grid.columns, strict=True)
+        ]
+        for line, row in zip(table.shown_lines, grid.rows, strict=True)
+    ]
+    return replace(grid, rows=rows)
+
+
+def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> Cell:
+    """Return the cell of a change, or of a difference from the baseline, with half of its interval."""
+    record = None if length is None else line.records.get(length)
+    if record is None or cell.value is None or not cell.text.startswith(("+", "-", "0")):
+        return cell
+    compared = (record.baseline or Paired()) if table.baseline else record.compared
+    half = half_width(compared.interval)
+    return replace(cell, text=f"{cell.text} ± {half.text}") if half.text else cell
 
 
 def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
     """Return the grids of documents, in which the best of each column is bold."""
     if details:
         return [grid for table in tables for grid in details_of(table)]
-    return [_with_best(short(table), table) for table in tables]
+    return [_with_best(short(table), table, cells.short_lengths(table)) for table in tables]
 
 
-def _with_best(grid: Grid, table: Table) -> Grid:
+def _with_best(grid: Grid, table: Table, lengths: Sequence[int]) -> Grid:
     """Return the short form with the best number of each column marked, and a note that explains the mark."""
-    numbers = cells.has_trained_level(table) + len(cells.short_lengths(table))  # columns beside the names
+    numbers = cells.has_trained_level(table) + len(lengths)  # columns beside the names
     columns = [
         _mark_best(column, table) if 0 < index <= numbers else column
         for index, column in enumerate(zip(*grid.rows, strict=True))
@@ -292,13 +322,17 @@ def _narrowed(table: Table, width: int) -> Grid:
 
     Names are folded only where three lengths have no room beside them.
     """
-    stops = [line.break_point.stops_by or 0 for line in table.lines]
-    kept = cells.by_importance(cells.short_lengths(table), table.key.train_length, table.chosen, stops)
+    kept = _by_importance(table)
     for count in range(len(kept), 0, -1):
         grid = short(table, sorted(kept[:count]), is_narrow=True)
         if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
             return grid
     return short(table, [], is_narrow=True)
+
+
+def _by_importance(table: Table) -> list[int]:
+    stops = [line.break_point.stops_by or 0 for line in table.lines]
+    return cells.by_importance(cells.short_lengths(table), table.key.train_length, table.chosen, stops)
 
 
 def _recall(table: Table) -> Grid:

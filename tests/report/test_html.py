@@ -140,3 +140,8 @@ def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(t
 def test_the_title_that_a_program_gives_a_page_is_text() -> None:
     page = to_html([], title="<script>a & b")
     assert page.count("&lt;script&gt;a &amp; b") == 2 and "<script>a" not in page
+
+
+def test_the_margin_of_a_change_has_a_colour_of_the_page(tables) -> None:
+    page = to_html(tables)
+    assert "#f0f0f0" not in page and 'fill="var(--raised)"' in page

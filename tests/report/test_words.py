@@ -1,5 +1,6 @@
 """What is said beside the numbers: notes, what an unclear verdict leaves known, what is bold or infinite."""
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -151,3 +152,18 @@ def test_no_mark_is_explained_that_is_not_in_the_table(tmp_path: Path) -> None:
     text = said(tmp_path)
     assert "no mark holds, > degrades" in text
     assert not any(word in text for word in ("! fails", "v improves", "? unclear", "works to 1", "uses"))
+
+
+def test_latex_has_five_lengths_with_half_intervals_and_markdown_a_command_to_copy(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {length: 3.0 + length / 999 for length in (128, 160, 192, 256, 384, 512, 1024)})
+    table = only(tmp_path)
+    [heading] = [line for line in to_latex([table]).splitlines() if line.startswith("encoding &")]
+    assert heading.count("&") == 7 and " 1024 " in heading and " 160 " in heading
+    assert r"$+0.897 \pm 0.006$!" in to_latex([table]) and "±" not in to_latex([table])
+    named = only(tmp_path, lengths=(160, 192, 256, 384, 512, 1024))
+    [heading] = [line for line in to_latex([named]).splitlines() if line.startswith("encoding &")]
+    assert heading.count("&") == 8
+    add_run(tmp_path / "unclear", "rope", {128: 3.0, 256: 3.0}, spread=2.0)
+    add_run(tmp_path / "unclear", "alibi", {128: 3.0, 256: 3.0}, spread=2.0)
+    markdown = to_markdown([only(tmp_path / "unclear")], details=True)
+    assert re.search(r"by up to half: `pe-bench eval [^`]*--targets 24`$", markdown, re.MULTILINE)
