@@ -55,8 +55,11 @@ def unknown(word: str, kind: str, names: Iterable[str]) -> str:
 def close_to(word: str, names: Sequence[str]) -> list[str]:
     """Return the names that were probably meant: the closest, or those whose last part `word` is like.
 
-    `lr` is for `train.lr`, and `lenght` for `train.length`.
+    `lr` is for `train.lr`, and `lenght` and `train_length` for `train.length`.
     """
+    dotted = [name for name in names if name.replace(".", "_") == word]
+    if dotted:  # `train_length`, as an argument of Python may be spelled
+        return dotted
     last_parts = {name: name.rpartition(".")[2] for name in _beside(word, names)}
     close = difflib.get_close_matches(word.rpartition(".")[2], last_parts.values(), n=1)
     return [name for name in names if name in close] or [

@@ -102,7 +102,7 @@ def _encodings(family: str | None, *, papers: bool) -> Listing:
     chosen = [record for record in records if family in (None, record["family"])]
     if papers:
         past = {"past\ntraining": itemgetter("past_training")}
-        return Listing(chosen, {**_fields("encoding"), **past, **_fields("paper"), "is": names_of})
+        return Listing(chosen, {**_fields("encoding"), **past, **_fields("paper"), "other names": names_of})
     return Listing(chosen, _fields("encoding", "family", "parameters", "what_it_is"))
 
 

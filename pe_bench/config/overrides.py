@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import GROUPS, MAY_BE_NONE, find_name, keys_in, names_in, option_keys, plain_keys
-from pe_bench.errors import UserError, first_line, require
+from pe_bench.errors import UserError, first_line, how_to_install, require
 from pe_bench.values import plain_value, read_count, unknown
 
 CONFIG = "train"  # the file that every configuration is composed from
@@ -204,7 +204,7 @@ def _explained(error: Exception, overrides: Sequence[str], search: Sequence[Path
         group, _, name = str(missing).rpartition("/")
         if group == "hydra/launcher" and name in EXTRA_OF_LAUNCHER:
             extra = EXTRA_OF_LAUNCHER[name]
-            return UserError(f"{group}={name} is not installed: pip install 'pe-bench[{extra}]'")
+            return UserError(f"{group}={name} is not installed: {how_to_install(extra)}")
         return UserError(unknown(name, group or "configuration", getattr(error, "options", None) or []))
     refused = REFUSED_KEY.match(text)
     if refused and not refused[1].startswith("hydra."):

@@ -21,7 +21,7 @@ def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterat
     # Targets of the whole set, of which a slice has only some.
     targets = max((row.targets for row in rows if has_number(row)), default=0)
     everywhere: list[str] = []
-    ways_out = ["more seeds"]
+    ways_out = [] if table.key.is_of_checkpoints else ["more seeds"]  # a checkpoint has no seeds
     longs: list[str] = []
     for by_seeds, of_lines in sorted(bounds.items()):
         where = [

@@ -64,6 +64,7 @@ def test_an_unknown_word_is_answered_with_the_closest_or_with_all() -> None:
         ("ropee", "did you mean 'rope'?"),
         ("lr", "did you mean 'train.lr'?"),
         ("lenght", "did you mean 'train.length'?"),
+        ("train_length", "did you mean 'train.length'?"),
         ("tokns", "did you mean 'eval.tokens' or 'train.tokens'?"),
         ("train.xyz", "there are: train.length, train.lr, train.tokens"),
     ]:
