@@ -229,6 +229,7 @@ def results(
     margin: float | None = None,
     protocol: str | None = None,
     slice: str | None = None,  # noqa: A002  (the option's name)
+    tag: str | None = None,
 ) -> "pandas.DataFrame":
     """Return the results of all runs as a data frame: a row for each line of the report and each length.
 
@@ -246,6 +247,7 @@ def results(
     margin NUMBER: A change of up to this many bits per byte counts as holding.
     protocol NAME: Show only scores by this protocol.
     slice NAME: Show only some of the targets: recall, novel or key (docs/measuring.md).
+    tag NAME: Show only runs that were trained with tag=NAME.
     results_dir DIR: The folder of runs and results.csv.
 
     Raises `UserError` (a `ValueError`) if nothing was scored or a value cannot work, and `RunError` if all
@@ -258,7 +260,7 @@ def results(
 
     check_texts("runs", *listed(runs))
     check_texts("where", *listed(where))
-    for name in ("by", "best", "baseline", "protocol", "slice"):
+    for name in ("by", "best", "baseline", "protocol", "slice", "tag"):
         check_texts(name, *([] if options[name] is None else [options[name]]))
     check_type(margin, float | None, "margin")
     from pe_bench.report.columns import to_frame

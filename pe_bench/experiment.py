@@ -29,7 +29,7 @@ from pe_bench.model.checks import (
 )
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs import folder as runs
-from pe_bench.runs.commands import record_command
+from pe_bench.runs.commands import record_command, record_tag
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import keep_slices
@@ -244,6 +244,7 @@ def _train_and_score(
                 return score_encodings(_with_weights(job, trained), plans, bars=bars)
             keep_derived(run, job.data, plans, job.config.first_length)
             record_command(run)
+            record_tag(run, job.config.tag)
             return rows
         say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
@@ -414,6 +415,7 @@ def score_encodings(
 ) -> list[Row]:
     """Return the rows of the trained encoding, then those of others, at the same lengths and targets."""
     record_command(job.folder)
+    record_tag(job.folder, job.config.tag)
     models = models_under(job, replacements)
     is_changed = job.scored_with != job.label
     # This moves what all models share to the device.

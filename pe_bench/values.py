@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -54,8 +55,11 @@ def unknown(word: str, kind: str, names: Iterable[str]) -> str:
 def close_to(word: str, names: Sequence[str]) -> list[str]:
     """Return the names that were probably meant: the closest, or those whose last part `word` is like.
 
-    `lr` is for `train.lr`, and `lenght` for `train.length`.
+    `lr` is for `train.lr`, and `lenght` and `train_length` for `train.length`.
     """
+    dotted = [name for name in names if name.replace(".", "_") == word]
+    if dotted:  # `train_length`, as an argument of Python may be spelled
+        return dotted
     last_parts = {name: name.rpartition(".")[2] for name in _beside(word, names)}
     close = difflib.get_close_matches(word.rpartition(".")[2], last_parts.values(), n=1)
     return [name for name in names if name in close] or [
@@ -83,6 +87,15 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
             _convert([value], kind)
             way_out = f": write [{value}]"
         raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}") from None
+
+
+def read_count(text: str) -> int | str:
+    """Return 128000 for 128k and 1000000 for 1M; the text itself where that is no whole number."""
+    try:
+        count = Decimal(text[:-1]) * {"k": 1_000, "M": 1_000_000}[text[-1:]]
+    except (InvalidOperation, KeyError):
+        return text
+    return int(count) if count == count.to_integral_value() else text
 
 
 def shown(value: Any) -> str:

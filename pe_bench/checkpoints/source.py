@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from pe_bench.config.schema import CHECKPOINT_IDENTITY
 from pe_bench.data.tokenizer import library_errors
-from pe_bench.errors import UserError, first_line, require
+from pe_bench.errors import UserError, first_line, how_to_install, require
 from pe_bench.system.files import cache_root, cached_digest
 from pe_bench.system.terminal import one_line
 from pe_bench.values import check_type, expand_user
@@ -192,7 +192,7 @@ def quiet() -> Iterator[Any]:
         import transformers
     except ImportError as error:
         reason = f"checkpoints need transformers ({first_line(error)})"
-        raise UserError(f"{reason}: pip install 'pe-bench[hf]'") from error
+        raise UserError(f"{reason}: {how_to_install('hf')}") from error
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

@@ -15,7 +15,15 @@ from typing import Any
 
 import yaml
 
-from pe_bench.config.groups import config_dir, find_name, keys_in, plain_keys, read_choice
+from pe_bench.config.groups import (
+    config_dir,
+    find_name,
+    is_model_file,
+    keys_in,
+    plain_keys,
+    read_choice,
+    read_model,
+)
 from pe_bench.config.overrides import (
     CONFIG,
     Override,
@@ -221,12 +229,16 @@ def _encoding_source() -> type[Any]:
         """A folder of YAML files in which `encoding/FILE.py:Class` exists wherever the file lies."""
 
         def is_config(self, config_path: str) -> bool:
-            return re.match("encoding/.*:", config_path) is not None or super().is_config(config_path)
+            is_class = re.match("encoding/.*:", config_path) is not None
+            return is_class or _model_file(config_path) is not None or super().is_config(config_path)
 
         def load_config(self, config_path: str) -> ConfigResult:
             group, _, name = config_path.partition("/")
             if group == "encoding" and ":" in name:
                 part = OmegaConf.create(read_choice("encoding", name))
+                return ConfigResult(self.provider, config_path, part, {"package": None})
+            if (file := _model_file(config_path)) is not None:
+                part = OmegaConf.create(read_model(file))
                 return ConfigResult(self.provider, config_path, part, {"package": None})
             result = super().load_config(config_path)
             part: Any = OmegaConf.to_container(result.config, resolve=False)
@@ -241,12 +253,24 @@ def _encoding_source() -> type[Any]:
     return EncodingSource
 
 
+def _model_file(config_path: str) -> Path | None:
+    """Return the user's file that `model=my.yaml` names; None for a shipped name."""
+    group, _, name = config_path.partition("/")
+    return Path(name) if group == "model" and is_model_file(name) else None
+
+
 def _require_value(otherwise: str) -> None:
     raise UserError(otherwise)
 
 
+def _in_proportion(size: int, width: int, of_width: int) -> int:
+    """Return a size that belongs to one width for another width, rounded to a multiple of 8."""
+    return size if width == of_width else max(8, 8 * round(size * width / of_width / 8))
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "quotient": lambda a, b: max(1, a // b),
+    "in_proportion": _in_proportion,
     "times": lambda a, b: a * b,
     "required": _require_value,
     "expanduser": os.path.expanduser,

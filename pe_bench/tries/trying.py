@@ -31,6 +31,7 @@ from pe_bench.values import listed, parse_lengths
 
 TOKENS = 256_000  # that each run trains on
 LENGTHS = (128, 512, 2048)
+FOLDER = "tries"  # of the runs, in the folder of results: they are no results to report
 FILE = "tries.json"
 # Tries and what confirms them share no seed and no document.
 FIRST_SEED = {"try": 0, "confirm": 1_000}
@@ -247,7 +248,7 @@ def try_change(
         "eval.controls": "none",
         "eval.half": HALF[kind],
         "eval.lengths": numbers,
-        "results_dir": str(results),
+        "results_dir": str(results / FOLDER),
     }
     changed = planned_job(overrides, search, choice=overrides_in(change), values=values)
     baseline = planned_job(overrides, search, choice=overrides_in(against), values=values)
@@ -277,7 +278,7 @@ def _train_until_sure(tried: Try, change: Planned, baseline: Planned, results: P
         seen = _look(tried, judged)
         is_over = not _has_time(len(pairs), max(seconds[-2:]), end)
         has_all = len(pairs) >= earlier
-        lines = [_line_of([pair[side] for pair in judged], results) for side in (0, 1)]
+        lines = [_line_of([pair[side] for pair in judged], results / FOLDER) for side in (0, 1)]
         unlearned = tuple(line.label for line in lines if line.unlearned == "frequencies")
         is_sure = bool(seen.is_sure or (unlearned and seen.is_scheduled))
         if is_sure or has_all:

@@ -169,7 +169,7 @@ def test_jobs_that_score_one_run_wait_for_each_other_and_say_for_which(tmp_path)
 
 def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_requested_one(train):
     both = train("-m", "encoding=nope", "eval.targets=6,12")
-    first, second = re.split(r"\n+tiny model", both.out)
+    first, second = re.split(r"\n+tiny, changed", both.out)
     again = train("-m", "encoding=nope", "eval.targets=6")
     assert "1 job, done already" in again.err
     level = re.compile(r"^nope +.*", re.MULTILINE)
