@@ -4,7 +4,7 @@ A command's options are the arguments of these functions, and their docstrings s
 `argument METAVAR: meaning` is in `--help` too. Imports wait until a call has work to do, for help has none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pe_bench.extended import Extended
     from pe_bench.runs.importing import Imported
-    from pe_bench.scored import Run
+    from pe_bench.scored import Evaluation, Run
     from pe_bench.tries.trying import Outcome
 
 
@@ -114,7 +114,10 @@ def evaluate(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    return _score(locals())
+    arguments = {name: value for name, value in locals().items() if name != "run"}
+    from pe_bench.scored import Evaluation
+
+    return _score(run, Evaluation.read(**arguments))
 
 
 def probe(
@@ -152,18 +155,20 @@ def probe(
     Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
     work, and `RunError` if scoring fails.
     """
-    return _score(locals())
+    arguments = {name: value for name, value in locals().items() if name != "run"}
+    from pe_bench.scored import Probing
+
+    return _score(run, Probing.read(**arguments))
 
 
-def _score(arguments: Mapping[str, Any]) -> "Run":
+def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
     from pe_bench.scored import score
     from pe_bench.system.signals import interruptible
     from pe_bench.values import check_texts
 
-    _folder(arguments["results_dir"])
-    check_texts("a run", getattr(arguments["run"], "path", arguments["run"]))
+    check_texts("a run", getattr(run, "path", run))
     with interruptible():
-        return score(arguments["run"], {name: arguments[name] for name in arguments if name != "run"})
+        return score(run, request)
 
 
 def extend(
@@ -205,12 +210,15 @@ def extend(
 
     check_texts("a run", *listed(runs))
     check_texts("with_", *listed(with_))
+    count = plain_value(tokens)
+    if isinstance(count, str):
+        count = read_count(count)
     check_texts("overrides", *listed(overrides))
     return extend_runs(
         [str(run) for run in listed(runs)],
         str(to),
         listed(with_),
-        tokens=None if tokens is None else check_type(read_count(plain_value(tokens)), AtLeast1, "tokens"),
+        tokens=None if count is None else check_type(count, AtLeast1, "tokens"),
         text=None if text is None else Path(text),
         train_layers=None if train_layers is None else check_type(train_layers, AtLeast1, "train_layers"),
         long=check_type(long, bool, "long"),
@@ -230,6 +238,7 @@ def results(
     margin: float | None = None,
     protocol: str | None = None,
     slice: str | None = None,  # noqa: A002  (the option's name)
+    tag: str | None = None,
 ) -> "pandas.DataFrame":
     """Return the results of all runs as a data frame: a row for each line of the report and each length.
 
@@ -247,6 +256,7 @@ def results(
     margin NUMBER: A change of up to this many bits per byte counts as holding.
     protocol NAME: Show only scores by this protocol.
     slice NAME: Show only some of the targets: recall, novel or key (docs/measuring.md).
+    tag NAME: Show only runs that were trained with tag=NAME.
     results_dir DIR: The folder of runs and results.csv.
 
     Raises `UserError` (a `ValueError`) if nothing was scored or a value cannot work, and `RunError` if all
@@ -259,7 +269,7 @@ def results(
 
     check_texts("runs", *listed(runs))
     check_texts("where", *listed(where))
-    for name in ("by", "best", "baseline", "protocol", "slice"):
+    for name in ("by", "best", "baseline", "protocol", "slice", "tag"):
         check_texts(name, *([] if options[name] is None else [options[name]]))
     check_type(margin, float | None, "margin")
     from pe_bench.report.columns import to_frame

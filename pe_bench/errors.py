@@ -1,5 +1,7 @@
 """The exceptions whose text is written for the person at the keyboard, and what words them."""
 
+from pathlib import Path
+
 
 class UserError(ValueError):
     """A mistake in the input: shown as one line, without a traceback, with exit code 2.
@@ -16,6 +18,12 @@ def require(condition: bool, message: str) -> None:
     """Raise `UserError` with `message` unless `condition` holds."""
     if not condition:
         raise UserError(message)
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra: in a checkout its own script, elsewhere pip's."""
+    is_checkout = (Path(__file__).parents[1] / "scripts" / "install").is_file()
+    return f"scripts/install {extra}" if is_checkout else f"pip install 'pe-bench[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:

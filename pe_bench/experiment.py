@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from pe_bench.model.checks import (
 )
 from pe_bench.model.decoder import build_decoder
 from pe_bench.runs import folder as runs
-from pe_bench.runs.commands import record_command
+from pe_bench.runs.commands import record_command, record_tag
 from pe_bench.runs.job import Job, identity, run_name, setting
 from pe_bench.runs.rows import Row, read_rows
 from pe_bench.runs.scores import keep_slices
@@ -244,6 +244,7 @@ def _train_and_score(
                 return score_encodings(_with_weights(job, trained), plans, bars=bars)
             keep_derived(run, job.data, plans, job.config.first_length)
             record_command(run)
+            record_tag(run, job.config.tag)
             return rows
         say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
@@ -313,18 +314,23 @@ def _write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
 # Scoring
 
 
-def load_finished(
-    run: Path, config: Config, planner: Planner = make_plans
-) -> tuple[Job, list[Plan], checkpoint.Checkpoint | None]:
-    """Load a finished run to score at the lengths of its `config`.
+class Loaded(NamedTuple):
+    """A finished run or a checkpoint of another program, and what to score of it.
 
-    Return its job, the plans to score, and its trained weights, which are None for a checkpoint of another
-    program: its model has them already.
+    trained: the weights; None where the model of the job has them already, as a checkpoint's does.
     """
+
+    job: Job
+    plans: Sequence[Plan]
+    trained: checkpoint.Checkpoint | None = None
+
+
+def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> Loaded:
+    """Load a finished run to score at the lengths of its `config`."""
     result = runs.read_result(run) or {}
     job, plans = load(config, planner, run)
     if config.checkpoint is not None:
-        return replace(job, folder=run), plans, None
+        return Loaded(replace(job, folder=run), plans)
     trained = checkpoint.require_trained(run, config.train.total_steps)
     if result.get("data_hash") != job.data.hash:
         say(
@@ -342,24 +348,23 @@ def load_finished(
         scored_with=label if is_same else job.scored_with,
         dtype=DTYPES.get(dtype, job.dtype),
     )
-    return job, plans, trained
+    return Loaded(job, plans, trained)
 
 
 def score_finished(
-    job: Job,
-    plans: Sequence[Plan],
-    trained: checkpoint.Checkpoint | None,
+    loaded: Loaded,
     results_dir: Path,
     replacements: Sequence[OtherEncoding] = (),
     judge: Path | None = None,
     waits: Callable[[str], None] | None = None,
 ) -> list[Row]:
-    """Score what `load_finished` loaded, then its weights under `replacements`; return the rows.
+    """Score what is loaded, then its weights under `replacements`; return the rows.
 
     The rows of a run in `results_dir` are added to its results.csv. A checkpoint becomes a finished run here.
     judge: a run whose scores decide which targets are key. It gets no key targets itself: they flatter it.
     waits: called with the reason before this waits for another process; if None, that one is an error.
     """
+    job, plans, trained = loaded
     run = job.folder
     if judge is not None and judge.resolve() == run.resolve():
         say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
@@ -410,6 +415,7 @@ def score_encodings(
 ) -> list[Row]:
     """Return the rows of the trained encoding, then those of others, at the same lengths and targets."""
     record_command(job.folder)
+    record_tag(job.folder, job.config.tag)
     models = models_under(job, replacements)
     is_changed = job.scored_with != job.label
     # This moves what all models share to the device.

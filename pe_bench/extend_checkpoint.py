@@ -34,8 +34,8 @@ from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
 from pe_bench.runs.find import Condition
 from pe_bench.runs.folder import locked, record_error
-from pe_bench.scored import prepare
-from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others, read_with
+from pe_bench.scored import Evaluation, prepare
+from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
 from pe_bench.scoring.stages import with_factor
 from pe_bench.system import machine
 from pe_bench.system.files import remove_leftovers, replace_folder, write_json
@@ -107,13 +107,13 @@ def extend_checkpoint(
     config = checkpoint_config(text, for_scores, {}, {}, results)
     length = round(to * config.trained_length)
     settings = _settings(config, for_training, length, tokens, train_layers)
-    texts = [with_factor(each, to, None) for each in requested]
-    stages = _stages(config, settings, texts)
+    stretched = [with_factor(each, to, ()) for each in requested]
+    stages = _stages(config, settings, stretched)
     for stage in stages:
         is_first = _train(stage)
         if not is_first:
             return [], []
-    return _scored(text, stages, texts, for_scores, results)
+    return _scored(text, stages, stretched, for_scores, results)
 
 
 def _settings(
@@ -144,7 +144,7 @@ def _settings(
     return Settings(chosen.train, chosen.seed, layers, dtype)
 
 
-def _stages(config: Config, settings: Settings, texts: Sequence[str]) -> list[Stage]:
+def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) -> list[Stage]:
     """Return the trainings with each scaling. Raise `UserError` for one that transformers does not have."""
     about = config.checkpoint
     assert about is not None
@@ -155,10 +155,10 @@ def _stages(config: Config, settings: Settings, texts: Sequence[str]) -> list[St
     trained_parameters(opened.model, settings.layers)
     config = replace(config, encoding=opened.encoding, model=opened.size)
     stages = []
-    for text in texts:
-        others = find_others(read_with([text]), source.name, config)
+    for each in requested:
+        others = find_others([each], source.name, config)
         message = (
-            f"--with {text} is not one encoding other than that of {source.name}: give one, such as yarn"
+            f"--with {each.text} is not one encoding other than that of {source.name}: give one, such as yarn"
         )
         require(len(others) == 1, message)
         values = rescaled_config(source, opened, others[0].encoding, config.trained_length)
@@ -268,17 +268,22 @@ def _write(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
 
 
 def _scored(
-    text: str, stages: Sequence[Stage], texts: Sequence[str], overrides: Sequence[str], results: Path
+    text: str,
+    stages: Sequence[Stage],
+    requested: Sequence[Requested],
+    overrides: Sequence[str],
+    results: Path,
 ) -> tuple[list[Path], list[Table]]:
     """Score the checkpoint, unchanged and with each scaling, and the trained ones; return runs and tables."""
     config = stages[0].config
     trained, length = config.trained_length, stages[0].settings.train.length
-    options: dict[str, Any] = {"overrides": overrides, "results_dir": results}
+    lengths = None
     if config.eval.lengths is None:
-        options["lengths"] = sorted({max(2, trained // 4), trained, length})
-    runs = [prepare(text, {**options, "with_": texts})()]
+        lengths = sorted({max(2, trained // 4), trained, length})
+    request = Evaluation(lengths=lengths, overrides=tuple(overrides), results_dir=results)
+    runs = [prepare(text, replace(request, with_=tuple(requested))).score()]
     for stage in stages:
-        runs.append(prepare(f"{PREFIX}{stage.target}", options)())
+        runs.append(prepare(f"{PREFIX}{stage.target}", request).score())
     hashes = dict.fromkeys(row.target_hash for run in runs for row in run.scored)
     labels = {row.scored_with for run in runs for row in run.scored}
     where = (Condition("target_hash", "=", tuple(hashes)),)

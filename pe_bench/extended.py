@@ -7,16 +7,15 @@ sweep of `train` does, and reads the table of the family.
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import yaml
-
-from pe_bench.config.compose import compose_config
-from pe_bench.config.overrides import parse_override, quote, values_of
-from pe_bench.config.schema import MACHINE_KEYS, Config
+from pe_bench.config.overrides import quote
+from pe_bench.config.schema import Config
+from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
 from pe_bench.experiment import load_trained, trusted
 from pe_bench.extend_checkpoint import extend_checkpoint
@@ -27,13 +26,15 @@ from pe_bench.report.records import Table
 from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
 from pe_bench.runs.untrusted import read_json
-from pe_bench.scored import Options, prepare, score_each
+from pe_bench.scored import Evaluation, prepare, score_each
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
+    name_of,
     option_to_give,
-    own_overrides,
+    own_choice,
+    own_values,
     search_option,
-    stage_overrides,
+    stage_encoding,
     with_factor,
 )
 from pe_bench.sweep.run import launch
@@ -92,8 +93,9 @@ def extend_runs(
             return Extended(*done)
         message = "torchrun starts the processes of one training: give --tokens, or start this without it"
         require(world_size() == 1, message)
-        texts = [with_factor(each, _times(to), None) for each in requested]
-        run = prepare(runs[0], {"with_": texts, "overrides": [*overrides], "results_dir": results})()
+        stretched = tuple(with_factor(each, _times(to), ()) for each in requested)
+        request = Evaluation(with_=stretched, overrides=tuple(overrides), results_dir=results)
+        run = prepare(runs[0], request).score()
         return Extended([run.path], run_tables(run.scored, run.path, run.margin))
     message = "--text and --train-layers are for hf:FOLDER: a run goes on with its own text and all layers"
     require(text is None and train_layers is None, message)
@@ -102,29 +104,26 @@ def extend_runs(
     paths = find_runs(runs, results)
     # A later stage has the name of its encoding, too.
     paths = without_tries([path for path in paths if RunFolder(path).first_stage is None] or paths)
-    config, is_trained = read_config(paths[0]), tokens is not None
-    _check(paths, config, overrides, is_trained=is_trained)
+    config = read_config(paths[0])
+    typed = sorted_by_use(overrides)
+    given = _check(paths, config, typed, is_trained=tokens is not None)
+    request = Evaluation(
+        results_dir=results,
+        threads=given.get("threads"),
+        device=given.get("device"),
+        cache_dir=given.get("cache_dir"),
+    )
     first = config.train.length
     length = round(_times(to) * (first if to.endswith("x") else 1))
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_searched(each, paths[0], config, length) for each in requested]
-    parsed = [each for each in map(parse_override, overrides) if each.key in MACHINE_KEYS]
-    options = {"results_dir": results, **{each.key: yaml.safe_load(each.value or "") for each in parsed}}
-    scored = _score(paths, length, requested, options, is_trained=is_trained)
-    jobs = [(stage_overrides(each, config), "from", tokens) for each in requested if tokens]
-    if tokens and long:
-        message = f"--long counts the tokens of one stage, and {paths[0].name} has more: leave it out"
-        require(config.train.from_run is None, message)
-        total = config.train.total_steps * config.train.batch_tokens + tokens
-        jobs.append((own_overrides(config), "beside", total))
-    sources = [*paths]
-    for encoding, key, count in jobs:
-        job = [
-            *encoding,
-            *_stage(config, key, sources, length, count or 0),
-            f"results_dir={quote(str(results))}",
-        ]
-        summary = launch([*job, *overrides], config.search, overrides)
+    scored = _score(paths, length, requested, request, is_trained=tokens is not None)
+    if tokens is not None:
+        stages = Stages(paths, config, length, typed.of_jobs, results)
+        jobs = stages.further(requested, tokens)
+        if long:
+            jobs += stages.from_the_start(tokens)
+        summary = launch(jobs, typed.launcher)
         summary.end()
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
     # Encodings that were scored before get no line: their targets may be others.
@@ -134,9 +133,14 @@ def extend_runs(
     return Extended(paths, build_tables(results, names, config.eval.protocol, selection))
 
 
-def _check(runs: Sequence[Path], config: Config, overrides: Sequence[str], *, is_trained: bool) -> None:
-    """Raise `UserError` for runs that differ in more than the seed, and for overrides that no job has."""
+def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool) -> Mapping[str, Any]:
+    """Return the values that were typed, by their keys.
+
+    Raises `UserError` for runs that differ in more than the seed, and for overrides that no job has.
+    """
     names = ", ".join(run.name for run in runs)
+    if is_trained:
+        check_launcher(typed.launcher)
     message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
     require(config.checkpoint is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
@@ -146,32 +150,77 @@ def _check(runs: Sequence[Path], config: Config, overrides: Sequence[str], *, is
         f"{names} differ in {', '.join(keys[:3]) or 'their code'}: name runs that differ only in the seed"
     )
     require(len({(row.setting, row.encoding) for each in folders for row in each.rows}) == 1, message)
-    typed = [each for each in map(parse_override, overrides) if "hydra" not in each.key]
-    single = [each for each in typed if len(values_of(each)) < 2]
-    compose_config([*own_overrides(config), *map(str, single)], config.search)
-    for each in typed:
-        message = f"{each} is for further training, and without --tokens there is none: give --tokens"
-        require(is_trained or each.key in MACHINE_KEYS, message)
+    jobs = planned(typed.of_jobs, config.search, choice=own_choice(config), values=own_values(config))
+    for text in typed.runs:
+        message = f"{text} is for further training, and without --tokens there is none: give --tokens"
+        require(is_trained, message)
+    return jobs[0].given
 
 
-def _stage(config: Config, key: str, sources: Sequence[Path], length: int, tokens: int) -> list[str]:
-    """Return the overrides of a sweep that goes on from each of these runs, or stands beside them."""
-    train = config.train
-    batch = length * max(1, round(train.batch_tokens / length))
-    steps = math.ceil(tokens / batch)
-    warmup = round(train.warmup_steps * steps / train.total_steps)
-    changes = {"length": length, "steps": steps, "batch_tokens": batch, "warmup_steps": warmup}
-    # At the full rate, what was learned before is lost.
-    changes |= {"lr": train.lr * SHARE_OF_RATE} if key == "from" else {}
-    names = ",".join(quote(source.name) for source in sources)
-    # A renamed run's name does not have its seed.
-    seeds = [(source.name, read_config(source).seed) for source in sources]
-    known = "".join(f',"{name}",{seed}' for name, seed in seeds if f"-s{seed}-" not in name)
-    return [
-        *(f"++train.{name}={value}" for name, value in changes.items()),
-        f"++train.{key}={names}",
-        f"seed='${{seed_of:${{train.{key}}}{known}}}'",
-    ]
+@dataclass(frozen=True)
+class Stages:
+    """Later stages of runs that differ in their seeds alone, as jobs of a sweep.
+
+    config: that of the first run. length: of the windows, in tokens. overrides: typed ones for all stages.
+    """
+
+    runs: Sequence[Path]
+    config: Config
+    length: int
+    overrides: Sequence[str]
+    results: Path
+
+    def further(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
+        """Return jobs that go on from each run with each encoding."""
+        jobs: list[Planned] = []
+        own = self._jobs("train.from", tokens)
+        for each in requested:
+            for job in own:
+                given = {key: value for key, value in job.given.items() if key.startswith("encoding.")}
+                encoding = stage_encoding(each, self.config, job.config, given)
+                config = replace(job.config, encoding=encoding)
+                config.check()
+                if all(config != other.config for other in jobs):  # `+logn` of rope is `rope+logn`
+                    jobs.append(_labelled(replace(job, config=config)))
+        return jobs
+
+    def from_the_start(self, tokens: int) -> list[Planned]:
+        """Return a job beside each run that trains its model on as many tokens as both stages together."""
+        train = self.config.train
+        message = f"--long counts the tokens of one stage, and {self.runs[0].name} has more: leave it out"
+        require(train.from_run is None, message)
+        jobs = self._jobs("train.beside", train.total_steps * train.batch_tokens + tokens)
+        return [_labelled(job) for job in jobs]
+
+    def _jobs(self, key: str, tokens: int) -> list[Planned]:
+        """Return jobs with the runs' own encoding, each of which names its run by `key`."""
+        train = self.config.train
+        batch = self.length * max(1, round(train.batch_tokens / self.length))
+        steps = math.ceil(tokens / batch)
+        values = {
+            **own_values(self.config),
+            "train.length": self.length,
+            "train.steps": steps,
+            "train.batch_tokens": batch,
+            "train.warmup_steps": round(train.warmup_steps * steps / train.total_steps),
+            "results_dir": str(self.results),
+        }
+        if key == "train.from":
+            # At the full rate, what was learned before is lost.
+            values["train.lr"] = train.lr * SHARE_OF_RATE
+        jobs = []
+        for run in self.runs:
+            of_run = {**values, key: run.name, "seed": read_config(run).seed}
+            choice, search = own_choice(self.config), self.config.search
+            for job in planned(self.overrides, search, choice=choice, values=of_run):
+                words = [f"{key}={run.name}"] if len(self.runs) > 1 else []
+                jobs.append(replace(job, label=" ".join([*words, *job.swept])))
+        return jobs
+
+
+def _labelled(job: Planned) -> Planned:
+    """Return a job with its encoding in its label."""
+    return replace(job, label=f"encoding={name_of(job.config)} {job.label}".rstrip())
 
 
 def _searched(requested: Requested, run: Path, config: Config, length: int) -> Requested:
@@ -179,7 +228,7 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
 
     It is kept in the run's folder, so that it is searched once.
     """
-    option = option_to_give(requested, config, "searched")
+    option = option_to_give(requested, config.search, "searched")
     path, name = run / SEARCHED, f"{requested.text} at {length}"
     if not option:
         return requested
@@ -189,7 +238,7 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
         trained = load_trained(run, trusted(config, ()))
         kept[name] = [*search_option(trained, requested, option, length)]
         write_text(path, json.dumps(kept))
-    return read_with([f"{requested.text} {option}=[{','.join(map(str, kept[name]))}]"])[0]
+    return requested.giving(option, kept[name])
 
 
 def _read_searched(path: Path) -> dict[str, list[float]]:
@@ -208,26 +257,33 @@ def _read_searched(path: Path) -> dict[str, list[float]]:
 
 
 def _score(
-    runs: Sequence[Path], length: int, requested: Sequence[Requested], options: Options, *, is_trained: bool
+    runs: Sequence[Path],
+    length: int,
+    requested: Sequence[Requested],
+    request: Evaluation,
+    *,
+    is_trained: bool,
 ) -> set[str]:
     """Score the runs unchanged and with each encoding; return the labels of all that were scored.
 
-    With `is_trained`, pass over encodings that do not fit.
+    request: says where results lie, and what is used of the machine. With `is_trained`, pass over encodings
+    that do not fit.
     """
-    config, texts = read_config(runs[0]), []
+    config = read_config(runs[0])
+    others: list[Requested] = []
     for each in requested:
-        text = with_factor(each, length / config.train.length, config)
+        stretched = with_factor(each, length / config.train.length, config.search)
         try:
-            find_others(read_with([text]), runs[0].name, config, config.search, force=True)
-            texts.append(text)
+            find_others([stretched], runs[0].name, config, config.search, force=True)
+            others.append(stretched)
         except UserError as error:
             if not is_trained:
                 raise
-            say(f"{text} is not scored without training: {first_line(error)}")
+            say(f"{stretched.text} is not scored without training: {first_line(error)}")
     lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
     # The label of a line says where an encoding is not compatible.
-    options = {**options, "with_": texts, "lengths": lengths, "force": bool(texts)}
-    scored, failures = score_each(runs, options)
+    request = replace(request, with_=tuple(others), lengths=lengths, force=bool(others))
+    scored, failures = score_each(runs, request)
     if failures:
         raise RunError(failures[0])
     return {row.scored_with for run in scored for row in run.scored}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
-from pe_bench.errors import first_line, require
+from pe_bench.errors import first_line, how_to_install, require
 from pe_bench.runs.commands import group_of_command
 from pe_bench.runs.rows import TASK, Row, level_of
 from pe_bench.system.terminal import say
@@ -200,7 +200,7 @@ class Tracking:
 def check_tracker(name: str) -> None:
     """Raise `UserError` where the package of a tracker is missing."""
     is_there = importlib.util.find_spec(name) is not None
-    require(is_there, f"tracker={name} is not installed: pip install 'pe-bench[{name}]'")
+    require(is_there, f"tracker={name} is not installed: {how_to_install(name)}")
 
 
 def _values_of(step: Step) -> dict[str, float]:

@@ -3,12 +3,12 @@
 import difflib
 import math
 import os
-import re
 import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -55,8 +55,11 @@ def unknown(word: str, kind: str, names: Iterable[str]) -> str:
 def close_to(word: str, names: Sequence[str]) -> list[str]:
     """Return the names that were probably meant: the closest, or those whose last part `word` is like.
 
-    `lr` is for `train.lr`, and `lenght` for `train.length`.
+    `lr` is for `train.lr`, and `lenght` and `train_length` for `train.length`.
     """
+    dotted = [name for name in names if name.replace(".", "_") == word]
+    if dotted:  # `train_length`, as an argument of Python may be spelled
+        return dotted
     last_parts = {name: name.rpartition(".")[2] for name in _beside(word, names)}
     close = difflib.get_close_matches(word.rpartition(".")[2], last_parts.values(), n=1)
     return [name for name in names if name in close] or [
@@ -84,6 +87,15 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
             _convert([value], kind)
             way_out = f": write [{value}]"
         raise UserError(f"{key} must be {_describe(kind)}, not {shown(value)}{way_out}") from None
+
+
+def read_count(text: str) -> int | str:
+    """Return 128000 for 128k and 1000000 for 1M; the text itself where that is no whole number."""
+    try:
+        count = Decimal(text[:-1]) * {"k": 1_000, "M": 1_000_000}[text[-1:]]
+    except (InvalidOperation, KeyError):
+        return text
+    return int(count) if count == count.to_integral_value() else text
 
 
 def shown(value: Any) -> str:
@@ -150,14 +162,6 @@ def parse_lengths(text: str) -> list[int]:
     are_lengths = all(length.isdecimal() and int(length) > 0 for length in lengths)
     require(are_lengths, f"--lengths takes positive whole numbers such as 512,2048, not '{text}'")
     return [int(length) for length in lengths]
-
-
-def read_count(value: Any) -> Any:
-    """Return the number that a text such as 128000, 256k or 1.5M says; any other value as it is."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKM]?)", value) if isinstance(value, str) else None
-    if match is None:
-        return value
-    return round(float(match[1]) * {"k": 1_000, "K": 1_000, "M": 1_000_000}.get(match[2], 1))
 
 
 def without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ part of the site too: it can be read without a network.
 import csv
 import html
 import inspect
+import json
 import os
 import re
 import textwrap
@@ -42,6 +43,8 @@ REFERENCE = ROOT / "results" / "reference"
 LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 FIRST = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "results/README.md")
 PAGE = ".md"
+NOTEBOOK = ".ipynb"
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 PAGE_WIDTH = 80  # characters in a line of what `show` prints
 Record = dict[str, Any]  # what the catalogue tells of an encoding
 
@@ -64,12 +67,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     texts |= {f"encodings/{name}{PAGE}": text for name, text in pages.items()}
     texts |= {f"encodings/{name}.svg": text for name, text in pictures.items()}
     made = [File.generated(config, f"docs/reference/{name}", content=text) for name, text in texts.items()]
+    for file in found:
+        if file.src_uri.endswith(NOTEBOOK):
+            shown = _notebook((ROOT / file.src_uri).read_text(encoding="utf-8"))
+            made.append(File.generated(config, _page_of_notebook(file.src_uri), content=shown))
     return Files([*from_theme, *found, *made])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Show links to folders as plain text: a site has no page for them."""
+    """Show links to folders as plain text, for which a site has no page, and lead to a notebook's page."""
     here = (ROOT / page.file.src_uri).parent
+    markdown = re.sub(
+        rf"\]\(([^)\s]+{NOTEBOOK})\)", lambda link: f"]({_page_of_notebook(link[1])})", markdown
+    )
     return LINK.sub(lambda link: link[1] if (here / link[2]).is_dir() else link[0], markdown)
 
 
@@ -87,6 +97,34 @@ def _reached(of_docs: Sequence[str]) -> list[str]:
             targets = [((ROOT / path).parent / link[2]).resolve() for link in links]
             waiting += [str(each.relative_to(ROOT)) for each in targets if each.is_relative_to(ROOT)]
     return sorted(found)
+
+
+def _page_of_notebook(path: str) -> str:
+    return f"{path.removesuffix(NOTEBOOK)}-notebook{PAGE}"
+
+
+def _notebook(text: str) -> str:
+    """Return a page with the cells of a notebook, given as JSON, and their outputs."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        parts += filter(None, map(_output, cell.get("outputs", ())))
+    return _page(parts)
+
+
+def _output(output: Record) -> str:
+    """Return what a cell printed or drew; a table of data as text."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        image = "".join(data["image/png"]).replace("\n", "")
+        return f'<img alt="the picture that this cell draws" src="data:image/png;base64,{image}">'
+    printed = "".join(output.get("text") or data.get("text/plain") or "")
+    printed = COLOUR.sub("", printed).replace("\r", "")
+    return f"```text\n{printed.rstrip()}\n```" if printed.strip() else ""
 
 
 def _commands() -> str:
@@ -149,7 +187,7 @@ def _encoding_pages(
             ("note", names_of(record)),
             ("a training step", costs.get(label, "")),
         ]
-        shown = page(subject, PAGE_WIDTH)
+        shown = page(subject, PAGE_WIDTH, has_formulas=True)
         parts = [f"# {name}", f"{what[:1].upper()}{what[1:]}."]
         for formula in dict.fromkeys(FORMULA.findall(shown)):
             shown = shown.replace(f"${formula}$\n\n", "")

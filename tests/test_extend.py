@@ -28,6 +28,7 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
     outcome = extended(command, folder, *arguments)
     assert outcome.code == 0, outcome.err
     assert "has no effect" not in outcome.err, "nobody typed such a key"
+    assert len(list((folder / "results" / "sweeps").iterdir())) == 1, "all stages are jobs of one"
     runs = sorted((folder / "results" / "runs").iterdir())
     pe_bench.extend("rope", "2x", "rope base=500", results_dir=folder / "results")
     more = {"tokens": 256, "long": True, "overrides": "threads=1"}
@@ -50,6 +51,53 @@ def test_a_family_is_scored_tuned_and_trained_from_the_start_and_all_of_it_is_re
         assert (stage.lr, stage.warmup_steps == 1) == ((0.001, True) if stage.from_run else (0.005, False))
     family.plot(folder / "family.png")
     assert (folder / "family.png").stat().st_size > 1_000 and (folder / "results" / "extend.png").exists()
+
+
+def test_runs_of_any_name_are_extended_and_a_later_stage_has_their_seeds(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    runs = folder / "results" / "runs"
+    for seed, name in (("seed=3", "best"), ("seed=4", "a-sX-b")):
+        assert begin("encoding=rope", seed, *SCORED).code == 0
+        [made] = runs.glob("rope-s*")
+        made.rename(runs / name)
+    arguments = ("--to", "2x", "--with", "yarn", "--with", "+logn", "--tokens", "64", "--long")
+    outcome = command("extend", "best", "a-sX-b", *arguments, "--results-dir", str(folder / "results"))
+    assert outcome.code == 0, outcome.err
+    stages = [read_config(run) for run in runs.iterdir() if run.name not in ("best", "a-sX-b")]
+    parents = sorted((stage.train.from_run or stage.train.beside, stage.seed) for stage in stages)
+    assert parents == [("a-sX-b", 4)] * 3 + [("best", 3)] * 3
+
+
+def test_a_launcher_s_wrong_key_is_refused_before_a_run_is_scored(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    before = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
+    launcher = ("hydra/launcher=joblib", "hydra.launcher.n_job=2")
+    outcome = extended(command, folder, "--to", "2x", "--with", "yarn", "--tokens", "64", *launcher)
+    assert outcome.code == 2 and "Could not override 'hydra.launcher.n_job'" in outcome.line
+    after = {path: path.read_bytes() for path in (folder / "results").rglob("*") if path.is_file()}
+    assert after == before
+
+
+def test_typed_keys_hold_for_each_stage_and_several_values_make_several(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    typed = ("train.lr=0.002,0.004", "encoding.base=500", "experiment=quick", "eval.controls=none")
+    arguments = ("--to", "2x", "--with", "yarn", "--tokens", "64", "--long", *typed)
+    outcome = extended(command, folder, *arguments)
+    assert outcome.code == 0, outcome.err
+    assert "encoding=yarn base=500.0 train.lr=0.002: done" in outcome.err
+    stages = [read_config(run) for run in (folder / "results" / "runs").iterdir()]
+    stages = [stage for stage in stages if stage.train.length == 32]
+    assert sorted((stage.encoding["name"], stage.train.lr) for stage in stages) == [
+        *(("rope", 0.002), ("rope", 0.004), ("yarn", 0.002), ("yarn", 0.004)),
+    ]
+    for stage in stages:
+        assert (stage.encoding["base"], stage.train.steps) == (500, 1 if stage.train.from_run else 9)
+        assert (stage.eval.controls, stage.eval.max_length) == ("none", 512)
 
 
 def test_of_one_name_the_runs_are_meant_that_try_did_not_make(

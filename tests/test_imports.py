@@ -49,7 +49,7 @@ ALLOWED = {
     "scoring": "errors values system config encodings data model runs",
     "checkpoints": "errors values system config encodings data model runs training scoring",
     "report": "errors values system config plot runs",
-    "inspection": "errors values system config encodings plot data model scoring",
+    "inspection": "errors system config encodings plot data model scoring",
     "trackers": "errors system config runs report training",
     "experiment": "errors values system config encodings data model runs training scoring checkpoints "
     "trackers",

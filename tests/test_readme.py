@@ -1,12 +1,16 @@
 """Every command that the README and the pages in docs print runs as printed, on a shorter budget."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from support.commands import write_corpus
 from support.documentation import run_all
+from typer.main import get_command
+
+from pe_bench.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -15,6 +19,23 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_every_command_runs_in_the_order_of_the_readme(tmp_path, monkeypatch, capsys):
     write_corpus(tmp_path / "texts", documents=12, words=600)
     run_all(README, tmp_path, monkeypatch, capsys)
+
+
+def test_no_command_of_a_page_or_of_help_has_a_sign_that_zsh_expands() -> None:
+    pages = [ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").glob("*.md")]
+    blocks = [
+        block for page in pages for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    ]
+    blocks += [each.epilog for each in get_command(app).commands.values()]  # pyright: ignore
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    typed = [line for line in lines if line.startswith("pe-bench ")]
+    assert len(typed) > 100
+    for line in typed:
+        bare = re.sub(r"'[^']*'", "", line)
+        assert not re.search(r"[][*?~]|\s=", bare), line
+        if zsh := shutil.which("zsh"):
+            words = line.removeprefix("pe-bench ")
+            subprocess.run([zsh, "-fc", f"print -r -- {words}"], check=True, capture_output=True)
 
 
 @pytest.mark.full

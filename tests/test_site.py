@@ -86,3 +86,11 @@ def test_every_encoding_has_a_page_with_its_formula_and_what_is_known_of_it(site
     ):
         page = text_of(reference / "encodings" / f"{name}.html")
         assert [fact for fact in facts if fact not in page] == []
+
+
+@pytest.mark.full
+def test_a_notebook_is_a_page_with_its_outputs(site: Path) -> None:
+    for name in ("quick-start", "own-encoding"):
+        text = text_of(site / "docs" / f"{name}-notebook.html")
+        assert "import pe_bench" in text and "bits per byte" in text and '"cell_type"' not in text
+    assert "docs/quick-start-notebook.html" in (site / "index.html").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.checkpoints.library import SAFE, quiet
-from pe_bench.errors import UserError, first_line, require
+from pe_bench.errors import UserError, first_line, how_to_install, require
 from pe_bench.system.files import cache_root, cached_digest, cached_folder, key_of
 
 SUFFIX = ".gguf"
@@ -93,7 +93,7 @@ def _read(file: Path) -> Any:
         import gguf
     except ImportError as error:
         reason = f"GGUF files need the packages gguf and accelerate ({first_line(error)})"
-        raise UserError(f"{reason}: pip install 'pe-bench[hf]'") from error
+        raise UserError(f"{reason}: {how_to_install('hf')}") from error
     try:
         return gguf.GGUFReader(file)
     except Exception as error:  # it has no kind of its own for a damaged file

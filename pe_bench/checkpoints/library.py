@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pe_bench.errors import UserError, first_line
+from pe_bench.errors import UserError, first_line, how_to_install
 
 SILENT = 50  # nothing but what ends the program
 SAFE = {"trust_remote_code": False, "local_files_only": True}
@@ -17,7 +17,7 @@ def quiet() -> Iterator[Any]:
         import transformers
     except ImportError as error:
         reason = f"checkpoints need transformers ({first_line(error)})"
-        raise UserError(f"{reason}: pip install 'pe-bench[hf]'") from error
+        raise UserError(f"{reason}: {how_to_install('hf')}") from error
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

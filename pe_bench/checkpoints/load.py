@@ -53,19 +53,22 @@ def checkpoint_config(
     plain: bool = False,
     prompts: str | None = None,
     reference: int | None = None,
+    data_path: str | None = None,
 ) -> Config:
     """Return the configuration of a checkpoint, whose model is not loaded. Raise `UserError`.
 
     prompts: the kind of prompts that it is scored on, in the place of text. reference: the length that
-    changes are measured from, where it is not the training length.
+    changes are measured from, where it is not the training length. data_path: where the text lies; None
+    where the overrides say it.
     """
     parsed = [*map(parse_override, overrides)]
     _check_keys(parsed, has_text=prompts is None)
-    keys = [override.key for override in parsed]
+    keys = [override.key for override in parsed] + (["data.path"] if data_path else [])
     source = read_source(text)
     files = ["data=files"] if "data.path" in keys and "data" not in keys else []
     values = compose([*files, *overrides, "encoding=nope"])
     data, train = values["data"], values["train"]
+    data["path"] = data_path or data["path"]
     is_told = TRAIN_LENGTH in keys
     train_length, length_from = (train["length"], BY_COMMAND) if is_told else _train_length(source)
     train["length"] = reference or train_length

@@ -26,9 +26,10 @@ CITED = re.compile(r"^  (eprint|url|note) = {(.*)}", re.MULTILINE)
 def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> None:
     """Print BibTeX for pe-bench and for what a table compares.
 
-    Entries are for the table's encodings, scalings and data. Without RUN, the table is the newest run's.
+    Entries are for the table's encodings, scalings and data. Without RUN, the table is the newest run's. An
+    encoding's name without a run of it cites its paper.
 
-    runs RUN: Runs by encoding, name, the beginning of a name, or path.
+    runs RUN: Runs by encoding, name, the beginning of a name, or path; or encodings.
     results_dir DIR: The folder of runs and results.csv.
 
     Examples:
@@ -36,20 +37,26 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
       pe-bench cite rope alibi > papers.bib
       pe-bench cite --results-dir results
     """
-    from importlib.metadata import version
-
+    from pe_bench.config.groups import names_in
     from pe_bench.report.build import read_report
     from pe_bench.runs.find import finished_runs
+    from pe_bench.runs.folder import encoding_in
+    from pe_bench.system.version import own_version
 
     tables: list[Table] = []
-    if runs or finished_runs(results_dir):
-        tables = read_report(results_dir, runs, everything=False, numbers_only=True).tables
-    else:
+    finished = finished_runs(results_dir)
+    trained = {encoding_in(run.name) for run in finished}
+    shipped = {*names_in("encoding"), *names_in("modifier")}
+    untrained = [name for name in runs if name in shipped - trained]
+    named = [name for name in runs if name not in untrained]
+    if named or (finished and not runs):
+        tables = read_report(results_dir, named, everything=False, numbers_only=True).tables
+    elif not runs:
         say(f"{results_dir} has no finished run: pe-bench alone is cited")
     for name in _users_own(tables):
         say(f"{name} is not one of pe-bench's encodings: add its paper yourself")
-    entries, printed = bibliography(), [OWN.format(version=version("pe-bench"))]
-    printed += [entries[cited] for cited in _cited(tables)]
+    entries, printed = bibliography(), [OWN.format(version=own_version())]
+    printed += [entries[cited] for cited in _cited(tables, untrained)]
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
 
 
@@ -78,12 +85,12 @@ def _users_own(tables: "Sequence[Table]") -> list[str]:
     return sorted({part.partition("@")[0] for part in named} - shipped)
 
 
-def _cited(tables: "Sequence[Table]") -> Iterator[str]:
-    """Yield the papers of the encodings that lines were trained or scored with, and of the data."""
+def _cited(tables: "Sequence[Table]", encodings: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the papers of encodings, of those that lines were trained or scored with, and of data."""
     from pe_bench.config.groups import names_in, paper
     from pe_bench.inspection.catalogue import catalogue
 
-    words = {word for label in _labels(tables) for word in re.split(r"[\s+,=]+", label)}
+    words = {word for label in (*_labels(tables), *encodings) for word in re.split(r"[\s+,=]+", label)}
     for record in catalogue() if words else ():
         if record["encoding"] in words:
             yield record["paper"]

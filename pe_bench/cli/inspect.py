@@ -48,9 +48,9 @@ def check(
       pe-bench check my.py:MyEncoding --verbose
       pe-bench check --all
     """
+    from pe_bench.config.arguments import split_arguments
     from pe_bench.config.groups import names_in
     from pe_bench.config.overrides import parse_override
-    from pe_bench.inspection.resolve import split_arguments
 
     names, overrides = split_arguments(arguments)
     require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")

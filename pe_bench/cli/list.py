@@ -34,6 +34,7 @@ def list_(
     *,
     family: str | None = None,
     papers: bool = False,
+    tag: str | None = None,
     as_json: bool = False,
     results_dir: Path = Path("results"),
 ) -> None:
@@ -42,11 +43,12 @@ def list_(
     name LIST: encodings, modifiers, models, data, tasks, tokenizers, experiments, keys, runs or studies.
     family NAME: List only encodings of this family.
     papers: Show papers, other names, and what happens past the training length.
+    tag NAME: List only the runs with this tag.
 
     Examples:
       pe-bench list encodings --family rotary
       pe-bench list encodings --papers
-      pe-bench list runs
+      pe-bench list runs --tag first-try
     """
     from pe_bench.system.grid import plain_grid, show
 
@@ -54,11 +56,12 @@ def list_(
         raise UserError(unknown(name, "list", LISTS) if name else f"name what to list: {', '.join(LISTS)}")
     message = f"--family and --papers are for pe-bench list encodings: leave them out of list {name}"
     require(name == "encodings" or not (family or papers), message)
+    require(name == "runs" or tag is None, f"--tag is for pe-bench list runs: leave it out of list {name}")
     match name:
         case "encodings":
             listing = _encodings(family, papers=papers)
         case "runs":
-            listing = _runs(results_dir)
+            listing = _runs(results_dir, tag)
         case "studies":
             listing = _studies(results_dir)
         case _:
@@ -99,7 +102,7 @@ def _encodings(family: str | None, *, papers: bool) -> Listing:
     chosen = [record for record in records if family in (None, record["family"])]
     if papers:
         past = {"past\ntraining": itemgetter("past_training")}
-        return Listing(chosen, {**_fields("encoding"), **past, **_fields("paper"), "is": names_of})
+        return Listing(chosen, {**_fields("encoding"), **past, **_fields("paper"), "other names": names_of})
     return Listing(chosen, _fields("encoding", "family", "parameters", "what_it_is"))
 
 
@@ -113,15 +116,20 @@ def names_of(record: Record) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _runs(results_dir: Path) -> Listing:
-    """Raises `UserError` where there is none, finished or not."""
+def _runs(results_dir: Path, tag: str | None) -> Listing:
+    """Raises `UserError` where there is none, finished or not, or none of a tag."""
     from pe_bench.runs.folder import folders_of_runs, state_of
 
     states = [state_of(run) for run in folders_of_runs(results_dir)]
     message = f"no run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
     require(bool(states), message)
+    if tag is not None:
+        states = [state for state in states if tag in state.tags]
+        require(bool(states), f"no run in {results_dir / 'runs'} has the tag {tag}: tag={tag} gives it one")
     columns = _fields("run", "encoding", "state") | {"steps": _steps} | _fields("loss")
     columns |= {"lengths\nscored": _lengths}
+    if any(state.tags for state in states):
+        columns["tags"] = lambda record: ", ".join(record["tags"])
     # The problems have no room in the table.
     problems = [f"{state.run}: {state.problem}" for state in states if state.problem]
     return Listing([*map(asdict, states)], columns, problems)

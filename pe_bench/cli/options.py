@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 from pe_bench.cli.completion import COMPLETIONS
 from pe_bench.errors import require
@@ -48,8 +49,37 @@ SHARED = {
     "runs": ("RUN", "Runs by encoding, name, the beginning of a name, or path."),
     "where": ("CONDITION", "Only what meets the condition, such as encoding=rope or seed<3; repeatable."),
 }
+# Options that few need, by command.
+ADVANCED = {
+    "report": ("best", "margin", "protocol", "slice", "sort", "plot_of", "csv", "latex", "probe", "as_json"),
+    "eval": (
+        *("protocol", "max_length", "stride", "controls", "per_position", "precision", "half", "force"),
+        *("plain", "reference", "key_tokens_of", "config_dir", "code", "data_path", "cache_dir", "as_json"),
+    ),
+    "probe": (
+        *("depths", "windows", "precision", "force", "plain", "config_dir", "code", "data_path"),
+        *("cache_dir", "as_json"),
+    ),
+}
 # Commands that write to runs, and do not share the work among processes.
-IN_ONE_PROCESS = ("eval", "probe", "try", "reproduce", "import", "export")
+IN_ONE_PROCESS = ("eval", "probe", "try", "reproduce", "import", "export", "rm")
+
+
+class Command(TyperCommand):
+    """A command whose help has what most need first, and its other options under a heading of their own."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # of click, which typer may bring along
+        first: list[tuple[str, str]] = []
+        advanced: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                (advanced if param.name in ADVANCED.get(self.name or "", ()) else first).append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(first)
+        if advanced:
+            with formatter.section("Advanced options"):
+                formatter.write_dl(advanced)
 
 
 def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -84,7 +114,7 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
         call.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
             [_for_typer(each, *meanings[key]) for key, each in parameters.items()]
         )
-        app.command(name, help=text, epilog=f"\b{EXAMPLES}{textwrap.dedent(examples)}")(call)
+        app.command(name, cls=Command, help=text, epilog=f"\b{EXAMPLES}{textwrap.dedent(examples)}")(call)
         return function
 
     return declare
@@ -129,6 +159,6 @@ def options(
 ) -> None:
     """Train short, test long: compare positional encodings by length extrapolation."""
     if version:
-        from importlib import metadata
+        from pe_bench.system.version import own_version
 
-        print(f"pe-bench {metadata.version('pe-bench')}")
+        print(f"pe-bench {own_version()}")

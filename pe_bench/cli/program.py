@@ -40,6 +40,8 @@ def run(arguments: list[str]) -> int:
     """Run a command and return its exit code; what went wrong is one line on standard error."""
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
+    if "#" in arguments:  # a comment, which zsh does not leave out of what is typed
+        arguments = arguments[: arguments.index("#")]
     try:
         check_utf8(arguments, "an argument")
         os.environ[VARIABLE] = shlex.join(["pe-bench", *arguments])  # as typed, before Hydra adds its own

@@ -49,7 +49,7 @@ def report(
     plot_of levels|change: What --plot draws.
     details: Add intervals, controls, speed and all notes.
     probe: Show what pe-bench probe found, instead of levels.
-    everything: Print every table, not only the newest run's.
+    everything: Print every table, not only those of the newest tag or sweep.
 
     Examples:
       pe-bench report --baseline rope

@@ -47,7 +47,7 @@ def reproduce(
 
     Examples:
       pe-bench reproduce                       # the studies, and which are done
-      pe-bench reproduce alibi --quick         # a toy of it: does everything work?
+      pe-bench reproduce alibi --quick         # a toy of it: everything works
       pe-bench reproduce alibi
       pe-bench reproduce budget --stored       # what our own runs say, in seconds
       pe-bench reproduce alibi --text books    # the same on texts in a folder

@@ -13,7 +13,7 @@ from pe_bench.system.terminal import say
 from pe_bench.values import parse_lengths
 
 if TYPE_CHECKING:
-    from pe_bench.scored import Run
+    from pe_bench.scored import Evaluation, Run
 
 
 @command("eval", api.evaluate)
@@ -48,7 +48,9 @@ def evaluate(
     from pe_bench.sweep.show import SweepTable
 
     options["per_position"] = options["per_position"] or None
-    scored, failures = _score(runs, where, everything, options)
+    from pe_bench.scored import Evaluation
+
+    scored, failures = _score(Evaluation, runs, where, everything, options)
     # One that lies elsewhere has no folder of results to be compared in.
     is_one = len(scored) == 1 and baseline is None
     alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
@@ -86,7 +88,9 @@ def probe(
       pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096
       pe-bench probe hf:FOLDER --task niah_multikey_3,vt,fwe --lengths 4096
     """
-    scored, failures = _score(runs, where, everything, options)
+    from pe_bench.scored import Probing
+
+    scored, failures = _score(Probing, runs, where, everything, options)
     if options["task"] is not None:
         from pe_bench.cli.tables import print_scored, scored_alone
 
@@ -111,11 +115,18 @@ def _print_probes(
 
 
 def _score(
-    names: Sequence[str], where: Sequence[str], everything: bool, options: dict[str, Any]
+    kind: "type[Evaluation]",
+    names: Sequence[str],
+    where: Sequence[str],
+    everything: bool,
+    options: dict[str, Any],
 ) -> tuple[list["Run"], list[str]]:
-    """Score the named checkpoints or runs, runs that meet conditions, or all; by default the newest run."""
+    """Score the named checkpoints or runs, runs that meet conditions, or all; by default the newest run.
+
+    kind: of the request that the options make.
+    """
     from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score
-    from pe_bench.scored import read_probe, score, score_each
+    from pe_bench.scored import score, score_each
 
     options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
     checkpoints = [name for name in dict.fromkeys(names) if is_checkpoint(name)]
@@ -124,7 +135,7 @@ def _score(
         paths = runs_to_score(names, conditions, options["results_dir"], everything=everything)
         if not (names or where or everything):
             say(f"the newest finished run: {paths[0]}")
-        return score_each(paths, options)
+        return score_each(paths, kind.read(**options))
     require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
     from pe_bench.checkpoints.load import with_one_length
 
@@ -133,10 +144,8 @@ def _score(
         checkpoints, overrides, options.get("reference")
     )
     tasks = options["task"].split(",") if options.get("task") else [None]
-    calls = [options if task is None else {**options, "task": task} for task in tasks]
-    for call in calls:
-        read_probe(call)  # all are checked before the first is scored
-    runs = [score(name, call) for name in checkpoints for call in calls]
+    requests = [kind.read(**(options if task is None else {**options, "task": task})) for task in tasks]
+    runs = [score(name, request) for name in checkpoints for request in requests]
     return runs, [run.failure for run in runs if run.failure]
 
 

@@ -59,6 +59,16 @@ def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str],
         _print_part(part)
 
 
+def print_quick(parts: Sequence[Scored]) -> None:
+    """Say that a quick run went well. Its scores mean nothing, so the table is only named."""
+    runs = [run for part in parts for run in part.runs]
+    lines = sum(len(table.lines) for part in parts for table in part.tables)
+    rows = "1 row" if lines == 1 else f"{lines} rows"
+    say(f"training, scoring and the table ({rows}) work; after so few steps the scores mean nothing")
+    for folder in dict.fromkeys(run.parent for run in runs):
+        say(f"the runs: {folder}   the table: pe-bench report{results_option(folder.parent)}")
+
+
 def _print_part(part: Scored) -> None:
     runs, folder = part.runs, part.runs[0].parent
     option, is_in_results = results_option(folder.parent), folder.name == "runs"

@@ -13,11 +13,12 @@ from pe_bench.errors import RunError, require
 from pe_bench.runs.commands import results_option
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import listed as listed_values
-from pe_bench.values import require_writable
+from pe_bench.values import parse_lengths, require_writable
 
 if TYPE_CHECKING:
     from pe_bench.tries.trying import Try
 
+QUICK = "experiment=quick"
 EXIT_CODES = {"better": 0, "not better": 3, "mixed": 4, "unclear": 4, "no verdict": 4}
 TRIES = ("number", "change", "baseline", "at training", "at longest", "seeds", "answer")
 
@@ -29,6 +30,7 @@ def train(
     multirun: bool = False,
     cfg: str | None = None,
     plan: Path | None = None,
+    lengths: str | None = None,
     as_json: bool = False,
     config_dir: Sequence[Path] = (),
 ) -> None:
@@ -41,14 +43,17 @@ def train(
     multirun: A sweep: train each combination of listed values.
     cfg job: Print every key and its value instead of training.
     plan FILE: Check all jobs of a sweep, write the command of each on a line of FILE, and train nothing.
+    lengths N,N: Context lengths to score, as 'eval.lengths=[N,N]'.
     config_dir DIR: A folder with your own encoding/NAME.yaml and similar files.
 
     Examples:
       pe-bench train encoding=rope
-      pe-bench train encoding=rope modifier=[logn] train.length=256
+      pe-bench train encoding=rope 'modifier=[logn]' train.length=256
       pe-bench train -m encoding=rope,alibi seed=0,1,2     # a sweep of six runs
       pe-bench train --cfg job                             # every key and its value
     """
+    if lengths is not None:
+        overrides = [*overrides, f"eval.lengths={parse_lengths(lengths)}".replace(" ", "")]
     if cfg is not None:
         is_one = cfg == "job" and plan is None and not multirun
         require(is_one, "say --cfg job, without -m and --plan: it prints the keys of one job")
@@ -61,23 +66,30 @@ def train(
         _train_many(overrides, config_dir, as_json=as_json)
     else:
         run = api.train(*overrides, config_dir=config_dir)
-        from pe_bench.cli.tables import print_scored, scored_alone
+        from pe_bench.cli.tables import print_quick, print_scored, scored_alone
 
-        print_scored("train", [scored_alone(run)], [run.failure], as_json=as_json)
+        part = scored_alone(run)
+        if QUICK in overrides and not as_json and not run.failure:
+            print_quick([part])
+        else:
+            print_scored("train", [part], [run.failure], as_json=as_json)
         if run.failure:
             raise RunError(run.failure)
 
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
-    from pe_bench.cli.tables import print_scored, scored_together
-    from pe_bench.sweep.run import launch
+    from pe_bench.cli.tables import print_quick, print_scored, scored_together
+    from pe_bench.sweep.run import launch_overrides
     from pe_bench.system.signals import world_size
 
     require(world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N")
-    summary = launch(overrides, search)
+    summary = launch_overrides(overrides, search)
     failures = [f"{state.label}: {state.text}" for state in summary.failed]
     parts = (scored for table in summary.tables for scored in scored_together(table))
-    print_scored("train", parts, failures, as_json=as_json)
+    if QUICK in overrides and not as_json and not failures:
+        print_quick(list(parts))
+    else:
+        print_scored("train", parts, failures, as_json=as_json)
     summary.end()
 
 

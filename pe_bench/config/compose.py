@@ -15,15 +15,35 @@ from typing import Any
 
 import yaml
 
-from pe_bench.config.groups import config_dir, find_name, keys_in, read_choice
-from pe_bench.config.overrides import CONFIG, cause, explain_hydra_errors, for_hydra, unknown_key
-from pe_bench.config.parse import parse_config
+from pe_bench.config.groups import (
+    config_dir,
+    find_name,
+    is_model_file,
+    keys_in,
+    plain_keys,
+    read_choice,
+    read_model,
+)
+from pe_bench.config.overrides import (
+    CONFIG,
+    Override,
+    cause,
+    explain_hydra_errors,
+    for_hydra,
+    literal,
+    parse_override,
+    quote,
+    unknown_key,
+    values_of,
+)
+from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
 from pe_bench.encodings.signatures import NOT_OPTIONS, complete
 from pe_bench.errors import UserError, first_line, require
 
 # Overrides before the user's own: how tests run the README's commands on shorter budgets.
 OVERRIDES_VARIABLE = "PE_BENCH_OVERRIDES"
+LAUNCH = "launch"  # the file that a launcher's numbers are composed from
 CATALOGUE = "catalogue"  # a key that holds several encodings, by their names
 
 
@@ -49,6 +69,70 @@ def compose_config(overrides: Sequence[str], search: Sequence[Path] = ()) -> Con
     return parse_config(_compose(complete_overrides(overrides, search), search), search)
 
 
+def compose_over(
+    values: Mapping[str, Any], choice: Sequence[str], overrides: Sequence[str], search: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Compose a job's configuration with plain values of keys, such as those of a run. Raises `UserError`.
+
+    Values come after what groups, the environment and `choice` set, and before the keys that overrides name.
+    """
+    from hydra import compose as hydra_compose
+    from omegaconf import OmegaConf
+
+    completed = complete_overrides([*choice, *overrides], search)
+    if not values:
+        return _compose(completed, search)
+    named = {key for override in map(parse_override, overrides) for key in _keys_of(override)}
+    with explain_hydra_errors(completed, search), _hydra(search):
+        composed = hydra_compose(CONFIG, completed)
+        for key, value in values.items():
+            if key not in named:
+                OmegaConf.update(composed, key, literal(value), merge=False, force_add=True)
+        return _plain_values(composed, search)
+
+
+def _keys_of(override: Override) -> Iterator[str]:
+    """Yield the keys that an override sets; `train={lr: 0.1}` sets train.lr."""
+    values = values_of(override)
+    if any(isinstance(value, Mapping) for value in values):
+        for value in values:
+            yield from keys_in(value, f"{override.key}.")
+    else:
+        yield override.key
+
+
+def choose_encoding(name: str, modifiers: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return an encoding with all its options and modifiers, before a configuration gives them values."""
+    encoding = read_choice("encoding", find_name("encoding", name, search), search)
+    for modifier in modifiers:
+        found = find_name("modifier", modifier, search)
+        encoding.setdefault("modifiers", {})[found] = read_choice("modifier", found, search)
+    return encoding
+
+
+def resolve_encoding(
+    encoding: Mapping[str, Any], options: Mapping[str, Any], config: Config
+) -> dict[str, Any]:
+    """Return a chosen encoding with the values that it has in a configuration, in place of the one there.
+
+    options: values by keys such as `encoding.base`; an encoding as a value replaces the one of its option.
+    Raises `UserError`.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    register_resolvers()
+    composed = OmegaConf.create({**literal(to_plain(config)), "encoding": dict(encoding)})
+    OmegaConf.set_struct(composed, True)
+    for key, value in options.items():
+        is_encoding = isinstance(value, Mapping) and "name" in value
+        try:
+            OmegaConf.update(composed, key, value, merge=not is_encoding)
+        except OmegaConfBaseException as error:
+            raise unknown_key(key, [*plain_keys(), *keys_in(encoding, "encoding.")]) from error
+    return _plain_values(composed, config.search)["encoding"]
+
+
 def parse_composed(composed: Any) -> Config:
     """Parse what Hydra hands to a task."""
     from hydra.core.hydra_config import HydraConfig
@@ -60,10 +144,37 @@ def parse_composed(composed: Any) -> Config:
     return parse_config(_plain_values(composed, search), search)
 
 
-def multirun(overrides: Sequence[str], search: Sequence[Path], task: Callable[[Any], None]) -> None:
-    """Have Hydra's launcher call `task` for each job of a sweep. Raises `UserError`."""
-    with explain_hydra_errors(overrides, search), _hydra(search) as hydra:
-        hydra.multirun(CONFIG, task, [*overrides])
+def multirun(
+    overrides: Sequence[str], search: Sequence[Path], task: Callable[[Any], None], folder: Path
+) -> None:
+    """Have Hydra's launcher call `task` for each job of a sweep, whose folder this is. Raises `UserError`."""
+    # An interpolation, resolved anew in each process, would find another folder.
+    in_folder = [*overrides, f"hydra.sweep.dir={quote(str(folder))}"]
+    with explain_hydra_errors(in_folder, search), _hydra(search) as hydra:
+        hydra.multirun(CONFIG, task, in_folder)
+
+
+def call_by_number(jobs: int, launcher: Sequence[str], task: Callable[[int], None], folder: Path) -> None:
+    """Have Hydra's launcher call `task` with each number below `jobs`. Raises `UserError`.
+
+    launcher: overrides of Hydra's own keys. folder: of the sweep.
+    """
+    numbers = f"job={','.join(map(str, range(jobs)))}"
+    overrides = [*launcher, numbers, f"hydra.sweep.dir={quote(str(folder))}"]
+
+    def call(composed: Any) -> None:  # maybe in another process
+        task(int(composed.job))
+
+    with explain_hydra_errors(overrides), _hydra() as hydra:
+        hydra.multirun(LAUNCH, call, overrides)
+
+
+def compose_launcher(launcher: Sequence[str]) -> None:
+    """Raise `UserError` for overrides that Hydra's launchers do not have."""
+    from hydra import compose as hydra_compose
+
+    with explain_hydra_errors(launcher), _hydra():
+        hydra_compose(LAUNCH, [*launcher], return_hydra_config=True)
 
 
 def print_config(overrides: Sequence[str], search: Sequence[Path]) -> None:
@@ -73,7 +184,7 @@ def print_config(overrides: Sequence[str], search: Sequence[Path]) -> None:
 
 
 @contextmanager
-def _hydra(search: Sequence[Path]) -> Iterator[Any]:
+def _hydra(search: Sequence[Path] = ()) -> Iterator[Any]:
     """Lend a Hydra that finds the files of pe-bench and of a person's own folders; it may be inside a job."""
     from hydra import version
     from hydra._internal.hydra import Hydra
@@ -118,12 +229,16 @@ def _encoding_source() -> type[Any]:
         """A folder of YAML files in which `encoding/FILE.py:Class` exists wherever the file lies."""
 
         def is_config(self, config_path: str) -> bool:
-            return re.match("encoding/.*:", config_path) is not None or super().is_config(config_path)
+            is_class = re.match("encoding/.*:", config_path) is not None
+            return is_class or _model_file(config_path) is not None or super().is_config(config_path)
 
         def load_config(self, config_path: str) -> ConfigResult:
             group, _, name = config_path.partition("/")
             if group == "encoding" and ":" in name:
                 part = OmegaConf.create(read_choice("encoding", name))
+                return ConfigResult(self.provider, config_path, part, {"package": None})
+            if (file := _model_file(config_path)) is not None:
+                part = OmegaConf.create(read_model(file))
                 return ConfigResult(self.provider, config_path, part, {"package": None})
             result = super().load_config(config_path)
             part: Any = OmegaConf.to_container(result.config, resolve=False)
@@ -138,23 +253,26 @@ def _encoding_source() -> type[Any]:
     return EncodingSource
 
 
+def _model_file(config_path: str) -> Path | None:
+    """Return the user's file that `model=my.yaml` names; None for a shipped name."""
+    group, _, name = config_path.partition("/")
+    return Path(name) if group == "model" and is_model_file(name) else None
+
+
 def _require_value(otherwise: str) -> None:
     raise UserError(otherwise)
 
 
-def _seed_of(run: str, *known: Any) -> int:
-    """Return the seed of a run: the one after its name in `known`, or the one that its name has."""
-    seeds = dict(zip(known[::2], known[1::2], strict=True))
-    text = str(seeds.get(run, run.rpartition("-s")[2].partition("-")[0]))
-    require(text.isdigit(), f"the name of the run {run} does not say its seed: give seed=NUMBER")
-    return int(text)
+def _in_proportion(size: int, width: int, of_width: int) -> int:
+    """Return a size that belongs to one width for another width, rounded to a multiple of 8."""
+    return size if width == of_width else max(8, 8 * round(size * width / of_width / 8))
 
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "quotient": lambda a, b: max(1, a // b),
+    "in_proportion": _in_proportion,
     "times": lambda a, b: a * b,
     "required": _require_value,
-    "seed_of": _seed_of,
     "expanduser": os.path.expanduser,
 }
 

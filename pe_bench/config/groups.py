@@ -1,8 +1,10 @@
 """The groups of the configuration: where their YAML files are and the names they offer; a run's keys."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from pe_bench.encodings.signatures import (
     read_part,
     without_class,
 )
-from pe_bench.errors import UserError
+from pe_bench.errors import UserError, require
 from pe_bench.values import unknown
 
 GROUPS = ("encoding", "model", "data", "task", "tokenizer", "experiment", "modifier")
@@ -25,6 +27,7 @@ MAY_BE_NONE = ("task", "experiment")
 OPTIONS_OF_GROUP = {"encoding": "encoding.", "modifier": "encoding.modifiers.", "task": "task."}
 ALSO = re.compile(r"\A# also: (.+)$", re.MULTILINE)
 CHOICE = re.compile(r"[\w./:-]+")  # a name in a list
+IN_PROPORTION = re.compile(r"\$\{in_proportion:(\d+),")
 PAPER = re.compile(r"^# paper: (.+)$", re.MULTILINE)
 DIRECTIVES = ("# also: ", "# paper: ", "# @package ")  # comments that are read by programs
 
@@ -46,6 +49,11 @@ def find_name(group: str, typed: str, search: Sequence[Path] = ()) -> str:
     """
     if group == "encoding" and typed.endswith(".py"):
         raise without_class(typed, search)
+    if group == "model" and typed.endswith(".yaml"):
+        require(
+            is_model_file(typed), f"model={typed}: there is no such file; `pe-bench list models` has names"
+        )
+        return typed
     names = names_in(group, search)
     if typed in names or (group == "encoding" and ":" in typed):
         return typed
@@ -73,6 +81,12 @@ def description(group: str, name: str) -> str:
     return re.split(r"(?<=\w)\. |\.$", comment, maxsplit=1)[0]
 
 
+def yaml_of(file: Path) -> Any:
+    import yaml  # which `--help` should not wait for
+
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
 def head_comment(file: Path) -> list[str]:
     """Return the lines of the comment at the head of a YAML file, without those that programs read."""
     head = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
@@ -83,6 +97,44 @@ def paper(name: str, group: str = "encoding") -> str:
     """Return the paper that a shipped file names; empty where it names none, or its class does."""
     named = PAPER.search((config_dir() / group / f"{name}.yaml").read_text(encoding="utf-8"))
     return named[1] if named else ""
+
+
+@cache
+def shipped_model(name: str) -> dict[str, Any]:
+    """Return the sizes of a shipped model but those that follow from others; none for an unknown name."""
+    if name not in names_in("model"):
+        return {}
+    values = yaml_of(config_dir() / "model" / f"{name}.yaml")
+    sizes = {key: _size(value) for key, value in values.items() if key != "name"}
+    return {key: value for key, value in sizes.items() if value is not None}
+
+
+def _size(value: Any) -> Any:
+    """Return a size of a model's file, at the file's own width; None for one that follows from others."""
+    if not isinstance(value, str):
+        return value
+    in_proportion = IN_PROPORTION.match(value)
+    return int(in_proportion[1]) if in_proportion else None
+
+
+def is_model_file(name: str) -> bool:
+    """Return whether `model=NAME` names a file of the user's, such as my.yaml."""
+    return name.endswith(".yaml") and os.path.isfile(name)
+
+
+def read_model(file: Path) -> dict[str, Any]:
+    """Return the sizes that a user's file of a model gives; the others are those of tiny, or follow from it.
+
+    Raises `UserError` for a file that is no mapping.
+    """
+    values = yaml_of(file)
+    usual = yaml_of(config_dir() / "model" / "tiny.yaml")
+    if not isinstance(values, dict):
+        raise UserError(f"model={file} must hold keys such as d_model: 96, one a line")
+    for key in values:
+        if key not in usual:
+            raise UserError(unknown(f"model.{key}", "key", [f"model.{name}" for name in usual]))
+    return {**usual, "name": file.stem, **values}
 
 
 def names_in(group: str, search: Sequence[Path] = ()) -> list[str]:
@@ -157,6 +209,8 @@ def option_keys(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterat
 
 
 LINE = re.compile(r"( *)(\w+): *([^#]*?)(?: +# (.*))?")
+# Groups whose keys are listed, and the file of each that explains them.
+KEYS_OF_GROUPS = {"model": "tiny", "data": "files"}
 GROUP = re.compile(r" *- (\w+): (\S+) +# (.*)")
 
 
@@ -169,8 +223,22 @@ class Key(NamedTuple):
 
 
 def keys() -> list[Key]:
-    """Read every key that a command can change, without those inside an encoding, a model or other groups."""
-    return list(_keys((config_dir() / "train.yaml").read_text(encoding="utf-8")))
+    """Read every key that a command can change, without those inside an encoding, a task or a tokenizer."""
+    found = list(_keys((config_dir() / "train.yaml").read_text(encoding="utf-8")))
+    for group, name in KEYS_OF_GROUPS.items():
+        text = (config_dir() / group / f"{name}.yaml").read_text(encoding="utf-8")
+        for key in _keys(f"\n\n{text}"):
+            if key.meaning:
+                found.append(Key(f"{group}.{key.name}", _readable(key.default), key.meaning))
+    return found
+
+
+def _readable(default: str) -> str:
+    """Return a default without the signs of a formula."""
+    of_width = IN_PROPORTION.match(default)
+    if of_width:
+        return of_width[1]
+    return re.sub(r"\$\{(?:quotient:)?|\}", "", default).replace(",", " / ")
 
 
 def _keys(text: str) -> Iterator[Key]:

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from pe_bench.config.groups import GROUPS, MAY_BE_NONE, find_name, keys_in, names_in, option_keys, plain_keys
-from pe_bench.errors import UserError, first_line, require
-from pe_bench.values import plain_value, unknown
+from pe_bench.errors import UserError, first_line, how_to_install, require
+from pe_bench.values import plain_value, read_count, unknown
 
 CONFIG = "train"  # the file that every configuration is composed from
 EXTRA_OF_LAUNCHER = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
@@ -22,6 +22,10 @@ PLAIN = re.compile(r"[A-Za-z_./][\w./:@+-]*", re.ASCII)
 NOT_TEXT = ("null", "true", "false", "nan", "inf")  # what Hydra reads plain text as
 # A value that is names alone; a pattern, a quoted text and the like are Hydra's to read.
 NAME = r"(?:[\w.+-]+|[\w.+/~ -]+(?::\w+|\.py))"
+LISTS = ("eval.lengths", "train.betas")  # keys
+NUMBERS = re.compile(r"[\d.,]+")
+COUNT_KEY = re.compile(r"(train|eval|data)\.((\w+_)?tokens)")
+COUNT = re.compile(r"(?<![\w.])[\"']?(\d+(?:\.\d+)?[kM])[\"']?(?![\w.])")
 NAMES = re.compile(rf"\[?{NAME}(,{NAME})*,?\]?", re.ASCII)
 # Hydra's words
 REFUSED_KEY = re.compile(r"Could not override '(.*)'")
@@ -63,10 +67,21 @@ def quote(value: Any) -> str:
         return repr(value)
     if PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT:
         return value
-    text = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
+    text = literal(value)
     # A backslash stands for itself, but before a quote.
     escaped = re.sub(r'(\\*)("|\Z)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), text)
     return f'"{escaped}"'
+
+
+def literal(value: Any) -> Any:
+    """Return a plain value for OmegaConf, in whose texts `${` has no meaning."""
+    if isinstance(value, Mapping):
+        return {key: literal(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [literal(inner) for inner in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
+    return value
 
 
 def overrides_of(key: str, value: Any) -> Iterator[str]:
@@ -83,26 +98,49 @@ def overrides_of(key: str, value: Any) -> Iterator[str]:
 
 def in_full(name: str, encoding: Mapping[str, Any], option: Override) -> Override | None:
     """Return the option by its whole key, of the encoding `name` or a modifier; None if neither has it."""
+    if "." in option.key and option.prefix:
+        return option
+    key = full_key(name, encoding, option.key)
+    return None if key is None else replace(option, key=key)
+
+
+def full_key(name: str, encoding: Mapping[str, Any], key: str) -> str | None:
+    """Return the whole key of an option, of the encoding `name` or a modifier; None if neither has it."""
     keys = set(keys_in(encoding, "encoding."))
-    if "." in option.key:
-        return option if option.prefix or option.key in keys else None
+    if "." in key:
+        return key if key in keys else None
     modifiers = [f"encoding.modifiers.{modifier}" for modifier in encoding.get("modifiers") or {}]
     # What the name stands for comes first: `window=20` is the window's.
     parts = sorted(["encoding", *modifiers], key=lambda part: part != f"encoding.modifiers.{name}")
-    full = (f"{part}.{option.key}" for part in parts)
-    return next((replace(option, key=key) for key in full if key in keys), None)
+    return next((f"{part}.{key}" for part in parts if f"{part}.{key}" in keys), None)
+
+
+def read_option(text: str) -> tuple[str, Any]:
+    """Return the key and the value of an option such as `factor=4`. Raises `UserError`."""
+    option = _checked(text, ())
+    with explain_hydra_errors([text]):
+        values = _parsed_values(option)
+    several = f"{option.key}={option.value}"
+    message = f"{several} is several values: '{option.key}=[{option.value}]' is a list"
+    require(len(values) == 1, message)
+    return option.key, values[0]
 
 
 def values_of(override: Override) -> list[Any]:
     """Return the values of an override, several for a sweep; none where Hydra cannot read it."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import Transformer
     from hydra.errors import HydraException
 
     try:
-        parsed = OverridesParser.create().parse_override(str(override))
+        return _parsed_values(override)
     except HydraException:
         return []
+
+
+def _parsed_values(override: Override) -> list[Any]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Transformer
+
+    [parsed] = OverridesParser.create().parse_overrides([str(override)])  # whose errors name the override
     if parsed.is_sweep_override():
         return list(parsed.sweep_iterator(Transformer.identity))
     return [parsed.value()]
@@ -122,11 +160,12 @@ def for_hydra(overrides: Sequence[str], search: Sequence[Path] = ()) -> list[str
 
 
 def _checked(text: str, search: Sequence[Path]) -> Override:
-    """Return the override of a text, in which each name is that of its file.
+    """Return the override of a text, in which each name is that of its file and each count a number.
 
-    Raises `UserError` for text that is no override, for several encodings of one run and for an unknown name.
+    Raises `UserError` for text that is no override, for several encodings of one run, for an unknown name and
+    for a list without brackets.
     """
-    override = parse_override(text)
+    override = _with_counts(parse_override(text))
     group, value = override.key, override.value or ""
     if not KEY.fullmatch(group) or (override.value is None and override.prefix != "~"):
         of = next((each for each in GROUPS if text in names_in(each, search)), None)
@@ -136,12 +175,21 @@ def _checked(text: str, search: Sequence[Path]) -> Override:
     is_several = group in GROUPS and group != "modifier" and value.startswith("[")
     message = f"{text}: a run has one {group}; say {group}=NAME, or -m {group}=NAME,NAME for several runs"
     require(not is_several, message)
+    is_bare_list = group in LISTS and "," in value and NUMBERS.fullmatch(value) is not None
+    require(not is_bare_list, f"{text}: {group} is a list: write '{group}=[{value}]'")
     is_none = group in MAY_BE_NONE and value == "null"
     if group not in GROUPS or is_none or not NAMES.fullmatch(value):
         return override
     parts = re.split(r"([][,])", value)  # names, and the commas and brackets between
     names = [part if part in ("", *"[],") else find_name(group, part, search) for part in parts]
     return replace(override, value="".join(names))
+
+
+def _with_counts(override: Override) -> Override:
+    """Return an override of a count of tokens with numbers for 128k and 1M: k is 1,000, M is 1,000,000."""
+    if override.value is None or not COUNT_KEY.fullmatch(override.key):
+        return override
+    return replace(override, value=COUNT.sub(lambda match: str(read_count(match[1])), override.value))
 
 
 def _with_nested_as_text(override: Override) -> Override:
@@ -190,7 +238,7 @@ def _explained(error: Exception, overrides: Sequence[str], search: Sequence[Path
         group, _, name = str(missing).rpartition("/")
         if group == "hydra/launcher" and name in EXTRA_OF_LAUNCHER:
             extra = EXTRA_OF_LAUNCHER[name]
-            return UserError(f"{group}={name} is not installed: pip install 'pe-bench[{extra}]'")
+            return UserError(f"{group}={name} is not installed: {how_to_install(extra)}")
         return UserError(unknown(name, group or "configuration", getattr(error, "options", None) or []))
     refused = REFUSED_KEY.match(text)
     if refused and not refused[1].startswith("hydra."):

@@ -18,6 +18,7 @@ READ_WITH = {
         "files": "data.validation_path data.encoding",
         "hub": "data.subset data.revision",
         "stdlib files hub": "data.newlines data.max_tokens data.validation_fraction tokenizer",
+        "stdlib files": "data.validation_documents",
     },
     "tokenizer.kind": {
         "hub file": "tokenizer.name",

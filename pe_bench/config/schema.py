@@ -76,6 +76,7 @@ class DataConfig:
     encoding: str = "utf-8"
     max_tokens: AtLeast1 | None = None
     validation_fraction: Fraction = 0.2
+    validation_documents: AtLeast1 = 1
 
     def check(self) -> None:
         needs = {
@@ -266,6 +267,7 @@ class Config:
     results_dir: str = "results"
     cache_dir: str | None = None
     tracker: Literal["tensorboard", "wandb", "mlflow"] | None = None
+    tag: str | None = None  # of an experiment that the run belongs to, and no part of its name
     checkpoint: CheckpointConfig | None = None  # no key: the section of runs that score a checkpoint
     search: tuple[Path, ...] = ()  # no key: the folders of --config-dir, in which an encoding's file may lie
 
@@ -298,6 +300,8 @@ class Config:
         require(protocol != "paired" or shortest >= MIN_PAIRED_LENGTH, message)
         _check_part(self.encoding, "encoding")
         _check_name(self.encoding.get("name"), "encoding.name")
+        is_name = self.tag is None or NAME.fullmatch(self.tag) is not None
+        require(is_name, f"tag={self.tag}: a tag has letters, digits and the signs . + - _ alone")
 
 
 KEYS = tuple(field.name for field in fields(Config) if field.name not in ("search", "checkpoint"))

@@ -12,7 +12,7 @@ from pe_bench.data import hub
 from pe_bench.data import tokenizer as tokenizers
 from pe_bench.data.prompt import Prompts
 from pe_bench.data.sources import Document, read_files, read_stdlib, within_budget
-from pe_bench.data.split import split_corpus
+from pe_bench.data.split import describe_split, split_corpus
 from pe_bench.data.tasks import Task, build_task
 from pe_bench.data.tokenizer import Tokenizer
 from pe_bench.system.files import cache_root, cached_folder, key_of
@@ -21,6 +21,7 @@ from pe_bench.system.terminal import say
 FORMAT = 1  # of the data's hash: raise it when that changes its meaning
 LAYOUT = 3  # of the files in the cache
 TOKENIZER_FILE = "tokenizer.json"
+_described: set[Path] = set()  # folders of data that was cut
 BYTES_PER_TOKEN = 4  # of a subword tokenizer, for `data.max_tokens`; text is read before it is tokenised
 
 
@@ -81,6 +82,9 @@ def load_data(config: Config) -> Data:
         if meta["loss"]:
             say(f"{meta['tokenizer']}: {meta['loss']}; scores are nats per token, without bits per byte")
             validation = replace(validation, loses_text=True)
+        if meta.get("split") and folder not in _described:
+            _described.add(folder)  # said once, however many runs of a sweep are checked
+            say(f"{config.data.path or config.data.name}: {meta['split']}")
         vocabulary = tuple(meta["vocabulary"])
         label = meta["tokenizer"]
         if config.tokenizer.kind == "bpe":  # whose label was the size that was asked for, in older caches
@@ -112,13 +116,18 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
     # What the Hub has is known by its name, so that nothing is fetched again.
     corpus = None if data.source == "hub" else read_corpus(data, byte_budget)
     identity: Any = asdict(data) | {"name": None}
+    del identity["validation_documents"]  # which what the Hub has is not cut by
     if corpus is not None:
         identity = [side and [(one.name, one.sha256) for one in side] for side in corpus]
         identity.append(data.validation_fraction)
+        if data.validation_documents > 1:
+            identity.append(data.validation_documents)
 
     def build(folder: Path) -> dict[str, Any]:
-        sides = corpus or read_corpus(data, byte_budget)
-        return _pack(folder, *split_corpus(*sides, data.validation_fraction), tokenizer)
+        documents, validation = corpus or read_corpus(data, byte_budget)
+        least = 1 if data.source == "hub" else data.validation_documents
+        sides = split_corpus(documents, validation, data.validation_fraction, least)
+        return _pack(folder, *sides, tokenizer) | {"split": describe_split(documents, *sides)}
 
     tokenized_with = asdict(tokenizer)
     if tokenizer.kind == "file":  # what it holds, wherever it lies

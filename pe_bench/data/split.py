@@ -13,6 +13,7 @@ from pe_bench.data.sources import Document, character_boundary
 from pe_bench.errors import require
 
 FEWEST_DOCUMENTS = 5  # with fewer, each document is cut in two instead
+LEAST_PIECE = 16_384  # bytes of a piece, so that long windows fit into one
 WINDOW_BYTES = 48
 MAX_SHARE = 0.3
 # Above this many training windows only every 2nd, 4th, ... is kept, so that memory and time stay small.
@@ -22,12 +23,12 @@ MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def split_corpus(
-    documents: list[Document], validation: list[Document] | None, fraction: float
+    documents: list[Document], validation: list[Document] | None, fraction: float, least: int = 1
 ) -> tuple[list[Document], list[Document]]:
     """Return (training, validation) without copies; `validation` is the source's own, if it has one.
 
-    A fraction of 1 leaves nothing for training, as a checkpoint needs it. Raises `UserError` when nothing is
-    left on another side.
+    least: documents are cut into pieces where fewer would be validated. A fraction of 1 leaves nothing for
+    training, as a checkpoint needs it. Raises `UserError` when nothing is left on another side.
     """
     train = _without_copies(documents)
     if fraction == 1 and validation is None:
@@ -35,6 +36,7 @@ def split_corpus(
     if validation is not None:
         held_out = _without_copies(validation)
     else:
+        train = _in_pieces(train, math.ceil(least / fraction))
         train, held_out = (_cut_each if len(train) < FEWEST_DOCUMENTS else _stratified)(train, fraction)
     kept = without_overlap(held_out, train)
     sizes = f"{len(train)} training and {len(held_out)} validation documents"
@@ -47,6 +49,37 @@ def split_corpus(
 
 def _without_copies(documents: Sequence[Document]) -> list[Document]:
     return list({document.sha256: document for document in documents}.values())
+
+
+def describe_split(
+    documents: Sequence[Document], train: Sequence[Document], validation: Sequence[Document]
+) -> str:
+    """Return how documents were cut to be split; empty where each is on one side as a whole."""
+    names = {document.name for document in documents}
+    pieces = sum(document.name not in names for document in (*train, *validation))
+    if not pieces or not train:
+        return ""
+    way_out = "data.validation_path=FILE names other text to validate on"
+    if any(document.name.endswith("%:]") for document in validation):
+        return f"{len(documents)} documents, each cut in two: the end of each is validated; {way_out}"
+    amounts = f"{len(documents)} documents, cut into {len(train) + len(validation)} pieces"
+    return f"{amounts}, of which {len(validation)} are validated; {way_out}"
+
+
+def _in_pieces(documents: list[Document], wanted: int) -> list[Document]:
+    """Cut long documents into equal pieces, so that there are as many as wanted if they are long."""
+    if len(documents) >= wanted:
+        return documents
+    size = max(LEAST_PIECE, sum(len(document.text) for document in documents) // wanted)
+    pieces: list[Document] = []
+    for document in documents:
+        text = document.text
+        count = math.ceil(len(text) / size) if len(text) >= 2 * LEAST_PIECE else 1
+        ends = [character_boundary(text, round(len(text) * end / count)) for end in range(count + 1)]
+        for number, (begin, end) in enumerate(pairwise(ends), start=1):
+            name = document.name if count == 1 else f"{document.name}[{number}/{count}]"
+            pieces.append(Document(name, text[begin:end]))
+    return _without_copies([piece for piece in pieces if piece.text])
 
 
 def _stratified(documents: list[Document], fraction: float) -> tuple[list[Document], list[Document]]:

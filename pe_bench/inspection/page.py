@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,11 +21,15 @@ from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 from pe_bench.system.terminal import PIPED_WIDTH, wrap
 
 MIN_LAST_COLUMN = 24  # columns that the last cell of a line needs; with fewer it goes below
+FORMULA = re.compile(r"^\$[^$]+\$(\n\n|\Z)", re.MULTILINE)  # a paragraph in LaTeX
 EXAMPLE_SIZE = 8  # of a task's example
 
 
-def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH) -> str:
-    """Return all that there is to say of an encoding, as text of at most `width` columns."""
+def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: bool = False) -> str:
+    """Return all that there is to say of an encoding, as text of at most `width` columns.
+
+    has_formulas: with those in LaTeX; the first sentence has them in letters.
+    """
     width = min(width, PIPED_WIDTH)  # longer lines are hard to read
     where = f"(model={subject.config.model.name}, train.length={subject.config.train.length})"
     facts = [
@@ -33,7 +38,10 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH) -> str:
         ("claims", ", ".join(sorted(subject.encoding.claims)) or "none"),
     ]
     blocks = [block for part in subject.spec.parts for block in _describe_part(subject, part, width)]
-    return _page_of(subject.label, [reflow(_preset(subject), width), *blocks, align(facts, width)])
+    blocks = [reflow(_preset(subject), width), *blocks]
+    if not has_formulas:
+        blocks = [FORMULA.sub("", block) for block in blocks]
+    return _page_of(subject.label, [*blocks, align(facts, width)])
 
 
 def _page_of(title: str, blocks: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.inspection import curves
-from pe_bench.inspection.resolve import ResolvedEncoding
+from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
 from pe_bench.plot.paper import DASHES, GREY, STROKES, mark_length, styles_of, wrapped
 
 REACH, MASK_REACH = 8, 4  # times the training length, for scores and for masks
@@ -43,6 +43,7 @@ class Row:
 
     curves: expected scores of the heads, or products of inputs, by distance [.., T]. weights: mean attention
     by distance [T], None for inputs. mask: of visible keys, None where they are all before the query.
+    is_untrained: its parameters are at their initial values.
     """
 
     title: str
@@ -54,6 +55,11 @@ class Row:
     weights: np.ndarray | None = None
     wavelengths: Sequence[np.ndarray] = ()
     mask: np.ndarray | None = None
+    is_untrained: bool = False
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title}: not trained" if self.is_untrained else self.title
 
 
 def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
@@ -80,7 +86,7 @@ def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
         mask = curves.mask(subject, layer, min(mask_reach, MAX_MASK)).numpy()
         mask = None if np.array_equal(mask, np.tril(np.ones_like(mask))) else mask
         drawn = (scores.scores.numpy(), meaning, weights, wavelengths, mask)
-        yield Row(title, colour, stroke, length, *drawn)
+        yield Row(title, colour, stroke, length, *drawn, is_untrained=parameter_count(subject.encoding) > 0)
     if products is not None:
         meaning = "product of embedded contents" if products[1] else "p_i · p_j of what is added"
         yield Row(f"{label}: the input", colour, STROKES[0], length, products[0].numpy()[None], meaning)
@@ -97,15 +103,27 @@ def draw(rows: Sequence[Row]) -> Figure:
     grid = figure.add_gridspec(height, len(columns), width_ratios=[WIDTHS[name] for name in columns])
     if is_compared:
         _draw_shares(figure.add_subplot(grid[0, :]), rows)
+    limits = _limits(rows)
     for index, row in enumerate(rows, start=int(is_compared)):
         cells = {name: grid[index, column] for column, name in enumerate(columns)}
-        _draw_curves(figure.add_subplot(cells["curve"]), row)
+        _draw_curves(figure.add_subplot(cells["curve"]), row, limits)
         if row.wavelengths:
             _draw_wavelengths(figure.add_subplot(cells["wavelengths"]), row)
         if row.mask is not None:
             _draw_mask(figure.add_subplot(cells["mask"]), row, row.mask)
     figure.supxlabel(wrapped(NOTES, MAX_NOTE), fontsize=7.5, color=GREY, x=0.01, ha="left")
     return figure
+
+
+def _limits(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the lowest and the highest score to draw, the same for all rows, so that heights compare."""
+    scores = [row.curves for row in rows if row.weights is not None]
+    if not scores:
+        return 0.0, 0.0
+    top = max(float(np.nanmax(each)) for each in scores)
+    bottom = max(min(float(np.nanmin(each)) for each in scores), top - SHOWN_BELOW)
+    margin = max(0.05 * (top - bottom), (MIN_RANGE - (top - bottom)) / 2)
+    return bottom - margin, top + margin
 
 
 def _draw_shares(axes: Axes, rows: Sequence[Row]) -> None:
@@ -122,8 +140,11 @@ def _draw_shares(axes: Axes, rows: Sequence[Row]) -> None:
     _by_distance(axes, rows[0].train_length, max(row.curves.shape[-1] for row in rows))
 
 
-def _draw_curves(axes: Axes, row: Row) -> None:
-    """Draw one curve for all heads that have the same, as far as it has a weight."""
+def _draw_curves(axes: Axes, row: Row, limits: tuple[float, float]) -> None:
+    """Draw one curve for all heads that have the same, as far as it has a weight.
+
+    limits: of the axis of scores.
+    """
     heads: list[list[int]] = []
     for head, values in enumerate(row.curves):
         same = [group for group in heads if np.allclose(row.curves[group[0]], values, 1e-5, 1e-3, True)]
@@ -137,12 +158,9 @@ def _draw_curves(axes: Axes, row: Row) -> None:
         look: dict[str, Any] = {"color": row.colour, "alpha": 1 - 0.7 * index / len(heads)}
         axes.plot(values, **look, linestyle=STROKES[index % len(STROKES)], linewidth=1.3, label=label)
     axes.set_ylabel(row.meaning)
-    axes.set_title(row.title, **TITLE, color=row.colour)
+    axes.set_title(row.heading, **TITLE, color=row.colour)
     if row.weights is not None:
-        top = float(np.nanmax(row.curves))
-        bottom = max(float(np.nanmin(row.curves)), top - SHOWN_BELOW)
-        margin = max(0.05 * (top - bottom), (MIN_RANGE - (top - bottom)) / 2)
-        axes.set_ylim(bottom - margin, top + margin)
+        axes.set_ylim(*limits)
         axes.legend(**LEGEND)
     _by_distance(axes, row.train_length, row.curves.shape[-1])
 

@@ -177,14 +177,14 @@ def time_pass(
 
 
 def _milliseconds(timed: Pass, device: torch.device) -> float:
-    _wait_for(device)
+    wait_for(device)
     began = time.perf_counter()
     timed()
-    _wait_for(device)
+    wait_for(device)
     return 1e3 * (time.perf_counter() - began)
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -227,7 +227,7 @@ def peak_of(first: Pass, device: torch.device) -> float | None:
         pass
     with PeakMemory(device) as peak:
         first()
-        _wait_for(device)
+        wait_for(device)
     return None if peak.mb is None or before.mb is None else max(0.0, round(peak.mb - before.mb, 4))
 
 

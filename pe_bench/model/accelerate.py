@@ -1,8 +1,9 @@
 """Faster forms of the decoder's layers, which compute what those of `layers.py` do; registered here alone.
 
 In float32 on a CPU, compiled code (`pe_bench.native`) computes what lies between the products of matrices,
-with gradients written by hand, and `products.py` multiplies. Everywhere else (other devices and types,
-autocast, without a compiler) these classes do what the plain ones do.
+with gradients written by hand, and `products.py` multiplies. On a GPU with gradients, PyTorch's compiler
+fuses what lies between the products. Everywhere else (other types, autocast, without a compiler) these
+classes do what the plain ones do.
 
 Letters: B batch, T tokens, D model width, F width of the feedforward layer, E = 2 F, V tokens of the
 vocabulary, N tokens of all windows.
@@ -13,11 +14,13 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.layers import EPSILON, Block, Linear, RMSNorm, SwiGLU, TokenLoss
 from pe_bench.model.products import addmm, linear, mm, weight_gradients
 from pe_bench.native import layers as native
+from pe_bench.native.inductor import fused_on_gpu, is_compiled_for
 
 # So many tokens of each sequence pass through a feedforward layer at a time, where no gradient is wanted.
 FEEDFORWARD_TOKENS = 4_096
@@ -86,14 +89,17 @@ class FastBlock(Block):
         attention = self.attention
         before = (self.attention_norm, attention.query, attention.key, attention.value)
         weights = [layer.weight for layer in before]
-        if first or not torch.is_grad_enabled() or not is_native(x_BTD, *weights):
+        is_fused = is_compiled_for(x_BTD)
+        if first or not torch.is_grad_enabled() or not (is_fused or is_native(x_BTD, *weights)):
             return super().forward(x_BTD, encoding, ids, window, first)
-        projected = cast(tuple[Tensor, ...], Projections.apply(x_BTD, *weights))
-        normed_BTD, queries, keys, values = projected
+        project = project_fused if is_fused else Projections.apply
+        normed_BTD, queries, keys, values = cast(tuple[Tensor, ...], project(x_BTD, *weights))
         read = attention.read(normed_BTD, queries, keys, values, encoding, ids, window)
         ffn = self.feedforward
         after = (attention.output, self.feedforward_norm, ffn.gate, ffn.up, ffn.down)
         weights = [layer.weight for layer in after]
+        if is_fused:
+            return finish_block_fused(x_BTD, read, *weights)
         if is_native(x_BTD, read, *weights):
             return cast(Tensor, AfterAttention.apply(x_BTD, read, *weights))
         x_BTD = x_BTD + attention.output(read)
@@ -102,6 +108,8 @@ class FastBlock(Block):
 
 class FastTokenLoss(TokenLoss):
     def of_chunk(self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+        if is_compiled_for(hidden_ND):
+            return nll_fused(hidden_ND, weight_VD, targets_N)
         if not is_native(hidden_ND, weight_VD) or targets_N.dtype != torch.int64:
             return super().of_chunk(hidden_ND, weight_VD, targets_N)
         return cast(Tensor, NLL.apply(hidden_ND, weight_VD, targets_N.contiguous()))
@@ -114,6 +122,39 @@ FASTER: dict[type[nn.Module], type[nn.Module]] = {
     Block: FastBlock,
     TokenLoss: FastTokenLoss,
 }
+
+
+# Functions that a GPU runs as few kernels
+
+
+@fused_on_gpu
+def project_fused(x_BTD: Tensor, norm_D: Tensor, *matrices: Tensor) -> tuple[Tensor, ...]:
+    """Return the norm of x, and its products with matrices [*, D]."""
+    normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, EPSILON)
+    return normed_BTD, *(functional.linear(normed_BTD, matrix) for matrix in matrices)
+
+
+@fused_on_gpu
+def finish_block_fused(
+    x_BTD: Tensor,
+    read: Tensor,
+    output: Tensor,
+    norm_D: Tensor,
+    gate_FD: Tensor,
+    up_FD: Tensor,
+    down_DF: Tensor,
+) -> Tensor:
+    """Return the output of a block from its input and what its attention read."""
+    x_BTD = functional.linear(read, output) + x_BTD
+    normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, EPSILON)
+    gated = functional.silu(functional.linear(normed_BTD, gate_FD)) * functional.linear(normed_BTD, up_FD)
+    return x_BTD + functional.linear(gated, down_DF)
+
+
+@fused_on_gpu
+def nll_fused(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    logits_NV = functional.linear(hidden_ND, weight_VD)
+    return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
 
 
 # Functions with gradients of their own

@@ -53,6 +53,7 @@ THEMED |= {
     "#000000": "currentColor",
     "#ffffff": "var(--paper)",
     "#595959": "var(--soft)",
+    "#f0f0f0": "var(--raised)",  # MARGIN_BAND, as SVG has it
     RULE: "var(--rule)",
 }
 

@@ -20,6 +20,7 @@ from pe_bench.report.groups import (
     keep_best,
     labels_by,
     lacking_runs,
+    newest_run,
     parse_by,
     share_of,
 )
@@ -37,6 +38,7 @@ from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.verdicts import rank_sets
+from pe_bench.runs.commands import results_option, tags_of
 from pe_bench.runs.find import (
     Condition,
     ScoredRuns,
@@ -47,8 +49,9 @@ from pe_bench.runs.find import (
     parse_condition,
     read_anchors,
     scores_checkpoint,
+    tagged_runs,
 )
-from pe_bench.runs.folder import RunFolder, folders_in, read_all
+from pe_bench.runs.folder import RunFolder, folders_in, read_all, read_unfinished
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
 from pe_bench.runs.scores import RECALL
 from pe_bench.system.terminal import in_one_line, say
@@ -104,8 +107,18 @@ def read_report(
     selection = Selection(where, keys, best, sort, baseline, margin, part, numbers_only, shown)
     folder = Path(results_dir)
     check_folder(folder, "--results-dir")
-    names = [run.name for run in find_runs(named, folder)] if named else None
+    names = _names_of(named, folder) if named else None
     newest_only = not (everything or names or where)
+    tag = options.get("tag")
+    if tag is not None:
+        tagged = [run.name for run in tagged_runs(folder, tag)]
+        names = tagged if names is None else [name for name in names if name in tagged]
+        require(
+            bool(names), f"none of these runs has the tag {tag}: `pe-bench list runs --tag {tag}` lists it"
+        )
+        newest_only = False
+    elif newest_only:
+        names = _newest_tag(folder)
     report = build_report(folder, names, protocol, selection, newest_only=newest_only)
     for problem in report.problems if numbers_only else ():  # else notes below the tables
         say(f"warning: {problem}")
@@ -113,6 +126,35 @@ def read_report(
     probes = "nothing was probed here: make probes with `pe-bench probe RUN`"
     require(bool(report.probes if probe else report.tables), probes if probe else levels)
     return report
+
+
+def _names_of(named: Sequence[str], results_dir: Path) -> list[str]:
+    """Return the names of the runs that are named, and of evaluations of checkpoints that have not ended."""
+    unfinished = read_unfinished(results_dir)
+    names: list[str] = []
+    finished: list[str] = []
+    for name in named:
+        matching = [
+            each.folder.path.name
+            for each in unfinished
+            if each.folder.path.name.startswith(name)
+            or (is_checkpoint(name) and scores_checkpoint(each.folder, name))
+        ]
+        names += matching
+        if not matching:
+            finished.append(name)
+    found = find_runs(finished, results_dir) if finished else []
+    return [*names, *(run.name for run in found)]
+
+
+def _newest_tag(results_dir: Path) -> list[str] | None:
+    """Return the runs that have the newest tag of the run that finished last; None if it has no tag."""
+    newest = newest_run(read_all(results_dir).rows, results_dir)
+    tags = [] if newest is None else tags_of(newest)
+    if not tags:
+        return None
+    say(f"tag: {tags[-1]}; all runs: pe-bench report{results_option(results_dir)} --all")
+    return [run.name for run in tagged_runs(results_dir, tags[-1])]
 
 
 def build_tables(
@@ -207,18 +249,28 @@ def probes_of_rows(rows: Sequence[Row], folder_of: Callable[[str], RunFolder]) -
 def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], list[str]]:
     """Return the rows of all runs or of those named that can be read, and what is left out."""
     gathered = read_all(results_dir)
-    if not gathered.rows and gathered.problems:
+    unfinished = read_unfinished(results_dir)
+    rows = [*gathered.rows, *(row for each in unfinished for row in each.rows)]
+    if not rows and gathered.problems:
         raise RunError("\n".join(dict.fromkeys(gathered.problems.values())))
+    if not rows and unfinished:
+        raise UserError("\n".join(each.text for each in unfinished))
     folder = results_dir / "runs"
-    require(bool(gathered.rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
+    tries = results_dir / "tries"
+    hint = f" (runs of try: --results-dir {tries})" if (tries / "runs").is_dir() else ""
+    message = f"no scored run in {folder}: make one with `pe-bench train encoding=rope`{hint}"
+    require(bool(rows), message)
     left_out = [f"left out: {line}" for line in dict.fromkeys(gathered.problems.values())]
-    if runs is None:
-        return gathered.rows, left_out
-    names = [Path(run).name for run in runs]
-    readable = {row.run for row in gathered.rows}
+    names = None if runs is None else [Path(run).name for run in runs]
+    for each in unfinished:
+        if each.rows and (names is None or each.folder.path.name in names):
+            left_out.append(each.text)
+    if names is None:
+        return rows, left_out
+    readable = {row.run for row in rows}
     if readable.isdisjoint(names):
         raise RunError("\n".join(gathered.problems.get(name, f"unknown run {name!r}") for name in names))
-    return [row for row in gathered.rows if row.run in names], left_out
+    return [row for row in rows if row.run in names], left_out
 
 
 def _of_protocol(rows: list[Row], protocol: str) -> list[Row]:

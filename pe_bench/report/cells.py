@@ -1,6 +1,6 @@
 """What a line of a table shows in the short form, with its marks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pe_bench.report.records import Line, Table, common_targets
@@ -71,17 +71,18 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
 def value_at(line: Line, length: int, table: Table) -> Cell | None:
     """Return what a line shows at a length: its change, or its difference from the baseline.
 
-    The baseline shows its level, and so does every line if none was scored at the training length. A model
-    that knows nothing shows no change, because without a verdict it would read as one that holds.
+    The baseline shows `(0)`, and every line its level if none was scored at the training length. The change
+    of a model that knows nothing has its `*`, because without a verdict it would read as one that holds.
     """
     record = line.records.get(length)
     if record is None or record.level is None:
         return None
-    is_baseline = line.label == table.baseline
-    has_levels = is_baseline or table.is_task or not has_trained_level(table)
-    if has_levels and (is_baseline or not table.baseline) and not table.has_common_targets(record):
+    if line.label == table.baseline:
+        return Cell("(0)", value=0.0)
+    has_levels = table.is_task or not has_trained_level(table)
+    if has_levels and not table.baseline and not table.has_common_targets(record):
         return Cell(OTHER_TARGETS)
-    if is_baseline or not (table.baseline or table.is_task or has_trained_level(table)):
+    if not (table.baseline or table.is_task or has_trained_level(table)):
         return judged(record.level)
     if table.baseline:
         difference = record.baseline
@@ -91,9 +92,11 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
         return _marked(judged(difference.mean, difference.verdict, sign="+"), is_common=is_common)
     if table.is_task:
         return judged(record.level, UNLEARNED if line.unlearned else record.verdict, record.verdict_of_models)
-    if record.change is None or line.unlearned == "frequencies":
+    if record.change is None:
         return None
-    cell = judged(record.change, record.verdict, record.verdict_of_models, "+")
+    knows_nothing = line.unlearned == "frequencies"
+    verdict = UNLEARNED if knows_nothing else record.verdict
+    cell = judged(record.change, verdict, record.verdict_of_models, "+")
     return _marked(cell, is_common=table.has_targets_of_levels(record.compared))
 
 
@@ -131,13 +134,17 @@ def context_answer(line: Line) -> Cell:
     return Cell(answer, style=answer)
 
 
-def by_importance(lengths: Sequence[int], train_length: int, named: Sequence[int]) -> list[int]:
+def by_importance(
+    lengths: Sequence[int], train_length: int, named: Sequence[int], stops: Iterable[int] = ()
+) -> list[int]:
     """Return the lengths in the order in which a narrow table keeps them.
 
-    Those that the user named come first, then the training length, the longest, twice and four times the
-    training length, one that is just past it, and the others from the longest on.
+    Those that the user named come first, then the training length, the longest, twice the training length,
+    the last one before that at which a line stops to work, or else one that is just past the training length,
+    four times the training length, and the others from the longest on. stops: where lines stop to work.
     """
     just_past = max((length for length in lengths if train_length < length <= 1.25 * train_length), default=0)
-    first = (train_length, max(lengths, default=0), 2 * train_length, 4 * train_length, just_past)
+    breaks = max((length for length in stops if train_length < length < 2 * train_length), default=just_past)
+    first = (train_length, max(lengths, default=0), 2 * train_length, breaks, 4 * train_length)
     order = [*named, *first, *sorted(lengths, reverse=True)]
     return [length for length in dict.fromkeys(order) if length in lengths]

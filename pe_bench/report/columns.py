@@ -22,7 +22,9 @@ from pe_bench.system.terminal import csv_cell
 if TYPE_CHECKING:
     import pandas
 
-MAX_NOTES = 5  # below the short form on a terminal
+MAX_NOTES = 6  # below the short form on a terminal, with what its marks mean
+MIN_CAVEATS = 2  # of them, however much its marks need
+MAX_IN_PAPER = 5  # lengths of a table in LaTeX, unless more were named
 MIN_LENGTHS = 3  # that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
 FRAME_COLUMNS = (
@@ -49,13 +51,15 @@ WHOLE_OR_MISSING = (
 )  # plain pandas would write 32.0
 
 
-def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False) -> Grid:
+def short(
+    table: Table, lengths: Sequence[int] | None = None, *, is_small: bool = False, is_narrow: bool = False
+) -> Grid:
     """Return the short form: a row an encoding, its level, one change a length, and two answers.
 
-    A small one has no break points.
+    A small one has no break points. A narrow one has a long heading on two lines.
     """
     lengths = cells.short_lengths(table) if lengths is None else lengths
-    lines = table.all_lines
+    lines = table.shown_lines
     columns, parts = [NAME], [[Cell(line.label) for line in lines]]
     if cells.has_trained_level(table):
         # A baseline is compared with at the training length too: of its two columns the first is the level.
@@ -69,7 +73,7 @@ def short(table: Table, lengths: Sequence[int] | None = None, *, is_small: bool 
         columns.append(Column("works to"))
         parts.append([cells.works_to(line) for line in lines])
     if any(record.use for record in table.records):
-        columns.append(Column("uses context"))
+        columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
         parts.append([cells.context_answer(line) for line in lines])
     rows = [
         [replace(cell, style="anchor") for cell in row] if line.is_anchor else row
@@ -84,7 +88,7 @@ def details_of(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
 
     lines: those of the table that it has; all by default.
     """
-    lines = table.all_lines if lines is None else lines
+    lines = table.shown_lines if lines is None else lines
     rows = [
         _score_row(line, line.records[length], table)
         for line in lines
@@ -182,7 +186,7 @@ def _whole_lines(table: Table, lines: Sequence[Line]) -> Grid:
         for line in lines
         if not line.is_anchor
     ]
-    below = [*notes.legend(table), *table.notes]
+    below = [*notes.legend(table), *notes.meanings_of_words(table), *table.notes]
     return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1).without_empty()
 
 
@@ -210,19 +214,48 @@ def to_markdown(tables: Sequence[Table], *, details: bool = False) -> str:
 
 
 def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
-    return grids.to_latex(_documents(tables, details))
+    """Return tables for a paper: of many lengths the most important, changes with half of their interval."""
+    if details:
+        return grids.to_latex(_documents(tables, details))
+    return grids.to_latex([_for_paper(table) for table in tables])
+
+
+def _for_paper(table: Table) -> Grid:
+    lengths = cells.short_lengths(table)
+    if len(lengths) > MAX_IN_PAPER:
+        lengths = sorted(_by_importance(table)[: max(MAX_IN_PAPER, len(table.chosen))])
+    grid = _with_best(short(table, lengths), table, lengths)
+    headings = {str(length): length for length in lengths}
+    rows = [
+        [
+            _with_interval(cell, line, headings.get(column.heading), table)
+            for cell, column in zip(row, grid.columns, strict=True)
+        ]
+        for line, row in zip(table.shown_lines, grid.rows, strict=True)
+    ]
+    return replace(grid, rows=rows)
+
+
+def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> Cell:
+    """Return the cell of a change, or of a difference from the baseline, with half of its interval."""
+    record = None if length is None else line.records.get(length)
+    if record is None or cell.value is None or not cell.text.startswith(("+", "-", "0")):
+        return cell
+    compared = (record.baseline or Paired()) if table.baseline else record.compared
+    half = half_width(compared.interval)
+    return replace(cell, text=f"{cell.text} ± {half.text}") if half.text else cell
 
 
 def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
     """Return the grids of documents, in which the best of each column is bold."""
     if details:
         return [grid for table in tables for grid in details_of(table)]
-    return [_with_best(short(table), table) for table in tables]
+    return [_with_best(short(table), table, cells.short_lengths(table)) for table in tables]
 
 
-def _with_best(grid: Grid, table: Table) -> Grid:
+def _with_best(grid: Grid, table: Table, lengths: Sequence[int]) -> Grid:
     """Return the short form with the best number of each column marked, and a note that explains the mark."""
-    numbers = cells.has_trained_level(table) + len(cells.short_lengths(table))  # columns beside the names
+    numbers = cells.has_trained_level(table) + len(lengths)  # columns beside the names
     columns = [
         _mark_best(column, table) if 0 < index <= numbers else column
         for index, column in enumerate(zip(*grid.rows, strict=True))
@@ -243,7 +276,7 @@ def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
         and cell.value is not None
         and isfinite(cell.value)
         and not cell.mark.endswith(cells.OTHER_TARGETS)
-        for line, cell in zip(table.all_lines, column, strict=True)
+        for line, cell in zip(table.shown_lines, column, strict=True)
     ]
     compared = list(compress(column, is_compared))
     sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
@@ -266,13 +299,22 @@ def _draw_short(table: Table, width: int) -> list[RenderableType]:
     grid = short(table)
     if grid.width() > width:
         grid = _narrowed(table, width)
-    below = grid.notes
-    if len(below) > MAX_NOTES:
-        below = [*below[: MAX_NOTES - 1], f"{len(below) - MAX_NOTES + 1} more notes: --details"]
-    lines = replace(grid, notes=below).draw(width)
+    lines = replace(grid, notes=_few_notes(grid.notes, table)).draw(width)
     if table.recall is None or all(record.verdict != "improves" for record in table.recall.records):
         return lines
     return [*lines, Text(), *_recall(table.recall).draw(width)]
+
+
+def _few_notes(below: Sequence[str], table: Table) -> list[str]:
+    """Return the notes with as many of the table's caveats as have room beside what the marks mean."""
+    meanings = len(notes.meanings(table))
+    caveats = below[meanings : meanings + len(table.caveats)]
+    room = max(MAX_NOTES - meanings, MIN_CAVEATS)
+    if len(caveats) <= room:
+        return [*below]
+    shown = [*below[:meanings], *caveats[: room - 1]]
+    more = f"{len(caveats) - room + 1} more notes: --details"
+    return [*shown, more, *below[meanings + len(caveats) :]]
 
 
 def _narrowed(table: Table, width: int) -> Grid:
@@ -280,12 +322,17 @@ def _narrowed(table: Table, width: int) -> Grid:
 
     Names are folded only where three lengths have no room beside them.
     """
-    kept = cells.by_importance(cells.short_lengths(table), table.key.train_length, table.chosen)
+    kept = _by_importance(table)
     for count in range(len(kept), 0, -1):
-        grid = short(table, sorted(kept[:count]))
+        grid = short(table, sorted(kept[:count]), is_narrow=True)
         if grid.width() <= width or (count <= MIN_LENGTHS and grid.width(folded=True) <= width):
             return grid
-    return short(table, [])
+    return short(table, [], is_narrow=True)
+
+
+def _by_importance(table: Table) -> list[int]:
+    stops = [line.break_point.stops_by or 0 for line in table.lines]
+    return cells.by_importance(cells.short_lengths(table), table.key.train_length, table.chosen, stops)
 
 
 def _recall(table: Table) -> Grid:

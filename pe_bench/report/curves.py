@@ -164,7 +164,7 @@ def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
     """Return the chart of a table over context length."""
     values = "levels" if table.is_task else values  # lengths of a task are not paired, so have no change
     first = table.key.train_length if values == "change" else 0
-    anchors = (_length_curve(line, table, values) for line in table.anchors if values == "levels")
+    anchors = (_length_curve(line, table, values) for line in table.shown_anchors if values == "levels")
     return Chart(
         table,
         tuple(_length_curve(line, table, values) for line in table.lines),

@@ -14,10 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pe_bench.config.groups import shipped_model
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.errors import UserError, require
 from pe_bench.report.records import CHECKPOINTS, TableKey, name_of_checkpoint
-from pe_bench.runs.find import Condition, ScoredRuns, check_key, finished_runs, is_checkpoint
+from pe_bench.runs.find import (
+    Condition,
+    ScoredRuns,
+    check_key,
+    finished_runs,
+    is_checkpoint,
+    runs_of_sweep,
+)
 from pe_bench.runs.job import NOT_IDENTITY
 from pe_bench.runs.rows import ALL, BY_RUN, Row, grouped, has_number, one_a_run
 
@@ -132,7 +140,7 @@ def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: Scored
 def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Groups:
     """Return the rows of each table; those of quick runs are last. by: keys that may differ in a table."""
     groups = {
-        replace(key, **_chosen_values(group[0], runs, by)): group
+        replace(key, **_chosen_values(group, runs, by)): group
         for key, group in grouped(rows, lambda row: _table_key(row, runs, by)).items()
     }
     return dict(
@@ -193,16 +201,51 @@ def _is_setting(key: str) -> bool:
     return key.partition(".")[0] in ("model", "train") and key.rpartition(".")[2] not in NOT_IDENTITY
 
 
-def _chosen_values(row: Row, runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
-    """Return what a table's runs chose of the optimizer, except for these keys, and a checkpoint's size."""
-    config = runs.folder_of(_as_first_stage(row, runs).run).flat_config
+def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
+    """Return what a table's runs chose of the optimizer and the model, except for these keys, and sizes."""
+    first = rows[0]
+    config = runs.folder_of(_as_first_stage(first, runs).run).flat_config
     training = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
-    changed = {key: value for key, value in training.items() if value != USUAL_TRAINING[key]}
-    has_size = is_checkpoint(row.model) and "model" not in by
-    return {
-        "training": " ".join(f"{key.partition('.')[2]}={value}" for key, value in changed.items()),
-        "model_sizes": _size_of_checkpoint(row, runs) if has_size else "",
-    }
+    chosen = {key: value for key, value in training.items() if value != USUAL_TRAINING[key]}
+    values = {"training": " ".join(f"{key.partition('.')[2]}={value}" for key, value in chosen.items())}
+    if not is_checkpoint(first.model):
+        values["changed"] = _changed_model(config, by)
+        values["model_sizes"] = _sizes_of(rows)
+    elif "model" not in by:
+        values["model_sizes"] = _size_of_checkpoint(first, runs)
+    return values
+
+
+def _changed_model(config: Mapping[str, Any], by: Sequence[str]) -> str:
+    """Return how a run differs from the shipped model of its name: `2 layers of 96`; empty if it is that.
+
+    Keys of `by` do not count. A difference in neither layers nor width is named by its keys.
+    """
+    shipped = shipped_model(str(config.get("model.name")))
+    changed = {}
+    for name, value in shipped.items():
+        key = f"model.{name}"
+        chosen = config.get(key)
+        if key not in by and chosen is not None and chosen != value:
+            changed[name] = chosen
+    if not {"n_layers", "d_model"}.isdisjoint(changed):
+        layers = config["model.n_layers"]
+        return f"{layers} layer{'' if layers == 1 else 's'} of {config['model.d_model']}"
+    return ", ".join(f"{name}={value}" for name, value in changed.items())
+
+
+def _sizes_of(rows: Sequence[Row]) -> str:
+    """Return the parameters of the smallest and the largest model: `0.8M`, or `0.3M to 0.8M`."""
+    parameters = [row.parameters for row in rows]
+    sizes = [_in_millions(min(parameters)), _in_millions(max(parameters))]
+    return " to ".join(dict.fromkeys(sizes))
+
+
+def _in_millions(parameters: int) -> str:
+    millions = parameters / 1e6
+    if millions >= 10:
+        return f"{millions:,.0f}M"
+    return f"{millions:.1f}M" if millions >= 0.1 else f"{millions:.2g}M"
 
 
 def _size_of_checkpoint(row: Row, runs: ScoredRuns) -> str:
@@ -241,18 +284,24 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
     return label
 
 
-def groups_of_newest(groups: Groups, results_dir: Path) -> Groups:
-    """Return the groups that hold the run that finished last; quick runs count as the oldest."""
+def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
+    """Return the run of these rows that finished last; quick runs count as the oldest."""
     finished = {run.name: number for number, run in enumerate(finished_runs(results_dir))}
-    rows = [row for group in groups.values() for row in one_a_run(group)]
     newest = max(
-        rows, key=lambda row: (row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)), default=None
+        one_a_run(rows),
+        key=lambda row: (row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)),
+        default=None,
     )
-    return {
-        key: group
-        for key, group in groups.items()
-        if newest is not None and any(row.run == newest.run for row in group)
-    }
+    return None if newest is None else results_dir / "runs" / newest.run
+
+
+def groups_of_newest(groups: Groups, results_dir: Path) -> Groups:
+    """Return the groups that hold the run that finished last, or others of the sweep that trained it."""
+    newest = newest_run([row for group in groups.values() for row in group], results_dir)
+    if newest is None:
+        return {}
+    names = {run.name for run in (newest, *runs_of_sweep(newest, results_dir))}
+    return {key: group for key, group in groups.items() if any(row.run in names for row in group)}
 
 
 def few_names(names: Iterable[str]) -> str:

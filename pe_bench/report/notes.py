@@ -2,40 +2,49 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
-from pe_bench.report.records import NATS, Line, Table, label_of, quarter_of
+from pe_bench.report.records import NATS, Line, Note, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
-from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED
+from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED, has_few_targets
+from pe_bench.runs.find import COPYING, TRIGRAM
 from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 from pe_bench.system.grid import VERDICTS
 
 CONTEXT = "cannot judge context use"
 BELOW = "less context than in training costs by nature, and is not judged"
-
-
-class Note(NamedTuple):
-    """A sentence below a table. is_caveat: it changes how the short form is read, and stands there too."""
-
-    text: str
-    is_caveat: bool = True
+ANCHORS = {
+    TRIGRAM: "(trigram): no encoding, but counts of three tokens in the training text",
+    COPYING: "(trigram+copy): no encoding; shows what copying from earlier text gains",
+}
 
 
 # Below the short form
 
 
 def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
-    """Return the notes of the short form, the most important first.
+    """Return the notes of the short form: what its numbers and marks mean, then what else a reader must know.
 
-    They say what the numbers and marks mean, what a reader has to know about them, for which lengths there
-    was no room, and what other words mean.
+    dropped: lengths for which there was no room.
     """
+    no_room = f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
+    return [*meanings(table), *table.caveats, *filter(None, [no_room])]
+
+
+def meanings(table: Table) -> list[str]:
+    """Return what the numbers, the marks and the words mean that are in the table, in short sentences."""
+    numbers = ": ".join(filter(None, (_numbers_text(table), _marks_text(table))))
+    return [*filter(None, [numbers]), *meanings_of_words(table)]
+
+
+def meanings_of_words(table: Table) -> list[str]:
+    """Return what the words in the table mean, and the marks that are not of a number's verdict."""
     train_length = table.key.train_length
     marks = {mark for line in table.lines for mark in cells.works_to(line).mark}
     has_controls = any(record.use for record in table.records)
@@ -44,17 +53,19 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
     below = [length for length in cells.short_lengths(table) if has_changes and length < train_length]
     context = f"uses context: gains from reading more than {train_length:,} tokens back"
     reads_nothing = f"; reads nothing: no better at {train_length:,} than at {quarter_of(train_length):,}"
-    notes = [
-        ": ".join(filter(None, (_numbers_text(table), _marks_text(table)))),
-        later_text(table) if "^" in marks else "",
+    unsure = next((cells.works_to(line).text for line in table.lines if "?" in cells.works_to(line).mark), "")
+    found = [
         slice_text(table) if table.key.slice != ALL else "",
-        *table.caveats,
-        f"no room for {list_lengths(dropped)}: --details has them" if dropped else "",
-        "a length with ?: unclear from a shorter one on" if "?" in marks else "",
+        *_holding(NOT_LEARNED, table),
+        *(_target_sets(table) if len(table.lines) > 1 else ()),
+        "" if table.baseline else _sets_of_their_own(table),
+        f"works to {unsure}?: unclear from a shorter length on" if unsure else "",
+        later_text(table) if "^" in marks else "",
         context + (reads_nothing if "reads nothing" in answers else "") if answers else "",
+        *(ANCHORS[line.encoding] for line in table.shown_anchors),
         f"{list_lengths(below)}: {BELOW}" if below else "",
     ]
-    return [*filter(None, notes)]
+    return [*dict.fromkeys(filter(None, found))]
 
 
 def later_text(table: Table) -> str:
@@ -100,7 +111,7 @@ def _numbers_text(table: Table) -> str:
     whose = " with the trained encoding" if is_another else ""
     if any(line.longest for line in table.lines):
         whose = " of the unchanged model"
-    return f"change against {train_length:,}{whose} on the same text"
+    return f"change from {train_length:,}{whose} on the same text"
 
 
 def _marks_text(table: Table) -> str:
@@ -113,12 +124,16 @@ def _marks_text(table: Table) -> str:
     if table.is_task and not table.baseline:
         words, right = ("partial", "chance", "unclear"), f"solves more than {100 * SOLVED:g} % for sure"
     elif table.baseline:
-        words, right = ("worse", "better", "unclear"), "the same"
-    elif any(cell is not None and cell.style for cell in shown) and cells.has_trained_level(table):
+        words, right = ("worse", "better", "unclear"), "same"
+    elif cells.has_trained_level(table) and any(
+        cell is not None and cell.style not in ("", cells.UNLEARNED) for cell in shown
+    ):
         words, right = ("degrades", "fails", "improves", "unclear"), "holds"
     else:
         return ""
-    return f"no mark {right}, {', '.join(f'{VERDICTS[word].mark} {word}' for word in words)}{of_models}"
+    seen = {sign for mark in marks for sign in mark}
+    explained = [f"{VERDICTS[word].mark} {word}" for word in words if VERDICTS[word].mark in seen]
+    return f"{', '.join([f'no mark {right}', *explained])}{of_models}"
 
 
 # Below the details
@@ -144,7 +159,13 @@ def legend(table: Table) -> list[str]:
     if table.baseline:
         lines.append(f"vs {table.baseline}: the verdicts at one length are corrected together (Holm)")
     later = later_text(table)
-    return [*lines, f"break point and uses context, {later}"] if later else lines
+    if later:
+        lines.append(f"break point and uses context, {later}")
+    if any(record.use and record.use.beats_window for record in table.records):
+        train_length = table.key.train_length
+        lines.append(f"beats window: better than if every layer saw only {train_length} tokens back")
+    lines.append("ppl: perplexity of a token; MB: peak memory of the process while it scored")
+    return lines
 
 
 # What is said of the lines, from the most important on
@@ -158,34 +179,29 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
     rows, unsliced = ([row for row in part if row.length in shown] for part in (source.rows, source.unsliced))
     fewest = min((record.documents for record in table.records if record.levels), default=MIN_DOCUMENTS)
     few = f"few documents ({fewest}): intervals over so few say little about other documents"
-    anchors = ", ".join(line.label for line in table.anchors)
-    counts = "counts of the training tokens; +copy copies what followed the longest match in reach"
     configs = {row: source.runs.folder_of(row.run).flat_config for row in one_a_run(rows)}
     caveats = [
-        *(_target_sets(table) if has_several else ()),
-        "" if table.baseline else _sets_of_their_own(table),
         *(_checkpoint(row, config) for row, config in configs.items() if "checkpoint.source" in config),
-        *_holding(NOT_LEARNED, table),
         *_statuses(lines),
+        *_not_scored(table),
         OF_PROTOCOL.get(table.key.protocol, ""),
         LOSSY if table.measure is NATS else "",
         *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
-        *_holding(FEW_SEEDS, table),
+        *(() if table.key.is_of_checkpoints else _holding(FEW_SEEDS, table)),
         few if fewest < MIN_DOCUMENTS else "",
-        *unclear_notes(table, unsliced, source.runs),
-        *_holding(SCORED_WITH, table),
     ]
     notes = [
         Note(order.text if has_several else "", order.is_caveat),
         *map(Note, caveats),
+        *unclear_notes(table, unsliced, source.runs),
+        *map(Note, _holding(SCORED_WITH, table)),
         *_missing(table),
         *_offsets(table, rows),
-        Note(f"{anchors}: no encodings, but {counts}" if anchors else ""),
         Note(table.lacking),
     ]
     notes = [note for note in notes if note.text]
     texts = tuple(dict.fromkeys(note.text for note in notes))
-    kept = tuple(dict.fromkeys(note.text for note in notes if note.is_caveat))
+    kept = tuple(dict.fromkeys(note.short or note.text for note in notes if note.is_caveat))
     return replace(table, notes=texts, caveats=kept)
 
 
@@ -204,12 +220,12 @@ def _which(labels: Iterable[str], lines: Sequence[Line]) -> str:
 Kinds = dict[str, Callable[[Line], bool]]
 
 NOT_LEARNED: Kinds = {
-    "* not learned yet{which}: surely worse at the training length than a trigram counted on the same "
-    "training tokens; it gets no rank": lambda line: line.unlearned == "trigram",
-    "* nothing learned yet{which}: at the training length no better than guessing each {token} by how often "
-    "it occurs; it gets no rank and no verdict": lambda line: line.unlearned == "frequencies",
-    "* not learned{which}: at the training length not surely right on more than {solved:g} % of the "
-    "examples; it gets no rank, and no verdict past that length": lambda line: line.unlearned == "task",
+    "*: not learned yet{which}: surely worse at the training length than a trigram of the same training "
+    "tokens; no rank": lambda line: line.unlearned == "trigram",
+    "*: nothing learned yet{which}: at the training length no better than guessing each {token} by how often "
+    "it occurs; no rank and no verdict": lambda line: line.unlearned == "frequencies",
+    "*: not learned{which}: at the training length not surely right on more than {solved:g} % of the "
+    "examples; no rank, and no verdict past that length": lambda line: line.unlearned == "task",
 }
 FEW_SEEDS: Kinds = {
     "one seed{which}: results describe these models, not the encodings": lambda line: line.seeds == 1,
@@ -276,6 +292,9 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
         about += f"; each window begins with tokens {', '.join(map(str, begin))}, as its tokenizer has it"
     elif begin is not None:
         about += f"; each window begins with token {begin}, as its tokenizer has it"
+    if has_few_targets(row):
+        counted = f"{row.targets:,} targets of {row.documents} documents"
+        about += f"; {counted} are too few to say whether it has learned anything"
     return about
 
 
@@ -287,6 +306,18 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
             records = [record for record in lacking if record.status == status]
             where = f"{line.label} at {list_lengths(record.length for record in records)}"
             yield f"{status.replace('_', ' ')}: {where}: {records[0].reason or 'no reason is given'}"
+
+
+def _not_scored(table: Table) -> Iterator[str]:
+    """Yield which lines have no score at lengths that others of the short form have."""
+    shown = [*cells.short_lengths(table), table.key.train_length]
+    lacking: dict[tuple[int, ...], list[str]] = {}
+    for line in table.lines:
+        lengths = tuple(sorted(length for length in {*shown} - {*line.records} if length in table.lengths))
+        if lengths:
+            lacking.setdefault(lengths, []).append(line.label)
+    for lengths, labels in lacking.items():
+        yield f"-: not scored: {few_names(labels)} at {list_lengths(lengths)}"
 
 
 # Documents and targets

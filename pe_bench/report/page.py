@@ -19,6 +19,9 @@ from pe_bench.report.draw import Losses, chart_svg, class_of, losses_svg
 from pe_bench.report.notes import legend
 from pe_bench.report.probes import ProbeTable, grid_of
 from pe_bench.report.records import Line, Table
+from pe_bench.runs.find import COPYING, TRIGRAM
+from pe_bench.runs.rows import ALL
+from pe_bench.runs.scores import RECALL
 from pe_bench.system.grid import Grid
 from pe_bench.system.terminal import one_line
 
@@ -47,7 +50,6 @@ def to_html(
         lstrip_blocks=True,
     )
     style, script = _resource("style.css"), _resource("script.js")
-    tables = [part for table in tables for part in (table, table.recall) if part is not None]
     styles = styles_of(line.label for table in tables for line in table.lines)
     return templates.get_template("page.html.jinja").render(
         title=one_line(title),
@@ -60,7 +62,33 @@ def to_html(
 
 
 def describe_result(table: Table) -> str:
-    """Return how many lines hold to the longest length, and which."""
+    """Return how many lines hold to the longest length, which, and what they gain on recall targets.
+
+    Of a slice it is only that gain, and empty for others than recall: on these, to hold is to gain nothing.
+    """
+    if table.key.slice != ALL:
+        return _describe_recall(table)
+    recall = "" if table.recall is None else _describe_recall(table.recall)
+    return " ".join(filter(None, [_describe_holding(table), recall]))
+
+
+def _describe_recall(table: Table) -> str:
+    """Return how much of what copying gains on recall targets the best line gains; empty if unknown."""
+    longest = max(table.lengths, default=0)
+    gains: dict[str, float] = {}
+    for line in table.shown_lines:
+        change = line.records[longest].change if longest in line.records else None
+        if change is not None and line.encoding != TRIGRAM:
+            gains[line.label] = -change
+    of_copying = gains.pop(COPYING, 0.0)
+    if table.key.slice != RECALL or of_copying <= 0 or not gains:
+        return ""
+    best = max(gains, key=gains.__getitem__)
+    copying = f"On recall targets copying gains {number_text(of_copying)} bits per byte at {longest:,} tokens"
+    return f"{copying}; {best} gains {number_text(gains[best])}."
+
+
+def _describe_holding(table: Table) -> str:
     longest = max(table.lengths, default=0)
     if longest <= table.key.train_length:
         return "Nothing was scored beyond the training length."
@@ -84,16 +112,16 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
     is read; notes: all else there is to say.
     """
     grid = short(table)
-    keys = {line.label: f"{prefix}-{number}" for number, line in enumerate(table.all_lines)}
+    keys = {line.label: f"{prefix}-{number}" for number, line in enumerate(table.shown_lines)}
     of_changes = [] if table.is_task else [chart_of(table, "change")]
     charts = [chart_of(table), *of_changes, chart_over_position(table)]
-    lines = zip(table.all_lines, grid.rows, strict=True)
+    lines = zip(table.shown_lines, grid.rows, strict=True)
     return {
         "table": table,
         "key_of": keys,
         "classes": {
             line.label: "anchor" if line.is_anchor else class_of(styles[line.label])
-            for line in table.all_lines
+            for line in table.shown_lines
         },
         "result": describe_result(table),
         "pictures": [

@@ -4,11 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.report.statistics import MARGIN, Interval
-from pe_bench.runs.find import CHECKPOINT, is_checkpoint
+from pe_bench.runs.find import CHECKPOINT, TRIGRAM, is_checkpoint
 from pe_bench.runs.rows import ALL, HALF, PROBE, TASK, Row
 
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # of a label, whose values may hold spaces
@@ -276,6 +276,17 @@ def name_of_checkpoint(model: str, size: str) -> str:
     return model.removeprefix(CHECKPOINT) + (f" ({size})" if size else "")
 
 
+class Note(NamedTuple):
+    """A sentence below a table.
+
+    is_caveat: it changes how the short form is read, and stands there too, or `short` in its place.
+    """
+
+    text: str
+    is_caveat: bool = True
+    short: str = ""
+
+
 def quarter_of(train_length: int) -> int:
     return round(train_length / 4)
 
@@ -294,7 +305,8 @@ class TableKey:
     protocol: str
     stride_rule: str  # half or a number, of the sliding protocol
     score_dtype: str
-    model_sizes: str = ""  # of a checkpoint, with its architecture, such as Llama, 0.26M
+    model_sizes: str = ""  # its parameters, such as 0.8M or 0.3M to 0.8M; of a checkpoint: Llama, 0.26M
+    changed: str = ""  # how the model differs from the shipped one of its name, such as 2 layers of 96
     training: str = ""  # what is chosen of the optimizer, such as optimizer=muon
     slice: str = ALL  # the part of the targets that all numbers are of
     judge: str = ""  # the run that chose them, where one did
@@ -304,27 +316,42 @@ class TableKey:
     def loses_text(self) -> bool:
         return self.tokenizer.endswith(LOSES_TEXT)
 
+    @property
+    def is_of_checkpoints(self) -> bool:
+        return self.model == CHECKPOINTS or is_checkpoint(self.model)
+
+    @property
+    def model_text(self) -> str:
+        """Return the model with its size: `tiny model (0.8M)`, or `tiny, changed (2 layers of 96, 0.3M)`."""
+        if self.model == CHECKPOINTS:
+            return self.model
+        if self.is_of_checkpoints:
+            return f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}"
+        if self.changed:
+            return f"{self.model}, changed ({self.changed}, {self.model_sizes})"
+        return f"{self.model} model ({self.model_sizes})"
+
     def title(self, seeds_of_lines: Iterable[int]) -> list[str]:
         """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
-        model = f"{self.model} model"
         data = [self.data, self.tokenizer]
         trained = f"trained at {self.train_length:,} tokens"
-        if self.model == CHECKPOINTS or is_checkpoint(self.model):
+        if self.is_of_checkpoints:
             trained = f"measured from {self.train_length:,} tokens"
-            is_one = self.model != CHECKPOINTS
-            model = f"checkpoint {name_of_checkpoint(self.model, self.model_sizes)}" if is_one else self.model
+            whose = "their" if self.model == CHECKPOINTS else "its"
             lossy = LOSES_TEXT if self.loses_text else ""
-            data = [self.data, f"its tokenizer{lossy}"]
+            data = [self.data, f"{whose} tokenizer{lossy}"]
         seeds = sorted(set(seeds_of_lines))
         seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
+        if seeds == [1]:
+            seeds_text = "" if self.is_of_checkpoints else "1 seed"
         rule = "half the length" if self.stride_rule == HALF else self.stride_rule
         protocol = f"{self.protocol} protocol" + (f", stride {rule}" if rule else "")
         return [
-            *(model, *([f"task {self.data}"] if self.protocol == TASK else data)),
+            *(self.model_text, *([f"task {self.data}"] if self.protocol == TASK else data)),
             trained
             + (f", {self.steps:,} steps" if self.steps else "")
             + (f" with {self.training}" if self.training else ""),
-            "1 seed" if seeds == [1] else seeds_text,
+            *filter(None, [seeds_text]),
             *([f"eval.half={self.half}"] if self.half else []),
             *([] if self.protocol in ("paired", TASK, PROBE) else [protocol]),
             *([f"scores in {self.score_dtype}"] if self.score_dtype != "float32" else []),
@@ -378,6 +405,26 @@ class Table:
     @property
     def all_lines(self) -> tuple[Line, ...]:
         return (*self.lines, *self.anchors)
+
+    @property
+    def shown_anchors(self) -> tuple[Line, ...]:
+        """Return the anchors that people see: the trigram only where a model is no better, or is compared."""
+        return tuple(line for line in self.anchors if line.encoding != TRIGRAM or self._needs(line))
+
+    @property
+    def shown_lines(self) -> tuple[Line, ...]:
+        return (*self.lines, *self.shown_anchors)
+
+    def _needs(self, trigram: Line) -> bool:
+        """Return whether a model is not better than the trigram at the training length."""
+        if trigram.label == self.baseline or any(line.unlearned for line in self.lines):
+            return True
+        length = self.key.train_length
+        counted = trigram.records.get(length)
+        records = [line.records[length] for line in self.lines if length in line.records]
+        levels = [record.level for record in records if self.has_common_targets(record)]
+        reached = None if counted is None else counted.level
+        return reached is not None and any(level is not None and level >= reached for level in levels)
 
     def has_common_targets(self, record: Record) -> bool:
         """Return whether a record's level is of the targets on which levels at its length are compared."""

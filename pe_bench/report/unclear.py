@@ -6,18 +6,48 @@ from math import isfinite
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.report.groups import MAX_NAMES, list_lengths
-from pe_bench.report.records import Paired, Table
+from pe_bench.report.records import Note, Paired, Table
 from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import ScoredRuns, finished_runs
 from pe_bench.runs.folder import encoding_in
 from pe_bench.runs.rows import BY_RUN, Row, grouped, has_number
 
+MAX_LINES = 3  # that the short form names
 
-def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
+
+def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[Note]:
     """Yield how bad the unclear changes or differences can be at most, and what would settle them."""
-    bounds: dict[bool, dict[str, dict[int, float]]] = {}
+    bounds = _bounds(table)
     # Targets of the whole set, of which a slice has only some.
     targets = max((row.targets for row in rows if has_number(row)), default=0)
+    everywhere: list[str] = []
+    ways_out = [] if table.key.is_of_checkpoints else ["more seeds"]  # a checkpoint has no seeds
+    longs: list[str] = []
+    for by_seeds, of_lines in sorted(bounds.items()):
+        where = [
+            f"{label} at {list_lengths(highs)} (at most {max(highs.values()):+.3f})"
+            for label, highs in of_lines.items()
+        ]
+        everywhere += where
+        way_out = "Most of this is how seeds differ: train more seeds"
+        if not by_seeds:
+            options = _options(table, rows, 4 * targets)
+            ways_out.append(options.strip() or "more eval.tokens")
+            way_out = _more_targets(table, rows, runs, options)
+        what = f"differences from {table.baseline}" if table.baseline else "changes"
+        longs.append(f"unclear {what}: {'; '.join(where)}. {way_out}")
+    if not longs:
+        return
+    against = f" against {table.baseline}" if table.baseline else ""
+    more = f" and {len(everywhere) - MAX_LINES} more" if len(everywhere) > MAX_LINES else ""
+    named = ", ".join(everywhere[:MAX_LINES]) + more
+    yield Note(longs[0], short=f"unclear{against}: {named}; {' or '.join(dict.fromkeys(ways_out))}")
+    yield from (Note(text, is_caveat=False) for text in longs[1:])
+
+
+def _bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
+    """Return the upper bounds of what is unclear by line and length, and whether seeds are most of it."""
+    bounds: dict[bool, dict[str, dict[int, float]]] = {}
     for line in table.lines if not table.is_task else ():
         for length, record in line.records.items():
             judged, verdict = record.compared, record.verdict
@@ -28,27 +58,26 @@ def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterat
             if verdict == "unclear" and interval is not None and isfinite(interval.high):
                 by_seeds = interval.spread is not None and interval.spread.seed_share > 0.5
                 bounds.setdefault(by_seeds, {}).setdefault(line.label, {})[length] = interval.high
-    for by_seeds, of_lines in sorted(bounds.items()):
-        where = [
-            f"{label} at {list_lengths(highs)} (at most {max(highs.values()):+.3f})"
-            for label, highs in of_lines.items()
-        ]
-        seeds = "Most of this is how seeds differ: train more seeds"
-        way_out = seeds if by_seeds else _more_targets(table, rows, runs, 4 * targets)
-        what = f"differences from {table.baseline}" if table.baseline else "changes"
-        yield f"unclear {what}: {'; '.join(where)}. {way_out}"
+    return bounds
 
 
-def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns, targets: int) -> str:
-    """Return the commands that score so many targets; without blocks there is more text alone."""
+def _options(table: Table, rows: Sequence[Row], targets: int) -> str:
+    """Return the options of `eval` that score so many targets; empty without blocks of them."""
     blocks, key = rows[0].target_tokens, table.key
     if rows[0].protocol != "paired" or not blocks:
-        return "More text would narrow these: raise eval.tokens"
-    encodings = {line.encoding for line in table.lines}
-    shown = [row for row in rows if row.encoding in encodings]
+        return ""
     options = f" --targets {targets // blocks}"
     options += f" --half {key.half}" if key.half else ""
     options += f" --precision {key.score_dtype}" if key.score_dtype != "float32" else ""
+    return options
+
+
+def _more_targets(table: Table, rows: Sequence[Row], runs: ScoredRuns, options: str) -> str:
+    """Return the commands that score more targets; without blocks there is more text alone."""
+    if not options:
+        return "More text would narrow these: raise eval.tokens"
+    encodings = {line.encoding for line in table.lines}
+    shown = [row for row in rows if row.encoding in encodings]
     # An encoding after --with has to fit each run of its command.
     alike: dict[str, list[Row]] = {}
     for of_run in grouped(shown, BY_RUN).values():

@@ -37,7 +37,7 @@ from pe_bench.report.statistics import (
     judge_gain_over_control,
     paired_interval,
 )
-from pe_bench.runs.find import FREQUENCIES, TRIGRAM, ScoredRuns, anchor_key
+from pe_bench.runs.find import FREQUENCIES, TRIGRAM, ScoredRuns, anchor_key, is_checkpoint
 from pe_bench.runs.rows import BY_RUN, TASK, Row, grouped, has_number, is_as_trained, level_of
 
 Pair = tuple[Row, Row]
@@ -45,6 +45,9 @@ Pair = tuple[Row, Row]
 Rank = tuple[int, int, int, int, str]
 TaskVerdict = Literal["solves", "partial", "chance", "unclear"]
 
+# Of a checkpoint, below which the frequencies of its scored tokens say too little of what it has learned.
+LEAST_DOCUMENTS = 20
+LEAST_TARGETS = 4_096
 SOLVED = 0.9
 NEAR_CHANCE = 0.05
 HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
@@ -323,6 +326,8 @@ def unlearned(
     if any(row.protocol == TASK for row in trained):
         return _unlearned_task([row for row in trained if has_number(row)], runs)
     scored = [row for row in trained if has_number(row)]
+    if any(map(has_few_targets, scored)):
+        return ""
     keys = [anchor_key(row, counted_on.get(row.run, row)) for row in scored]
     for label in (FREQUENCIES, TRIGRAM):
         anchors = ((row, runs.anchors.rows.get((label, *key))) for row, key in zip(scored, keys, strict=True))
@@ -333,6 +338,12 @@ def unlearned(
         if interval is not None and label == TRIGRAM and interval.low > 0:
             return "trigram"
     return ""
+
+
+def has_few_targets(row: Row) -> bool:
+    """Return whether a checkpoint was scored on too little text to say whether it has learned anything."""
+    is_little = row.documents < LEAST_DOCUMENTS or row.targets < LEAST_TARGETS
+    return is_checkpoint(row.model) and is_little
 
 
 def _unlearned_task(rows: Sequence[Row], runs: ScoredRuns) -> Unlearned:

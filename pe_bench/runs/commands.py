@@ -1,4 +1,4 @@
-"""The commands that made a run, as they were typed: kept in its folder, in `commands.json`."""
+"""The commands that made a run, as they were typed, in its `commands.json`, and its tags in `tags.json`."""
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ from pe_bench.system.terminal import CONTROL
 VARIABLE = "PE_BENCH_COMMAND"
 DEFAULT_FOLDER = Path("results")
 FILE = "commands.json"
+TAGS = "tags.json"
 
 
 def results_option(results_dir: Path) -> str:
@@ -59,6 +60,26 @@ def record_command(run: Path) -> None:
     command = shlex.join(arguments)
     if command and command not in recorded:
         write_text(run / FILE, json.dumps([*recorded, command], indent=1, ensure_ascii=False) + "\n")
+
+
+def record_tag(run: Path, tag: str | None) -> None:
+    """Add a tag to the run's, as the newest of them; only the holder of the run's lock may call this."""
+    from pe_bench.system.files import write_text  # which `--help` should not wait for
+
+    tags = tags_of(run)
+    if tag is not None and tags[-1:] != [tag]:
+        kept = [each for each in tags if each != tag]
+        write_text(run / TAGS, json.dumps([*kept, tag], ensure_ascii=False) + "\n")
+
+
+def tags_of(run: Path) -> list[str]:
+    """Return a run's tags, the newest at the end; none where they are missing or unreadable."""
+    from pe_bench.config.schema import NAME
+    from pe_bench.runs.untrusted import read_regular  # with PyYAML, which `--help` should not wait for
+
+    with suppress(RunError, OSError, ValueError, RecursionError, TypeError):
+        return [tag for tag in map(str, json.loads(read_regular(run / TAGS))) if NAME.fullmatch(tag)]
+    return []
 
 
 def recorded_commands(run: Path) -> list[str]:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from pe_bench.errors import RunError, UserError, require
+from pe_bench.runs.commands import tags_of
 from pe_bench.runs.folder import RunFolder, encoding_in, folders_in, folders_of_runs, read_all, read_result
 from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, one_a_run, read_rows
 from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
-from pe_bench.runs.untrusted import check_files
+from pe_bench.runs.untrusted import check_files, read_json
 from pe_bench.values import unknown
 
 CHECKPOINT = "hf:"  # begins the name of a checkpoint of Hugging Face
@@ -59,6 +60,30 @@ def finished_runs(results_dir: Path) -> list[Path]:
         with suppress(OSError):  # not finished, or not readable, which the reader of its rows reports
             times[run] = (run / "result.json").lstat().st_mtime_ns
     return sorted(times, key=times.__getitem__)
+
+
+def tagged_runs(results_dir: Path, tag: str) -> list[Path]:
+    """Return the finished runs that have a tag, the one that finished last at the end. Raise `UserError`."""
+    tags_of_runs = {run: tags_of(run) for run in finished_runs(results_dir)}
+    tagged = [run for run, tags in tags_of_runs.items() if tag in tags]
+    known = sorted({each for tags in tags_of_runs.values() for each in tags})
+    if not tagged:
+        way_out = unknown(tag, "tag", known) if known else f"no run in {results_dir} has a tag"
+        raise UserError(f"{way_out}; pe-bench train ... tag={tag} gives one")
+    return tagged
+
+
+def runs_of_sweep(run: Path, results_dir: Path) -> list[Path]:
+    """Return the finished runs of the newest sweep that made or scored a run; only the run if none did."""
+    finished = {each.name: each for each in finished_runs(results_dir)}
+    for sweep in sorted((results_dir / "sweeps").glob("*"), reverse=True):
+        names: list[str] = []
+        for path in sorted((sweep / "jobs").glob("[0-9]*.json")):
+            with suppress(RunError, OSError, ValueError, TypeError, AttributeError):
+                names.append(Path(read_json(path)["run"]).name)
+        if run.name in names:
+            return [finished[name] for name in dict.fromkeys(names) if name in finished]
+    return [run]
 
 
 def find_run(name: str, results_dir: Path) -> Path:
@@ -216,6 +241,8 @@ def is_number(value: Any) -> bool:
 FREQUENCIES, TRIGRAM, COPYING = "(token frequencies)", "(trigram)", "(trigram+copy)"
 # The beginnings of their folders' names.
 ANCHOR_NAMES = {FREQUENCIES: "frequencies", TRIGRAM: "trigram", COPYING: "trigram+copying"}
+# Of the scored tokens of a checkpoint. Read after `frequencies`, whose older scores it replaces.
+OWN_FREQUENCIES = "own-frequencies"
 
 
 @dataclass(frozen=True)
@@ -247,10 +274,11 @@ def anchors_folder(run: Path) -> Path | None:
 def read_anchors(folder: Path | None) -> StoredAnchors:
     """Return all anchors of a folder of results, without those that are damaged: `eval` makes them again."""
     anchors = StoredAnchors()
+    beginnings = tuple(f"{name}-s" for name in (*ANCHOR_NAMES.values(), OWN_FREQUENCIES))
     for path in sorted(folder.glob("*/eval.csv")) if folder is not None else []:
         anchor = path.parent
         # A folder with a run's name would stand in for the run's own.
-        if anchor.name.startswith(tuple(f"{name}-s" for name in ANCHOR_NAMES.values())):
+        if anchor.name.startswith(beginnings):
             with suppress(RunError):
                 check_files(anchor)
                 rows = [row for row in read_rows(path) if row.encoding in ANCHOR_NAMES]

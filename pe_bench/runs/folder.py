@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,14 @@ from filelock import Timeout
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config
 from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.runs.commands import eval_command
+from pe_bench.runs.commands import eval_command, tags_of
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import KEY, MEANS, TEXT_SLICES, KeptMeans, read_means
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
 from pe_bench.system.files import TEMPORARY, Lock, write_text
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import one_line, say
+from pe_bench.system.version import own_version
 from pe_bench.values import check_type
 
 CONFIG_CHECKSUM = "# made by pe-bench; sha256 of what follows: "  # the first line, with a hash
@@ -294,6 +294,34 @@ def read_all(results_dir: Path) -> Gathered:
     return gathered
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """An evaluation of a checkpoint that runs or was stopped: its folder, its rows, and what is missing."""
+
+    folder: RunFolder
+    rows: list[Row]
+    text: str
+
+
+def read_unfinished(results_dir: Path) -> list[Unfinished]:
+    """Return the evaluations of checkpoints that have not ended; one that cannot be read is left out."""
+    found: list[Unfinished] = []
+    for run in folders_of_runs(results_dir):
+        folder = RunFolder(run)
+        source = folder.flat_config.get("checkpoint.source")
+        if source is None or (run / "result.json").exists():
+            continue
+        with suppress(*UNREADABLE):
+            check_files(run)
+            config = parse_config(folder.config)
+            wanted = {*config.eval.resolved_lengths(config.train.length)}
+            rows = [replace(row, run=run.name) for row in folder.rows]
+            missing = wanted - {row.length for row in rows if row.control == "none"}
+            text = f"not finished: {source}: {len(missing)} of {len(wanted)} lengths missing"
+            found.append(Unfinished(folder, rows, f"{text}; the same pe-bench eval goes on"))
+    return found
+
+
 def read_result(run: Path) -> dict[str, Any] | None:
     """Return a run's closing summary, or None while it is not finished. Raise `RunError` for damage."""
     path = run / "result.json"
@@ -317,7 +345,7 @@ def _made_by_another_version(runs: Sequence[Path]) -> str:
     """Return the line that names runs of other versions, or the first of several."""
     versions = " and ".join(sorted({_version_of(run) for run in runs}))
     others = "" if len(runs) == 1 else f" and {len(runs) - 1} more"
-    made_by = f"made by another version of pe-bench ({versions}; this is {version('pe-bench')})"
+    made_by = f"made by another version of pe-bench ({versions}; this is {own_version()})"
     return f"{runs[0]}{others}: {made_by}: read it with that version, or train again in another folder"
 
 
@@ -363,19 +391,21 @@ class RunState:
     loss: float | None = None
     lengths: tuple[int, ...] = ()
     problem: str = ""
+    tags: tuple[str, ...] = ()
 
 
 def state_of(run: Path) -> RunState:
     """Return the state of a run, which is unreadable where it is damaged."""
     name = one_line(run.name)
-    unreadable = RunState(name, encoding_in(name))
+    unreadable = RunState(name, encoding_in(name), tags=tuple(tags_of(run)))
     try:
         result = read_result(run)
         if result is not None:
             rows, steps = _rows_of(run), int(result["steps"])
             scored = {row.length for row in rows if row.protocol not in APART and row.nll is not None}
             lengths = tuple(sorted(scored))
-            state = RunState(name, rows[0].encoding, "finished", steps, steps, lengths=lengths)
+            known = {"state": "finished", "steps": steps, "total": steps, "lengths": lengths}
+            state = replace(unreadable, encoding=rows[0].encoding, **known)
         else:
             newest = max((run / "checkpoints").glob("step-*/meta.json"), default=None)
             result = read_json(newest) if newest else {"step": 0}

@@ -9,7 +9,7 @@
   training windows, for each length of a match; it is 0 below three tokens.
 
 They are scored once for all runs that train on the same windows. What a checkpoint was trained on is not
-known: it has the frequencies of the scored tokens themselves.
+known: it has the frequencies of the scored tokens, each counted without itself.
 """
 
 import hashlib
@@ -23,7 +23,14 @@ from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data
 from pe_bench.errors import RunError, first_line
-from pe_bench.runs.find import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM, anchors_folder
+from pe_bench.runs.find import (
+    ANCHOR_NAMES,
+    COPYING,
+    FREQUENCIES,
+    OWN_FREQUENCIES,
+    TRIGRAM,
+    anchors_folder,
+)
 from pe_bench.runs.folder import locked
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import APART, TASK, Row, read_rows, write_rows
@@ -162,13 +169,17 @@ def copying_weights(windows: np.ndarray) -> np.ndarray:
 
 
 def own_frequencies(data: Data, plan: Plan) -> Probabilities:
-    """Return the frequencies of the scored tokens: all that can be counted without the training text.
+    """Return the frequency of each scored token among the other scored tokens.
 
-    No model of single tokens is better on them.
+    It is all that can be counted without the training text. A token that counted itself would be predicted
+    well by few targets, whatever the text. Witten and Bell's interpolation gives a token that occurs nowhere
+    else its share of the uniform distribution.
     """
     parts = [targets(data.validation, batch).numpy() for batch in batches(plan.windows, BATCH_TOKENS)]
-    counts = sum(np.bincount(part.ravel(), minlength=data.vocab_size) for part in parts)
-    share = counts / np.sum(counts)
+    counts = np.bincount(np.concatenate([part.ravel() for part in parts]), minlength=data.vocab_size)
+    others = np.maximum(counts - 1, 0)
+    different = np.maximum(np.count_nonzero(counts) - (counts == 1), 1)
+    share = (others + different / data.vocab_size) / (counts.sum() - 1 + different)
     return lambda tokens, first: {FREQUENCIES: share[tokens[:, first:]]}
 
 
@@ -202,8 +213,8 @@ def _score(
     train, is_checkpoint = config.train, config.checkpoint is not None
     counted_on = repr((VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed))
     suffix = f"s{config.seed}-{hashlib.sha256(counted_on.encode()).hexdigest()[:8]}"
-    labels = [FREQUENCIES] if is_checkpoint else [*ANCHOR_NAMES]
-    paths = {label: folder / f"{ANCHOR_NAMES[label]}-{suffix}" for label in labels}
+    names = {FREQUENCIES: OWN_FREQUENCIES} if is_checkpoint else ANCHOR_NAMES
+    paths = {label: folder / f"{name}-{suffix}" for label, name in names.items()}
     kept: dict[str, dict[Key, Row]] = {}
     for label, path in paths.items():
         path.mkdir(exist_ok=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system.machine import device_name, git_commit, today
 from pe_bench.system.terminal import Bars, say
+from pe_bench.system.version import own_version
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
 # What a row takes from its plan, what is measured, and what it takes from its job.
@@ -173,7 +173,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
         device=device_name(job.device),
         score_dtype=config.eval.precision,
         torch=torch.__version__,
-        pe_bench=version("pe-bench"),
+        pe_bench=own_version(),
         git=git_commit(),
         date=today(),
     )

@@ -21,15 +21,15 @@ them weights of another model, about which nothing is known.
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from pe_bench.config.compose import compose
+from pe_bench.config.compose import choose_encoding, resolve_encoding
 from pe_bench.config.groups import find_name, names_in
-from pe_bench.config.overrides import Override, in_full, parse_override, quote, values_of
-from pe_bench.config.parse import to_plain
+from pe_bench.config.overrides import full_key, read_option
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.encodings.spec import NOT_OPTIONS, EncodingSpec, PartSpec
 from pe_bench.errors import UserError, require
@@ -41,7 +41,6 @@ from pe_bench.values import shown
 BEFORE_AN_OPTION = re.compile(r"\s+(?=[\w.]+=)")  # a value may hold spaces
 AUTO, FIXED = "auto", "fixed"
 MAX_NUMBERS = 8  # of an option, that a label spells
-SECTIONS = ("model", "data", "tokenizer", "train")
 
 
 class Requested(NamedTuple):
@@ -50,7 +49,12 @@ class Requested(NamedTuple):
     text: str
     base: str | None
     modifiers: list[str]
-    options: list[str]
+    options: dict[str, Any]
+
+    def giving(self, option: str, value: Any) -> "Requested":
+        """Return the same with one more option."""
+        text = f"{self.text} {option}={spelled(value)}"
+        return self._replace(text=text, options={**self.options, option: value})
 
 
 class OtherEncoding(NamedTuple):
@@ -80,7 +84,18 @@ def _read(text: str, search: Sequence[Path]) -> Requested:
     for part in names:
         message = f"--with {text}: {part} is no modifier, and only one encoding can be the base"
         require(part in modifiers, f"{message} ({', '.join(modifiers)} go on top of another)")
-    return Requested(" ".join([name, *options]), base, names, options)
+    try:
+        values = dict(map(read_option, options))
+    except UserError as error:
+        raise UserError(f"--with {text}: {error}") from error
+    return Requested(" ".join([name, *options]), base, names, values)
+
+
+def spelled(value: Any) -> str:
+    """Return a number, or a list of numbers, as the value of an option that is typed."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def find_others(
@@ -226,15 +241,14 @@ def with_short_lists(spec: EncodingSpec) -> str:
 
 def _encodings(requested: Requested, trained: Config, trained_with: EncodingSpec) -> Iterator[EncodingSpec]:
     """Yield the encoding that is requested, or two where its factor is not given."""
-    _, base, modifiers, _ = requested
-    search = trained_with.search
-    overrides = [f"encoding={base or 'nope'}", f"modifier=[{','.join(modifiers)}]", *overrides_of(trained)]
-    bare = compose(overrides, search)["encoding"]
-    option = declared(PartSpec(bare, search), "window_factor") if base else ""
-    values = full_options(requested, bare if base else {"modifiers": bare["modifiers"]})
-    kind = values.get(f"encoding.{option}") if option else None
-    chosen = [f"{key}={value}" for key, value in values.items() if kind not in (AUTO, FIXED) or value != kind]
-    composed = EncodingSpec(compose([*overrides, *chosen], search)["encoding"], search)
+    base, search = requested.base, trained_with.search
+    config = replace(trained, train=replace(trained.train, length=trained.trained_length), search=search)
+    chosen = choose_encoding(base or "nope", requested.modifiers, search)
+    option = declared(PartSpec(chosen, search), "window_factor") if base else ""
+    values = full_options(requested, chosen if base else {"modifiers": chosen.get("modifiers")})
+    kind = values.get(f"encoding.{option}")
+    given = {key: value for key, value in values.items() if value != kind or kind not in (AUTO, FIXED)}
+    composed = EncodingSpec(resolve_encoding(chosen, given, config), search)
     keys = _given_keys(values)
     kept = trained_with.modifiers
     encoding = dict(with_shared_options(composed.base, trained_with.base, keys) if base else trained.encoding)
@@ -263,32 +277,26 @@ def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
     return max(evaluation.resolved_max_length(train_length), *lengths, train_length) / train_length
 
 
-def overrides_of(trained: Config) -> list[str]:
-    """Return a run's own configuration as overrides of Hydra's, but for its encoding."""
-    values = to_plain(trained)
-    values["train"]["length"] = trained.trained_length
-    keys = [(f"{section}.{key}", value) for section in SECTIONS for key, value in values[section].items()]
-    return [*(f"++{key}={quote(value)}" for key, value in keys), f"seed={trained.seed}"]
+def full_options(requested: Requested, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `factor=4` as `encoding.factor` and 4, also for an option that no part has.
 
-
-def full_options(requested: Requested, bare: dict[str, Any]) -> dict[str, str]:
-    """Return `factor=4` as `encoding.factor` and 4; Hydra refuses an option that no part has."""
+    chosen: the requested encoding, before its options have values.
+    """
     name = requested.base or next(iter(requested.modifiers), "")
     prefix = "encoding" if requested.base else f"encoding.modifiers.{name}"
     options = {}
-    for option in map(parse_override, requested.options):
-        full = in_full(name, bare, option)
-        key = option.key if option.section == "encoding" else f"{prefix}.{option.key}"
-        options[full.key if full else key] = option.value or ""
+    for key, value in requested.options.items():
+        otherwise = key if key.startswith("encoding.") else f"{prefix}.{key}"
+        options[full_key(name, chosen, key) or otherwise] = value
     return options
 
 
-def _given_keys(values: Mapping[str, str]) -> set[str]:
+def _given_keys(values: Mapping[str, Any]) -> set[str]:
     """Return the keys of options, and those within a mapping: `encoding.global={name: yarn}` has two."""
     keys = set(values)
-    for key, text in values.items():
-        for value in values_of(Override("", key, text)):
-            keys |= {f"{key}.{inner}" for inner in value} if isinstance(value, Mapping) else set()
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            keys |= {f"{key}.{inner}" for inner in value}
     return keys
 
 

@@ -7,13 +7,14 @@ They lie in blocks that follow those that a run is scored on, and share no targe
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pe_bench.config.compose import compose
-from pe_bench.config.overrides import parse_override, quote
+from pe_bench.config.compose import choose_encoding, resolve_encoding
+from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
 from pe_bench.data.packed import Split
 from pe_bench.encodings.spec import EncodingSpec, PartSpec, is_part
@@ -25,7 +26,6 @@ from pe_bench.scoring.other_encodings import (
     Requested,
     declared,
     full_options,
-    overrides_of,
     with_shared_options,
     with_short_lists,
 )
@@ -34,6 +34,7 @@ from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.slices import text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
+SECTIONS = ("model", "data", "tokenizer", "train")  # which a later stage takes over
 # Each stage of training has its own.
 OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "source", "only")
 BLOCKS = 16
@@ -41,40 +42,57 @@ ROUNDS = 40  # after the first guesses
 SPREAD = 0.15  # of the logarithm of a value, from one round to the next
 
 
-def with_factor(requested: Requested, factor: float, trained: Config | None) -> str:
-    """Return a requested encoding as it is typed, with a factor where it takes one and none is given."""
-    option = option_to_give(requested, trained, "window_factor")
-    return f"{requested.text} {option}={factor:g}" if option else requested.text
+def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> Requested:
+    """Return a requested encoding with a factor, where it takes one and none is given."""
+    option = option_to_give(requested, search, "window_factor")
+    return requested.giving(option, float(f"{factor:g}")) if option else requested
 
 
-def option_to_give(requested: Requested, trained: Config | None, kind: str) -> str:
+def option_to_give(requested: Requested, search: Sequence[Path], kind: str) -> str:
     """Return the option of this kind that an encoding's classes declare, and that is not given."""
-    search = trained.search if trained is not None else ()
-    names = [f"encoding={requested.base or 'nope'}", f"modifier=[{','.join(requested.modifiers)}]"]
-    spec = EncodingSpec(compose(names, search)["encoding"], search)
+    spec = EncodingSpec(choose_encoding(requested.base or "nope", requested.modifiers, search), tuple(search))
     options = [declared(part, kind) for part in (spec.base, *spec.modifiers.values())]
-    typed = {parse_override(each).key.rpartition(".")[2] for each in requested.options}
+    typed = {key.rpartition(".")[2] for key in requested.options}
     return next((option for option in options if option and option not in typed), "")
 
 
-def stage_overrides(requested: Requested, trained: Config) -> list[str]:
-    """Return the overrides of a run that goes on from a trained one with a requested encoding."""
+def stage_encoding(
+    requested: Requested, trained: Config, config: Config, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a requested encoding in the configuration of a run that goes on from a trained one.
+
+    given: values by keys such as `encoding.base`, which come after those of the request. Raises `UserError`.
+    """
     name = requested.base or trained.encoding["name"]
-    modifiers: list[str] = [*(trained.encoding.get("modifiers") or {}), *requested.modifiers]
-    of_stage = tuple(f"++train.{key}=" for key in OF_STAGE)
-    kept = [text for text in overrides_of(trained) if not text.startswith((*of_stage, "seed="))]
-    overrides = [*kept, f"encoding={name}", f"modifier=[{','.join(dict.fromkeys(modifiers))}]"]
-    typed = full_options(requested, compose(overrides, trained.search)["encoding"])
-    return [*overrides, *(f"{key}={value}" for key, value in typed.items())]
+    chosen = choose_encoding(name, [*modifiers_of(trained), *requested.modifiers], trained.search)
+    config = replace(config, search=trained.search)
+    return resolve_encoding(chosen, {**full_options(requested, chosen), **(given or {})}, config)
 
 
-def own_overrides(trained: Config) -> list[str]:
-    """Return the overrides of a run with the encoding of a trained one."""
-    overrides = stage_overrides(Requested("", None, [], []), trained)
+def modifiers_of(trained: Config) -> list[str]:
+    return [*(trained.encoding.get("modifiers") or {})]
+
+
+def name_of(config: Config) -> str:
+    """Return the name of a configuration's encoding with the options that were chosen."""
+    return with_short_lists(EncodingSpec(config.encoding, config.search))
+
+
+def own_choice(trained: Config) -> list[str]:
+    """Return the overrides that choose the encoding of a trained run."""
+    return [f"encoding={trained.encoding['name']}", f"modifier=[{','.join(modifiers_of(trained))}]"]
+
+
+def own_values(trained: Config) -> dict[str, Any]:
+    """Return the values of a trained run by their keys, without those that each stage has for itself."""
+    plain = to_plain(trained)
+    values = {f"{section}.{key}": value for section in SECTIONS for key, value in plain[section].items()}
+    for key in OF_STAGE:
+        del values[f"train.{key}"]
     spec = EncodingSpec(trained.encoding, trained.search)
     for part in (spec.base, *spec.modifiers.values()):
-        overrides += [f"{part.key}.{name}={quote(value)}" for name, value in part.chosen_options().items()]
-    return overrides
+        values |= {f"{part.key}.{name}": value for name, value in part.chosen_options().items()}
+    return values
 
 
 def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
@@ -161,9 +179,9 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     seed, as long as that helps. job: with trained weights. Raises `RunError` where nothing can be scored.
     """
     config, split = job.config, job.data.validation
-    composed = compose(stage_overrides(requested, config), config.search)["encoding"]
+    composed = EncodingSpec(stage_encoding(requested, config, config), config.search)
     # With an example of what has to be searched.
-    spec = after_training(EncodingSpec(composed, config.search).with_examples(), config, length)
+    spec = after_training(composed.with_examples(), config, length)
     part = next(
         part for part in (spec.base, *spec.modifiers.values()) if part.encoding_class.searched == option
     )

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pe_bench.config.compose import compose_config
-from pe_bench.config.overrides import parse_override, quote
-from pe_bench.config.schema import MACHINE_KEYS
+from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_job, sorted_by_use
 from pe_bench.errors import RunError
+from pe_bench.runs.folder import read_config
 from pe_bench.studies.pieces import Piece, pieces_of
 from pe_bench.studies.study import STDLIB, ScoringStep, Step, Study, Sweep
 from pe_bench.system.terminal import say
@@ -65,12 +65,42 @@ class StudyRuns:
 
         name = f"{self.study.name} {sweep.name}".strip()
         say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds_of(sweep)}")
-        results = f"results_dir={quote(str(self.results_dir))}"
-        summary = launch((*self.study.of_sweep(sweep, sources), *self.machine, results), self.study.search)
+        summary = launch(self._jobs(sweep, sources), self._typed(sweep).launcher)
         summary.end()
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
         keys = {tuple(key) for state in summary.states for key in state.keys}
         return Step(sweep.name, tuple(runs), keys)
+
+    def _typed(self, sweep: Sweep) -> Typed:
+        """Return the overrides of all runs of a sweep."""
+        return sorted_by_use([*self.study.of_each(sweep), *self.machine])
+
+    def _jobs(self, sweep: Sweep, sources: Sequence[str]) -> list[Planned]:
+        """Return a job for each encoding of a sweep and each seed, or each source."""
+        search, typed = self.study.search, self._typed(sweep)
+        values_of_each = self._values_of_each(sweep, sources)
+        jobs = []
+        for encoding in sweep.encodings:
+            choice = [f"encoding={encoding}"]
+            for word, values in values_of_each.items():
+                of_run = {**values, "results_dir": str(self.results_dir)}
+                for job in planned(typed.of_jobs, search, choice=choice, values=of_run):
+                    words = [*job.swept]
+                    words += choice if len(sweep.encodings) > 1 else []
+                    words += [word] if len(values_of_each) > 1 else []
+                    jobs.append(replace(job, label=label_of(words, encoding)))
+        return jobs
+
+    def _values_of_each(self, sweep: Sweep, sources: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return what differs from one run of an encoding to the next, by the word that says so."""
+        if not sweep.source:
+            return {f"seed={seed}": {"seed": seed} for seed in range(self.study.seeds_of(sweep))}
+        key = "train.from" if sweep.after else "train.beside"
+        values = {}
+        for source in sources:
+            seed = read_config(self.results_dir / "runs" / source).seed
+            values[f"{key}={source}"] = {key: source, "seed": seed}
+        return values
 
     def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
         """Score the runs of a sweep once more, as `eval` does.
@@ -78,31 +108,35 @@ class StudyRuns:
         The runs may come from another study or a plain `train`. Their own configuration may then differ, for
         example in `eval.max_length`, which changes the set of targets.
         """
-        from pe_bench.scored import prepare
+        from pe_bench.scored import Evaluation, prepare
+        from pe_bench.scoring.other_encodings import read_with
 
         study, is_paired = self.study, scoring.protocol == "paired"
-        machine = [text for text in self.machine if parse_override(text).key in MACHINE_KEYS]
-        overrides = [*study.of_each(sweep), f"encoding={sweep.encodings[0]}", *machine]
-        config = compose_config(overrides, study.search)
+        choice = [f"encoding={sweep.encodings[0]}"]
+        config = planned_job(self._typed(sweep).of_jobs, study.search, choice=choice).config
         tokens = QUICK_TOKENS if study.size == "quick" else config.eval.tokens
         first_length = study.length if sweep.source else None
         evaluation = replace(config.eval, tokens=tokens, first_length=first_length)
-        options = {
-            "lengths": study.lengths(scoring.times),
-            "protocol": scoring.protocol,
-            "controls": scoring.controls if is_paired else None,
-            "with_": scoring.scored_with,
-            "config_dir": study.search if scoring.scored_with else (),
-            "code": [path for folder in study.search for path in folder.glob("encoding/*.py")],
-            "data_path": None if study.text == STDLIB or sweep.task else study.text,
-            "results_dir": self.results_dir,
-            **{key: getattr(config, key) for key in MACHINE_KEYS},
-        }
+        has_others = bool(scoring.scored_with)
+        code = (path for folder in study.search for path in folder.glob("encoding/*.py"))
+        request = Evaluation(
+            lengths=study.lengths(scoring.times),
+            protocol=scoring.protocol,
+            controls=scoring.controls if is_paired else None,
+            with_=tuple(read_with(scoring.scored_with or [], study.search)),
+            config_dir=study.search if has_others else (),
+            code=tuple(code),
+            data_path=None if study.text == STDLIB or sweep.task else study.text,
+            results_dir=self.results_dir,
+            device=config.device,
+            threads=config.threads,
+            cache_dir=config.cache_dir,
+        )
         what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: set[tuple[str, ...]] = set()
         for number, run in enumerate(trained.runs, 1):
             say(f"{run}: {what} ({number} of {len(trained.runs)})")
-            scored = prepare(self.results_dir / "runs" / run, options, evaluation, waits=say)()
+            scored = prepare(self.results_dir / "runs" / run, request, evaluation, waits=say).score()
             if scored.failure:
                 raise RunError(scored.failure)
             keys |= {row.key for row in scored.scored}

@@ -166,14 +166,6 @@ class Study:
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})
 
-    def of_sweep(self, sweep: Sweep, sources: Sequence[str] = ()) -> list[str]:
-        """Return the overrides of `train -m` that make the runs of a sweep, from or beside these sources."""
-        seeds = [f"seed={','.join(map(str, range(self.seeds_of(sweep))))}"]
-        if sweep.source:
-            key = f"train.{'from' if sweep.after else 'beside'}"
-            seeds = [f"++{key}={','.join(sources)}", f"seed='${{seed_of:${{{key}}}}}'"]
-        return [*self.of_each(sweep), f"encoding={','.join(sweep.encodings)}", *seeds]
-
     def of_each(self, sweep: Sweep) -> Iterator[str]:
         """Yield the overrides that all runs of a sweep have in common."""
         tokens, lengths = sweep.tokens or self.tokens, self.lengths(self.times)

@@ -20,10 +20,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import yaml
+
+from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import Config
+from pe_bench.config.sweeps import Planned
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system import signals
-from pe_bench.system.files import TEMPORARY
+from pe_bench.system.files import TEMPORARY, write_text
 from pe_bench.system.signals import FROM_OTHERS, FROM_TERMINAL, handled
 
 RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed", "stopped"
@@ -60,12 +64,10 @@ class JobState:
 class Sweep:
     """A sweep, whose jobs and the command that launched them communicate through its folder.
 
-    keys: what it sweeps over. jobs: how many. work, variables, process: the command's folder, environment,
-    id.
+    jobs: how many it has. work, variables, process: the command's folder, environment, id.
     """
 
     path: Path
-    keys: Sequence[str] = ()
     jobs: int = 1
     work: Path = field(default_factory=Path.cwd)
     variables: Mapping[str, str] = field(default_factory=signals.own_variables)
@@ -93,8 +95,25 @@ class Sweep:
         """Return what was last written of a job."""
         return next((written for written in self.states() if written.number == state.number), state)
 
+    def write_job(self, number: int, job: Planned) -> None:
+        """Write a job for the process that will run it, as a file that a person can read."""
+        file = self.file(number, "yaml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        search = [str(folder.absolute()) for folder in job.config.search]
+        values = {"label": job.label, "search": search, "config": to_plain(job.config)}
+        write_text(file, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+    def read_job(self, number: int) -> Planned:
+        """Return a job that `write_job` wrote. Raises `OSError`, `YAMLError` and `UserError`."""
+        values = yaml.safe_load(self.file(number, "yaml").read_text(encoding="utf-8"))
+        search = [Path(folder) for folder in values["search"]]
+        return Planned(values["label"], parse_config(values["config"], search))
+
     def file(self, number: int, suffix: str) -> Path:
-        """Return a job's file: its state (json), its output (log), or one that has it save and end (stop)."""
+        """Return a job's file.
+
+        yaml: what it is. json: its state. log: its output. stop: has it save and end.
+        """
         return self.path / "jobs" / f"{number:04}.{suffix}"
 
     def ask_to_stop(self) -> None:
@@ -105,6 +124,16 @@ class Sweep:
     @property
     def is_stopped(self) -> bool:
         return (self.path / "stop").exists()
+
+
+def run_job(sweep: Sweep, number: int) -> None:
+    """Run the job of a number, in this process or in a launcher's own one, maybe elsewhere."""
+    try:
+        job = sweep.read_job(number)
+    except Exception as error:
+        sweep.write(JobState(number, f"job {number}", state=FAILED, text=reason_of(error)))
+        return
+    run_in_child(JobState(number, job.label), sweep, job.config)
 
 
 def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:

@@ -43,9 +43,9 @@ VERDICTS = {
     "degrades": Verdict("yellow", ">", ">"),
     "fails": Verdict("bold red", "!", "!"),
     "unclear": Verdict("magenta", "?"),
-    "better": Verdict("cyan", "v", "v"),
+    "better": Verdict("cyan", "b", "b"),
     "same": Verdict("green"),
-    "worse": Verdict("bold red", ">", ">"),
+    "worse": Verdict("bold red", "w", "w"),
     "solves": Verdict("green", "", "="),
     "partial": Verdict("yellow", ">", ">"),
     "chance": Verdict("bold red", "!", "!"),
@@ -275,8 +275,16 @@ def _markdown_parts(grid: Grid) -> list[str]:
         row("---" if column.is_left else "---:" for column in grid.columns),
         *(row(map(shown, cells)) for cells in grid.rows),
     ]
-    notes = "\n".join(f"- {outside_text.markdown(note)}" for note in grid.notes)
+    notes = "\n".join(f"- {_markdown_note(note)}" for note in grid.notes)
     return [f"**{title}**" if title else "", outside_text.markdown(grid.why), "\n".join(table), notes]
+
+
+def _markdown_note(note: str) -> str:
+    """Return a note in Markdown; a command at its end stays as it is to be typed."""
+    before, begin, command = note.partition(": pe-bench ")
+    if not begin or "`" in command:
+        return outside_text.markdown(note)
+    return f"{outside_text.markdown(before)}: `pe-bench {command}`"
 
 
 def to_latex(grids: Sequence[Grid]) -> str:
@@ -314,10 +322,17 @@ def _latex_table(grid: Grid, number: int) -> str:
 
 def _latex_cell(cell: Cell) -> str:
     r"""Return a number in math, where a minus is one; `\mathbf` is what makes digits bold there."""
-    if cell.value is None:
+    is_number = cell.value is not None and " to " not in cell.text  # which has a value, to be sorted by
+    if not is_number:
         return "--" if cell.text == MISSING else outside_text.latex(cell.text + cell.mark)
     number = cell.text
-    for sign, code in (("inf", r"\infty"), ("∞", r"\infty"), ("nan", r"\mathrm{nan}"), (",", "{,}")):
+    for sign, code in (
+        ("±", r"\pm"),
+        ("inf", r"\infty"),
+        ("∞", r"\infty"),
+        ("nan", r"\mathrm{nan}"),
+        (",", "{,}"),
+    ):
         number = number.replace(sign, code)
     number = rf"\mathbf{{{number}}}" if cell.is_best else number
     return f"${number}${outside_text.latex(cell.mark)}"

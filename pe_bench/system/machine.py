@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +29,7 @@ import torch
 
 from pe_bench.errors import RunError, first_line, require
 from pe_bench.system.signals import local_rank, world_size
+from pe_bench.system.version import CHECKOUT, own_version
 
 CPUINFO = Path("/proc/cpuinfo")
 CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time, and their period
@@ -187,13 +187,11 @@ class PeakMemory:
 
 # Versions
 
-CHECKOUT = Path(__file__).parents[2]
-
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
     """Return the content of a run's environment.json."""
     return {
-        "pe_bench": version("pe-bench"),
+        "pe_bench": own_version(),
         "git": git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,

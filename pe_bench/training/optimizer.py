@@ -5,6 +5,8 @@ Each of its steps is the momentum with its singular values brought near 1 (Jorda
 optimizer for hidden layers in neural networks"). PyTorch's Muon computes in bfloat16, matrix by matrix: its
 digits depend on the processor, and without bfloat16 instructions it takes ten times as long as the rest of a
 small model's step. This one computes in the type of the parameters, and all matrices of one shape together.
+Only where a model is trained in bfloat16, on a device that multiplies such numbers faster, does it iterate in
+bfloat16, as its authors do; momenta and weights stay float32.
 """
 
 import math
@@ -55,8 +57,9 @@ class Optimizer:
     One of `torch.optim` would import PyTorch's compiler, a third of the time until a run's first step.
     """
 
-    def __init__(self, groups: Iterable[ParameterGroup]) -> None:
+    def __init__(self, groups: Iterable[ParameterGroup], muon_dtype: torch.dtype | None = None) -> None:
         self.groups = [*groups]
+        self.muon_dtype = muon_dtype
         self.state: defaultdict[Parameter, dict[str, Any]] = defaultdict(dict)
 
     def set_rate(self, rate: float) -> None:
@@ -100,21 +103,35 @@ class Optimizer:
             key = (*parameter.shape, index if is_sharded(parameter) else 0)
             alike.setdefault(key, []).append(parameter)
         for (*shape, _), matrices in alike.items():
-            momenta = [gathered(self._momentum(matrix), matrix) for matrix in matrices]
+            momenta = [
+                gathered(each, matrix) for each, matrix in zip(self._momenta(matrices), matrices, strict=True)
+            ]
+            moved = self._orthogonalised(momenta)
+            updates = [update[own_rows(matrix)] for matrix, update in zip(matrices, moved, strict=True)]
+            weights = [own_part(matrix) for matrix in matrices]
+            torch._foreach_mul_(weights, 1 - group.lr * group.weight_decay)  # pyright: ignore[reportPrivateImportUsage]
             size = UPDATE_SIZE * math.sqrt(max(shape))
-            for matrix, update in zip(matrices, orthogonalise(torch.stack(momenta)), strict=True):
-                weights = own_part(matrix)
-                weights.mul_(1 - group.lr * group.weight_decay)
-                weights.add_(update[own_rows(matrix)], alpha=-group.lr * size)
+            torch._foreach_add_(weights, updates, alpha=-group.lr * size)  # pyright: ignore[reportPrivateImportUsage]
 
-    def _momentum(self, parameter: Parameter) -> Tensor:
-        """Add the gradient to a parameter's momentum; return where that leads after one more such step."""
-        assert parameter.grad is not None
-        gradient, state = own_part(parameter.grad), self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter.grad)
-        momentum = own_part(state["momentum_buffer"]).lerp_(gradient, 1 - MOMENTUM)
-        return gradient.lerp(momentum, MOMENTUM)
+    def _orthogonalised(self, momenta: Sequence[Tensor]) -> Tensor:
+        stacked = torch.stack([*momenta])
+        if self.muon_dtype == torch.bfloat16:
+            return orthogonalise_in_bfloat16(stacked).to(stacked.dtype)
+        return orthogonalise(stacked)
+
+    def _momenta(self, parameters: Sequence[Parameter]) -> Sequence[Tensor]:
+        """Add gradients to the momenta of parameters; return where these lead after one more such step."""
+        gradients = []
+        momenta = []
+        for parameter in parameters:
+            assert parameter.grad is not None
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+            gradients.append(own_part(parameter.grad))
+            momenta.append(own_part(state["momentum_buffer"]))
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)  # pyright: ignore[reportPrivateImportUsage]
+        return torch._foreach_lerp(gradients, momenta, MOMENTUM)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -144,8 +161,26 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     return total @ scaled
 
 
-def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizer:
-    """Return the optimizer of a model.
+def orthogonalise_in_bfloat16(matrices: Tensor) -> Tensor:
+    """Return what `orthogonalise` does, in bfloat16, of matrices (B, M, N) of any type.
+
+    Each iteration takes the square of the matrices anew, as the authors of Muon do: a square that is carried
+    from one iteration to the next, as in `orthogonalise`, gathers the errors of eight bits.
+    """
+    if matrices.size(-2) > matrices.size(-1):
+        return orthogonalise_in_bfloat16(matrices.mT).mT
+    linear, cubic, quintic = COEFFICIENTS
+    norms = torch.linalg.matrix_norm(matrices, keepdim=True).clamp_min(EPSILON)
+    moved = (matrices / norms).to(torch.bfloat16)
+    for _ in range(ITERATIONS):
+        square = moved @ moved.mT
+        factor = torch.baddbmm(square, square, square, beta=cubic, alpha=quintic)
+        moved = torch.baddbmm(moved, factor, moved, beta=linear)
+    return moved
+
+
+def make_optimizer(model: Decoder, train: TrainConfig, muon_dtype: torch.dtype | None = None) -> Optimizer:
+    """Return the optimizer of a model; Muon iterates in `muon_dtype`, or in the type of the parameters.
 
     Only the decoder's matrices decay: no norm, embedding or parameter of an encoding. Those of an encoding
     learn at `encoding_lr` times the rate, by default at the multiple that its class declares. Where
@@ -170,7 +205,8 @@ def make_optimizer(model: Decoder, train: TrainConfig) -> Optimizer:
         if train.only and part != train.only:
             parameter.requires_grad = False
         group.parameters.append(parameter)
-    return Optimizer(group for group in (matrices, head, *by_multiple.values()) if group.parameters)
+    groups = [group for group in (matrices, head, *by_multiple.values()) if group.parameters]
+    return Optimizer(groups, muon_dtype)
 
 
 def learning_rate(step: int, train: TrainConfig) -> float:

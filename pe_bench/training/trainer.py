@@ -20,7 +20,7 @@ from pe_bench.errors import RunError
 from pe_bench.model.checks import user_code_errors
 from pe_bench.model.decoder import Decoder, derive_seed
 from pe_bench.runs.job import Job
-from pe_bench.system.machine import keep_freed_memory, set_threads, share_cores
+from pe_bench.system.machine import keep_freed_memory, multiplies_bfloat16, set_threads, share_cores
 from pe_bench.system.signals import Stopped, finish_step_on_signal, local_world_size
 from pe_bench.system.terminal import LINES_PER_RUN, Bar, duration
 from pe_bench.training import checkpoint
@@ -109,16 +109,13 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
 class Losses(nn.Module):
     """The losses of windows as a module of its own, which PyTorch can split among processes."""
 
-    def __init__(self, model: Decoder, device: torch.device, *, is_sharded: bool = False):
+    def __init__(self, model: Decoder):
         super().__init__()
         self.model = model
-        # On a GPU what lies between the products of matrices is fused. The model stays as it is, for scoring.
-        is_compiled = device.type == "cuda" and not is_sharded
-        self.layers = torch.compile(model.layers) if is_compiled else model.layers
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, ids: Tensor, has_loss: Tensor | None) -> Tensor:
         """Return the negative log-likelihood of each target that has a loss, in nats."""
-        hidden_BTD = self.layers(self.model.embed(tokens_BT, ids), ids)
+        hidden_BTD = self.model.hidden(tokens_BT, ids)
         hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
         return self.model.loss(hidden_ND, self.model.output_weight, targets_N, has_loss)
 
@@ -137,11 +134,12 @@ class Trainer:
     ):
         self.config, self.model, self.group = config, model, group
         self.device, self.dtype, is_sharded = device, dtype, config.train.sharding is not None
-        self.losses = Losses(model, device, is_sharded=is_sharded)
+        self.losses = Losses(model)
         self.together: Any = self.losses  # as the processes call it together
         if is_sharded:
             shard(self.losses, model, device, dtype)
-        self.optimizer = make_optimizer(model, config.train)
+        muon_dtype = dtype if multiplies_bfloat16(device) else None
+        self.optimizer = make_optimizer(model, config.train, muon_dtype)
         if self.group.count > 1 and not is_sharded:
             # With this setting it never regroups gradients, which would change the last digits of their sums;
             # it warns where nothing is unused, so that something is.
@@ -184,8 +182,7 @@ class Trainer:
             (squares,) = self.group.sum(float(nn.utils.get_total_norm(parts)) ** 2)
             norm = (norm**2 + squares).sqrt()
         if norm > clip:  # a factor of 1 would take as long
-            for gradient in gradients:
-                own_part(gradient).mul_(clip / (norm + 1e-6))
+            torch._foreach_mul_([own_part(gradient) for gradient in gradients], clip / (norm + 1e-6))  # pyright: ignore[reportPrivateImportUsage]
         return float(norm)
 
     def _backward(self, part: Batch, ids: Tensor, count: int, *, is_last: bool) -> float:

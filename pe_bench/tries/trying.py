@@ -11,9 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from pe_bench.config.compose import compose_config
-from pe_bench.config.overrides import parse_override, quote
 from pe_bench.config.schema import Config
+from pe_bench.config.sweeps import Planned, by_key, planned_job
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.experiment import prepare, train
 from pe_bench.report.build import tables_of_rows
@@ -32,6 +31,7 @@ from pe_bench.values import listed, parse_lengths
 
 TOKENS = 256_000  # that each run trains on
 LENGTHS = (128, 512, 2048)
+FOLDER = "tries"  # of the runs, in the folder of results: they are no results to report
 FILE = "tries.json"
 # Tries and what confirms them share no seed and no document.
 FIRST_SEED = {"try": 0, "confirm": 1_000}
@@ -242,47 +242,43 @@ def try_change(
     kind: Kind = "confirm" if confirm else "try"
     results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
     numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
-    shared = _shared_overrides(kind, numbers, results, overrides)
-
-    def of_seed(text: str, seed: int) -> list[str]:
-        return [*overrides_in(text), *shared, f"seed={FIRST_SEED[kind] + seed}"]
-
-    tried = _prepared(kind, [of_seed(text, 0) for text in (change, against)], search)
+    _refuse_chosen(overrides)
+    values = {
+        "train.tokens": TOKENS,
+        "eval.controls": "none",
+        "eval.half": HALF[kind],
+        "eval.lengths": numbers,
+        "results_dir": str(results / FOLDER),
+    }
+    changed = planned_job(overrides, search, choice=overrides_in(change), values=values)
+    baseline = planned_job(overrides, search, choice=overrides_in(against), values=values)
+    tried = _prepared(kind, changed.config, baseline.config)
     check()
     tried = _keep(results, tried)
     with _ending_kept(results, tried):
-        return _train_until_sure(
-            tried, lambda seed: [of_seed(text, seed) for text in (change, against)], search, results, end
-        )
+        return _train_until_sure(tried, changed, baseline, results, end)
 
 
-def _train_until_sure(
-    tried: Try,
-    overrides_of: Callable[[int], Sequence[list[str]]],
-    search: Sequence[Path],
-    results: Path,
-    end: float,
-) -> Outcome:
+def _train_until_sure(tried: Try, change: Planned, baseline: Planned, results: Path, end: float) -> Outcome:
     """Train seeds until the answer is sure or the time is up, and return what was found.
 
-    overrides_of: returns those of the change and of the baseline for a seed, from 0. end: of the time, by
-    `time.monotonic`.
+    change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`.
     """
     earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
     pairs: list[tuple[Run, Run]] = []
     seconds: list[float] = []
     while True:
-        of_change, of_baseline = overrides_of(len(pairs))
-        baseline, of_baseline_took = _run(of_baseline, search)
-        changed, of_change_took = _run(of_change, search)
-        pairs.append((changed, baseline))
+        seed = FIRST_SEED[tried.kind] + len(pairs)
+        baseline_run, of_baseline_took = _run(baseline.with_seed(seed))
+        change_run, of_change_took = _run(change.with_seed(seed))
+        pairs.append((change_run, baseline_run))
         seconds.append(of_baseline_took + of_change_took)
         # Seeds after the last look are judged at the next one.
         judged = pairs[: sequential.last_look(len(pairs)) or len(pairs)]
         seen = _look(tried, judged)
         is_over = not _has_time(len(pairs), max(seconds[-2:]), end)
         has_all = len(pairs) >= earlier
-        lines = [_line_of([pair[side] for pair in judged], results) for side in (0, 1)]
+        lines = [_line_of([pair[side] for pair in judged], results / FOLDER) for side in (0, 1)]
         unlearned = tuple(line.label for line in lines if line.unlearned == "frequencies")
         is_sure = bool(seen.is_sure or (unlearned and seen.is_scheduled))
         if is_sure or has_all:
@@ -326,24 +322,19 @@ def _outcome(
     return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned)
 
 
-def _shared_overrides(
-    kind: Kind, lengths: Sequence[int], results: Path, overrides: Sequence[str]
-) -> list[str]:
-    """Return the overrides of both runs. Raise `UserError` for one of what a try chooses itself."""
-    for override in map(parse_override, overrides):
-        message = f"{override}: a try chooses the seeds and the documents itself: leave it out"
-        require(override.key not in ("seed", "eval.half"), message)
-        require(override.key != "results_dir", f"{override}: say --results-dir, where tries are counted too")
-    return [
-        *(f"train.tokens={TOKENS}", "eval.controls=none", f"eval.half={HALF[kind]}"),
-        *(f"eval.lengths=[{','.join(map(str, lengths))}]", f"results_dir={quote(str(results))}"),
-        *overrides,
-    ]
+def _refuse_chosen(overrides: Sequence[str]) -> None:
+    """Raise `UserError` for an override of what a try chooses itself."""
+    typed = by_key(overrides)
+    for key in ("seed", "eval.half"):
+        message = f"{typed.get(key)}: a try chooses the seeds and the documents itself: leave it out"
+        require(key not in typed, message)
+    message = f"{typed.get('results_dir')}: say --results-dir, where tries are counted too"
+    require("results_dir" not in typed, message)
 
 
-def _prepared(kind: Kind, overrides: Sequence[Sequence[str]], search: Sequence[Path]) -> Try:
+def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try:
     """Return what is to be tried. Raise `UserError` for what cannot work."""
-    configs = [compose_config(one, search) for one in overrides]
+    configs = [replace(config, seed=FIRST_SEED[kind]) for config in (change_config, baseline_config)]
     _refuse_task(configs)
     change, baseline = (prepare(config)[0] for config in configs)
     train_length = change.config.train.length
@@ -379,12 +370,11 @@ def _evaluation(config: Config) -> str:
     return hashed(judged)
 
 
-def _run(overrides: Sequence[str], search: Sequence[Path]) -> tuple[Run, float]:
+def _run(job: Planned) -> tuple[Run, float]:
     """Return a trained and scored run, and the seconds that it takes, which it may have taken long ago."""
     began = time.monotonic()
-    config = compose_config(overrides, search)
-    with called_with(overrides):
-        run = Run(*train(config, waits=say), config.report.margin)
+    with called_with(job.words):
+        run = Run(*train(job.config, waits=say), job.config.report.margin)
     if run.failure:
         raise RunError(run.failure)
     row = run.scored[0]

@@ -78,8 +78,7 @@ def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
     assert not np.allclose(outside, nll["rope", "none"], atol=1e-4)
     said = " ".join(done.out.split())
     assert "trained at 32 tokens according to max_position_embeddings" in said
-    # They are compared with the entropy of the scored tokens' own frequencies, the best of single tokens.
-    assert "at the training length no better than guessing each token by how often" in said
+    assert re.search(r"\d+ targets of \d+ documents are too few to say whether it has learned", said)
     where = ("--results-dir", str(tmp_path / "results"))
     report = command("report", *where, "--details")
     assert report.code == 0 and "rope -> yarn" in report.out and "trigram" not in report.out
@@ -274,7 +273,7 @@ def test_another_checkpoint_of_one_name_is_not_mixed_with_what_is_scored(
     assert (config.checkpoint.layers, config.model.n_layers, config.eval.max_length) == (1, 6, 32)
     assert (config.train.length, config.encoding["base"]) == (16, 1_000_000)
     report = " ".join(command("report", run.name, "--results-dir", str(tmp_path / "results")).out.split())
-    assert "measured from 16 tokens · 1 seed" in report
+    assert "measured from 16 tokens" in report and "seed" not in report
     assert "measured from 16 tokens, as the command says" in report
     edit_json(tmp_path / "gemma" / "config.json", rms_norm_eps=1e-3)
     done = command("eval", run.name, "--lengths", "24", "--results-dir", str(tmp_path / "results"))

@@ -42,3 +42,15 @@ def test_every_paper_has_an_entry_and_cite_prints_those_of_a_table(
     message = " is not one of pe-bench's encodings: add its paper yourself\n"
     of_others = command("cite", "--results-dir", "others")
     assert outcome.err == "" and of_others.err == f"Own{message}mine{message}"
+
+
+def test_an_encodings_name_cites_its_paper_without_a_run(
+    command: Command, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = command("cite", "rope", "alibi")
+    cited = re.findall(r"^@\w+{(\w+),", outcome.out, re.MULTILINE)
+    assert (outcome.code, outcome.err, len(cited)) == (0, "", 3) and "su2021roformer" in cited
+    add_run(tmp_path / "results", "rope", {128: 2.0})
+    assert {*re.findall(r"^@\w+{(\w+),", command("cite", "rope", "alibi").out, re.MULTILINE)} == {*cited}
+    assert command("cite", "no_such").code == 2

@@ -3,7 +3,8 @@
 import json
 import re
 
-from support.commands import files_in, only_run
+import yaml
+from support.commands import Command, files_in, only_run
 
 from pe_bench.runs.rows import ALL, read_rows
 
@@ -68,3 +69,11 @@ def test_eval_scores_under_each_protocol_and_a_key_that_scoring_does_not_read_is
         assert [row.length for row in rows] == [16, 32, 64]
     both = train("-m", "encoding=nope", "eval.stride=4", "eval.protocol=paired,sliding")
     assert both.code == 0 and told not in both.err, "one of the runs reads it"
+
+
+def test_lengths_are_an_option_of_train_and_a_comment_that_zsh_passes_on_is_left_out(
+    command: Command,
+) -> None:
+    outcome = command("train", "--cfg", "job", "--lengths", "64,256", "#", "is", "it", "better")
+    assert outcome.code == 0, outcome.err
+    assert yaml.safe_load(outcome.out)["eval"]["lengths"] == [64, 256]

@@ -11,6 +11,7 @@ from support.commands import Command
 
 from pe_bench.cli.app import app
 from pe_bench.cli.completion import LISTS
+from pe_bench.cli.options import ADVANCED
 from pe_bench.config.groups import keys
 
 NAMES = sorted(typer.main.get_command(app).commands)  # pyright: ignore[reportAttributeAccessIssue]
@@ -52,3 +53,15 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, "", *NAMES], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "{0} []", done.stderr
+
+
+def test_the_longest_helps_have_what_most_need_first_and_every_option_once(command: Command) -> None:
+    for name, params in ADVANCED.items():
+        text = command(name, "--help").out
+        first, _, advanced = text.partition("\n\nAdvanced options:\n")
+        advanced = advanced.partition("\n\n  Examples:")[0]
+        options = [re.findall(r"^  (?:-\w, )?(--[\w-]+)", part, re.MULTILINE) for part in (first, advanced)]
+        called = typer.main.get_command(app).commands[name]  # pyright: ignore[reportAttributeAccessIssue]
+        expected = [param.opts[0] for param in called.params if param.param_type_name == "option"]
+        assert sorted([*options[0], *options[1]]) == sorted([*expected, "--help"])
+        assert len(options[1]) == len(params) and len(options[0]) <= 12

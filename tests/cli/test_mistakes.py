@@ -13,7 +13,9 @@ train foo=3 -> unknown key 'foo': there are: cache_dir, data,
 train ++encoding.foo=3 -> unknown option 'encoding.foo'
 train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
 train model.d_model=20 model.n_heads=4 -> model.d_head=5 is odd
-train eval.lengths=512,2048 -> 'eval.lengths=[512,2048]' is a list
+train eval.lengths=512,2048 -> write 'eval.lengths=[512,2048]'
+train -m encoding=rope eval.lengths=64,256 -> write 'eval.lengths=[64,256]'
+train -m train.betas=0.9,0.95 -> write 'train.betas=[0.9,0.95]'
 train eval.lengths=[100000000] -> has the 100000000 tokens that are needed: the longest has
 train encoding=rope,alibi -> is several values: -m encoding=rope,alibi makes a run for each
 train train=3 -> train is a group of keys and cannot be 3: say train.length=VALUE

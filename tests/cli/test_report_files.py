@@ -63,7 +63,12 @@ def test_a_damaged_run_is_listed_as_that_and_hides_no_other(command: Command, ru
     assert (states[bad.name]["encoding"], states[bad.name]["state"]) == ("alibi", "unreadable")
     assert states[bad.name]["problem"] in command("list", "runs").err
     row = {"encoding": "rope", "state": "finished", "steps": 250, "total": 250, "loss": 1.25}
-    assert states[run.name] == row | {"run": run.name, "lengths": [64, 128, 256], "problem": ""}
+    assert states[run.name] == row | {
+        "run": run.name,
+        "lengths": [64, 128, 256],
+        "problem": "",
+        "tags": [],
+    }
     shown = command("list", "runs").out.splitlines()[-1].split()
     assert shown == [run.name, "rope", "finished", "250", "1.250", "64,", "128,", "256"]
 

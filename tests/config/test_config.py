@@ -28,7 +28,13 @@ def test_the_yaml_files_have_every_key_of_the_schemas_with_its_default_and_meani
     single = {*KEYS} - {*SECTIONS, *GROUPS}
     inside = {key for key in keys_of_sections() if key.partition(".")[0] not in GROUPS}
     listed = {key.name: key for key in keys()}
-    assert listed.keys() == {*GROUPS, *single, *inside} and all(key.meaning for key in listed.values())
+    of_groups = {name for name in listed if name.startswith(("model.", "data."))}
+    sizes = {key for key in keys_of_sections() if key.startswith(("model.", "data."))}
+    assert of_groups == sizes - {"model.name", "data.name"}
+    assert not any("$" in listed[name].default for name in of_groups)
+    assert listed.keys() == {*GROUPS, *single, *inside, *of_groups}
+    assert all(key.meaning for key in listed.values())
+    listed = {name: key for name, key in listed.items() if name not in of_groups}
     file = yaml.safe_load((config_dir() / "train.yaml").read_text(encoding="utf-8"))
     chosen = {name: value for entry in file["defaults"] if entry != "_self_" for name, value in entry.items()}
     for name, key in listed.items():
@@ -58,6 +64,7 @@ def test_an_unknown_word_is_answered_with_the_closest_or_with_all() -> None:
         ("ropee", "did you mean 'rope'?"),
         ("lr", "did you mean 'train.lr'?"),
         ("lenght", "did you mean 'train.length'?"),
+        ("train_length", "did you mean 'train.length'?"),
         ("tokns", "did you mean 'eval.tokens' or 'train.tokens'?"),
         ("train.xyz", "there are: train.length, train.lr, train.tokens"),
     ]:
@@ -195,3 +202,44 @@ def test_the_keys_that_are_told_are_those_that_scoring_does_not_read(tmp_path, p
     changes = {"targets": 6, "target_tokens": 4, "stride": 3}
     unread = {f"eval.{key}" for key, value in changes.items() if plans(**{key: value}) == plans()}
     assert unread == unused_keys(plain).keys() & {f"eval.{key}" for key in changes}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "d_ff"),
+    [
+        ([], 344),
+        (["model.d_model=96"], 256),
+        (["model.d_model=96", "model.d_ff=344"], 344),
+        (["model=small", "model.d_model=128"], 344),
+        (["model=gpt2", "model.d_model=24", "model.n_heads=2"], 64),
+    ],
+)
+def test_the_mlp_follows_a_changed_width_unless_it_is_set(overrides: list[str], d_ff: int) -> None:
+    assert parse_config(compose(overrides)).model.d_ff == d_ff
+
+
+def test_a_model_may_be_a_file_of_the_users(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("d_model: 96\nn_layers: 2\nn_heads: 3\n")
+    for typed in ("mine.yaml", str(tmp_path / "mine.yaml")):
+        model = parse_config(compose([f"model={typed}", "model.n_layers=1"])).model
+        sizes = (model.d_model, model.n_layers, model.n_kv_heads, model.d_head, model.d_ff)
+        assert (model.name, sizes) == ("mine", (96, 1, 3, 32, 256))
+    (tmp_path / "wrong.yaml").write_text("width: 96\n")
+    with pytest.raises(UserError, match=r"unknown key 'model\.width'"):
+        compose(["model=wrong.yaml"])
+    with pytest.raises(UserError, match=r"model=nowhere\.yaml: there is no such file"):
+        compose(["model=nowhere.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("128k", 128_000), ("1M", 1_000_000), ("1.5M", 1_500_000), ("0.5k", 500)]
+)
+def test_counts_of_tokens_are_read_with_k_and_m(text: str, tokens: int) -> None:
+    config = parse_config(
+        compose([f"train.tokens={text}", f"eval.tokens='{text}'", f"data.max_tokens={text}"])
+    )
+    assert (config.train.tokens, config.eval.tokens, config.data.max_tokens) == (tokens, tokens, tokens)
+    for wrong in (f"train.length={text}", "train.tokens=1.00005k", "train.tokens=1G"):
+        with pytest.raises(UserError, match="must be a whole number"):
+            parse_config(compose([wrong]))

@@ -1,5 +1,8 @@
 """Hydra's overrides as they are: order, names, sweeps, and what is refused."""
 
+import json
+import os
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,17 +11,20 @@ from support.commands import files_in
 
 from pe_bench.config.compose import (
     OVERRIDES_VARIABLE,
+    choose_encoding,
     complete_overrides,
     compose,
     compose_config,
     multirun,
     parse_composed,
+    resolve_encoding,
 )
-from pe_bench.config.groups import GROUPS, aliases, find_name, names_in
-from pe_bench.config.overrides import for_hydra, quote
+from pe_bench.config.groups import GROUPS, aliases, config_dir, find_name, names_in
+from pe_bench.config.overrides import for_hydra, quote, read_option
 from pe_bench.config.schema import Config
+from pe_bench.config.sweeps import planned, with_swept_options
 from pe_bench.errors import UserError
-from pe_bench.sweep.run import check_sweep, with_swept_options
+from pe_bench.sweep.run import check_sweep
 
 
 def words_of(arguments: list[str]) -> tuple[list[str], list[Path]]:
@@ -33,9 +39,10 @@ def seen_by(arguments: list[str]) -> list[Config]:
     if "-m" not in arguments:
         return [compose_config(overrides, search)]
     seen: list[Config] = []
-    check_sweep(overrides, search, lambda config: None)
+    sweep, _ = check_sweep(overrides, search, lambda config: None)
     launched = with_swept_options(overrides)
-    multirun(launched, search, lambda composed: seen.append(parse_composed(composed)))
+    multirun(launched, search, lambda composed: seen.append(parse_composed(composed)), sweep.path)
+    assert [job.config for job in planned(overrides, search)] == seen, "both ways give the same jobs"
     return seen
 
 
@@ -49,6 +56,60 @@ def test_a_quoted_value_is_read_by_hydra_as_it_was() -> None:
     overrides = [f"+encoding.value{number}={quote(value)}" for number, value in values.items()]
     encoding = compose(overrides)["encoding"]
     assert {number: encoding[f"value{number}"] for number in values} == values
+
+
+def test_plain_values_are_set_as_they_are_below_what_is_typed_and_above_the_rest(monkeypatch):
+    for text in (text for text in (*TEXTS, *HARD) if text):
+        [job] = planned(["seed=2"], values={"data.path": text, "data.source": "files", "seed": 1})
+        assert (job.config.data.path, job.config.seed) == (os.path.expanduser(text), 2), text
+    monkeypatch.setenv(OVERRIDES_VARIABLE, "train.lr=0.5 train.clip=2")
+    values = {"train.lr": 0.25, "train.steps": 5, "train.betas": [0.1, 0.2], "eval.targets": 3}
+    [job] = planned(["experiment=quick", "train={betas: [0.3, 0.4]}"], values=values)
+    train = job.config.train
+    assert (train.lr, train.clip, train.steps, train.betas) == (0.25, 2, 5, (0.3, 0.4))
+    assert (job.config.eval.targets, job.config.eval.max_length) == (3, 512)
+
+
+def test_a_sweep_in_a_list_of_jobs_has_labels_words_and_the_values_that_were_typed():
+    jobs = planned(["train.lr=0.1,0.2", "threads=1"], choice=["encoding=rope,nope"], values={"seed": 3})
+    assert [job.label for job in jobs] == [
+        *("encoding=rope train.lr=0.1", "encoding=rope train.lr=0.2"),
+        *("encoding=nope train.lr=0.1", "encoding=nope train.lr=0.2"),
+    ]
+    assert jobs[1].words == ("encoding=rope", "seed=3", "train.lr=0.2", "threads=1")
+    assert jobs[1].given == {"train.lr": 0.2, "threads": 1}
+    assert compose_config(jobs[3].words) == jobs[3].config
+    with pytest.raises(UserError, match=r"train.lr=interval\(1,2\) is no list of values"):
+        planned(["train.lr=interval(1,2)"])
+
+
+BUILT = [
+    name
+    for name in names_in("encoding")
+    if re.search(r"^defaults|\$\{", (config_dir() / "encoding" / f"{name}.yaml").read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", *BUILT])
+def test_an_encoding_is_the_same_whether_hydra_composes_it_or_it_is_read_for_a_configuration(name):
+    usual = ["train.length=64", "model.n_heads=2"]
+    config = compose_config(["encoding=nope", *usual])
+    assert len(BUILT) > 20
+    for modifiers in ([], ["logn", "sliding_window"]):
+        chosen = choose_encoding(name, modifiers)
+        composed = compose([f"encoding={name}", f"modifier=[{','.join(modifiers)}]", *usual])["encoding"]
+        assert json.dumps(resolve_encoding(chosen, {}, config)) == json.dumps(composed), "in this order"
+
+
+def test_options_of_a_read_encoding_are_those_that_hydra_would_set():
+    config = compose_config([])
+    for option in ("window=5", "global={name: yarn, factor: 2}", "global={name: nope}", "local.base=5.0"):
+        key, value = read_option(f"encoding.{option}")
+        composed = compose(["encoding=local_global", f"encoding.{option}"])["encoding"]
+        assert resolve_encoding(choose_encoding("local_global", []), {key: value}, config) == composed
+    for unknown in ("encoding.windo", "encoding.local.bas", "encoding.modifiers.logn.x"):
+        with pytest.raises(UserError, match=f"unknown key '{unknown}'"):
+            resolve_encoding(choose_encoding("local_global", []), {unknown: 1}, config)
 
 
 def test_a_job_gets_the_configuration_that_its_arguments_ask_for(monkeypatch):
@@ -107,12 +168,12 @@ def test_a_config_dir_may_have_any_name_in_a_run_and_in_a_sweep_and_its_files_co
 
 def test_the_first_jobs_of_a_sweep_are_checked_with_each_value_once():
     checked = []
-    swept = check_sweep(*words_of(["-m", "encoding=rope,alibi,nope", "seed=0,1"]), checked.append)
-    assert swept.jobs == 6 and swept.keys == ("encoding", "seed")
+    swept, keys = check_sweep(*words_of(["-m", "encoding=rope,alibi,nope", "seed=0,1"]), checked.append)
+    assert swept.jobs == 6 and keys == ("encoding", "seed")
     combinations = [(config.encoding["name"], config.seed) for config in checked]
     assert combinations == [("rope", 0), ("alibi", 0), ("nope", 0), ("rope", 1)]
     checked.clear()
-    assert check_sweep(*words_of(["-m", "seed=range(0,30)"]), checked.append).jobs == 30
+    assert check_sweep(*words_of(["-m", "seed=range(0,30)"]), checked.append)[0].jobs == 30
     assert len(checked) == 20, "a big sweep starts quickly"
 
 

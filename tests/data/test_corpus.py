@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,12 +11,14 @@ import datasets
 import pytest
 import yaml
 
+from pe_bench.config.compose import compose
 from pe_bench.config.groups import config_dir
-from pe_bench.config.schema import DataConfig
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import Config, DataConfig
 from pe_bench.data import split
-from pe_bench.data.packed import read_corpus
+from pe_bench.data.packed import load_data, read_corpus
 from pe_bench.data.sources import Document, within_budget
-from pe_bench.data.split import split_corpus, without_overlap
+from pe_bench.data.split import describe_split, split_corpus, without_overlap
 from pe_bench.errors import UserError
 
 
@@ -203,3 +206,44 @@ def test_a_side_with_nothing_left_is_told_with_numbers():
     ):
         with pytest.raises(UserError, match=told):
             split_corpus(train, validation, 0.2)
+
+
+def test_five_long_documents_are_cut_so_that_twenty_pieces_are_validated() -> None:
+    novels = [Document(f"novel{number}", noise(400_000 + 37 * number, number)) for number in range(5)]
+    train, validation = split_corpus(novels, None, 0.2, least=20)
+    assert len(validation) >= 20 and len(train) >= 4 * len(validation)
+    assert all(len(piece.text) >= 16_000 for piece in (*train, *validation))
+    by_name = {piece.name: piece.text for piece in (*train, *validation)}
+    for novel in novels:
+        pieces = [name for name in by_name if name.startswith(f"{novel.name}[")]
+        ordered = sorted(pieces, key=lambda name: int(name.partition("[")[2].partition("/")[0]))
+        assert b"".join(by_name[name] for name in ordered) == novel.text
+    said = describe_split(novels, train, validation)
+    assert f"5 documents, cut into {len(by_name)} pieces, of which {len(validation)} are" in said
+    assert "data.validation_path" in said
+
+
+def test_short_or_many_documents_are_not_cut_and_few_short_ones_in_two() -> None:
+    for documents in (corpus(40), corpus(100)):
+        sides = split_corpus(documents, None, 0.2, least=20)
+        assert sides == split_corpus(documents, None, 0.2)
+        assert describe_split(documents, *sides) == ""
+    few = corpus(3)
+    sides = split_corpus(few, None, 0.2, least=20)
+    assert sides == split_corpus(few, None, 0.2)
+    assert describe_split(few, *sides).startswith("3 documents, each cut in two")
+
+
+def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(5):
+        (texts / f"{number}.txt").write_bytes(noise(50_000, number))
+    old = DataConfig(name="files", source="files", path=str(texts))
+    new = replace(old, validation_documents=20)
+    assert parse_config(compose(["data=files", f"data.path={texts}"])).data == new
+    hashes = {
+        each.validation_documents: load_data(Config({}, data=each, cache_dir=str(tmp_path / "cache"))).hash
+        for each in (old, new, old)
+    }
+    assert hashes[1] != hashes[20]

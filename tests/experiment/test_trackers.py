@@ -43,7 +43,7 @@ def test_a_tracker_gets_the_steps_of_train_csv_and_one_that_fails_loses_nothing_
 def test_a_missing_package_is_one_line_before_anything_is_written(train, folder, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     outcome = train("encoding=nope", "tracker=mlflow")
-    assert outcome.code == 2 and "pip install 'pe-bench[mlflow]'" in outcome.line
+    assert outcome.code == 2 and "scripts/install mlflow" in outcome.line
     assert not (folder / "results").exists()
 
 

@@ -29,6 +29,7 @@ def test_a_page_has_the_docstring_the_options_and_the_claims(command):
     assert cells_of(outcome.out, "parameters")[0] == "0"
     assert "decaying, prefix_consistent, shift_invariant" in outcome.out
     text = page(one("rope", "base=500", "model.d_model=64"))
+    assert "$" not in text and "\\" not in text, "a terminal shows no LaTeX"
     assert cells_of(text, "encoding.base") == ["500", "of the geometric frequencies"]
     assert cells_of(text, "encoding.d_head") == ["16", "from model.d_head"]
     assert "parameters     65,536  (model=small," in page(one("learned", "model=small", "train.length=256"))

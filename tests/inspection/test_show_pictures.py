@@ -117,3 +117,10 @@ def test_a_picture_is_written_in_the_format_of_its_name_the_same_each_time(comma
         outcome = command("show", "rope", *SMALL, "--plot", str(file))
         assert outcome.code == 0 and f"wrote {file}" in outcome.err, outcome.err
     assert files[0].read_bytes() == files[1].read_bytes() and files[0].read_bytes().startswith(start)
+
+
+def test_scores_have_one_axis_and_what_was_not_trained_says_so() -> None:
+    figure = draw(rows_of(resolve(["alibi", "t5", "rope"])))
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    assert {"alibi", "t5: not trained", "rope"} <= panels.keys()
+    assert len({panels[title].get_ylim() for title in ("alibi", "t5: not trained", "rope")}) == 1

@@ -1,6 +1,7 @@
 """The compiled layers between attentions give what PyTorch's operations give, and gradients of float64."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from pe_bench.config.compose import compose_config
 from pe_bench.encodings.rotary.rope import rotate
-from pe_bench.model import products
+from pe_bench.model import accelerate, products
 from pe_bench.model.accelerate import FASTER
 from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.native import inductor
 from pe_bench.native import layers as native
 from pe_bench.native.build import Kernel
 from pe_bench.native.layers import is_rotated_natively
@@ -117,6 +119,31 @@ def test_training_runs_in_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(native, "_call", lambda name, *given: (calls.append(name), call(name, *given)))
     results(model_of("encoding=rope"))
     assert {f"pe_bench_{name}" for name in ("rms_norm", "rms_norm_backward", "swiglu", "nll")} <= {*calls}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which the compiler looks at
+def test_the_functions_that_a_gpu_compiles_are_traced_whole_and_compute_what_the_layers_do(monkeypatch):
+    model = model_of("encoding=rope")
+    exact = results(copy.deepcopy(model).double())
+    traced: list[str] = []
+
+    @functools.cache
+    def traced_alone(function, backend):
+        traced.append(function.__name__)
+        return torch.compile(function, backend="eager", fullgraph=True)
+
+    def is_trained(x: object) -> bool:
+        return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+    monkeypatch.setattr(native, "kernel", lambda: Kernel(None, "switched off"))
+    theirs = largest_errors(results(model), exact)
+    monkeypatch.setattr(inductor, "compiled", traced_alone)
+    for module in (inductor, accelerate):
+        monkeypatch.setattr(module, "is_compiled_for", is_trained)
+    found = largest_errors(results(model), exact)
+    assert {*traced} == {"project_fused", "finish_block_fused", "nll_fused", "turn_in_type"}
+    for name, error in found.items():
+        assert error <= 4 * theirs[name] + 2e-6, name
 
 
 @here

@@ -10,7 +10,9 @@ from support.results import add_run
 from support.tables import only, printed
 from test_short import cells_of
 
+from pe_bench.report.columns import to_frame, to_markdown
 from pe_bench.report.curves import chart_of
+from pe_bench.report.page import to_html
 from pe_bench.runs.find import ANCHOR_NAMES, COPYING, FREQUENCIES, TRIGRAM
 
 LENGTHS = (32, 128, 256, 512)
@@ -56,7 +58,21 @@ def test_the_two_anchors_are_the_last_lines_and_are_not_judged(results: Path) ->
     assert names.index(TRIGRAM) == names.index("noise") + 1
     assert [cells_of(text, TRIGRAM)[place] for place in (0, -1)] == ["2.600", "-"]
     assert cells_of(text, COPYING) == ["2.400", "-0.200", "-0.300", "-"]
-    assert f"{TRIGRAM}, {COPYING}: no encodings" in text
+    assert f"{TRIGRAM}: no encoding" in text and f"{COPYING}: no encoding" in text
+
+
+def test_the_trigram_is_shown_only_where_a_model_is_no_better(tmp_path: Path) -> None:
+    add_run(tmp_path, "alibi", at_lengths(LEVELS["alibi"]), spread=0.002)
+    add_anchors(tmp_path)
+    table = only(tmp_path)
+    for shown in (printed([table]), printed([table], details=True), to_markdown([table]), to_html([table])):
+        assert f"{TRIGRAM}" not in shown and COPYING in shown
+    assert [anchor.label for anchor in chart_of(table).anchors] == [COPYING]
+    assert {*to_frame([table])["encoding"]} == {"alibi", TRIGRAM, COPYING}, "data have both"
+    assert cells_of(printed([only(tmp_path, baseline=TRIGRAM)]), TRIGRAM)[0] == "2.600"
+    add_run(tmp_path, "slow", at_lengths((2.7, 2.61, 2.6, 2.6)), spread=0.2)
+    table = only(tmp_path)
+    assert "" in {line.unlearned for line in table.lines} and TRIGRAM in printed([table])
 
 
 def test_what_is_surely_above_the_trigram_is_marked_and_has_no_rank(results: Path) -> None:
@@ -68,7 +84,7 @@ def test_what_is_surely_above_the_trigram_is_marked_and_has_no_rank(results: Pat
     text = printed([table])
     assert cells_of(text, "slow")[0] == "2.900*"
     assert cells_of(text, "alibi")[0] == "2.300"
-    assert "* not learned yet (slow): surely worse" in text
+    assert "*: not learned yet (slow): surely worse" in text
     assert cells_of(text, "slow")[-1] == "512"
 
 
@@ -78,8 +94,22 @@ def test_what_does_not_surely_beat_token_frequencies_has_no_verdict(results: Pat
     assert {cell.verdict for cell in noise.records.values()} == {""}
     assert noise.break_point.kind == "unknown"
     text = printed([table])
-    assert cells_of(text, "noise") == ["4.600*", "-", "-", "-"]
-    assert "* nothing learned yet (noise): at the training length no better than guessing" in text
+    assert cells_of(text, "noise") == ["4.600*", "0.000*", "0.000*", "-"], "a change, and no verdict"
+    assert "*: nothing learned yet (noise): at the training length no better than guessing" in text
+
+
+@pytest.mark.parametrize(
+    ("documents", "targets", "is_judged"), [(20, 4096, True), (19, 4096, False), (20, 4095, False)]
+)
+def test_a_checkpoint_is_called_unlearned_only_from_enough_text(
+    tmp_path: Path, documents: int, targets: int, is_judged: bool
+) -> None:
+    size = {"documents": documents, "targets": targets, "steps": 0}
+    add_run(tmp_path, "hf-noise", {128: 4.6, 256: 4.6}, model="hf:noise", label="rope", **size)
+    add_anchors(tmp_path, **size)
+    table = only(tmp_path)
+    assert (table.lines[0].unlearned == "frequencies") is is_judged
+    assert cells_of(printed([table]), "rope")[0] == "4.600" + "*" * is_judged
 
 
 def test_anchors_change_no_verdict_and_no_comparison_of_others(results: Path) -> None:

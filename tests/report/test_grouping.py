@@ -6,9 +6,12 @@ import pytest
 from support.results import add_run
 from support.tables import BREAKING, FLAT, line_of, only, printed
 
+from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.errors import RunError
 from pe_bench.report.build import build_tables
-from pe_bench.report.columns import to_frame
+from pe_bench.report.columns import to_frame, to_latex
+from pe_bench.report.page import to_html
+from pe_bench.runs.folder import write_config
 
 
 @pytest.mark.parametrize(
@@ -64,3 +67,37 @@ def test_two_runs_of_one_seed_are_two_lines_and_never_two_seeds(tmp_path: Path) 
     assert any(note.startswith("rb: several runs have the same seed") for note in table.notes)
     assert not any(note.startswith("rope: several") for note in table.notes)
     assert set(to_frame([table])["run"]) >= {"", "rb-s0-5e77da7a1"}
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "title"),
+    [
+        ({}, 820_000, "tiny model (0.8M)"),
+        ({"d_model": 96, "n_layers": 2, "n_heads": 3}, 297_024, "tiny, changed (2 layers of 96, 0.3M)"),
+        (
+            {"name": "small", "d_model": 128, "n_layers": 1, "n_heads": 8, "d_ff": 688},
+            96_000,
+            "small, changed (1 layer of 128, 0.096M)",
+        ),
+        ({"qk_norm": True}, 12_400_000, "tiny, changed (qk_norm=True, 12M)"),
+        ({"name": "mine", "d_model": 96}, 297_024, "mine model (0.3M)"),
+    ],
+)
+def test_every_title_has_the_models_size_and_how_it_was_changed(
+    tmp_path: Path, model: dict[str, object], parameters: int, title: str
+) -> None:
+    name = str(model.get("name", "tiny"))
+    run = add_run(tmp_path, "rope", BREAKING, parameters=parameters, model=name)
+    options = {"name": "rope", "class": "pe_bench.encodings.rope:Any"}
+    write_config(run, Config(options, model=ModelConfig(**model)))  # pyright: ignore[reportArgumentType]
+    [table] = build_tables(tmp_path)
+    assert table.title[0] == title
+    assert printed([table]).startswith(f"{title} ")
+    assert title.replace("_", r"\_") in to_latex([table]) and title in to_html([table])
+
+
+def test_a_title_has_the_smallest_and_the_largest_size(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", BREAKING)
+    add_run(tmp_path, "t5", FLAT, parameters=1_930_000)
+    [table] = build_tables(tmp_path)
+    assert table.title[0] == "tiny model (0.8M to 1.9M)"

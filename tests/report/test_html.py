@@ -65,10 +65,10 @@ def line_of(page: Page, name: str) -> str:
 
 def test_a_line_says_how_far_it_works_its_level_and_its_differences_and_opens_for_the_rest(tables, page):
     line = next(line for line in tables[0].lines if line.encoding == "sinusoidal")
-    cell, better = line.records[1024], " −0.300v better"
+    cell, better = line.records[1024], " −0.300b better"
     shown = line_of(page, "sinusoidal")
     assert shown.startswith(f"sinusoidal 3.100{3 * better} 128 to 256 yes "), "a level has no mark"
-    assert line_of(page, "rope").startswith("rope 2.600 2.600 3.100 4.600 "), "the baseline itself"
+    assert line_of(page, "rope").startswith("rope 2.600 (0) (0) (0) "), "the baseline itself"
     for said in (
         f"{cell.level:.3f}",
         f"{cell.change:+.3f}",
@@ -140,3 +140,8 @@ def test_the_training_losses_of_all_runs_are_curves_that_belong_to_their_lines(t
 def test_the_title_that_a_program_gives_a_page_is_text() -> None:
     page = to_html([], title="<script>a & b")
     assert page.count("&lt;script&gt;a &amp; b") == 2 and "<script>a" not in page
+
+
+def test_the_margin_of_a_change_has_a_colour_of_the_page(tables) -> None:
+    page = to_html(tables)
+    assert "#f0f0f0" not in page and 'fill="var(--raised)"' in page

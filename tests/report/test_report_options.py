@@ -8,11 +8,13 @@ from support.commands import Command
 from support.results import add_run
 from support.tables import BREAKING, bits_at, labels, only, where
 
+from pe_bench.config.schema import CheckpointConfig, Config, EvalConfig
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_tables
 from pe_bench.report.groups import Selection, parse_by
 from pe_bench.report.statistics import corrected_comparisons, paired_interval
 from pe_bench.runs.find import parse_condition
+from pe_bench.runs.folder import write_config
 
 HEAD = "step,tokens,loss,validation_loss,lr,gradient_norm,seconds\n"
 Levels = dict[str, dict[int, float | None]]
@@ -95,7 +97,7 @@ def test_by_model_checkpoints_of_one_text_and_one_tokenizer_are_lines_of_one_tab
     assert len(build_tables(tmp_path)) == 3
     alone, together = build_tables(tmp_path, selection=Selection(by=("model",)))
     assert labels(together) == ["rope of base (0.82M)", "rope of long (0.82M)"]
-    assert together.title[:3] == ["checkpoints", "stdlib", "its tokenizer"]
+    assert together.title[:3] == ["checkpoints", "stdlib", "their tokenizer"]
     assert labels(alone) == ["rope of other (0.82M)"]
 
 
@@ -260,3 +262,24 @@ def test_a_value_whose_validation_loss_is_no_number_is_never_the_best(report: Co
             (run / "train.csv").write_text(f"{HEAD}8,1,9,{loss},1,1,1\n")
         said = " ".join(report("--best", "train.lr").out.split())
         assert f"alibi {kept} of 0.001, 0.003; rope {kept} of 0.001, 0.003" in said
+
+
+def test_an_evaluation_of_a_checkpoint_that_has_not_ended_is_shown_with_what_is_missing(
+    tmp_path: Path, command: Command
+) -> None:
+    levels = {128: 3.0, 256: 3.1}
+    run = add_run(tmp_path, "hf-llama", levels, model="hf:llama", label="rope", steps=0)
+    (run / "result.json").unlink()
+    options = {"name": "rope", "class": "pe_bench.encodings.rotary.rope:RoPE"}
+    checkpoint = CheckpointConfig("hf:some/llama", "1234", "max_position_embeddings", architecture="Llama")
+    lengths = EvalConfig(lengths=[256, 512, 1024])
+    write_config(run, Config(options, eval=lengths, checkpoint=checkpoint))
+    where = ("--results-dir", str(tmp_path))
+    for arguments in ((), ("hf:some/llama",), ("hf-llama",)):
+        shown = command("report", *arguments, *where)
+        assert shown.code == 0, shown.err
+        assert "+0.100" in shown.out
+        assert "not finished: hf:some/llama: 2 of 4 lengths missing" in " ".join(shown.out.split())
+    (run / "eval.csv").unlink()
+    none = command("report", *where)
+    assert none.code == 2 and "4 of 4 lengths missing" in none.err and "pe-bench train" not in none.err

@@ -10,11 +10,12 @@ import pytest
 from support.results import add_run
 from support.tables import printed
 
+import pe_bench
 from pe_bench.cli.data import plain
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
 from pe_bench.report.cells import by_importance, short_lengths, works_to
-from pe_bench.report.columns import to_frame, to_markdown
+from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.groups import Selection
 from pe_bench.report.page import describe_result, to_html
 from pe_bench.runs.find import parse_condition
@@ -55,13 +56,14 @@ def test_a_narrow_terminal_keeps_the_lengths_that_people_ask_for_and_the_answers
     text = printed(build_tables(results), width)
     assert max(map(len, text.splitlines())) <= width
     [headings] = [line for line in text.splitlines() if line.startswith("encoding ")]
-    assert headings.endswith("works to  uses context")
+    assert headings.endswith("works to  uses context" if width > 80 else "works to  context")
     words = headings.replace(",", "").split("at 128")[1].split()
     shown = [int(word) for word in words if word.isdecimal()]
     dropped = [length for length in LENGTHS[2:] if length not in shown]
     assert bool(dropped) == (width < 90)
     assert not dropped or f"no room for {', '.join(f'{length:,}' for length in dropped)}" in text
-    assert shown == sorted(by_importance(LENGTHS[2:], 128, ())[: len(shown)])
+    assert shown == sorted(by_importance(LENGTHS[2:], 128, (), [192])[: len(shown)])
+    assert width < 80 or 192 in shown, "where rope breaks"
 
 
 def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> None:
@@ -126,7 +128,11 @@ def test_every_view_says_to_the_same_length_how_far_a_model_works(
     assert re.search(rf"\| {text or '-'} \|$", to_markdown([table]), re.MULTILINE)
     if text:
         assert f">{text}<" in re.sub(r"\s", " ", to_html([table])).replace("> ", ">").replace(" <", "<")
+    for_latex = {"": "-- ", "not at all": "not at all "}.get(text, text if " " in text else f"${text}$")
+    assert for_latex.replace(",", "{,}" if "$" in for_latex else ",") in to_latex([table])
     frame = to_frame([table]).astype(object)
+    of_interface = pe_bench.results(tmp_path).astype(object)
+    assert of_interface.equals(frame)
     assert {(row.works_to, row.stops_by) for row in frame.where(frame.notna(), None).itertuples()} == {ends}
     said = plain(table)["lines"][0]["break_point"]
     assert (said["works_to"], said["stops_by"]) == ends
@@ -154,16 +160,17 @@ def test_the_newest_runs_table_is_shown_and_the_others_are_counted(results: Path
     assert build_report(results).others == 0 and len(build_tables(results)) == 3
 
 
-def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_five_notes(results: Path) -> None:
+def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_six_notes(results: Path) -> None:
     [table] = build_tables(results)
     assert "past the table of 128" in printed([table], 200)
     caveats = tuple(f"caveat {number}" for number in range(9))
     text = printed([replace(table, caveats=caveats)], 200)
-    assert "caveat 2" in text and "caveat 8" not in text and "6 more notes: --details" in text
+    assert "caveat 3" in text and "caveat 8" not in text and "5 more notes: --details" in text
     alibi = next(line for line in table.lines if line.encoding == "alibi")
     point = replace(alibi.break_point, holds_to=256, works_to=2048)
     unsure = replace(table, lines=(replace(alibi, break_point=point),))
     assert works_to(unsure.lines[0]).mark == "?"
-    assert "a length with ?: unclear from a shorter one on" in printed([unsure], 100)
+    assert "works to 2,048?: unclear from a shorter length on" in printed([unsure], 100)
+    assert "works to 2,048?" in printed([unsure], 100, details=True)
     result = describe_result(unsure)
     assert result.startswith("0 of 1 surely hold") and ", 1 more may" in result

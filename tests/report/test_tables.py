@@ -11,6 +11,7 @@ from support.tables import BREAKING, bits_at, line_of, only, printed
 
 from pe_bench.report.columns import details_of, short
 from pe_bench.report.curves import chart_of
+from pe_bench.report.notes import meanings
 from pe_bench.report.statistics import paired_interval
 from pe_bench.report.verdicts import find_break_point
 from pe_bench.runs.rows import read_rows
@@ -56,7 +57,7 @@ def test_unequal_targets_leave_the_change_empty_with_the_reason(tmp_path: Path) 
     note = (
         "~ changes at 4,096: from levels at 128 on the same targets, which are not those of the levels shown"
     )
-    assert f"{note} at 128" in only(tmp_path).caveats
+    assert f"{note} at 128" in meanings(only(tmp_path))
 
 
 def test_a_level_is_shown_only_beside_levels_on_the_same_targets(tmp_path: Path) -> None:

@@ -72,7 +72,9 @@ def test_what_is_not_learned_at_the_training_length_has_no_verdict_past_it_and_n
     assert unlearned.unlearned == "task" and unlearned.break_point.works_to is None
     assert [cell.verdict for cell in unlearned.records.values()] == ["partial", "", ""]
     text = printed([found], 80)
-    assert all(word in text for word in ("0.703*", "0.602*", "* not learned", "probe model · task copy"))
+    assert all(
+        word in text for word in ("0.703*", "0.602*", "*: not learned", "probe model (0.8M) · task copy")
+    )
     assert "bits" not in text and all(len(line) <= 80 for line in text.splitlines())
 
 

@@ -1,5 +1,6 @@
 """What is said beside the numbers: notes, what an unclear verdict leaves known, what is bold or infinite."""
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -55,8 +56,10 @@ def test_what_differs_between_seeds_is_unclear_of_others_and_known_of_these_mode
     assert cell.interval and cell.compared.of_models
     assert cell.interval.low < cell.compared.of_models.low < cell.compared.of_models.high < cell.interval.high
     assert "+0.107>?" in said(tmp_path) and "sure of these models, not of other seeds" in said(tmp_path)
-    bound = f"unclear changes: rope at 256 (at most {cell.interval.high:+.3f})"
-    assert f"{bound}. Most of this is how seeds differ" in said(tmp_path)
+    bound = f"rope at 256 (at most {cell.interval.high:+.3f})"
+    assert f"unclear: {bound}; more seeds" in said(tmp_path) and "--targets" not in said(tmp_path)
+    details = " ".join(printed([only(tmp_path)], 100, details=True).split())
+    assert f"unclear changes: {bound}. Most of this is how seeds differ" in details
 
 
 def test_the_commands_for_what_is_unclear_score_the_same_rows_on_four_times_the_targets(
@@ -84,7 +87,9 @@ def test_of_several_runs_of_a_name_each_is_named_and_of_a_users_class_none(tmp_p
     for run, table in zip(named, build_tables(tmp_path), strict=True):
         assert f"pe-bench eval {run.name} --results-dir {tmp_path} --targets 24" in "".join(table.notes)
     add_run(tmp_path / "own", "mine", {128: 3.0, 256: 3.0}, spread=2.0, label="mine@1a2b")
-    assert "by up to half: score them again with --targets 24" in said(tmp_path / "own")
+    assert "; more seeds or --targets 24" in said(tmp_path / "own")
+    notes = " ".join(only(tmp_path / "own").notes)
+    assert "by up to half: score them again with --targets 24" in notes
 
 
 def test_a_model_that_gains_nothing_within_training_reads_nothing(tmp_path: Path) -> None:
@@ -131,3 +136,34 @@ def test_with_a_baseline_only_what_is_better_for_sure_is_bold_and_only_among_sev
     assert [cell.startswith("**") for cell in cells_of(text, "alibi")] == [0, 0, 1, 1, 1, 0]
     assert "**" not in str(cells_of(text, "fire")) + str(cells_of(text, "rope"))
     assert "bold: the lowest that is better than rope for sure" in text
+
+
+def test_a_cell_without_a_number_says_why(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1, 512: 3.2})
+    add_run(tmp_path, "learned", {128: 3.0, 256: None, 512: None})
+    add_run(tmp_path, "alibi", {128: 3.0, 512: 3.0})
+    text = said(tmp_path)
+    assert "-: not scored: alibi at 256" in text and "alibi at 256, 512" not in text
+    assert "undefined: learned at 256, 512: position 255 is past the table of 128" in text
+
+
+def test_no_mark_is_explained_that_is_not_in_the_table(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1, 512: 3.2}, spread=0.001)
+    text = said(tmp_path)
+    assert "no mark holds, > degrades" in text
+    assert not any(word in text for word in ("! fails", "v improves", "? unclear", "works to 1", "uses"))
+
+
+def test_latex_has_five_lengths_with_half_intervals_and_markdown_a_command_to_copy(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {length: 3.0 + length / 999 for length in (128, 160, 192, 256, 384, 512, 1024)})
+    table = only(tmp_path)
+    [heading] = [line for line in to_latex([table]).splitlines() if line.startswith("encoding &")]
+    assert heading.count("&") == 7 and " 1024 " in heading and " 160 " in heading
+    assert r"$+0.897 \pm 0.006$!" in to_latex([table]) and "±" not in to_latex([table])
+    named = only(tmp_path, lengths=(160, 192, 256, 384, 512, 1024))
+    [heading] = [line for line in to_latex([named]).splitlines() if line.startswith("encoding &")]
+    assert heading.count("&") == 8
+    add_run(tmp_path / "unclear", "rope", {128: 3.0, 256: 3.0}, spread=2.0)
+    add_run(tmp_path / "unclear", "alibi", {128: 3.0, 256: 3.0}, spread=2.0)
+    markdown = to_markdown([only(tmp_path / "unclear")], details=True)
+    assert re.search(r"by up to half: `pe-bench eval [^`]*--targets 24`$", markdown, re.MULTILINE)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.scoring import DATA, TRAIN_LENGTH, VOCABULARY, data_of
+from support.scoring import DATA, EVAL, TRAIN_LENGTH, VOCABULARY, data_of
 
-from pe_bench.config.schema import TrainConfig
+from pe_bench.config.schema import Config, TrainConfig
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.runs.find import COPYING, FREQUENCIES, TRIGRAM
 from pe_bench.scoring.anchors import (
@@ -17,7 +17,10 @@ from pe_bench.scoring.anchors import (
     copying_weights,
     count_anchors,
     longest_matches,
+    own_frequencies,
 )
+from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.protocols import batches, targets
 
 TRAIN = TrainConfig(length=TRAIN_LENGTH, steps=3, batch_tokens=16)
 
@@ -108,3 +111,17 @@ def test_nothing_is_counted_in_validation_text() -> None:
     for counts, same_counts in zip(one.trigram.counts, same.trigram.counts, strict=True):
         assert np.array_equal(counts.keys, same_counts.keys)
         assert np.array_equal(counts.counts, same_counts.counts)
+
+
+def test_a_scored_token_is_not_counted_in_its_own_frequency() -> None:
+    [plan, *_] = make_plans(Config({}, train=TRAIN, eval=EVAL), EVAL, DATA)
+    drawn = [targets(DATA.validation, batch).numpy().ravel() for batch in batches(plan.windows, 10**6)]
+    counts = np.bincount(np.concatenate(drawn), minlength=VOCABULARY)
+    tokens = np.arange(VOCABULARY)[None, :]
+    frequency = own_frequencies(DATA, plan)(tokens, 0)[FREQUENCIES][0]
+    for token, count in enumerate(counts):
+        others = counts.copy()
+        others[token] = max(count - 1, 0)
+        kinds = np.count_nonzero(others)
+        expected = (others[token] + kinds / VOCABULARY) / (counts.sum() - 1 + kinds)
+        assert frequency[token] == pytest.approx(expected)

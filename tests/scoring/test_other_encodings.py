@@ -151,6 +151,9 @@ def test_an_incompatible_encoding_is_refused_before_anything_is_written(begin, e
         ("yran", "unknown encoding 'yran': did you mean 'yarn'?"),
         ("sliding_window windw=4", "did you mean 'encoding.modifiers.sliding_window.window'?"),
         ("yarn,rope_pi factor=4", "name encodings with commas between, or one with its options"),
+        ("yarn factor=[1,", "'factor=[1,' cannot be read: put quotes around the value"),
+        ("yarn factor=2,4", "factor=2,4 is several values: 'factor=[2,4]' is a list"),
+        ("yarn encoding=nope", "unknown key 'encoding.encoding'"),
         ("logn+yarn", "yarn is no modifier, and only one encoding can be the base"),
     ],
 )

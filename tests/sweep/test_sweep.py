@@ -13,8 +13,9 @@ import pytest
 from filelock import FileLock
 from support.commands import at_work, living, start, write_corpus
 
+from pe_bench.config.sweeps import Planned, planned
 from pe_bench.runs.rows import read_rows
-from pe_bench.sweep.jobs import DONE, FAILED, Sweep
+from pe_bench.sweep.jobs import DONE, FAILED, Sweep, run_job
 from pe_bench.training.checkpoint import latest_checkpoint
 
 full = pytest.mark.full
@@ -96,6 +97,20 @@ def test_a_job_that_fails_at_some_lengths_has_failed_and_the_others_are_shown(tr
     assert "could not be scored at 32" in outcome.err and "works to" in outcome.out
 
 
+def test_a_job_s_file_is_its_configuration_and_one_that_cannot_be_read_fails_alone(tmp_path):
+    sweep = Sweep(tmp_path)
+    path = "a: #b${seed}, 'c'\\"
+    encoding = ["encoding=local_global", "modifier=[logn]", "encoding.global={name: yarn, factor: 2}"]
+    values = {"data.path": path, "train.lr": 1e-05, "train.betas": [0, 0.5], "model.name": "null"}
+    [job] = planned(["data=files", *encoding], values=values)
+    sweep.write_job(3, job)
+    assert sweep.read_job(3) == Planned(job.label, job.config) and job.config.data.path == path
+    sweep.file(4, "yaml").write_text("{")
+    run_job(sweep, 4)
+    [state] = sweep.states()
+    assert (state.number, state.state) == (4, FAILED) and state.text
+
+
 @each_launcher
 def test_a_stopped_sweep_saves_its_running_jobs(tmp_path, launcher):
     long = ["train.steps=20000", "train.validate_every=20000", "-m", "encoding=nope,alibi"]
@@ -154,7 +169,7 @@ def test_jobs_that_score_one_run_wait_for_each_other_and_say_for_which(tmp_path)
 
 def test_each_value_of_a_scoring_option_has_a_table_and_a_repeat_shows_the_requested_one(train):
     both = train("-m", "encoding=nope", "eval.targets=6,12")
-    first, second = re.split(r"\n+tiny model", both.out)
+    first, second = re.split(r"\n+tiny, changed", both.out)
     again = train("-m", "encoding=nope", "eval.targets=6")
     assert "1 job, done already" in again.err
     level = re.compile(r"^nope +.*", re.MULTILINE)

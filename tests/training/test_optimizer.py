@@ -6,7 +6,12 @@ from support.native import here
 
 from pe_bench.inspection.check.case import worst
 from pe_bench.training import optimizer
-from pe_bench.training.optimizer import Optimizer, ParameterGroup, orthogonalise
+from pe_bench.training.optimizer import (
+    Optimizer,
+    ParameterGroup,
+    orthogonalise,
+    orthogonalise_in_bfloat16,
+)
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -24,6 +29,29 @@ def test_orthogonalised_matrices_keep_their_singular_vectors_with_values_that_th
     moved = orthogonalise(matrices)
     torch.testing.assert_close(moved, left @ torch.diag_embed(expected) @ right, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(orthogonalise(matrices.float()).double(), moved, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("shape", [(3, 128, 128), (2, 128, 344), (2, 344, 128)])
+def test_in_bfloat16_matrices_are_orthogonalised_to_two_hundredths(shape):
+    matrices = drawn(*shape)
+    exact = orthogonalise(matrices)
+    moved = orthogonalise_in_bfloat16(matrices.float())
+    assert moved.dtype == torch.bfloat16
+    error = (moved.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert float(error) < 0.02
+    assert torch.equal(orthogonalise_in_bfloat16(torch.zeros(2, 4, 6)), torch.zeros(2, 4, 6).bfloat16())
+
+
+def test_steps_in_bfloat16_keep_weights_and_momenta_in_float32_and_are_near_those_in_float32():
+    moved = []
+    for dtype in (None, torch.bfloat16):
+        weights = torch.nn.Parameter(drawn(32, 48).float())
+        muon = Optimizer([ParameterGroup(lr=0.02, parameters=[weights])], dtype)
+        weights.grad = drawn(32, 48).float().flip(0)
+        muon.step()
+        assert weights.dtype == muon.state[weights]["momentum_buffer"].dtype == torch.float32
+        moved.append(weights.detach() - drawn(32, 48).float())
+    assert 0 < float((moved[0] - moved[1]).norm() / moved[0].norm()) < 0.02
 
 
 @here

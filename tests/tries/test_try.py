@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,10 @@ from filelock import FileLock
 from support.commands import LEARNED, TRIED, Command, Outcome, stop_before
 
 import pe_bench
+from pe_bench.config.compose import compose_config
 from pe_bench.report.records import BreakPoint
 from pe_bench.runs.commands import VARIABLE, recorded_commands
+from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
 from pe_bench.scored import Run
 from pe_bench.tries import trying
@@ -62,9 +65,17 @@ def test_a_program_s_try_keeps_with_each_run_the_command_that_trains_it(
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(folder)
-    pe_bench.try_change("nope", *TRIED, "data.path=corpus", minutes=0.001, lengths=[16, 32])
-    for run in (folder / "results" / "runs").iterdir():
-        assert recorded_commands(run)[0].startswith(f"pe-bench train encoding={run.name.partition('-')[0]} ")
+    pe_bench.try_change("nope eval.half=both", *TRIED, "data.path=corpus", minutes=0.001, lengths=[16, 32])
+    for run in (folder / "results" / "tries" / "runs").iterdir():
+        [command] = recorded_commands(run)
+        words = shlex.split(command)
+        assert words[:3] == ["pe-bench", "train", f"encoding={run.name.partition('-')[0]}"]
+        chosen = ["eval.controls=none", "eval.half=first", "eval.lengths=[16,32]"]
+        chosen.append("results_dir=results/tries")
+        typed = [*TRIED, "data.path=corpus"]
+        assert words[-len(typed) - 6 :] == ["train.tokens=256000", *chosen, *typed, "seed=0"]
+        asked, made = compose_config(words[2:]), read_config(run)
+        assert (asked.train, asked.eval, asked.seed) == (made.train, made.eval, made.seed)
 
 
 def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
@@ -87,11 +98,11 @@ def test_a_try_ends_with_three_lines_and_the_code_of_its_answer(
 
     tries = [(each["kind"], each["number"], each["seeds"]) for each in json.loads(file.read_text())]
     assert tries == [("try", 1, 2), ("try", 2, 1), ("confirm", 1, 1)]
-    texts = {run.name: (run / "config.yaml").read_text() for run in (results / "runs").iterdir()}
+    texts = {run.name: (run / "config.yaml").read_text() for run in (results / "tries" / "runs").iterdir()}
     halves = {("-s1000-" in name, "half: second" in text) for name, text in texts.items()}
     assert halves == {(False, False), (True, True)}, "what is confirmed shares no seed and no document"
     assert "confirm 1" in command("try", "--list").out
-    tables = json.loads(command("report", "--all", "--json").out)["tables"]
+    tables = json.loads(command("report", "--results-dir", "results/tries", "--all", "--json").out)["tables"]
     seeds = {t["key"]["half"]: {line["label"]: line["seeds"] for line in t["lines"]} for t in tables}
     assert seeds == {"first": {"rope": 2, "nope": 2, "rope base=20.0": 1}, "second": {"rope": 1, "nope": 1}}
 
@@ -165,7 +176,7 @@ def test_a_failed_try_is_listed_as_failed(tried, command: Command) -> None:
 
 def test_tries_on_one_baseline_wait_for_each_other(tried, folder: Path) -> None:
     tried("nope", *SHORT)
-    (baseline,) = (folder / "work" / "results" / "runs").glob("rope-*")
+    (baseline,) = (folder / "work" / "results" / "tries" / "runs").glob("rope-*")
     is_held = Event()
 
     def hold() -> None:
@@ -186,7 +197,7 @@ def test_tries_on_one_baseline_wait_for_each_other(tried, folder: Path) -> None:
 
 def test_a_control_is_no_score_of_a_try(tried, folder: Path) -> None:
     tried("nope", *SHORT, "eval.controls=all", "eval.per_position=true")
-    (path,) = (folder / "work" / "results" / "runs").glob("nope-*")
+    (path,) = (folder / "work" / "results" / "tries" / "runs").glob("nope-*")
     rows = [row for row in reversed(read_rows(path / "eval.csv")) if row.length == 32]
     assert {row.control for row in rows} > {"none"}
     for one in (rows, rows[::-1]):

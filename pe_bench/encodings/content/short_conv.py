@@ -4,7 +4,7 @@ Each feature of each head has `taps` weights, for the token itself and those bef
 convolutions of `gated_deltanet` and `kda` would do for softmax attention, which those layers are compared
 with.
 
-$q_t \mapsto \sum_{s=0}^{3} c_s \odot q_{t-s}$, and so for $k_t$ and $v_t$
+$q_t \mapsto \sum_{s=0}^{3} c_s \odot q_{t-s}, \text{ and so for } k_t \text{ and } v_t$
 
 Past the training length: defined; it reads no position.
 

@@ -20,13 +20,14 @@ layout of GPT-NeoX and Llama, and the default here).
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pe_bench.encodings.base import ROTARY, Base, Fraction, LayerEncoding, Side
 from pe_bench.errors import require
+from pe_bench.native.inductor import fused_on_gpu
 from pe_bench.native.layers import is_rotated_natively, rotated
 
 Layout = Literal["half", "interleaved"]
@@ -75,7 +76,7 @@ def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, for
     if form == "complex":
         product = torch.complex(*split_pairs(precise, layout)) * torch.complex(cos, sin)
         return join_pairs(product.real, product.imag, layout).to(x.dtype)
-    return turn(precise, cos, sin, layout).to(x.dtype)
+    return turn_in_type(x, cos, sin, layout)
 
 
 def rotate_both(
@@ -89,8 +90,14 @@ def rotate_both(
 def turn_both(queries: Side, keys: Side, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Return queries and keys turned in half layout by cosines and sines [.., N, K/2] of the keys."""
     last = slice(keys.x.shape[-2] - queries.x.shape[-2], None)
-    turned_q = turn(queries.x.to(cos.dtype), cos[..., last, :], sin[..., last, :], "half")
-    return turned_q.to(queries.x.dtype), turn(keys.x.to(cos.dtype), cos, sin, "half").to(keys.x.dtype)
+    turned_q = turn_in_type(queries.x, cos[..., last, :], sin[..., last, :], "half")
+    return turned_q, turn_in_type(keys.x, cos, sin, "half")
+
+
+@fused_on_gpu
+def turn_in_type(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """Return what `turn` does in the type of the cosines, in the type of x."""
+    return turn(x.to(cos.dtype), cos, sin, layout).to(x.dtype)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
@@ -100,24 +107,43 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return torch.addcmul(x * cosines, swapped(x, layout), sines)
 
 
-# Position, frequencies, cosines and sines on the CPU, for the next layer and the next step.
-_made_last: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+class _Angles(NamedTuple):
+    """Cosines and sines, kept for the next layer and the next step, and what they were made of."""
+
+    position: Tensor
+    frequencies: Tensor
+    cosines: Tensor
+    sines: Tensor
+
+    def are_of(self, position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> bool:
+        same_types = (self.position.dtype, self.cosines.dtype) == (position.dtype, dtype)
+        if not same_types or self.position.device != position.device:
+            return False
+        if position.device.type == "cpu":
+            same_position = torch.equal(self.position, position)
+            return same_position and torch.equal(self.frequencies, frequencies)
+        # To compare numbers on a GPU is to wait for it.
+        return self.position is position and self.frequencies is frequencies
+
+
+_made_last: _Angles | None = None
 
 
 def _cosines_and_sines(position: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines [.., n, K/2] of all angles."""
     global _made_last
-    on_cpu = position.device.type == frequencies.device.type == "cpu"
-    keeps = on_cpu and not (frequencies.requires_grad or position.requires_grad)
-    if keeps and _made_last is not None:
-        old_position, old_frequencies, cosines, sines = _made_last
-        same_types = (old_position.dtype, cosines.dtype) == (position.dtype, dtype)
-        if same_types and torch.equal(old_position, position) and torch.equal(old_frequencies, frequencies):
-            return cosines, sines
+    keeps = position.device == frequencies.device and not (
+        frequencies.requires_grad or position.requires_grad
+    )
+    if keeps and _made_last is not None and _made_last.are_of(position, frequencies, dtype):
+        return _made_last.cosines, _made_last.sines
     angle = position.double().unsqueeze(-1) * frequencies.double()
     cosines, sines = angle.cos().to(dtype), angle.sin().to(dtype)
     if keeps and not torch.is_inference_mode_enabled():  # whose tensors no training step can save
-        _made_last = position.clone(), frequencies.clone(), cosines, sines
+        made_of = (position, frequencies)
+        if position.device.type == "cpu":  # whose numbers are compared, and may change in place
+            made_of = (position.clone(), frequencies.clone())
+        _made_last = _Angles(*made_of, cosines, sines)
     return cosines, sines
 
 

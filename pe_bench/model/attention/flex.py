@@ -9,7 +9,7 @@ Letters: B batch, H query heads, T tokens, K head width, D model width.
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,14 +27,18 @@ from pe_bench.model.attention.reference import (
     times,
     visible_keys,
 )
+from pe_bench.native.inductor import compiled
 
 # Called with a score and the indices of its batch, head, query and key.
 Added = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # The kernels multiply matrices of at least this width.
 MIN_WIDTH = 16
-# So many combinations of bias, mask, type and shape may be compiled in one process.
-MAX_VARIANTS = 64
+# A kernel that reads a bias of each distance holds a block of these numbers for each of its stages, and with
+# more stages than these it needs more shared memory than an H100 has.
+STAGES_WITH_A_TABLE = 2
+# So many masks of a window are kept, for the other layers and the next step.
+KEPT_MASKS = 32
 
 
 def can_flex(encoding: LayerEncoding, q: Tensor, position: Tensor) -> bool:
@@ -60,32 +64,25 @@ def fused_flex_attention(
         block_mask=block_mask(encoding, queries, keys, window),
         scale=1 / math.sqrt(q.shape[-1]),
         return_aux=AuxRequest(lse=null is not None),
+        kernel_options=_kernel_options(encoding),
     )
     output = output[..., : v.shape[-1]]
     return output if null is None else (output * share_of_keys(sums.lse.unsqueeze(-1), null)).to(v.dtype)
+
+
+def _kernel_options(encoding: LayerEncoding) -> dict[str, Any] | None:
+    reads_table = encoding.overrides("distance_bias") and not encoding.has_columns()
+    return {"num_stages": STAGES_WITH_A_TABLE} if reads_table else None
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     """Run `flex_attention` compiled by itself, or as a part of what is being compiled around it."""
     if torch.compiler.is_compiling():
         return flex_attention(q, k, v, **options)
-    return _compiled(q.device.type)(q, k, v, **options)
-
-
-@cache
-def _compiled(device: str) -> Callable[..., Any]:
-    """Return one function for all lengths: from the second on the length is a variable of the kernel.
-
-    `fullgraph` raises an error where code would otherwise run uncompiled. On a CPU, for tests, the
-    operations are run one by one.
-    """
-    import torch._dynamo
-
-    settings: Any = torch._dynamo.config
-    settings.recompile_limit = max(MAX_VARIANTS, settings.recompile_limit)
-    backend = "eager" if device == "cpu" else "inductor"
-    compiled: Any = torch.compile(flex_attention, backend=backend, fullgraph=True)
-    return compiled
+    # From the second length on, the length is a variable of the kernel. On a CPU, for tests, the operations
+    # are run one by one.
+    backend = "eager" if q.device.type == "cpu" else "inductor"
+    return compiled(flex_attention, backend)(q, k, v, **options)
 
 
 def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added | None:
@@ -162,6 +159,7 @@ def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int |
     return mask_of_window(tokens, tokens if window is None else window, device)
 
 
+@lru_cache(KEPT_MASKS)
 def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
     """Return the mask that shows the last `window` tokens, the query's own among them."""
     block = torch.arange(_blocks(tokens), device=device)

@@ -4,7 +4,7 @@ Letters: B batch, H query heads, T tokens, Q queries and N keys of one block, K 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from functools import reduce
 from itertools import groupby
 from typing import Any, cast
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.model.attention.reference import precise, project, share_of_keys, times
@@ -193,7 +194,13 @@ def can_tabulate(position: Tensor) -> bool:
     """Return whether the bias at these positions is a table: one value for each distance in tokens."""
     if position.dim() != 1 or position.is_floating_point():
         return False
-    return bool((position.diff() == 1).all())
+    if position not in _is_consecutive:
+        _is_consecutive[position] = bool((position.diff() == 1).all())
+    return _is_consecutive[position]
+
+
+# Of positions that are in use: all layers of a model ask, and a GPU waits for each answer.
+_is_consecutive: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
 
 
 def _heads_together(needed: Sequence[int]) -> Iterator[tuple[slice, int]]:

@@ -1,0 +1,60 @@
+"""The encodings that the arguments of `show`, `check` and `speed` name, and the overrides beside them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe_bench.config.compose import compose
+from pe_bench.config.groups import GROUPS, find_name, keys_in
+from pe_bench.config.overrides import Override, in_full, parse_override, unknown_key
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import KEYS, Config
+from pe_bench.errors import require
+from pe_bench.values import close_to
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names of encodings, also those in `encoding=NAME`, each once; and the overrides."""
+    prefix = "encoding="
+    names = [text.removeprefix(prefix) for text in arguments if "=" not in text or text.startswith(prefix)]
+    overrides = [text for text in arguments if "=" in text and not text.startswith(prefix)]
+    return list(dict.fromkeys(names)), overrides
+
+
+def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[str, Config]:
+    """Return a configuration for each encoding that arguments name, with the overrides that are there.
+
+    An option of an encoding goes to those that have it. Raises `UserError`.
+    """
+    typed_names, texts = split_arguments(arguments)
+    require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
+    names = dict.fromkeys(find_name("encoding", name, search) for name in typed_names)
+    overrides = [parse_override(text) for text in texts]
+    options = [override for override in overrides if _is_option(override)]
+    shared = [str(override) for override in overrides if not _is_option(override)]
+    composed, used = {}, set()
+    for name in names:
+        values = compose([f"encoding={name}", *shared], search)
+        in_whole = {option: in_full(name, values["encoding"], option) for option in options}
+        used |= {option for option, key in in_whole.items() if key or option.prefix}
+        chosen = [str(option) for option in in_whole.values() if option]
+        composed[name] = compose([f"encoding={name}", *shared, *chosen], search) if chosen else values
+    for key in [option.key for option in options if option not in used]:
+        keys = [each for values in composed.values() for each in keys_in(values)]
+        raise unknown_key(key if "." in key or close_to(key, keys) else f"encoding.{key}", keys)
+    return {name: parse_config(values, search) for name, values in composed.items()}
+
+
+def _is_option(override: Override) -> bool:
+    """Say whether it is an encoding's, such as `encoding.base=500` or for short `base=500`."""
+    return override.section == "encoding" or (
+        "." not in override.key and override.key not in (*GROUPS, *KEYS)
+    )
+
+
+def in_sections(overrides: Sequence[str], sections: Sequence[str]) -> list[str]:
+    """Return the overrides of keys that lie in some sections, or are named by themselves."""
+    return [text for text in overrides if parse_override(text).section in sections]
+
+
+def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
+    return [text for text in overrides if parse_override(text).key not in keys]

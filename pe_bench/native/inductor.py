@@ -1,0 +1,54 @@
+"""Functions that PyTorch's compiler (Inductor) turns into fused kernels where a model is trained on a GPU.
+
+Each is compiled by itself, with tensors alone as arguments: the compiler never reads an encoding, which may
+be anybody's code. A function that all layers of a model call is compiled once.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+# So many combinations of types and shapes of one function may be compiled in one process.
+MAX_VARIANTS = 64
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def fused_on_gpu(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function of tensors, of which the first is on a GPU, compiled where gradients are wanted."""
+
+    @wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> R:
+        if not is_compiled_for(args[0]):
+            return function(*args, **options)
+        return compiled(function, "inductor")(*args, **options)
+
+    return run
+
+
+def is_compiled_for(x: object) -> bool:
+    """Return whether functions of this tensor are compiled.
+
+    Not for scoring, whose lengths differ from call to call.
+    """
+    is_on_gpu = isinstance(x, torch.Tensor) and x.device.type == "cuda"
+    return is_on_gpu and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+@cache
+def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """Return a function compiled for all shapes that it meets.
+
+    `fullgraph` raises an error where code would otherwise run uncompiled.
+    """
+    import torch._dynamo
+
+    # Products in float32 are to be exact.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+    settings: Any = torch._dynamo.config
+    settings.recompile_limit = max(MAX_VARIANTS, settings.recompile_limit)
+    return torch.compile(function, backend=backend, fullgraph=True)

@@ -1,0 +1,58 @@
+"""Runs of a folder of results, deleted, but for those that other runs start from."""
+
+import fnmatch
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pe_bench.errors import UserError
+from pe_bench.runs.folder import RunFolder, encoding_in, folders_of_runs, gather_and_warn, locked
+
+SOURCES = ("train.source", "train.from", "train.beside")  # keys that name another run
+
+
+def runs_named(names: Iterable[str], results_dir: Path) -> list[Path]:
+    """Return the runs, finished or not, that names stand for: a run's name, its encoding or its beginning.
+
+    Raises `UserError` for a name of no run.
+    """
+    there = folders_of_runs(results_dir)
+    found: list[Path] = []
+    for typed in names:
+        name = Path(typed).name
+        selected = [run for run in there if run.name == name]
+        selected = selected or [run for run in there if encoding_in(run.name) == name]
+        selected = selected or [run for run in there if fnmatch.fnmatch(run.name, f"{name}*")]
+        if not selected or not name:
+            raise UserError(f"no run '{typed}' in {results_dir / 'runs'}: see `pe-bench list runs`")
+        found += selected
+    return list(dict.fromkeys(found))
+
+
+def needed_by(runs: Sequence[Path], results_dir: Path) -> dict[Path, list[str]]:
+    """Return, for those of the runs that others start from or stand beside, the names of these others."""
+    needed: dict[Path, list[str]] = {}
+    for other in folders_of_runs(results_dir):
+        if other in runs:
+            continue
+        folder = RunFolder(other)
+        sources = {Path(str(folder.flat_config.get(key) or "")).name for key in SOURCES}
+        if folder.first_stage is not None:
+            sources.add(folder.first_stage.run)
+        for run in runs:
+            if run.name in sources:
+                needed.setdefault(run, []).append(other.name)
+    return needed
+
+
+def remove_runs(runs: Iterable[Path], results_dir: Path) -> None:
+    """Delete runs, each whole. Raise `RunError` for one that another process is working on."""
+    try:
+        for run in runs:
+            with locked(run):
+                # A hidden folder is no run: what is deleted in part is never read.
+                hidden = run.with_name(f".{run.name}.removed")
+                run.rename(hidden)
+            shutil.rmtree(hidden)
+    finally:
+        gather_and_warn(results_dir)
