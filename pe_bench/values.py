@@ -90,7 +90,9 @@ def check_type(value: Any, kind: Any, key: str) -> Any:
 
 
 def read_count(text: str) -> int | str:
-    """Return 128000 for 128k and 1000000 for 1M; the text itself where that is no whole number."""
+    """Return 128000 for 128000 and 128k, 1000000 for 1M; the text itself where that is no whole number."""
+    if text.isdecimal():
+        return int(text)
     try:
         count = Decimal(text[:-1]) * {"k": 1_000, "M": 1_000_000}[text[-1:]]
     except (InvalidOperation, KeyError):

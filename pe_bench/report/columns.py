@@ -225,7 +225,7 @@ def _for_paper(table: Table) -> Grid:
     if len(lengths) > MAX_IN_PAPER:
         lengths = sorted(_by_importance(table)[: max(MAX_IN_PAPER, len(table.chosen))])
     grid = _with_best(short(table, lengths), table, lengths)
-    headings = {str(length): length for length in lengths}
+    headings = {f"{length:,}": length for length in lengths}
     rows = [
         [
             _with_interval(cell, line, headings.get(column.heading), table)

@@ -33,7 +33,7 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
 
     dropped: lengths for which there was no room.
     """
-    no_room = f"no room for {', '.join(map(str, dropped))}: --details has them" if dropped else ""
+    no_room = f"no room for {list_lengths(dropped)}: --details has them" if dropped else ""
     return [*meanings(table), *table.caveats, *filter(None, [no_room])]
 
 
@@ -71,7 +71,7 @@ def meanings_of_words(table: Table) -> list[str]:
 def later_text(table: Table) -> str:
     """Return which level lines of several training lengths are judged from; empty without such lines."""
     lengths = sorted({line.longest for line in table.lines} - {0})
-    at = " or ".join(map(str, lengths))
+    at = " or ".join(f"{length:,}" for length in lengths)
     return f"^: from the line's own level at {at}, the longest length that it was trained at" if at else ""
 
 

@@ -158,7 +158,7 @@ def test_latex_has_five_lengths_with_half_intervals_and_markdown_a_command_to_co
     add_run(tmp_path, "rope", {length: 3.0 + length / 999 for length in (128, 160, 192, 256, 384, 512, 1024)})
     table = only(tmp_path)
     [heading] = [line for line in to_latex([table]).splitlines() if line.startswith("encoding &")]
-    assert heading.count("&") == 7 and " 1024 " in heading and " 160 " in heading
+    assert heading.count("&") == 7 and " 1,024 " in heading and " 160 " in heading
     assert r"$+0.897 \pm 0.006$!" in to_latex([table]) and "±" not in to_latex([table])
     named = only(tmp_path, lengths=(160, 192, 256, 384, 512, 1024))
     [heading] = [line for line in to_latex([named]).splitlines() if line.startswith("encoding &")]
