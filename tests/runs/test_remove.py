@@ -38,6 +38,15 @@ def test_runs_are_deleted_with_their_rows_and_only_when_that_is_confirmed(
     assert command("rm", "rope", "--yes").code == 2
 
 
+def test_what_a_killed_rm_left_is_in_no_later_one_s_way(results: Path, command: Command) -> None:
+    [rope] = (results / "runs").glob("rope-*")
+    left = rope.with_name(f".{rope.name}.removed")
+    left.mkdir()
+    (left / "eval.csv").write_text("of an earlier run")
+    assert command("rm", "rope", "--yes").code == 0
+    assert not rope.exists() and not left.exists()
+
+
 @pytest.mark.parametrize("kind", ["first_stage", "train.from", "train.beside"])
 def test_a_run_that_another_one_starts_from_is_kept_unless_both_go(
     results: Path, command: Command, kind: str
