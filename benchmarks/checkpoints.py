@@ -23,9 +23,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pe_bench.checkpoints.library import quiet
-from pe_bench.checkpoints.opened import open_checkpoint
-from pe_bench.checkpoints.source import Source, load_config
+from pe_bench.hf.library import quiet
+from pe_bench.hf.opened import open_checkpoint
+from pe_bench.hf.source import Source, load_config
 from pe_bench.system.machine import PeakMemory
 
 TARGETS = 32

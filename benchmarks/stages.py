@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from interleaved import machine, print_table
 
-from pe_bench import experiment
 from pe_bench.cli.program import run
+from pe_bench.commands import train as experiment
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.runs import folder as runs
-from pe_bench.scoring import evaluate
+from pe_bench.scoring import rows as evaluate
 from pe_bench.scoring.scorer import Scorer
 from pe_bench.training import checkpoint
 from pe_bench.training.optimizer import Optimizer
 from pe_bench.training.trainer import Trainer
 
-START = "import sys; from pe_bench.cli.app import app; import pe_bench.cli.tables, pe_bench.experiment"
+START = "import sys; from pe_bench.cli.app import app; import pe_bench.cli.tables, pe_bench.commands.train"
 REST = "configuration, files and all else"
 
 

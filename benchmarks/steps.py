@@ -35,7 +35,7 @@ from pe_bench.inspection.speed import (
     write_rows,
 )
 from pe_bench.model.decoder import build_decoder
-from pe_bench.system.grid import show
+from pe_bench.render.grid import show
 from pe_bench.system.machine import (
     environment,
     keep_freed_memory,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pe_bench.commands.train import load, load_finished, score_finished, trusted
 from pe_bench.config.schema import Config
-from pe_bench.experiment import load, load_finished, score_finished, trusted
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.scores import load_scores, score_file
 from pe_bench.scoring.targets import TargetBlocks

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas
 
-    from pe_bench.extended import Extended
+    from pe_bench.commands.evaluate import Evaluation, Run
+    from pe_bench.commands.extend import Extended
+    from pe_bench.commands.try_change.trying import Outcome
     from pe_bench.runs.importing import Imported
-    from pe_bench.scored import Evaluation, Run
-    from pe_bench.tries.trying import Outcome
 
 
 def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None = None, **keys: Any) -> "Run":
@@ -37,7 +37,7 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     from pe_bench.config.compose import compose_config
     from pe_bench.config.overrides import overrides_of, parse_override
     from pe_bench.config.parse import warn_unused
-    from pe_bench.runs.commands import called_with
+    from pe_bench.runs.typed import called_with
     from pe_bench.system.signals import interruptible
     from pe_bench.values import check_texts, listed
 
@@ -47,8 +47,8 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)
         warn_unused([config], [parse_override(text).key for text in texts])
-        from pe_bench.experiment import train
-        from pe_bench.scored import Run
+        from pe_bench.commands.evaluate import Run
+        from pe_bench.commands.train import train
 
         return Run(*train(config), config.report.margin)
 
@@ -115,7 +115,7 @@ def evaluate(
     work, and `RunError` if scoring fails.
     """
     arguments = {name: value for name, value in locals().items() if name != "run"}
-    from pe_bench.scored import Evaluation
+    from pe_bench.commands.evaluate import Evaluation
 
     return _score(run, Evaluation.read(**arguments))
 
@@ -156,13 +156,13 @@ def probe(
     work, and `RunError` if scoring fails.
     """
     arguments = {name: value for name, value in locals().items() if name != "run"}
-    from pe_bench.scored import Probing
+    from pe_bench.commands.evaluate import Probing
 
     return _score(run, Probing.read(**arguments))
 
 
 def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
-    from pe_bench.scored import score
+    from pe_bench.commands.evaluate import score
     from pe_bench.system.signals import interruptible
     from pe_bench.values import check_texts
 
@@ -205,7 +205,7 @@ def extend(
 
     Raises `UserError` (a `ValueError`) if something cannot work, and `RunError` if a job fails.
     """
-    from pe_bench.extended import extend_runs
+    from pe_bench.commands.extend import extend_runs
     from pe_bench.values import AtLeast1, check_texts, check_type, listed, plain_value, read_count
 
     check_texts("a run", *listed(runs))
@@ -305,9 +305,9 @@ def try_change(
     Raises `UserError` before anything is written if something cannot work, and `RunError` if a run fails.
     """
     options = {name: value for name, value in locals().items() if name not in ("change", "overrides")}
+    from pe_bench.commands.try_change.trying import try_change
     from pe_bench.errors import require
     from pe_bench.system.signals import interruptible
-    from pe_bench.tries.trying import try_change
     from pe_bench.values import check_texts, check_type, plain_value
 
     check_texts("a change, a baseline or an override", change, against, *overrides)

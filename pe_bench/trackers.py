@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pe_bench.config.parse import to_plain
 from pe_bench.config.schema import Config
 from pe_bench.errors import first_line, how_to_install, require
-from pe_bench.runs.commands import group_of_command
 from pe_bench.runs.rows import TASK, Row, level_of
+from pe_bench.runs.typed import group_of_command
 from pe_bench.system.terminal import say
 from pe_bench.training.checkpoint import Step, latest_checkpoint, read_log
 

@@ -32,7 +32,7 @@ from pe_bench.inspection import picture
 from pe_bench.inspection.catalogue import catalogue, shipped
 from pe_bench.inspection.page import page
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.plot.paper import save_picture
+from pe_bench.render.paper import save_picture
 
 YOU_KNOW_IT_AS = "## You know it as"  # in docs/encodings.md; below, a row of the table there
 KNOWN_AS = re.compile(r"^\| ([^|`]+) \| ([^|]*`[^|]*) \|$", re.MULTILINE)
@@ -275,7 +275,7 @@ def _python() -> str:
             f"```python\npe_bench.{name}{_signature(call)}\n```",
             inspect.getdoc(call) or "",
         ]
-    from pe_bench.scored import Run
+    from pe_bench.commands.evaluate import Run
 
     parts += ["## Run", inspect.getdoc(Run) or ""]
     described = [

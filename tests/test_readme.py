@@ -81,7 +81,8 @@ def test_the_pages_name_all_folders_and_encodings():
     tree = re.search(r"```text\npe_bench/\n(.*?)```", page, flags=re.DOTALL)
     assert tree is not None
     named = set(re.findall(r"^ +([\w/.]+)", tree[1], flags=re.MULTILINE))
-    there = {path.name for path in (ROOT / "pe_bench").iterdir() if not path.name.startswith("__")}
+    folders = (ROOT / "pe_bench", ROOT / "pe_bench" / "commands")
+    there = {path.name for folder in folders for path in folder.iterdir() if not path.name.startswith("__")}
     assert {name.rstrip("/") for name in named} == there
     page = (ROOT / "docs" / "encodings.md").read_text(encoding="utf-8")
     names = {path.stem for path in (ROOT / "configs" / "encoding").glob("*.yaml")}

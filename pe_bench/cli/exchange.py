@@ -117,7 +117,7 @@ def export(name: str, *, folder: Path, with_: str | None = None, results_dir: Pa
       pe-bench export nope --hf FOLDER --results-dir results
       pe-bench export hf:FOLDER --with 'yarn factor=2' --hf OTHER
     """
-    from pe_bench.export import export_checkpoint, export_run
+    from pe_bench.commands.export import export_checkpoint, export_run
     from pe_bench.runs.find import is_checkpoint
 
     if not is_checkpoint(name):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.inspection.check import Property
     from pe_bench.inspection.check.case import Finding
     from pe_bench.inspection.speed import Row
-    from pe_bench.system.grid import Grid
+    from pe_bench.render.grid import Grid
 
 
 Results = dict["Property", "Finding"]  # of an encoding
@@ -85,7 +85,7 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
     if as_json:
         print_data("check", encodings=[_data(name, result) for name, result in results.items()])
     else:
-        from pe_bench.system import grid
+        from pe_bench.render import grid
 
         grid.show(each.draw for each in _grids(results, verbose=verbose))
     if "fails" in states:
@@ -104,7 +104,7 @@ def _data(name: str, result: Results) -> dict[str, Any]:
 
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
     """Yield a table of all encodings, then one for each: of what failed or, if `verbose`, of everything."""
-    from pe_bench.system.grid import Cell, plain_grid
+    from pe_bench.render.grid import Cell, plain_grid
 
     summary: list[list[Cell | str]] = []
     for name, result in results.items():
@@ -149,8 +149,8 @@ def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir:
       pe-bench show hf:FOLDER
     """
     if any(argument.startswith("hf:") for argument in arguments):
-        from pe_bench.checkpoints.layers import layers_of
-        from pe_bench.system import grid
+        from pe_bench.hf.layers import layers_of
+        from pe_bench.render import grid
 
         is_one = plot is None and len(arguments) == 1
         require(is_one, "show takes one checkpoint at a time, without --plot: leave out the rest")
@@ -170,7 +170,7 @@ def _show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequenc
     Raises `UserError` for invalid arguments and files before anything is printed.
     """
     from pe_bench.inspection.resolve import resolve
-    from pe_bench.plot.paper import picture_format, save_picture
+    from pe_bench.render.paper import picture_format, save_picture
 
     if plot is not None:
         require_writable("--plot", plot)
@@ -221,7 +221,7 @@ def speed(
     config = subjects[0].config
     file = check_folder(config.results_dir, "results_dir", is_written=True) / "speed.csv"
     from pe_bench.inspection.speed import FACTS, Bench, grid_of, texts_of, write_rows
-    from pe_bench.system import grid
+    from pe_bench.render import grid
     from pe_bench.system.machine import environment, resolve_device, set_threads
 
     threads, device = set_threads(config.threads), resolve_device(config.device)

@@ -50,7 +50,7 @@ def list_(
       pe-bench list encodings --papers
       pe-bench list runs --tag first-try
     """
-    from pe_bench.system.grid import plain_grid, show
+    from pe_bench.render.grid import plain_grid, show
 
     if name not in LISTS:
         raise UserError(unknown(name, "list", LISTS) if name else f"name what to list: {', '.join(LISTS)}")
@@ -150,7 +150,7 @@ def _lengths(record: Record) -> str:
 
 
 def _studies(results_dir: Path) -> Listing:
-    from pe_bench.studies.study import read_study, study_names
+    from pe_bench.commands.reproduce.study import read_study, study_names
 
     records = []
     for study in map(read_study, study_names()):

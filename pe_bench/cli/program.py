@@ -10,7 +10,7 @@ import typer
 
 from pe_bench.cli.app import app
 from pe_bench.errors import RunError, UserError, first_line
-from pe_bench.runs.commands import VARIABLE
+from pe_bench.runs.typed import VARIABLE
 from pe_bench.system.signals import EXIT_CODE, Stopped, rank, stop_on_signal, world_size
 from pe_bench.system.terminal import say
 from pe_bench.values import check_utf8

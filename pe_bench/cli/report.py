@@ -103,7 +103,7 @@ def _destinations(
     for option, path in written.items():
         require_writable(option, path)
         if option == "--plot":
-            from pe_bench.plot.paper import picture_format
+            from pe_bench.render.paper import picture_format
 
             picture_format(path)
     return "".join(printed), written
@@ -142,9 +142,9 @@ def _show(report: "Report", *, details: bool, probe: bool) -> None:
 
 def _text(report: "Report", option: str, *, details: bool, probe: bool) -> str:
     """Return what an option prints or writes."""
+    from pe_bench.render import grid
     from pe_bench.report.columns import to_csv, to_latex, to_markdown
     from pe_bench.report.probes import grid_of
-    from pe_bench.system import grid
 
     tables = report.tables
     if option == "--html":

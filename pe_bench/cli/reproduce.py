@@ -12,10 +12,10 @@ from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say, width_of, write_out
 
 if TYPE_CHECKING:
-    from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import Level, Outcomes
-    from pe_bench.studies.runs import StudyRuns
-    from pe_bench.studies.study import Study
+    from pe_bench.commands.reproduce.claims import Measurements
+    from pe_bench.commands.reproduce.outcomes import Level, Outcomes
+    from pe_bench.commands.reproduce.runs import StudyRuns
+    from pe_bench.commands.reproduce.study import Study
 
 
 @command("reproduce")
@@ -60,8 +60,8 @@ def reproduce(
 
         list_("studies", results_dir=results_dir)
         return
-    from pe_bench.studies.runs import StudyRuns
-    from pe_bench.studies.study import STDLIB, read_study, study_names
+    from pe_bench.commands.reproduce.runs import StudyRuns
+    from pe_bench.commands.reproduce.study import STDLIB, read_study, study_names
 
     studies = ", ".join(study_names(config_dir))
     require(len(names) == 1, f"one study at a time: {', '.join(names) or 'name one'}; there are {studies}")
@@ -94,8 +94,8 @@ def _check_machine(text: str) -> None:
 def _report(runs: "StudyRuns", write_table: bool) -> None:
     """Make what is missing, print what the runs say, and draw it."""
     steps = list(runs.steps())
-    from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import read_table, write_levels
+    from pe_bench.commands.reproduce.claims import Measurements
+    from pe_bench.commands.reproduce.outcomes import read_table, write_levels
 
     table = runs.study.table
     measured = Measurements(runs.results_dir, steps)
@@ -113,9 +113,9 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
 
     table: levels to compare with; by default those of the study's table.
     """
-    from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import read_table
-    from pe_bench.studies.pieces import StoredPieces
+    from pe_bench.commands.reproduce.claims import Measurements
+    from pe_bench.commands.reproduce.outcomes import read_table
+    from pe_bench.commands.reproduce.pieces import StoredPieces
 
     pieces = StoredPieces(runs.study)
     measured = Measurements(pieces.folder, pieces.steps())
@@ -129,9 +129,9 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
 
 def _make_pieces(runs: "StudyRuns") -> None:
     """Make the pieces that are not stored, one after the other; store each, and the levels, as it ends."""
-    from pe_bench.studies.claims import Measurements
-    from pe_bench.studies.outcomes import levels_of, read_table, write_levels
-    from pe_bench.studies.pieces import StoredPieces
+    from pe_bench.commands.reproduce.claims import Measurements
+    from pe_bench.commands.reproduce.outcomes import levels_of, read_table, write_levels
+    from pe_bench.commands.reproduce.pieces import StoredPieces
 
     runs.check()
     study = runs.study
@@ -156,8 +156,8 @@ def _show(
 
     measured_in: the folder of results that has the scores. table: levels that they are compared with.
     """
-    from pe_bench.studies.budgets import budgets_of, draw_budgets, table_of
-    from pe_bench.studies.outcomes import judge_study, render
+    from pe_bench.commands.reproduce.budgets import budgets_of, draw_budgets, table_of
+    from pe_bench.commands.reproduce.outcomes import judge_study, render
 
     study = runs.study
     outcomes = judge_study(study, measured, table)
@@ -180,9 +180,9 @@ def _draw(study: "Study", measured: "Measurements", results_dir: Path, path: Pat
     from pe_bench.report.build import build_tables
     from pe_bench.report.draw import plot_tables
     from pe_bench.report.groups import Selection
-    from pe_bench.runs.commands import results_option
     from pe_bench.runs.find import Condition
     from pe_bench.runs.rows import TASK
+    from pe_bench.runs.typed import results_option
 
     rows = [row for rows in measured.rows.values() for row in rows if row.protocol in ("paired", TASK)]
     where = tuple(

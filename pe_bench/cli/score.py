@@ -8,12 +8,12 @@ from pe_bench import api
 from pe_bench.cli.data import print_runs
 from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
-from pe_bench.runs.commands import results_option
+from pe_bench.runs.typed import results_option
 from pe_bench.system.terminal import say
 from pe_bench.values import parse_lengths
 
 if TYPE_CHECKING:
-    from pe_bench.scored import Evaluation, Run
+    from pe_bench.commands.evaluate import Evaluation, Run
 
 
 @command("eval", api.evaluate)
@@ -44,11 +44,11 @@ def evaluate(
       pe-bench eval hf:A hf:B data.path=texts --lengths 4096 --baseline hf:A
     """
     from pe_bench.cli.tables import print_scored, scored_alone, scored_together
+    from pe_bench.commands.sweep.show import SweepTable
     from pe_bench.runs.find import is_checkpoint
-    from pe_bench.sweep.show import SweepTable
 
     options["per_position"] = options["per_position"] or None
-    from pe_bench.scored import Evaluation
+    from pe_bench.commands.evaluate import Evaluation
 
     scored, failures = _score(Evaluation, runs, where, everything, options)
     # One that lies elsewhere has no folder of results to be compared in.
@@ -88,7 +88,7 @@ def probe(
       pe-bench probe hf:FOLDER data=files data.path=texts --lengths 4096
       pe-bench probe hf:FOLDER --task niah_multikey_3,vt,fwe --lengths 4096
     """
-    from pe_bench.scored import Probing
+    from pe_bench.commands.evaluate import Probing
 
     scored, failures = _score(Probing, runs, where, everything, options)
     if options["task"] is not None:
@@ -125,8 +125,8 @@ def _score(
 
     kind: of the request that the options make.
     """
+    from pe_bench.commands.evaluate import score, score_each
     from pe_bench.runs.find import is_checkpoint, parse_condition, runs_to_score
-    from pe_bench.scored import score, score_each
 
     options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
     checkpoints = [name for name in dict.fromkeys(names) if is_checkpoint(name)]
@@ -137,7 +137,7 @@ def _score(
             say(f"the newest finished run: {paths[0]}")
         return score_each(paths, kind.read(**options))
     require(not where and not everything, "--where and --all choose runs: leave them out of checkpoints")
-    from pe_bench.checkpoints.load import with_one_length
+    from pe_bench.hf.load import with_one_length
 
     overrides = [name for name in names if name not in checkpoints]
     options["overrides"], options["reference"] = with_one_length(

@@ -11,14 +11,14 @@ from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
-from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import Condition
 from pe_bench.runs.folder import encoding_in
+from pe_bench.runs.typed import results_option
 from pe_bench.system.terminal import say
 
 if TYPE_CHECKING:
-    from pe_bench.scored import Run
-    from pe_bench.sweep.show import SweepTable
+    from pe_bench.commands.evaluate import Run
+    from pe_bench.commands.sweep.show import SweepTable
 
 MAX_NAMES = 4  # of encodings, in a command to type
 

@@ -10,13 +10,13 @@ from pe_bench import api
 from pe_bench.cli.data import print_data
 from pe_bench.cli.options import command
 from pe_bench.errors import RunError, require
-from pe_bench.runs.commands import results_option
+from pe_bench.runs.typed import results_option
 from pe_bench.system.terminal import say, write_out
 from pe_bench.values import listed as listed_values
 from pe_bench.values import parse_lengths, require_writable
 
 if TYPE_CHECKING:
-    from pe_bench.tries.trying import Try
+    from pe_bench.commands.try_change.trying import Try
 
 QUICK = "experiment=quick"
 EXIT_CODES = {"better": 0, "not better": 3, "mixed": 4, "unclear": 4, "no verdict": 4}
@@ -79,7 +79,7 @@ def train(
 
 def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bool) -> None:
     from pe_bench.cli.tables import print_quick, print_scored, scored_together
-    from pe_bench.sweep.run import launch_overrides
+    from pe_bench.commands.sweep.run import launch_overrides
     from pe_bench.system.signals import world_size
 
     require(world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N")
@@ -95,8 +95,8 @@ def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bo
 
 def _write_plan(overrides: Sequence[str], search: Sequence[Path], plan: Path) -> None:
     """Check the jobs that overrides ask for, and write the command of each on a line of its own."""
+    from pe_bench.commands.sweep.run import check_sweep, plan_sweep
     from pe_bench.config.compose import complete_overrides
-    from pe_bench.sweep.run import check_sweep, plan_sweep
     from pe_bench.system.files import write_text
 
     require_writable("--plan", plan)
@@ -127,7 +127,7 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
     require(bool(names), "no run is named: say pe-bench extend rope, or the beginning of a run's name")
     results_dir = options["results_dir"]
     picture = plot or results_dir / "extend.png"
-    from pe_bench.plot.paper import picture_format
+    from pe_bench.render.paper import picture_format
     from pe_bench.report.columns import show
 
     picture_format(picture)
@@ -164,7 +164,7 @@ def try_(
         _list_tries(options["results_dir"], as_json=as_json)
         return
     require(bool(arguments), "name what to try, such as my.py:RootBias or 'rope base=500000'")
-    from pe_bench.tries.trying import try_change
+    from pe_bench.commands.try_change.trying import try_change
 
     change, *overrides = arguments
 
@@ -183,7 +183,7 @@ def try_(
 def _check(change: str, search: Sequence[Path], *, as_json: bool) -> None:
     """Say that all properties of an encoding hold, or print which fail and raise `RunError`."""
     from pe_bench.cli.inspect import check_each, print_checks
-    from pe_bench.tries.trying import overrides_in
+    from pe_bench.commands.try_change.trying import overrides_in
 
     names = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides_in(change)]
     results = check_each(names, search)
@@ -195,8 +195,8 @@ def _check(change: str, search: Sequence[Path], *, as_json: bool) -> None:
 
 def _list_tries(results_dir: Path, *, as_json: bool) -> None:
     """Print a table of all that was tried."""
-    from pe_bench.system.grid import plain_grid, show
-    from pe_bench.tries.trying import read_tries
+    from pe_bench.commands.try_change.trying import read_tries
+    from pe_bench.render.grid import plain_grid, show
 
     tries = read_tries(results_dir)
     require(bool(tries), f"{results_dir} has no tries: pe-bench try my.py:RootBias makes one")

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.inspection import curves
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
-from pe_bench.plot.paper import DASHES, GREY, STROKES, mark_length, styles_of, wrapped
+from pe_bench.render.paper import DASHES, GREY, STROKES, mark_length, styles_of, wrapped
 
 REACH, MASK_REACH = 8, 4  # times the training length, for scores and for masks
 MAX_MASK = 2_048  # tokens

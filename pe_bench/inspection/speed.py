@@ -26,11 +26,11 @@ from pe_bench.inspection.resolve import REFERENCE, ResolvedEncoding
 from pe_bench.model.attention import choose
 from pe_bench.model.checks import describe_user_code_error
 from pe_bench.model.decoder import Decoder, build_decoder
+from pe_bench.render.grid import MIN_FOLDED, Cell, Column, Grid
 from pe_bench.scoring.protocols import paired_plan
 from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 from pe_bench.system.files import name_write_errors, write_text
-from pe_bench.system.grid import MIN_FOLDED, Cell, Column, Grid
 from pe_bench.system.machine import PeakMemory, is_out_of_memory
 from pe_bench.system.signals import INTERRUPTIONS
 

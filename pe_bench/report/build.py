@@ -38,7 +38,6 @@ from pe_bench.report.probes import ProbeTable, probe_tables
 from pe_bench.report.records import Line, Table, TableKey, quarter_of
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.verdicts import rank_sets
-from pe_bench.runs.commands import results_option, tags_of
 from pe_bench.runs.find import (
     Condition,
     ScoredRuns,
@@ -54,6 +53,7 @@ from pe_bench.runs.find import (
 from pe_bench.runs.folder import RunFolder, folders_in, read_all, read_unfinished
 from pe_bench.runs.rows import ALL, APART, POSITIONS, PROBE, Row, one_a_run, read_rows
 from pe_bench.runs.scores import RECALL
+from pe_bench.runs.typed import results_option, tags_of
 from pe_bench.system.terminal import in_one_line, say
 from pe_bench.values import check_folder, check_type, listed, unknown
 

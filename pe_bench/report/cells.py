@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from pe_bench.render.grid import MISSING, NO_VERDICT, VERDICTS, Cell
 from pe_bench.report.records import Line, Table, common_targets
-from pe_bench.system.grid import MISSING, NO_VERDICT, VERDICTS, Cell
 
 MAX_PLAIN = 1e6  # bits per byte
 UNLEARNED = "not learned"

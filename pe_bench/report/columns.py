@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from pe_bench.render import grid as grids
+from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report import cells, notes
 from pe_bench.report.records import BITS, ContextUse, Line, Paired, Record, Table
 from pe_bench.report.statistics import Interval
-from pe_bench.system import grid as grids
-from pe_bench.system.grid import MISSING, Cell, Column, Grid
 from pe_bench.system.terminal import csv_cell
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, SymmetricalLogLocator
 from scipy.optimize import isotonic_regression
 
-from pe_bench.plot import paper
-from pe_bench.plot.paper import Attributes, Style
+from pe_bench.render import paper
+from pe_bench.render.paper import Attributes, Style
 from pe_bench.report.curves import MIN_SPAN, Chart, Curve, Point, chart_of
 from pe_bench.report.records import PlotValues, Table
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY
+from pe_bench.render.grid import VERDICTS
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
@@ -15,7 +16,6 @@ from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED, has_few_targets
 from pe_bench.runs.find import COPYING, TRIGRAM
 from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
-from pe_bench.system.grid import VERDICTS
 
 CONTEXT = "cannot judge context use"
 BELOW = "less context than in training costs by nature, and is not judged"

@@ -11,7 +11,8 @@ from jinja2 import Environment as Templates
 from jinja2 import PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pe_bench.plot.paper import Style, styles_of
+from pe_bench.render.grid import Grid
+from pe_bench.render.paper import Style, styles_of
 from pe_bench.report.cells import number_text
 from pe_bench.report.columns import details_of, point_text, short
 from pe_bench.report.curves import POSITION_LABEL, Chart, Curve, Point, chart_of, chart_over_position
@@ -22,7 +23,6 @@ from pe_bench.report.records import Line, Table
 from pe_bench.runs.find import COPYING, TRIGRAM
 from pe_bench.runs.rows import ALL
 from pe_bench.runs.scores import RECALL
-from pe_bench.system.grid import Grid
 from pe_bench.system.terminal import one_line
 
 PACKAGE = "pe_bench.report"

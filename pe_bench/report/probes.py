@@ -10,6 +10,8 @@ import numpy as np
 from rich.console import Console
 
 from pe_bench.errors import RunError
+from pe_bench.render import grid as grids
+from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.columns import NAME, half_width
 from pe_bench.report.groups import Selection, explain_separation, labels_by
 from pe_bench.report.records import TableKey, label_of, short_label_of
@@ -18,8 +20,6 @@ from pe_bench.report.verdicts import largest_set
 from pe_bench.runs.find import ScoredRuns
 from pe_bench.runs.rows import BY_RUN, Row, grouped
 from pe_bench.runs.scores import Scores, load_scores, score_file
-from pe_bench.system import grid as grids
-from pe_bench.system.grid import MISSING, Cell, Column, Grid
 from pe_bench.system.terminal import in_one_line
 
 ANSWER = 16  # targets of a window

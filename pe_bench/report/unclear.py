@@ -7,10 +7,10 @@ from math import isfinite
 from pe_bench.config.schema import EvalConfig
 from pe_bench.report.groups import MAX_NAMES, list_lengths
 from pe_bench.report.records import Note, Paired, Table
-from pe_bench.runs.commands import results_option
 from pe_bench.runs.find import ScoredRuns, finished_runs
 from pe_bench.runs.folder import encoding_in
 from pe_bench.runs.rows import BY_RUN, Row, grouped, has_number
+from pe_bench.runs.typed import results_option
 
 MAX_LINES = 3  # that the short form names
 

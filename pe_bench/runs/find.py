@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from pe_bench.errors import RunError, UserError, require
-from pe_bench.runs.commands import tags_of
 from pe_bench.runs.folder import RunFolder, encoding_in, folders_in, folders_of_runs, read_all, read_result
 from pe_bench.runs.rows import BY_RUN, COLUMNS, TASK, Row, grouped, level_of, one_a_run, read_rows
 from pe_bench.runs.scores import Means, compute_means, load_scores, score_file
+from pe_bench.runs.typed import tags_of
 from pe_bench.runs.untrusted import check_files, read_json
 from pe_bench.values import unknown
 

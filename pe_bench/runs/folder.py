@@ -24,9 +24,9 @@ from filelock import Timeout
 from pe_bench.config.parse import parse_config, to_plain
 from pe_bench.config.schema import NAME, Config
 from pe_bench.errors import RunError, UserError, first_line, require
-from pe_bench.runs.commands import eval_command, tags_of
 from pe_bench.runs.rows import APART, Row, read_rows, write_rows
 from pe_bench.runs.scores import KEY, MEANS, TEXT_SLICES, KeptMeans, read_means
+from pe_bench.runs.typed import eval_command, tags_of
 from pe_bench.runs.untrusted import check_files, parse_mapping, read_json, read_regular
 from pe_bench.system.files import TEMPORARY, Lock, write_text
 from pe_bench.system.signals import world_size

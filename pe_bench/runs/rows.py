@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.errors import RunError, first_line
-from pe_bench.runs.commands import eval_command
+from pe_bench.runs.typed import eval_command
 from pe_bench.runs.untrusted import read_regular
 from pe_bench.system.files import write_text
 from pe_bench.system.terminal import CONTROL, FORMULA, printable

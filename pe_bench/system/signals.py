@@ -27,7 +27,7 @@ EXIT_CODE = 130
 # One request may come several ways at once: from the terminal, a scheduler, and the process that waits.
 DEBOUNCE_SECONDS = 0.5
 # Imported once for all children.
-PRELOADED = ("pe_bench.experiment", "torch.distributed")
+PRELOADED = ("pe_bench.commands.train", "torch.distributed")
 
 
 class Stopped(BaseException):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.commands import files_in
 
+from pe_bench.commands.sweep.run import check_sweep
 from pe_bench.config.compose import (
     OVERRIDES_VARIABLE,
     choose_encoding,
@@ -24,7 +25,6 @@ from pe_bench.config.overrides import for_hydra, quote, read_option
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import planned, with_swept_options
 from pe_bench.errors import UserError
-from pe_bench.sweep.run import check_sweep
 
 
 def words_of(arguments: list[str]) -> tuple[list[str], list[Path]]:

@@ -12,7 +12,7 @@ from support.shown import NAMES, SMALL, one
 from pe_bench.inspection import curves
 from pe_bench.inspection.picture import draw, rows_of
 from pe_bench.inspection.resolve import resolve
-from pe_bench.plot.paper import styles_of
+from pe_bench.render.paper import styles_of
 
 
 def scores(*arguments: str, length: int = 1_024) -> curves.Scores:

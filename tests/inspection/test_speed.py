@@ -15,7 +15,7 @@ from pe_bench.encodings.scalings.longrope import LongRoPE
 from pe_bench.inspection import speed
 from pe_bench.inspection.resolve import resolve, resolve_timed
 from pe_bench.inspection.speed import COLUMNS, ScoringPass, grid_of, numbers_of, time_pass
-from pe_bench.system import grid
+from pe_bench.render import grid
 
 CPU = torch.device("cpu")
 TINY = (

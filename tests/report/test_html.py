@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 from support.pages import some_tables
 
-from pe_bench.plot.paper import COLOURS, STROKES, styles_of
+from pe_bench.render.paper import COLOURS, STROKES, styles_of
 from pe_bench.report.curves import chart_of, chart_over_position
 from pe_bench.report.page import describe_result, to_html
 

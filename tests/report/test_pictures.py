@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 from support.results import add_run
 
 from pe_bench.config.groups import names_in
-from pe_bench.plot.paper import COLOURS, COMMON, styles_of
+from pe_bench.render.paper import COLOURS, COMMON, styles_of
 from pe_bench.report.build import build_tables
 from pe_bench.report.draw import draw, plot_tables, spread_apart
 from pe_bench.report.records import Table

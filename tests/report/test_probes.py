@@ -15,6 +15,7 @@ from support.tables import interval
 
 from pe_bench.data.packed import Data
 from pe_bench.model.decoder import LanguageModel
+from pe_bench.render.grid import to_markdown
 from pe_bench.report.build import build_report, probes_of_rows
 from pe_bench.report.page import to_html
 from pe_bench.report.probes import Found, ProbeTable, grid_of, judge_finding, share_interval, show_probes
@@ -22,7 +23,6 @@ from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import Row
 from pe_bench.runs.scores import score_file
 from pe_bench.scoring.needles import Probe
-from pe_bench.system.grid import to_markdown
 
 PROBE = Probe((128, 160), 2, 40)
 DATA = probe_data(40, 400)

@@ -12,6 +12,7 @@ from support.tables import printed
 
 import pe_bench
 from pe_bench.cli.data import plain
+from pe_bench.commands.try_change.trying import Outcome, Try
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
 from pe_bench.report.cells import by_importance, short_lengths, works_to
@@ -20,7 +21,6 @@ from pe_bench.report.groups import Selection
 from pe_bench.report.page import describe_result, to_html
 from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows
-from pe_bench.tries.trying import Outcome, Try
 
 LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
 CHANGES: dict[str, tuple[float, list[float | None]]] = {

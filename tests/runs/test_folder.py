@@ -7,9 +7,9 @@ from pathlib import Path
 from support.results import add_run
 
 from pe_bench.cli import program
-from pe_bench.runs.commands import VARIABLE, called_with, record_command, recorded_commands
 from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.runs.rows import read_rows
+from pe_bench.runs.typed import VARIABLE, called_with, record_command, recorded_commands
 
 
 def test_each_file_is_read_once_and_what_cannot_be_read_is_empty(tmp_path: Path) -> None:

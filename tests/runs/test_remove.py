@@ -8,8 +8,8 @@ from support.commands import Command
 from support.results import add_run
 
 from pe_bench.report.build import read_report
-from pe_bench.runs.commands import record_tag, tags_of
 from pe_bench.runs.rows import read_rows
+from pe_bench.runs.typed import record_tag, tags_of
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from pe_bench.checkpoints.library import quiet
-from pe_bench.checkpoints.opened import Opened, open_checkpoint, train_length_of
-from pe_bench.checkpoints.source import Source, load_config, read_source
 from pe_bench.data.tokenizer import write_byte_tokenizer
+from pe_bench.hf.library import quiet
+from pe_bench.hf.opened import Opened, open_checkpoint, train_length_of
+from pe_bench.hf.source import Source, load_config, read_source
 
 VOCABULARY, TRAIN_LENGTH, WINDOW = 257, 32, 16
 # At transformers' own initialisation a rotation that is dropped hardly moves the logits.

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from pe_bench.cli import program
+from pe_bench.commands.train import train
 from pe_bench.config.compose import compose_config
 from pe_bench.config.schema import Config
-from pe_bench.experiment import train
 
 # What scoring leaves in a run.
 SCORED = ("eval.csv", "means.safetensors", "scores", "result.json", "commands.json")

@@ -17,8 +17,8 @@ from pe_bench.encodings.nope import NoPE
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
-from pe_bench.scoring.evaluate import evaluate
 from pe_bench.scoring.needles import Probe
+from pe_bench.scoring.rows import evaluate
 
 VOCABULARY = 64
 STRENGTH = 9.0  # logits between the token that is copied and all others

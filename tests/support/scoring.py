@@ -18,8 +18,8 @@ from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.decoder import Decoder
 from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row
-from pe_bench.scoring.evaluate import evaluate
 from pe_bench.scoring.plans import make_plans
+from pe_bench.scoring.rows import evaluate
 from pe_bench.scoring.scorer import ScoreWatcher
 
 SIZE = ModelConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, d_head=8, d_ff=24)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pe_bench.system.grid import Cell, Column, Grid, show, to_latex, to_markdown
+from pe_bench.render.grid import Cell, Column, Grid, show, to_latex, to_markdown
 from pe_bench.system.terminal import csv_cell
 
 GRID = Grid(

@@ -11,7 +11,7 @@ import pytest
 from support.commands import only_run, start, stop_before, write_corpus
 from support.run_contents import contents
 
-import pe_bench.scoring.evaluate
+import pe_bench.scoring.rows
 from pe_bench.system import signals
 from pe_bench.system.signals import Stopped
 from pe_bench.training.checkpoint import latest_checkpoint
@@ -83,7 +83,7 @@ def test_a_stopped_run_saves_its_step_and_ends_the_same(train, folder, monkeypat
 def test_scoring_interrupted_by_a_signal_keeps_the_scored_lengths(train, folder, monkeypatch):
     arguments = ("encoding=alibi", "eval.lengths=[16,32,64]")
     with monkeypatch.context() as patch:
-        signal_at_call(patch, pe_bench.scoring.evaluate, "save_scores", 2, signal.SIGTERM)
+        signal_at_call(patch, pe_bench.scoring.rows, "save_scores", 2, signal.SIGTERM)
         outcome = train(*arguments)
     assert outcome.code == 130 and "the same command continues from there" in outcome.line
     (kept,) = (only_run(folder) / "scores").glob("paired-16-*")

@@ -8,8 +8,8 @@ import termios
 
 import pytest
 
+from pe_bench.render.grid import Cell, Column, Grid
 from pe_bench.system import terminal
-from pe_bench.system.grid import Cell, Column, Grid
 from pe_bench.system.terminal import csv_cell, in_one_line, latex, markdown, one_line, printable, wrap
 
 

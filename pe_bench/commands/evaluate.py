@@ -1,0 +1,344 @@
+"""A run with what a call scored of it, and how runs and checkpoints are scored, as by `eval` and `probe`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pe_bench.commands.train import Loaded, load, load_finished, score_finished, trusted
+from pe_bench.config.parse import parse_config, to_plain, warn_unused
+from pe_bench.config.schema import MACHINE_KEYS, Config, EvalConfig
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.hf.load import checkpoint_config
+from pe_bench.render.grid import text_of
+from pe_bench.runs.find import find_run, is_checkpoint
+from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row, describe_failures
+from pe_bench.scoring.needles import DEFAULT_DEPTHS, Probe, ProbeDepths, ProbeLength
+from pe_bench.scoring.other_encodings import (
+    OtherEncoding,
+    Requested,
+    find_others,
+    read_with,
+    require_replaceable,
+)
+from pe_bench.scoring.plans import Planner, make_plans
+from pe_bench.system.terminal import say
+from pe_bench.values import (
+    AtLeast1,
+    AtLeast2,
+    check_folder,
+    check_texts,
+    check_type,
+    listed,
+    plain_value,
+    without_none,
+)
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Run(RunFolder):
+    """A finished run. `print(run)` shows the table that the command prints.
+
+    path: its folder, which is all that a later process needs. config: its configuration, as nested
+    dictionaries. validation_loss: the last one of its training, in nats per token.
+    """
+
+    def __init__(self, path: Path, scored: Sequence[Row], margin: float, lengths: Sequence[int] = ()) -> None:
+        """scored: the rows that the call asked for. margin: of verdicts. lengths: those that it named."""
+        super().__init__(path)
+        self.scored, self.margin, self.lengths = list(scored), margin, tuple(lengths)
+
+    @property
+    def name(self) -> str:
+        """The encoding, the seed and a hash of everything that changes the weights."""
+        return self.path.name
+
+    @property
+    def scores(self) -> "pandas.DataFrame":
+        """Return the scores that the call asked for: a row for each, with the columns of results.csv."""
+        import pandas
+
+        frame = pandas.DataFrame([vars(row) for row in self.scored], columns=list(COLUMNS))
+        return frame.astype(dict.fromkeys(MAYBE_WHOLE, "Int64"))
+
+    @property
+    def failure(self) -> str:
+        """Return which scores a custom encoding's code failed at, and the way out; empty where none did."""
+        return describe_failures(self.scored)
+
+    def __repr__(self) -> str:
+        failed = f", failure={self.failure!r}" if self.failure else ""
+        return f"Run({str(self.path)!r}{failed})"
+
+    def __str__(self) -> str:
+        from pe_bench.report.build import probes_of_rows, run_tables
+        from pe_bench.report.columns import show
+        from pe_bench.report.probes import show_probes
+
+        if any(row.protocol == PROBE for row in self.scored):  # and then all are
+            return text_of(partial(show_probes, probes_of_rows(self.scored, lambda name: self)))
+        return text_of(partial(show, run_tables(self.scored, self.path, self.margin, self.lengths)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a call of `evaluate` asks for. None keeps the value of the run's configuration.
+
+    lengths: in tokens. with_: other encodings to score the weights under. protocol to half: keys of `eval`.
+    device, threads, cache_dir: keys of the machine. force: score what is not compatible, and label it. plain:
+    keep a checkpoint's own attention. reference: the length that a checkpoint is measured from, in tokens.
+    key_tokens_of: the run that chooses key targets, or its name. config_dir: folders with encodings. code:
+    files that are trusted. data_path: where the data lie now. overrides: KEY=VALUE for a checkpoint.
+    """
+
+    lengths: list[int] | None = None
+    with_: tuple[Requested, ...] = ()
+    protocol: str | None = None
+    max_length: int | None = None
+    targets: int | None = None
+    stride: int | None = None
+    controls: str | None = None
+    per_position: bool | None = None
+    precision: str | None = None
+    half: str | None = None
+    device: str | None = None
+    threads: int | str | None = None
+    cache_dir: str | None = None
+    force: bool = False
+    plain: bool = False
+    reference: int | None = None
+    key_tokens_of: Path | str | None = None
+    config_dir: tuple[Path, ...] = ()
+    code: tuple[Path, ...] = ()
+    data_path: str | None = None
+    results_dir: Path = Path("results")
+    overrides: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, **arguments: Any) -> Self:
+        """Return the request that the arguments of a call make, as `api` has them. Raises `UserError`."""
+        check_texts("results_dir", arguments["results_dir"])
+        values = {name: plain_value(value) for name, value in arguments.items()}
+        folders = tuple(map(Path, listed(values["config_dir"])))
+        values["config_dir"] = folders
+        values["code"] = tuple(map(Path, listed(values["code"])))
+        values["results_dir"] = Path(values["results_dir"])
+        values["with_"] = tuple(read_with(listed(values["with_"]), folders))
+        values["overrides"] = tuple(listed(values.get("overrides")))
+        if not isinstance(values["lengths"], list | None):
+            values["lengths"] = [values["lengths"]]
+        judge = values.get("key_tokens_of")
+        if judge is not None:
+            values["key_tokens_of"] = judge.path if isinstance(judge, Run) else str(judge)
+        return cls(**values)
+
+    @property
+    def probe(self) -> Probe | None:
+        """Return the windows of a probe; None where texts are scored as they are."""
+        return None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Return the values of `eval` that replace those of a run's configuration."""
+        return without_none(
+            {name: getattr(self, name) for name in EvalConfig.__match_args__ if hasattr(self, name)}
+        )
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        return without_none({name: getattr(self, name) for name in MACHINE_KEYS})
+
+    @property
+    def of_runs(self) -> dict[str, Any]:
+        """Return the options that checkpoints do not have."""
+        return {"key_tokens_of": self.key_tokens_of, "code": self.code}
+
+    @property
+    def of_checkpoints(self) -> dict[str, Any]:
+        """Return the options that runs do not have."""
+        return {"overrides": self.overrides, "plain": self.plain, "reference": self.reference}
+
+    def judge(self) -> Path | None:
+        """Return the run that chooses key targets. Raises `UserError` where there is none of its name."""
+        if isinstance(self.key_tokens_of, str):
+            return find_run(self.key_tokens_of, self.results_dir)
+        return self.key_tokens_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probing(Evaluation):
+    """What a call of `probe` asks for.
+
+    depths, windows: how many. task: the kind of a checkpoint's prompts. Raises `UserError` for what no probe
+    has.
+    """
+
+    depths: int | None = None
+    windows: int | None = None
+    task: str | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.probe  # a mistake is found before anything is scored
+
+    @property
+    def probe(self) -> Probe:
+        message = f"depths={self.depths} has no effect on prompts: leave it out"
+        require(self.task is None or self.depths is None, message)
+        depths = DEFAULT_DEPTHS if self.depths is None else self.depths
+        return Probe(
+            None if self.lengths is None else check_type(self.lengths, list[ProbeLength], "lengths"),
+            check_type(depths, ProbeDepths, "depths"),
+            None if self.windows is None else check_type(self.windows, AtLeast1, "windows"),
+            self.task,
+        )
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        changes = super().changes
+        changes.pop("lengths", None)
+        return changes
+
+    @property
+    def of_checkpoints(self) -> dict[str, Any]:
+        return {**super().of_checkpoints, "task": self.task}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run or a checkpoint that is ready to be scored.
+
+    config: its own with what is asked for. others: the encodings to score its weights under too. judge: the
+    run that chooses key targets. lengths: those that were asked for. loaded: a checkpoint, which has to be
+    loaded to be checked; None for a run, of which many may be ready. waits: called with a message where
+    another process works on the run.
+    """
+
+    folder: Path
+    config: Config
+    planner: Planner
+    others: Sequence[OtherEncoding]
+    results_dir: Path
+    judge: Path | None = None
+    lengths: Sequence[int] = ()
+    loaded: Loaded | None = None
+    waits: Callable[[str], None] | None = None
+
+    def score(self) -> Run:
+        """Score what is not scored yet. Raises `UserError`, `RunError`."""
+        loaded = self.loaded or load_finished(self.folder, self.config, self.planner)
+        rows = score_finished(loaded, self.results_dir, self.others, self.judge, self.waits)
+        return Run(self.folder, rows, self.config.report.margin, self.lengths)
+
+
+def score(run: Run | str | Path, request: Evaluation) -> Run:
+    """Score the run or the checkpoint that an argument of a call names. Raises `UserError`, `RunError`."""
+    if is_checkpoint(run):
+        return prepare(str(run), request).score()
+    path = run.path if isinstance(run, Run) else find_run(str(run), request.results_dir)
+    if path.parent.name == "runs":
+        request = replace(request, results_dir=path.parent.parent)
+    return prepare(path, request).score()
+
+
+def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], list[str]]:
+    """Score runs; return those that were scored, and a line for each that failed where there are several.
+
+    All are checked before the first is scored. Raises `UserError`, and what the scoring of a single run does.
+    """
+    if len(runs) == 1:
+        run = prepare(runs[0], request).score()
+        return [run], [run.failure] if run.failure else []
+    prepared = [prepare(path, request) for path in runs]
+    scored: list[Run] = []
+    failures: list[str] = []
+    for number, (path, ready) in enumerate(zip(runs, prepared, strict=True), 1):
+        say(f"run {number} of {len(runs)}: {path.name}")
+        try:
+            run = ready.score()
+        except (RunError, UserError) as error:
+            say(f"warning: {path.name} could not be scored: {error}")
+            failures.append(f"{path.name}: {error}")
+            continue
+        scored.append(run)
+        failures += [run.failure] if run.failure else []
+    return scored, failures
+
+
+def prepare(
+    run: str | Path,
+    request: Evaluation,
+    section: EvalConfig | None = None,
+    waits: Callable[[str], None] | None = None,
+) -> Prepared:
+    """Return a run at a path, or a checkpoint, ready to be scored. Raises `UserError` for what cannot work.
+
+    section: the section `eval` that the request changes; the run's own if None. waits: is called with a
+    message where another process works on the run, which is then waited for.
+    """
+    is_run = isinstance(run, Path)
+    what = "a checkpoint (hf:FOLDER)" if is_run else "a run"
+    for name, value in (request.of_checkpoints if is_run else request.of_runs).items():
+        require(not value, f"{name} is for {what}: leave it out")
+    for path in request.code:
+        require(path.is_file(), f"--code {path} is not a file")
+    probe = request.probe
+    planner = make_plans if probe is None else probe.plans
+    judge, loaded = None, None
+    if isinstance(run, Path):
+        judge = request.judge()
+        config = _config_of_run(run, request, section)
+        folder, config = run, trusted(config, request.code, may_differ=request.force)
+    else:
+        check_folder(request.results_dir, "--results-dir", is_written=True)
+        job, plans = load(_config_of_checkpoint(run, request), planner)
+        if request.with_:
+            require_replaceable(job)
+        folder, config, loaded = job.folder, job.config, Loaded(job, plans)
+    others = find_others(request.with_, folder.name, config, request.config_dir, force=request.force)
+    return Prepared(
+        folder,
+        config,
+        planner,
+        others,
+        request.results_dir,
+        judge=judge,
+        lengths=request.lengths or (),
+        loaded=loaded,
+        waits=waits,
+    )
+
+
+def _config_of_run(run: Path, request: Evaluation, section: EvalConfig | None) -> Config:
+    """Return a run's configuration with the changes that are asked for, checked like any other."""
+    trained = read_config(run)
+    task = trained.task["name"] if trained.task is not None else ""
+    message = f"a probe needs text, and {run} answers task={task}: score it with pe-bench eval"
+    require(not (request.probe and task), message)
+    trained = trained if section is None else replace(trained, eval=section)
+    # A run may come from a stranger: where tokens are cached is for its reader to say.
+    values = {**to_plain(trained), "cache_dir": None, **request.machine}
+    values["eval"].update(request.changes)
+    if request.data_path is not None:
+        values["data"]["path"] = request.data_path
+    config = parse_config(values)
+    warn_unused([config], [f"eval.{name}" for name in request.changes])
+    return config
+
+
+def _config_of_checkpoint(name: str, request: Evaluation) -> Config:
+    reference = request.reference
+    return checkpoint_config(
+        name,
+        request.overrides,
+        request.changes,
+        request.machine,
+        request.results_dir,
+        plain=request.plain,
+        prompts=request.probe.prompts if request.probe else None,
+        reference=None if reference is None else check_type(reference, AtLeast2, "--reference"),
+        data_path=request.data_path,
+    )

@@ -1,0 +1,197 @@
+"""`export`: a finished run, or a checkpoint with a scaling, as a folder that transformers loads."""
+
+import json
+import secrets
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import yaml
+
+from pe_bench.commands.train import load, trusted
+from pe_bench.config.schema import Config, TokenizerConfig
+from pe_bench.data.packed import cached_tokenizer
+from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config
+from pe_bench.errors import require
+from pe_bench.hf.export import (
+    exported_settings,
+    require_rescaled,
+    rescaled_config,
+    write_model,
+    write_weights,
+)
+from pe_bench.hf.load import checkpoint_config
+from pe_bench.hf.opened import open_checkpoint
+from pe_bench.hf.source import (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Source,
+    load_config,
+    read_source,
+)
+from pe_bench.model.decoder import Decoder
+from pe_bench.report.build import run_tables
+from pe_bench.report.columns import to_markdown
+from pe_bench.report.records import BITS
+from pe_bench.runs.find import find_run
+from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.runs.typed import recorded_commands
+from pe_bench.scoring.other_encodings import find_others, read_with
+from pe_bench.system.files import TEMPORARY, name_write_errors
+from pe_bench.system.terminal import say
+from pe_bench.training.checkpoint import WEIGHTS, load_weights, require_trained
+
+
+def export_run(name: str, folder: Path, results_dir: Path) -> None:
+    """Write a run's final weights, encoding and tokenizer to a new folder. Raise `UserError`, `RunError`."""
+    _require_new(folder)
+    run = find_run(name, results_dir)
+    config = read_config(run)
+    require(config.checkpoint is None, f"{run.name} is a checkpoint of transformers already")
+    require(config.task is None, f"{run.name} is trained on a task, whose tokens no tokenizer makes")
+    trained = require_trained(run, config.train.total_steps)
+    job, _ = load(trusted(config, ()), run=run)
+    model = job.model
+    assert isinstance(model, Decoder)
+    settings, is_interleaved = exported_settings(config, model, job.data.end_of_text)
+    load_weights(trained.path, model)
+    temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
+    with name_write_errors(folder):
+        temporary.mkdir(parents=True)
+        try:
+            difference = write_model(temporary, config, model.eval(), settings, is_interleaved=is_interleaved)
+            _write_tokenizer(temporary, config.tokenizer, cached_tokenizer(config))
+            card = _card(RunFolder(run), config, model.parameter_count, trained.checksums[WEIGHTS])
+            (temporary / "README.md").write_text(card, encoding="utf-8")
+            for path in temporary.iterdir():  # safetensors hides its files from others
+                path.chmod((temporary / "README.md").stat().st_mode)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    say(f"{run.name} is written to {folder}; its logits there are equal to {difference:.1g} of the largest")
+    say(f"load it with transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})")
+
+
+def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) -> None:
+    """Write a checkpoint with a scaling in its configuration to a new folder.
+
+    text: hf:FOLDER or hf:OWNER/NAME. scaling: such as `yarn factor=2`. Raise `UserError`, `RunError`.
+    """
+    _require_new(folder)
+    config = checkpoint_config(text, [], {}, {}, results_dir)
+    assert config.checkpoint is not None
+    source = read_source(text)
+    length = config.trained_length
+    begins = config.checkpoint.begins
+    opened = open_checkpoint(source, load_config(source), length, begins, torch.float32, plain=False)
+    why = opened.model.fixed_encoding
+    require(not why, f"{source.name} {why}, so --with has nothing to replace")
+    others = find_others(
+        read_with([scaling]), source.name, replace(config, encoding=opened.encoding, model=opened.size)
+    )
+    message = f"--with {scaling} is not one encoding other than that of {source.name}"
+    require(len(others) == 1, f"{message}: give a single one with its factor, such as 'yarn factor=2'")
+    spec = others[0].encoding
+    values = rescaled_config(source, opened, spec, length)
+    temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
+    with name_write_errors(folder):
+        temporary.mkdir(parents=True)
+        try:
+            if source.gguf is None:
+                _copy(source, temporary)
+                (temporary / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            else:
+                write_weights(temporary, source, opened.model.causal, values)
+            written = Source(f"hf:{temporary}", temporary)
+            difference = require_rescaled(written, opened, spec, length)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    equal = f"its logits there are equal to {difference:.1g} of the largest"
+    say(f"{source.name} with {others[0].label} is written to {folder}; {equal}")
+
+
+def _copy(source: Source, folder: Path) -> None:
+    """Copy the weights and the tokenizer of a checkpoint to a folder."""
+    names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
+    names += [INDEX] if source.is_indexed else []
+    files = [source.folder / name for name in names]
+    for path in [*filter(Path.is_file, files), *source.weights]:
+        shutil.copyfile(path, folder / path.name)
+
+
+def _require_new(folder: Path) -> None:
+    """Raise `UserError` for a path that cannot become a new folder."""
+    message = f"--hf {folder} is no name of a new folder: say --hf {folder}/NAME"
+    require(folder.name not in ("", ".."), message)
+    is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    require(is_new, f"--hf {folder} exists and is not empty: name a new folder")
+
+
+CARD = """---
+{front}---
+
+# {name}
+
+A decoder of {parameters:,} parameters with the positional encoding `{label}`, trained by pe-bench on
+{data} ({data_hash}) at {length:,} tokens for {steps:,} steps, to measure what happens past that length.
+It is not meant for other uses.
+
+{scores}
+Made by `{command}`; run {name}, weights SHA-256 {weights}.
+"""
+
+
+def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
+    """Return the model card: its front matter for programs, and what was trained and scored for people."""
+    rows = [row for row in run.rows if row.scored_with == row.encoding and row.protocol == "paired"]
+    tables = run_tables([row for row in rows if not row.half], run.path, config.report.margin)
+    results = [
+        {"type": "bits_per_byte", "name": f"bits per byte at {record.length} tokens", "value": record.level}
+        for table in tables[:1]
+        if table.measure is BITS
+        for record in table.records
+        if record.level is not None
+    ]
+    is_of_hub = config.data.source == "hub"  # and not a folder of this machine
+    text = {"type": config.data.path if is_of_hub else config.data.name, "name": config.data.name}
+    task = {"type": "text-generation"}
+    front = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["pe-bench", "positional-encoding", str(config.encoding["name"])],
+        "model-index": [
+            {"name": run.path.name, "results": [{"task": task, "dataset": text, "metrics": results}]}
+        ],
+    }
+    return CARD.format(
+        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+        name=run.path.name,
+        label=rows[0].encoding if rows else config.encoding["name"],
+        parameters=parameters,
+        data=config.data.name,
+        data_hash=rows[0].data_hash if rows else "",
+        length=config.train.length,
+        steps=config.train.total_steps,
+        scores=to_markdown(tables[:1], details=True),
+        command=next(iter(recorded_commands(run.path)), "pe-bench train"),
+        weights=weights,
+    )
+
+
+def _write_tokenizer(folder: Path, config: TokenizerConfig, cached: Path) -> None:
+    """Write tokenizer.json; for bytes, one that transformers reads."""
+    if config.kind == "bytes":
+        write_byte_tokenizer(folder)
+        return
+    if config.kind == "hub":
+        load_hub(config).tokenizer.save(str(folder / "tokenizer.json"))
+    else:
+        shutil.copyfile(
+            tokenizer_file(config) if config.kind == "file" else cached, folder / "tokenizer.json"
+        )
+    write_tokenizer_config(folder)

@@ -1,0 +1,295 @@
+"""`extend`: a trained model at longer texts, without and with a little more training, in one table.
+
+It scores the unchanged runs and each scaling of them as `evaluate` does, goes on from them with each as a
+sweep of `train` does, and reads the table of the family.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pe_bench.commands.evaluate import Evaluation, prepare, score_each
+from pe_bench.commands.extend_hf import extend_hf
+from pe_bench.commands.sweep.run import launch
+from pe_bench.commands.train import load_trained, trusted
+from pe_bench.config.overrides import quote
+from pe_bench.config.schema import Config
+from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use
+from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.render.grid import text_of
+from pe_bench.report.build import build_tables, run_tables
+from pe_bench.report.columns import show
+from pe_bench.report.groups import Selection
+from pe_bench.report.records import Table
+from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
+from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.runs.untrusted import read_json
+from pe_bench.scoring.other_encodings import Requested, find_others, read_with
+from pe_bench.scoring.stages import (
+    name_of,
+    option_to_give,
+    own_choice,
+    own_values,
+    search_option,
+    stage_encoding,
+    with_factor,
+)
+from pe_bench.system.files import write_text
+from pe_bench.system.signals import world_size
+from pe_bench.system.terminal import say
+from pe_bench.values import check_type
+
+DEFAULT = ("yarn", "rope_ntk", "rope_pi")
+SEARCHED = "searched.json"
+OF_RUN = ("encoding.", "model.", "data.", "tokenizer.", "train.")  # keys in which runs may not differ
+SHARE_OF_RATE = 0.2  # of the first stage's learning rate
+
+
+@dataclass(frozen=True)
+class Extended:
+    """A family of runs: `print` shows its table, and `plot` draws its losses by length."""
+
+    runs: list[Path]
+    tables: list[Table]
+
+    def __str__(self) -> str:
+        return text_of(partial(show, self.tables))
+
+    def plot(self, path: str | Path) -> None:
+        """Draw loss by length to a PNG, SVG or PDF file; beside trained lines, untrained ones are dashed."""
+        from pe_bench.report.draw import plot_tables
+
+        plot_tables(self.tables, Path(path))
+
+
+def extend_runs(
+    runs: Sequence[str],
+    to: str,
+    with_: Sequence[str],
+    *,
+    tokens: int | None,
+    long: bool,
+    overrides: Sequence[str],
+    results: Path,
+    text: Path | None = None,
+    train_layers: int | None = None,
+) -> Extended:
+    """Do as `api.extend` does. Raises `UserError`, `RunError`."""
+    requested = read_with(with_ or [",".join(DEFAULT)])
+    require(tokens is not None or not long, "--long trains with as many tokens as both stages: give --tokens")
+    if any(map(is_checkpoint, runs)):
+        require(to.endswith("x"), f"--to {to} of a checkpoint: say how many times longer, such as 4x")
+        require(len(runs) == 1, f"give one checkpoint at a time, not {', '.join(runs)}")
+        require(not long, "--long trains a run from the start, and a checkpoint has no such: leave it out")
+        require(train_layers is None or tokens is not None, "--train-layers has no effect without --tokens")
+        overrides = [*overrides, *([] if text is None else [f"data.path={quote(str(text))}"])]
+        if tokens is not None:
+            done = extend_hf(runs[0], _times(to), requested, tokens, train_layers, overrides, results)
+            return Extended(*done)
+        message = "torchrun starts the processes of one training: give --tokens, or start this without it"
+        require(world_size() == 1, message)
+        stretched = tuple(with_factor(each, _times(to), ()) for each in requested)
+        request = Evaluation(with_=stretched, overrides=tuple(overrides), results_dir=results)
+        run = prepare(runs[0], request).score()
+        return Extended([run.path], run_tables(run.scored, run.path, run.margin))
+    message = "--text and --train-layers are for hf:FOLDER: a run goes on with its own text and all layers"
+    require(text is None and train_layers is None, message)
+    message = "torchrun starts the processes of one training: start pe-bench extend without it"
+    require(world_size() == 1, message)
+    paths = find_runs(runs, results)
+    # A later stage has the name of its encoding, too.
+    paths = without_tries([path for path in paths if RunFolder(path).first_stage is None] or paths)
+    config = read_config(paths[0])
+    typed = sorted_by_use(overrides)
+    given = _check(paths, config, typed, is_trained=tokens is not None)
+    request = Evaluation(
+        results_dir=results,
+        threads=given.get("threads"),
+        device=given.get("device"),
+        cache_dir=given.get("cache_dir"),
+    )
+    first = config.train.length
+    length = round(_times(to) * (first if to.endswith("x") else 1))
+    require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
+    requested = [_searched(each, paths[0], config, length) for each in requested]
+    scored = _score(paths, length, requested, request, is_trained=tokens is not None)
+    if tokens is not None:
+        stages = Stages(paths, config, length, typed.of_jobs, results)
+        jobs = stages.further(requested, tokens)
+        if long:
+            jobs += stages.from_the_start(tokens)
+        summary = launch(jobs, typed.launcher)
+        summary.end()
+        paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
+    # Encodings that were scored before get no line: their targets may be others.
+    labels = scored | {row.encoding for path in paths for row in RunFolder(path).rows}
+    selection = Selection(labels=frozenset(labels))
+    names = [path.name for path in paths]
+    return Extended(paths, build_tables(results, names, config.eval.protocol, selection))
+
+
+def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool) -> Mapping[str, Any]:
+    """Return the values that were typed, by their keys.
+
+    Raises `UserError` for runs that differ in more than the seed, and for overrides that no job has.
+    """
+    names = ", ".join(run.name for run in runs)
+    if is_trained:
+        check_launcher(typed.launcher)
+    message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
+    require(config.checkpoint is None and config.task is None, message)
+    folders = [*map(RunFolder, runs)]
+    keys = [key for key in folders[0].flat_config if key.startswith(OF_RUN)]
+    keys = [key for key in keys if len({str(each.flat_config.get(key)) for each in folders}) > 1]
+    message = (
+        f"{names} differ in {', '.join(keys[:3]) or 'their code'}: name runs that differ only in the seed"
+    )
+    require(len({(row.setting, row.encoding) for each in folders for row in each.rows}) == 1, message)
+    jobs = planned(typed.of_jobs, config.search, choice=own_choice(config), values=own_values(config))
+    for text in typed.runs:
+        message = f"{text} is for further training, and without --tokens there is none: give --tokens"
+        require(is_trained, message)
+    return jobs[0].given
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Later stages of runs that differ in their seeds alone, as jobs of a sweep.
+
+    config: that of the first run. length: of the windows, in tokens. overrides: typed ones for all stages.
+    """
+
+    runs: Sequence[Path]
+    config: Config
+    length: int
+    overrides: Sequence[str]
+    results: Path
+
+    def further(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
+        """Return jobs that go on from each run with each encoding."""
+        jobs: list[Planned] = []
+        own = self._jobs("train.from", tokens)
+        for each in requested:
+            for job in own:
+                given = {key: value for key, value in job.given.items() if key.startswith("encoding.")}
+                encoding = stage_encoding(each, self.config, job.config, given)
+                config = replace(job.config, encoding=encoding)
+                config.check()
+                if all(config != other.config for other in jobs):  # `+logn` of rope is `rope+logn`
+                    jobs.append(_labelled(replace(job, config=config)))
+        return jobs
+
+    def from_the_start(self, tokens: int) -> list[Planned]:
+        """Return a job beside each run that trains its model on as many tokens as both stages together."""
+        train = self.config.train
+        message = f"--long counts the tokens of one stage, and {self.runs[0].name} has more: leave it out"
+        require(train.from_run is None, message)
+        jobs = self._jobs("train.beside", train.total_steps * train.batch_tokens + tokens)
+        return [_labelled(job) for job in jobs]
+
+    def _jobs(self, key: str, tokens: int) -> list[Planned]:
+        """Return jobs with the runs' own encoding, each of which names its run by `key`."""
+        train = self.config.train
+        batch = self.length * max(1, round(train.batch_tokens / self.length))
+        steps = math.ceil(tokens / batch)
+        values = {
+            **own_values(self.config),
+            "train.length": self.length,
+            "train.steps": steps,
+            "train.batch_tokens": batch,
+            "train.warmup_steps": round(train.warmup_steps * steps / train.total_steps),
+            "results_dir": str(self.results),
+        }
+        if key == "train.from":
+            # At the full rate, what was learned before is lost.
+            values["train.lr"] = train.lr * SHARE_OF_RATE
+        jobs = []
+        for run in self.runs:
+            of_run = {**values, key: run.name, "seed": read_config(run).seed}
+            choice, search = own_choice(self.config), self.config.search
+            for job in planned(self.overrides, search, choice=choice, values=of_run):
+                words = [f"{key}={run.name}"] if len(self.runs) > 1 else []
+                jobs.append(replace(job, label=" ".join([*words, *job.swept])))
+        return jobs
+
+
+def _labelled(job: Planned) -> Planned:
+    """Return a job with its encoding in its label."""
+    return replace(job, label=f"encoding={name_of(job.config)} {job.label}".rstrip())
+
+
+def _searched(requested: Requested, run: Path, config: Config, length: int) -> Requested:
+    """Return an encoding with what its method searches for the first run, which stands for the other seeds.
+
+    It is kept in the run's folder, so that it is searched once.
+    """
+    option = option_to_give(requested, config.search, "searched")
+    path, name = run / SEARCHED, f"{requested.text} at {length}"
+    if not option:
+        return requested
+    kept = _read_searched(path)
+    if name not in kept:
+        say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
+        trained = load_trained(run, trusted(config, ()))
+        kept[name] = [*search_option(trained, requested, option, length)]
+        write_text(path, json.dumps(kept))
+    return requested.giving(option, kept[name])
+
+
+def _read_searched(path: Path) -> dict[str, list[float]]:
+    """Return the numbers that were found for a run, by what they were searched for; none without the file.
+
+    Raise `RunError` for a damaged file.
+    """
+    if not path.exists():
+        return {}
+    try:
+        kept = read_json(path)
+        return {name: check_type(values, list[float], name) for name, values in kept.items()}
+    except (OSError, ValueError) as error:
+        message = f"{path} is damaged ({first_line(error)}): delete it, and extend searches again"
+        raise RunError(message) from error
+
+
+def _score(
+    runs: Sequence[Path],
+    length: int,
+    requested: Sequence[Requested],
+    request: Evaluation,
+    *,
+    is_trained: bool,
+) -> set[str]:
+    """Score the runs unchanged and with each encoding; return the labels of all that were scored.
+
+    request: says where results lie, and what is used of the machine. With `is_trained`, pass over encodings
+    that do not fit.
+    """
+    config = read_config(runs[0])
+    others: list[Requested] = []
+    for each in requested:
+        stretched = with_factor(each, length / config.train.length, config.search)
+        try:
+            find_others([stretched], runs[0].name, config, config.search, force=True)
+            others.append(stretched)
+        except UserError as error:
+            if not is_trained:
+                raise
+            say(f"{stretched.text} is not scored without training: {first_line(error)}")
+    lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
+    # The label of a line says where an encoding is not compatible.
+    request = replace(request, with_=tuple(others), lengths=lengths, force=bool(others))
+    scored, failures = score_each(runs, request)
+    if failures:
+        raise RunError(failures[0])
+    return {row.scored_with for run in scored for row in run.scored}
+
+
+def _times(to: str) -> float:
+    number = float(to.removesuffix("x")) if re.fullmatch(r"\d+(\.\d+)?x?", to) else 0.0
+    require(number > 1, f"--to {to} is no length past training: say 4x, or a number of tokens such as 512")
+    return number

@@ -1,0 +1,292 @@
+"""`extend hf:...` with `--tokens`: a checkpoint trained a little further at longer texts.
+
+Each scaling gets a folder that transformers reads, with the trained weights and with the scaling in its
+config.json. The table has the checkpoint unchanged, under each scaling without training, and trained with
+each, on the validation side of the text.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe_bench.commands.evaluate import Evaluation, prepare
+from pe_bench.config.compose import compose
+from pe_bench.config.overrides import parse_override
+from pe_bench.config.parse import parse_config
+from pe_bench.config.schema import Config, DataConfig
+from pe_bench.data.batches import TrainingWindows
+from pe_bench.data.packed import Data, load_data, summary
+from pe_bench.errors import require
+from pe_bench.hf.export import require_rescaled, rescaled_config, write_weights
+from pe_bench.hf.load import checkpoint_config
+from pe_bench.hf.opened import Opened, open_checkpoint
+from pe_bench.hf.source import PREFIX, Source, load_config, read_source
+from pe_bench.hf.training import FurtherTraining, Settings, train_further, trained_parameters
+from pe_bench.report.build import build_tables
+from pe_bench.report.groups import Selection
+from pe_bench.report.records import Table
+from pe_bench.runs.find import Condition
+from pe_bench.runs.folder import locked, record_error
+from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
+from pe_bench.scoring.stages import with_factor
+from pe_bench.system import machine
+from pe_bench.system.files import remove_leftovers, replace_folder, write_json
+from pe_bench.system.signals import world_size
+from pe_bench.system.terminal import progress_bar, say
+from pe_bench.training.group import Group, joined
+from pe_bench.training.trainer import show_progress
+
+# Of the identity of a trained folder: raised where the same settings give other weights than before.
+VERSION = 1
+BATCH_TOKENS = 16_384  # in a step, or one window where that is longer
+# Chen et al. 2023 (arXiv:2306.15595) and Peng et al. 2023 (YaRN, arXiv:2309.00071) train Llama 7B further at
+# this rate, without weight decay, after 20 steps of warm-up; it is a fifth of a final rate of 1e-4.
+RATE, WARMUP_STEPS = 2e-5, 20
+CHECKPOINT_EVERY = 10  # steps, each of which may take minutes
+VALIDATION = "data.validation_fraction"
+TRAINING_KEYS = (
+    *("train.lr", "train.final_lr", "train.warmup_steps", "train.weight_decay", "train.betas", "train.clip"),
+    *("train.batch_tokens", "train.micro_batches", "train.checkpoint_every", "train.timeout"),
+    *("seed", "precision"),
+)
+LESS_MEMORY = "--train-layers N, train.micro_batches=N, or a shorter --to"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A further training of a checkpoint with one scaling.
+
+    other: the scaling. values: config.json of the result. facts: what the trained weights follow from.
+    target: the folder of the result.
+    """
+
+    source: Source
+    config: Config
+    other: OtherEncoding
+    settings: Settings
+    values: dict[str, Any]
+    facts: dict[str, Any]
+    target: Path
+
+    @property
+    def workplace(self) -> Path:
+        """Return the folder of an unfinished training, with its checkpoints."""
+        return self.target.with_name(f"{self.target.name}.training")
+
+
+def extend_hf(
+    text: str,
+    to: float,
+    requested: Sequence[Requested],
+    tokens: int,
+    train_layers: int | None,
+    overrides: Sequence[str],
+    results: Path,
+) -> tuple[list[Path], list[Table]]:
+    """Train a checkpoint further with each scaling; return the folders of the scored runs, and their tables.
+
+    text: hf:FOLDER or hf:OWNER/NAME. to: the longer length over the training length. tokens: to train on.
+    train_layers: how many of the last layers are trained; None for all. overrides: of the data, the
+    training and the machine. Nothing is returned in other processes of torchrun than the first.
+    """
+    for_training = [each for each in overrides if parse_override(each).key in TRAINING_KEYS]
+    for_scores = [each for each in overrides if each not in for_training]
+    keys = [parse_override(each).key for each in for_scores]
+    message = "the further training needs text: say --text DIR, of text files"
+    require("data" in keys or "data.path" in keys, message)
+    if VALIDATION not in keys and "data.validation_path" not in keys:
+        for_scores.append(f"{VALIDATION}={DataConfig.validation_fraction}")
+    config = checkpoint_config(text, for_scores, {}, {}, results)
+    length = round(to * config.trained_length)
+    settings = _settings(config, for_training, length, tokens, train_layers)
+    stretched = [with_factor(each, to, ()) for each in requested]
+    stages = _stages(config, settings, stretched)
+    for stage in stages:
+        is_first = _train(stage)
+        if not is_first:
+            return [], []
+    return _scored(text, stages, stretched, for_scores, results)
+
+
+def _settings(
+    config: Config, overrides: Sequence[str], length: int, tokens: int, layers: int | None
+) -> Settings:
+    """Return the settings of a training at a length. Raise `UserError` for values that do not fit."""
+    given = {parse_override(each).key: parse_override(each).value for each in overrides}
+    batch = length * max(1, BATCH_TOKENS // length)
+    typed = str(given.get("train.batch_tokens", batch))
+    steps = math.ceil(tokens / (int(typed) if typed.isdecimal() else batch))
+    defaults = {
+        "train.optimizer": "adamw",
+        "train.length": length,
+        "train.steps": steps,
+        "train.batch_tokens": batch,
+        "train.processes": world_size(),
+        "train.lr": RATE,
+        "train.weight_decay": 0.0,
+        "train.warmup_steps": min(WARMUP_STEPS, steps // 4),
+        "train.checkpoint_every": CHECKPOINT_EVERY,
+    }
+    texts = [f"{key}={value}" for key, value in defaults.items() if key not in given]
+    chosen = parse_config(compose([*texts, *overrides, "encoding=nope"]))
+    device = machine.resolve_device(config.device)
+    dtype = machine.resolve_precision(chosen.precision, device)
+    if chosen.precision == "auto" and machine.multiplies_bfloat16(device):
+        dtype = torch.bfloat16
+    return Settings(chosen.train, chosen.seed, layers, dtype)
+
+
+def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) -> list[Stage]:
+    """Return the trainings with each scaling. Raise `UserError` for one that transformers does not have."""
+    about = config.checkpoint
+    assert about is not None
+    data = load_data(config)
+    TrainingWindows(data.train, settings.train.length, data.end_of_text)  # long enough for one
+    source = read_source(f"{about.source}@{about.revision}" if about.revision else about.source)
+    opened = _open(config, source)
+    trained_parameters(opened.model, settings.layers)
+    config = replace(config, encoding=opened.encoding, model=opened.size)
+    stages = []
+    for each in requested:
+        others = find_others([each], source.name, config)
+        message = (
+            f"--with {each.text} is not one encoding other than that of {source.name}: give one, such as yarn"
+        )
+        require(len(others) == 1, message)
+        values = rescaled_config(source, opened, others[0].encoding, config.trained_length)
+        facts = _facts(config, settings, data, others[0])
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+        name = f"{source.name}-{others[0].encoding.base.name}-{settings.train.length}-{key}"
+        target = Path(config.results_dir).resolve() / "models" / name
+        stages.append(Stage(source, config, others[0], settings, values, facts, target))
+    return stages
+
+
+def _open(config: Config, source: Source) -> Opened:
+    """Open a checkpoint in float32. Raise `UserError` where its encoding cannot be replaced."""
+    assert config.checkpoint is not None
+    begins = config.checkpoint.begins
+    length = config.trained_length
+    opened = open_checkpoint(source, load_config(source), length, begins, torch.float32, plain=False)
+    why = opened.model.fixed_encoding
+    require(not why, f"{source.name} {why}, so --with has nothing to replace")
+    return opened
+
+
+def _facts(config: Config, settings: Settings, data: Data, other: OtherEncoding) -> dict[str, Any]:
+    """Return what the weights of a training follow from, as JSON has it."""
+    assert config.checkpoint is not None
+    train = settings.train
+    names = ("length", "batch_tokens", "lr", "final_lr", "warmup_steps", "weight_decay", "betas", "clip")
+    return {
+        "version": VERSION,
+        "checkpoint": config.checkpoint.identity,
+        "encoding": other.encoding.identity(),
+        "train_length": config.trained_length,
+        "steps": train.total_steps,
+        **{name: getattr(train, name) for name in names},
+        "layers": settings.layers,
+        "precision": str(settings.dtype).removeprefix("torch."),
+        "seed": settings.seed,
+        "data": data.hash,
+    }
+
+
+def _train(stage: Stage) -> bool:
+    """Train what is not trained, and write the folder of the result.
+
+    Return whether this process is the first of those that train together, which goes on alone.
+    """
+    config, train = stage.config, stage.settings.train
+    device = machine.resolve_device(config.device)
+    threads = machine.set_threads(config.threads)
+    with joined(device, train.timeout) as group:
+        is_done = group.broadcast("done" if group.is_first and stage.target.is_dir() else "")
+        if is_done:
+            say(f"{stage.target} is already trained")
+            return group.is_first
+        with _at_work(stage.workplace, group), machine.explain_out_of_memory(LESS_MEMORY):
+            opened = _open(config, stage.source)
+            data = load_data(config)
+            say(summary(data, train.length))
+            model = opened.model.with_encoding(stage.other.encoding.build(opened.size.n_layers)).to(device)
+            windows = TrainingWindows(data.train, train.length, data.end_of_text)
+            training = FurtherTraining(model, stage.settings, windows, group)
+            count = sum(parameter.numel() for parameter in training.trained.values())
+            kind = str(stage.settings.dtype).removeprefix("torch.")
+            steps = f"{train.total_steps} steps of {train.batch_tokens:,} tokens at {train.length:,}"
+            how = f"learning rate {train.lr:g}, products in {kind}"
+            say(f"{stage.target.name}: trains {count:,} parameters with {stage.other.label}, {steps}, {how}")
+            with progress_bar(stage.target.name, train.total_steps) as bar:
+                train_further(
+                    training,
+                    stage.workplace,
+                    lambda step: show_progress(bar, step, train.total_steps),
+                )
+            if group.is_first:
+                model.to("cpu")
+                about = {"source": stage.source.address, **stage.facts}
+                about |= machine.environment(device, threads)
+                _write(stage, opened, about)
+    return group.is_first
+
+
+@contextmanager
+def _at_work(workplace: Path, group: Group) -> Iterator[None]:
+    """Hold the folder of a training in the first of its processes, and keep there what goes wrong."""
+    if not group.is_first:
+        yield
+        return
+    workplace.mkdir(parents=True, exist_ok=True)
+    with locked(workplace), record_error(workplace):
+        remove_leftovers(workplace)
+        yield
+
+
+def _write(stage: Stage, opened: Opened, about: dict[str, Any]) -> None:
+    """Write the trained checkpoint to its folder, read it again, and delete the training's folder.
+
+    Raise `RunError` where logits differ.
+    """
+    with replace_folder(stage.target) as folder:
+        write_weights(folder, stage.source, opened.model.causal, stage.values)
+        shutil.copyfile(stage.workplace / "train.csv", folder / "train.csv")
+        write_json(folder / "training.json", about)
+        written = Source(f"{PREFIX}{folder}", folder)
+        difference = require_rescaled(written, opened, stage.other.encoding, stage.config.trained_length)
+    shutil.rmtree(stage.workplace)
+    equal = f"its logits in transformers are equal to {difference:.1g} of the largest"
+    say(f"{stage.source.name} trained further with {stage.other.label}: {stage.target}; {equal}")
+
+
+def _scored(
+    text: str,
+    stages: Sequence[Stage],
+    requested: Sequence[Requested],
+    overrides: Sequence[str],
+    results: Path,
+) -> tuple[list[Path], list[Table]]:
+    """Score the checkpoint, unchanged and with each scaling, and the trained ones; return runs and tables."""
+    config = stages[0].config
+    trained, length = config.trained_length, stages[0].settings.train.length
+    lengths = None
+    if config.eval.lengths is None:
+        lengths = sorted({max(2, trained // 4), trained, length})
+    request = Evaluation(lengths=lengths, overrides=tuple(overrides), results_dir=results)
+    runs = [prepare(text, replace(request, with_=tuple(requested))).score()]
+    for stage in stages:
+        runs.append(prepare(f"{PREFIX}{stage.target}", request).score())
+    hashes = dict.fromkeys(row.target_hash for run in runs for row in run.scored)
+    labels = {row.scored_with for run in runs for row in run.scored}
+    where = (Condition("target_hash", "=", tuple(hashes)),)
+    selection = Selection(where=where, by=("model",), labels=frozenset(labels))
+    paths = [run.path for run in runs]
+    return paths, build_tables(results, [path.name for path in paths], config.eval.protocol, selection)

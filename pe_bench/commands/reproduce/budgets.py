@@ -1,0 +1,240 @@
+"""What a longer training changes: levels, changes and use of far text over the training tokens.
+
+For studies with `over: tokens`, whose sweeps differ in their training tokens alone.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.ticker import NullLocator
+
+from pe_bench.commands.reproduce.claims import Measurements, Series
+from pe_bench.commands.reproduce.study import Study
+from pe_bench.render import paper
+from pe_bench.report.statistics import MARGIN, Interval, breaks_at
+from pe_bench.runs.rows import grouped
+from pe_bench.runs.scores import RECALL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pe_bench.render.paper import Style
+
+NEAR, FAR = 2, 8  # times the training length, at which changes are shown
+LINEAR = 0.1  # bits per byte, up to which the axis of changes is linear
+WIDTH, PANEL = 6.6, 1.9  # inches, of a panel
+ABOVE, BETWEEN, BELOW = 0.45, 0.75, 0.4  # inches: below the title, between panels, for the note
+UNLEARNED = "*"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An encoding after so many training tokens, in bits per byte; what was not scored is None.
+
+    level: at the training length. near, far: the changes at `NEAR` and `FAR` times the training length.
+    recall: that at `NEAR` times of the recall targets. swap: what far text of another document costs there.
+    reads_far: whether text beyond the training length is used there: yes, no, unclear, or empty. breaks_at:
+    the first length, in tokens, that surely degrades or fails. has_learned: at its training length it is
+    neither surely worse than a trigram nor no better than token frequencies; else its changes mean nothing.
+    """
+
+    encoding: str
+    tokens: int
+    seeds: int
+    level: float
+    near: Interval | None
+    far: Interval | None
+    recall: Interval | None
+    swap: Interval | None
+    reads_far: str
+    breaks_at: int | None
+    has_learned: bool = True
+
+
+def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
+    """Return what is known of each encoding at each budget, encoding by encoding."""
+    keys = dict.fromkeys((name, sweep.name) for sweep in study.sweeps for name in sweep.encodings)
+    order = list(dict.fromkeys(name for name, _ in keys))
+    known: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
+    for name, sweep in keys:
+        budget = _budget(Series(name, sweep), scores)
+        if budget is not None:
+            known[name, budget.tokens] = budget
+    return sorted(known.values(), key=lambda budget: (order.index(budget.encoding), budget.tokens))
+
+
+def _budget(series: Series, scores: Measurements) -> Budget | None:
+    """Return what is known of a series; None where its training length was not scored."""
+    length = scores.length
+    trained = scores.at(series, length, "paired")
+    if not trained:
+        return None
+    levels = [row.bits_per_byte for row in trained if row.bits_per_byte is not None]
+    if not levels:
+        return None
+    use = scores.context_use(series, NEAR * length)
+    has_learned = not scores.unlearned(series)
+    return Budget(
+        encoding=series.label,
+        tokens=trained[0].train_tokens,
+        seeds=len(levels),
+        level=sum(levels) / len(levels),
+        near=scores.change(series, NEAR * length, "paired").interval,
+        far=scores.change(series, FAR * length, "paired").interval,
+        recall=scores.change(series, NEAR * length, "paired", RECALL).interval,
+        swap=use.swap_gain if use else None,
+        reads_far=use.uses_context if use and has_learned else "",
+        breaks_at=breaks_at(scores.verdicts(series, "paired")),
+        has_learned=has_learned,
+    )
+
+
+def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
+    """Return the training tokens from which each encoding surely reads far.
+
+    It reads far at that budget and at all larger ones; None for an encoding that does not.
+    """
+    first: dict[str, int | None] = {}
+    for encoding, of_encoding in grouped(budgets, lambda budget: budget.encoding).items():
+        first[encoding] = None
+        for budget in sorted(of_encoding, key=lambda budget: -budget.tokens):
+            if budget.reads_far != "yes":
+                break
+            first[encoding] = budget.tokens
+    return first
+
+
+# Text
+
+
+def table_of(budgets: Sequence[Budget], length: int) -> Iterator[str]:
+    """Yield the lines of a table, and for each encoding the budget from which it reads far."""
+    near, far = f"{NEAR * length:,}", f"{FAR * length:,}"
+    headings = (
+        "",
+        "tokens",
+        "seeds",
+        f"at {length}",
+        near,
+        far,
+        f"recall {near}",
+        "swap",
+        "breaks",
+        "reads far",
+    )
+    rows = [_cells(budget) for budget in budgets]
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        yield "  ".join([first.strip().ljust(widths[0]), *others])
+    yield ""
+    yield f"{near}, {far}, recall: changes against {length} tokens, in bits per byte"
+    yield f"swap: what another document's far text costs at {near} tokens"
+    yield f"reads far: uses text further back than {length} tokens, by the controls at {near}; -: unknown"
+    if not all(budget.has_learned for budget in budgets):
+        yield f"{UNLEARNED}: not learned: surely worse than a trigram, so its changes mean nothing"
+    for encoding, tokens in first_that_reads(budgets).items():
+        largest = max(budget.tokens for budget in budgets if budget.encoding == encoding)
+        said = f"surely reads far from {spell_tokens(tokens)} on" if tokens else "does not surely read far"
+        yield f"{encoding}: {said} (trained on up to {spell_tokens(largest)} tokens)"
+
+
+def _cells(budget: Budget) -> tuple[str, ...]:
+    changes = (budget.near, budget.far, budget.recall, budget.swap)
+    return (
+        budget.encoding,
+        spell_tokens(budget.tokens),
+        str(budget.seeds),
+        f"{budget.level:.3f}" + ("" if budget.has_learned else UNLEARNED),
+        *(f"{interval.mean:+.3f}" if interval else "-" for interval in changes),
+        f"{budget.breaks_at:,}" if budget.breaks_at else "none",
+        budget.reads_far or "-",
+    )
+
+
+def spell_tokens(tokens: int) -> str:
+    """Return a number of tokens as a person says it: `4M` for 4,096,000."""
+    return f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else f"{tokens / 1e3:.0f}k"
+
+
+# Picture
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of the picture. value: what it shows of a budget; None where that was not scored."""
+
+    title: str
+    value: Callable[[Budget], float | None]
+    is_change: bool = True
+
+
+def draw_budgets(budgets: Sequence[Budget], study: Study, path: Path) -> None:
+    """Draw levels and changes over the training tokens; the suffix of the path is the file's format."""
+    paper.save_picture(lambda: _draw(budgets, study), path)
+
+
+def _draw(budgets: Sequence[Budget], study: Study) -> "Figure":
+    near, far = f"{NEAR * study.length:,}", f"{FAR * study.length:,}"
+    panels = [
+        Panel(f"level at {study.length} tokens, bits per byte", lambda budget: budget.level, is_change=False),
+        Panel(f"change at {near}", lambda budget: _mean(budget.near)),
+        Panel(f"change at {far}", lambda budget: _mean(budget.far)),
+        Panel(f"change at {near}, recall targets", lambda budget: _mean(budget.recall)),
+    ]
+    note = paper.wrapped(
+        [
+            f"Changes are against {study.length} tokens, the training length: below zero is a gain.",
+            f"Rings: text further back than {study.length} tokens is surely used.",
+        ]
+    )
+    top = paper.lines_height(study.title, paper.FONT) + ABOVE
+    step = PANEL + BETWEEN
+    end = top + len(panels) * step
+    figure = paper.new_figure(paper.WIDTH, end + BELOW)
+    paper.place_text(figure, paper.LEFT, 0, study.title)
+    styles = paper.styles_of(budget.encoding for budget in budgets)
+    curves = grouped(budgets, lambda budget: budget.encoding)
+    for number, panel in enumerate(panels):
+        axes = paper.place_axes(figure, paper.LEFT, top + number * step, WIDTH, PANEL)
+        _draw_panel(axes, panel, curves, styles)
+        if panel is panels[-1]:
+            axes.set_xlabel("training tokens")
+    paper.place_text(
+        figure, paper.LEFT, end - BETWEEN + 0.6, note, fontsize=paper.NOTE_FONT, color=paper.GREY
+    )
+    return figure
+
+
+def _draw_panel(
+    axes: "Axes", panel: Panel, curves: Mapping[str, Sequence[Budget]], styles: Mapping[str, "Style"]
+) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=paper.FONT)
+    axes.set_xscale("log", base=2)
+    if panel.is_change:
+        axes.set_yscale("symlog", linthresh=LINEAR)
+        axes.axhspan(-MARGIN, MARGIN, color=paper.MARGIN_BAND, linewidth=0, zorder=0)
+        axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:+g}" if tick else "0")
+    axes.yaxis.set_minor_locator(NullLocator())
+    for encoding, budgets in curves.items():
+        style = styles[encoding]
+        shown = [(budget, value) for budget in budgets if (value := panel.value(budget)) is not None]
+        x = [budget.tokens for budget, _ in shown]
+        y = [value for _, value in shown]
+        axes.plot(x, y, color=style.colour, marker=style.marker, linestyle=style.stroke, label=encoding)
+        reading = [(budget.tokens, value) for budget, value in shown if budget.reads_far == "yes"]
+        for tokens, value in reading:
+            axes.plot(tokens, value, "o", markersize=11, markerfacecolor="none", color=style.colour)
+    ticks = sorted({budget.tokens for budgets in curves.values() for budget in budgets})
+    axes.set_xticks(ticks, [spell_tokens(tokens) for tokens in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(axis="y", color=paper.RULE)
+    if not panel.is_change:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
+
+
+def _mean(interval: Interval | None) -> float | None:
+    return interval.mean if interval else None

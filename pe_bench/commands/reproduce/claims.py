@@ -1,0 +1,321 @@
+"""A paper's claims against what a study measured: each holds, is contradicted, or stays unclear.
+
+All follow from 95 % intervals of paired differences by the rules of statistics.py. A claim is judged alone:
+with twenty of them, one is judged wrongly by chance.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pe_bench.commands.reproduce.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
+from pe_bench.report.records import ContextUse, Paired, Unlearned, label_of, quarter_of
+from pe_bench.report.statistics import (
+    MARGIN,
+    Interval,
+    Verdict,
+    breaks_at,
+    judge_change,
+    judge_gain_over_control,
+)
+from pe_bench.report.verdicts import (
+    TaskVerdict,
+    answers_of,
+    judge_answers,
+    judge_context,
+    paired,
+    paired_changes,
+    pairs_of,
+    unlearned,
+    why_open_within,
+)
+from pe_bench.runs.find import ScoredRuns, read_anchors
+from pe_bench.runs.folder import folders_in
+from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, has_number
+
+Outcome = Literal["contradicted", "holds", "unclear"]
+Judgement = tuple[Outcome, Paired, int]  # what was measured, and the length that decides
+OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
+GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
+OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # say that another kind is wrong
+BROKEN, HELD = ("degrades", "fails"), ("holds", "improves")
+UNLEARNED: dict[Unlearned, str] = {
+    "frequencies": "not learned: at the training length no better than token frequencies",
+    "trigram": "not learned yet: at the training length worse than a trigram",
+    "task": "not learned: the task is not solved at the training length",
+}
+NOT_SCORED = "not scored"
+UNDECIDED = "no length where one surely breaks and the other surely holds"
+UNSOLVED = "no encoding solves it at the training length: the training may be too short"
+
+
+class Series(NamedTuple):
+    """An encoding of a sweep, by the name that tables give it; without a name, as it was trained."""
+
+    label: str
+    sweep: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.sweep})" if self.label and self.sweep else self.label or self.sweep
+
+    def has(self, row: Row) -> bool:
+        return self.label == label_of(row) if self.label else row.scored_with == row.encoding
+
+
+class Measurements:
+    """The scores that the steps of a study made. All lengths are in tokens.
+
+    A run may also have scores that other studies or its owner asked for. They are left out, so that the
+    answers do not depend on what was scored before.
+    """
+
+    def __init__(self, results_dir: Path, steps: Iterable[Step]) -> None:
+        folder_of = folders_in(results_dir / "runs")
+        self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
+        rows: dict[str, dict[tuple[str, ...], Row]] = {}
+        for step in steps:
+            of_step = (row for run in step.runs for row in folder_of(run).rows if row.key in step.keys)
+            rows.setdefault(step.sweep, {}).update((row.key, row) for row in of_step)
+        # All rows of each sweep that a step asked for, those of controls included.
+        self.rows = {sweep: list(of_sweep.values()) for sweep, of_sweep in rows.items()}
+        # The training length of the study, which is that of its first sweep.
+        self.length = next(row.train_length for of_sweep in self.rows.values() for row in of_sweep)
+
+    def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
+        """Return the rows of a series at one length; those of a failed score are left out."""
+        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row) and has_number(row)]
+        return [row for row in rows if (row.length, row.protocol, row.control) == (length, protocol, control)]
+
+    def as_trained(self, series: Series) -> list[Row]:
+        """Return the rows of a series' runs under the encoding that they were trained with."""
+        rows = self.rows.get(series.sweep, [])
+        runs = {row.run for row in rows if series.has(row)}
+        trained = [row for row in rows if row.run in runs and row.scored_with == row.encoding]
+        return [row for row in trained if row.control == "none"]
+
+    def unlearned(self, series: Series) -> Unlearned:
+        """Return why a series counts as not learned at its training length; empty if it has learned.
+
+        A model that knows nothing would hold, and break after all others. A later stage is compared with the
+        n-grams of its first stage's training tokens.
+        """
+        rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
+        row_of = {row.run: row for of_sweep in self.rows.values() for row in of_sweep}
+        stages = {row.run: self._runs.folder_of(row.run).first_stage for row in rows}
+        counted_on = {
+            run: row_of[first.run] for run, first in stages.items() if first and first.run in row_of
+        }
+        return unlearned(rows, self._runs, counted_on)
+
+    def is_later_stage(self, series: Series) -> bool:
+        return any(self._runs.folder_of(row.run).first_stage for row in self.as_trained(series))
+
+    def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
+        """Return rows with those of the study's training length, of runs scored as they were trained."""
+        trained = [row for row in self.as_trained(series) if row.protocol == protocol]
+        first = [row for row in trained if row.length == self.length]
+        return pairs_of(self.at(series, length, protocol), first)
+
+    def change(self, series: Series, length: int, protocol: str, part: str = ALL) -> Paired:
+        """Return the change against the training length, of all targets or of a slice of them."""
+        changes = self.changes(series, length, protocol)
+        if part != ALL:
+            rows = [row for change in changes for row in change]
+            row_of = {(row.run, row.length): row for row in self._runs.of_slice(rows, part)}
+            keys = [((row.run, row.length), (first.run, first.length)) for row, first in changes]
+            changes = [
+                (row_of[here], row_of[first]) for here, first in keys if {here, first} <= row_of.keys()
+            ]
+        return paired(changes, self._runs, NOT_SCORED)
+
+    def context_use(self, series: Series, length: int) -> ContextUse | None:
+        """Return what the controls say of the text beyond the training length; None without a score."""
+        controls = [row for kind in ("swap", "window") for row in self.at(series, length, "paired", kind)]
+        if not controls:
+            return None
+        within = self.change(series, quarter_of(self.length), "paired")
+        why_open = why_open_within(self.length, within, MARGIN)
+        rows, trained = (self.at(series, at, "paired") for at in (length, self.length))
+        return judge_context(rows, controls, trained, why_open, MARGIN, self._runs)
+
+    def machines(self, rows: Iterable[Row]) -> str:
+        """Return the processors or GPUs that the runs of rows were trained on."""
+        return "; ".join(sorted({self._runs.folder_of(row.run).machine for row in rows} - {""}))
+
+    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
+        """Return the verdicts on the changes beyond the training length that have an interval."""
+        lengths = {row.length for row in self.rows.get(series.sweep, []) if row.length > self.length}
+        changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
+        return {length: judge_change(interval) for length, interval in changes.items() if interval}
+
+    def difference_of_levels(self, claim: Claim, length: int) -> Paired:
+        """Return the level of the first series minus that of the second, seed by seed."""
+        first, second = (self.at(series, length, claim.protocol) for series in series_of(claim))
+        return paired(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
+
+    def difference_of_changes(self, claim: Claim, length: int) -> Paired:
+        """Return the change of the first series minus that of the second, seed by seed."""
+        changes = (self.changes(series, length, claim.protocol) for series in series_of(claim))
+        ours, theirs = ({pair[0].seed: pair for pair in pairs} for pairs in changes)
+        seeds = sorted(ours.keys() & theirs.keys())
+        if not seeds:
+            return Paired(missing=NOT_SCORED)
+        return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._runs)
+
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
+        """Return the level of one protocol and control minus that of another."""
+        first, second = (self.at(series, length, *kind) for kind in kinds)
+        return paired(pairs_of(first, second), self._runs, NOT_SCORED)
+
+    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
+        """Return the share of a task's examples that are right, and the verdict on it; None without any."""
+        rows = self.at(series, length, TASK)
+        if not rows:
+            return None
+        answers, *_ = answers_of(rows, self._runs)
+        return answers.exact, judge_answers(answers)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with what our runs say of it.
+
+    length: the length in the claim. decided_at: the length of what was measured, which says why it has no
+    interval, or why that decides nothing.
+    """
+
+    claim: Claim
+    length: int
+    outcome: Outcome
+    measured: Paired
+    decided_at: int
+
+    def __str__(self) -> str:
+        """Return the claim as a sentence."""
+        claim, (of, than) = self.claim, series_of(self.claim)
+        first = f"{round(self.length / claim.at):,}"
+        windows = f" ({claim.protocol} windows)" if claim.protocol in WINDOWS else ""
+        return KINDS[claim.kind][0].format(of=of, than=than, at=f"{self.length:,}", first=first) + windows
+
+    @property
+    def evidence(self) -> str:
+        """Return what was measured, with its interval."""
+        interval, missing = self.measured.interval, self.measured.missing
+        if interval is None:
+            return missing or "no interval"
+        where = f" at {self.decided_at:,}" if self.decided_at != self.length else ""
+        reason = f": {missing}" if missing else ""
+        bounds = f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds: {interval.seeds}"
+        return f"{KINDS[self.claim.kind][1]}{where} {interval.mean:+.3f} {bounds}{reason}"
+
+
+def judge_claim(claim: Claim, scores: Measurements) -> Judged:
+    """Return what our runs say of a claim; it is unclear if they lack scores for it."""
+    length = round(claim.at * scores.length)
+    if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
+        for series in dict.fromkeys(series_of(claim)):
+            # A later stage had learned before: its level says how much of that is left.
+            is_judged = claim.kind in OF_LEVELS and scores.is_later_stage(series)
+            if not is_judged and (reason := scores.unlearned(series)):
+                missing = Paired(missing=f"{series} has {UNLEARNED[reason]}")
+                return Judged(claim, length, "unclear", missing, length)
+    judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}
+    judges |= dict.fromkeys(("solves", "misses"), _judge_solution)
+    judges["reads_far"] = _judge_reading
+    outcome, measured, decided_at = judges.get(claim.kind, _judge_difference)(claim, scores, length)
+    outcome = OPPOSITE[outcome] if claim.kind in OPPOSED else outcome
+    return Judged(claim, length, outcome, measured, decided_at)
+
+
+def series_of(claim: Claim) -> tuple[Series, Series]:
+    """Return what a claim is about, and what it compares that with."""
+    return Series(claim.of, claim.sweep), Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
+
+
+def _judge_difference(claim: Claim, scores: Measurements, length: int) -> Judgement:
+    """Judge a claim by one difference; for one in `OPPOSED`, judge the opposite claim."""
+    of, protocol = series_of(claim)[0], claim.protocol
+    if claim.kind in OF_LEVELS:
+        measured = scores.difference_of_levels(claim, length)
+    elif claim.kind == "loses_less":
+        measured = scores.difference_of_changes(claim, length)
+    elif claim.kind == "early_tokens":  # late ones would score better in nonoverlapping windows
+        measured = scores.gain(of, length, *((windows, "none") for windows in WINDOWS))
+    elif claim.kind in ("reads_past_window", "stays_in_window"):
+        measured = scores.gain(of, length, ("paired", "window"), ("paired", "none"))
+    else:  # falls, rises, breaks
+        measured = scores.change(of, length, protocol)
+    return _outcome(claim, measured.interval), measured, length
+
+
+def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
+    if interval is None:
+        return "unclear"
+    if claim.kind in ("reads_past_window", "stays_in_window"):
+        return GAINS[judge_gain_over_control(interval)]
+    if claim.kind == "alike":
+        sides = {_below(interval, ALIKE), OPPOSITE[_below(interval, -ALIKE)]}
+        return "contradicted" if "contradicted" in sides else "unclear" if "unclear" in sides else "holds"
+    outcome = _below(interval, MARGIN if claim.kind == "breaks" else 0.0)
+    more_is_better = claim.kind == "order" and claim.protocol == TASK
+    return OPPOSITE[outcome] if more_is_better else outcome
+
+
+def _below(interval: Interval, bound: float) -> Outcome:
+    """Return whether a difference is surely below a bound; infinite ones are sure where both ends are."""
+    return "holds" if interval.high < bound else "contradicted" if interval.low > bound else "unclear"
+
+
+def _judge_holding(claim: Claim, scores: Measurements, length: int) -> Judgement:
+    """Decide at the first length that surely breaks, or does not surely hold, if there is one."""
+    series, _ = series_of(claim)
+    verdicts = {at: said for at, said in scores.verdicts(series, claim.protocol).items() if at <= length}
+    broken = breaks_at(verdicts)
+    unsure = next((at for at, verdict in verdicts.items() if verdict not in HELD), None)
+    outcome: Outcome = "contradicted" if broken else "unclear" if unsure else "holds"
+    decided_at = broken or unsure or length
+    if length not in verdicts:
+        outcome, decided_at = "unclear", length
+    return outcome, scores.change(series, decided_at, claim.protocol), decided_at
+
+
+def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judgement:
+    """Decide at the first length at which one of two surely breaks while the other surely holds.
+
+    Where the two change places there is none.
+    """
+    first, second = (scores.verdicts(series, claim.protocol) for series in series_of(claim))
+    both = first.keys() & second.keys()
+    earlier = {at for at in both if first[at] in BROKEN and second[at] in HELD}
+    later = {at for at in both if second[at] in BROKEN and first[at] in HELD}
+    if bool(earlier) is bool(later):
+        return "unclear", Paired(missing=UNDECIDED), length
+    decided_at = min(earlier | later)
+    measured = scores.difference_of_changes(claim, decided_at)
+    return "holds" if earlier else "contradicted", measured, decided_at
+
+
+def _judge_reading(claim: Claim, scores: Measurements, length: int) -> Judgement:
+    """Decide by the rule of `uses context`; what is measured is what another document's far text costs."""
+    use = scores.context_use(series_of(claim)[0], length)
+    if use is None or use.swap_gain is None:
+        return "unclear", Paired(missing=use.missing if use else NOT_SCORED), length
+    measured = Paired(use.swap_gain.mean, use.swap_gain, use.missing)
+    return GAINS.get(use.uses_context, "unclear"), measured, length
+
+
+def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judgement:
+    """Decide whether a task is solved, by the rules of verdicts.py."""
+    answers = scores.answers(series_of(claim)[0], length)
+    if answers is None:
+        return "unclear", Paired(missing=NOT_SCORED), length
+    interval, verdict = answers
+    measured = Paired(interval.mean, interval)
+    if verdict in ("unclear", "solves"):
+        return "unclear" if verdict == "unclear" else "holds", measured, length
+    labels = {label_of(row) for row in scores.rows.get(claim.sweep, [])}
+    trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
+    if length > scores.length or any(each and each[1] == "solves" for each in trained):
+        return "contradicted", measured, length
+    return "unclear", Paired(interval.mean, interval, UNSOLVED), length

@@ -1,0 +1,175 @@
+"""The pieces of a study that are stored beside its file: the rows of their runs, without the runs.
+
+A piece is one encoding of one sweep with all its seeds. `configs/study/rows/NAME` has the form of a folder of
+results, with runs that have no weights, and `pieces.json` says which runs belong to which piece. A study
+that takes a day is made piece by piece, on several machines, and its claims, intervals and pictures are
+computed from what is stored.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe_bench.commands.reproduce.study import STDLIB, Step, Study, Sweep
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.kept import keep_anchors, keep_run
+from pe_bench.runs.rows import Row
+from pe_bench.runs.scores import MEANS
+from pe_bench.runs.untrusted import read_json
+from pe_bench.system.files import write_json
+from pe_bench.values import check_type
+
+# The columns that must be equal in two rows of one study's data, protocol and length.
+ALIKE = {"data_hash": "text", "target_hash": "targets"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An encoding of a sweep with its seeds.
+
+    settings: a hash of what the study's file sets for its runs, so that a changed file has other pieces.
+    runs: the names of its runs, where they are stored.
+    """
+
+    sweep: str
+    encoding: str
+    seeds: int
+    settings: str
+    runs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        of_sweep = f" ({self.sweep})" if self.sweep else ""
+        return f"{self.encoding}{of_sweep}, seeds: {self.seeds}"
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        return self.sweep, self.encoding, self.seeds, self.settings
+
+
+def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
+    """Return the pieces of a sweep in the order in which they are made."""
+    overrides = [text for text in study.of_each(sweep) if not text.startswith("data.path=")]
+    settings = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
+    return [Piece(sweep.name, encoding, study.seeds_of(sweep), settings) for encoding in sweep.encodings]
+
+
+class StoredPieces:
+    """The stored pieces of a study, in a folder beside its file.
+
+    folder: has the form of a folder of results.
+    """
+
+    def __init__(self, study: Study) -> None:
+        text = "" if study.text == STDLIB else "-files"
+        self.study = study
+        self.folder = study.path.parent / "rows" / f"{study.name}{text}"
+
+    @property
+    def _index(self) -> Path:
+        return self.folder / "pieces.json"
+
+    def read(self) -> list[Piece]:
+        """Return the stored pieces; none where nothing is stored. Raises `UserError` for a damaged index."""
+        if not self._index.is_file():
+            return []
+        try:
+            records = check_type(read_json(self._index)["pieces"], list[dict], "pieces")
+            return [self._piece(record) for record in records]
+        except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+            raise UserError(f"{self._index} is damaged ({error}): take it from a checkout again") from error
+
+    @staticmethod
+    def _piece(record: dict[str, Any]) -> Piece:
+        kinds = {"sweep": str, "encoding": str, "seeds": int, "settings": str, "runs": list[str]}
+        values = {name: check_type(record[name], kind, name) for name, kind in kinds.items()}
+        return Piece(**{**values, "runs": tuple(values["runs"])})
+
+    @property
+    def _of_study(self) -> list[Piece]:
+        return [piece for sweep in self.study.sweeps for piece in pieces_of(self.study, sweep)]
+
+    def missing(self) -> list[Piece]:
+        """Return the pieces of the study that are not stored."""
+        stored = {piece.key for piece in self.read()}
+        return [piece for piece in self._of_study if piece.key not in stored]
+
+    def steps(self) -> list[Step]:
+        """Return what the stored pieces of the study measured: all of their rows.
+
+        Raises `UserError` where none is stored, or where a part of one is missing or damaged.
+        """
+        keys = {piece.key for piece in self._of_study}
+        pieces = [piece for piece in self.read() if piece.key in keys]
+        study = self.study.name
+        way_out = f"`pe-bench reproduce {study} --write-table` trains and stores them"
+        require(bool(pieces), f"no piece of {study} is stored: {way_out}")
+        for piece in pieces:
+            for run in piece.runs:
+                folder = RunFolder(self.folder / "runs" / run)
+                has_scores = (folder.path / MEANS).is_file() or (folder.path / "scores").is_dir()
+                message = f"{folder.path} of {piece} is missing or damaged: take it from a checkout again"
+                require(bool(folder.rows) and has_scores, message)
+        return [Step(piece.sweep, piece.runs, {row.key for row in self._rows(piece)}) for piece in pieces]
+
+    def _rows(self, piece: Piece) -> list[Row]:
+        return [row for run in piece.runs for row in RunFolder(self.folder / "runs" / run).rows]
+
+    def add(self, piece: Piece, steps: Sequence[Step], results_dir: Path) -> None:
+        """Store a piece, whose runs are in a folder of results.
+
+        steps: the sweep of the piece and the scorings of its runs. Raises `UserError` for rows of another
+        text, other targets or another version of PyTorch than what is stored, before anything is written.
+        """
+        names = tuple(dict.fromkeys(run for step in steps for run in step.runs))
+        keys = {key for step in steps for key in step.keys}
+        rows_of = {}
+        for name in names:
+            rows = RunFolder(results_dir / "runs" / name).rows
+            rows_of[name] = [row for row in rows if row.key in keys]
+        self._check(piece, [row for rows in rows_of.values() for row in rows])
+
+        for name, rows in rows_of.items():
+            keep_run(results_dir / "runs" / name, rows, self.folder / "runs" / name)
+            keep_anchors(results_dir / "anchors", rows, self.folder / "anchors")
+        others = [stored for stored in self.read() if stored.key != piece.key]
+        made = replace(piece, runs=names)
+        write_json(self._index, {"pieces": [asdict(each) for each in (*others, made)]})
+
+    def require_torch(self) -> None:
+        """Raise `UserError` where pieces are stored that another version of PyTorch made."""
+        stored = [row for piece in self.read() for row in self._rows(piece)]
+        if stored:
+            here, there = minor_version(torch.__version__), minor_version(stored[0].torch)
+            way_out = f"install PyTorch {there}, or delete {self.folder} to make all pieces anew"
+            require(
+                here == there, f"stored pieces were made with PyTorch {there}, and {here} is here: {way_out}"
+            )
+
+    def _check(self, piece: Piece, rows: Sequence[Row]) -> None:
+        """Raise `UserError` where rows cannot stand beside those that are stored."""
+        if not rows:
+            raise RunError(f"{piece} has no rows")
+        stored = [row for other in self.read() if other.key != piece.key for row in self._rows(other)]
+        if stored:
+            here, there = (minor_version(each[0].torch) for each in (rows, stored))
+            way_out = "store the pieces of a study with one version of PyTorch"
+            require(
+                here == there, f"{piece} was made with PyTorch {here}, what is stored with {there}: {way_out}"
+            )
+        of_place = {(row.data, row.protocol, row.length): row for row in stored}
+        for row in rows:
+            other = of_place.get((row.data, row.protocol, row.length))
+            for column, what in ALIKE.items() if other else ():
+                here, there = getattr(row, column), getattr(other, column)
+                message = f"{piece} has another {what} at {row.length} ({here}) than what is stored ({there})"
+                require(here == there, message)
+
+
+def minor_version(version: str) -> str:
+    """Return a version without its patch and build: `2.13` of `2.13.0+cpu`."""
+    return ".".join(version.partition("+")[0].split(".")[:2])

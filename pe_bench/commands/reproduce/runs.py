@@ -1,0 +1,143 @@
+"""The runs of a study: a sweep of each of its parts, and more scores of what it trained."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pe_bench.commands.reproduce.pieces import Piece, pieces_of
+from pe_bench.commands.reproduce.study import STDLIB, ScoringStep, Step, Study, Sweep
+from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_job, sorted_by_use
+from pe_bench.errors import RunError
+from pe_bench.runs.folder import read_config
+from pe_bench.system.terminal import say
+
+QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
+
+
+@dataclass(frozen=True)
+class StudyRuns:
+    """The runs of a study in a folder of results. machine: overrides that change no result."""
+
+    study: Study
+    machine: Sequence[str]
+    results_dir: Path
+
+    def steps(self) -> Iterator[Step]:
+        """Yield all steps of the study; finished work is reused. Raise `UserError` before the first."""
+        self.check()
+        runs_of: dict[str, Sequence[str]] = {"": ()}
+        for sweep in self.study.sweeps:
+            trained = self._train(sweep, runs_of[sweep.source])
+            runs_of[sweep.name] = trained.runs
+            yield trained
+            yield from self._scorings(sweep, trained)
+
+    def check(self) -> None:
+        """Raise `UserError` for an encoding of the study that is unknown."""
+        from pe_bench.scoring.other_encodings import read_with
+
+        encodings = [name for sweep in self.study.sweeps for name in sweep.encodings]
+        scored_with = [text for scoring in self.study.scorings for text in scoring.scored_with or []]
+        read_with([*encodings, *scored_with], self.study.search)
+
+    def make(self, piece: Piece) -> list[Step]:
+        """Return the steps of one piece, and of no other; finished work is reused."""
+        sweep = next(each for each in self.study.sweeps if piece in pieces_of(self.study, each))
+        trained = self._train(replace(sweep, encodings=[piece.encoding]), self._sources(sweep))
+        return [trained, *self._scorings(sweep, trained)]
+
+    def _sources(self, sweep: Sweep) -> Sequence[str]:
+        """Return the runs that those of a sweep go on from or stand beside; train the missing ones."""
+        if not sweep.source:
+            return ()
+        source = next(each for each in self.study.sweeps if each.name == sweep.source)
+        return self._train(source, self._sources(source)).runs
+
+    def _scorings(self, sweep: Sweep, trained: Step) -> Iterator[Step]:
+        for scoring in self.study.scorings:
+            if not scoring.of or sweep.name in scoring.of:
+                yield self._score(scoring, sweep, trained)
+
+    def _train(self, sweep: Sweep, sources: Sequence[str]) -> Step:
+        """Run a sweep. Raises `RunError` or `Stopped` where it is not done."""
+        from pe_bench.commands.sweep.run import launch
+
+        name = f"{self.study.name} {sweep.name}".strip()
+        say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds_of(sweep)}")
+        summary = launch(self._jobs(sweep, sources), self._typed(sweep).launcher)
+        summary.end()
+        runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
+        keys = {tuple(key) for state in summary.states for key in state.keys}
+        return Step(sweep.name, tuple(runs), keys)
+
+    def _typed(self, sweep: Sweep) -> Typed:
+        """Return the overrides of all runs of a sweep."""
+        return sorted_by_use([*self.study.of_each(sweep), *self.machine])
+
+    def _jobs(self, sweep: Sweep, sources: Sequence[str]) -> list[Planned]:
+        """Return a job for each encoding of a sweep and each seed, or each source."""
+        search, typed = self.study.search, self._typed(sweep)
+        values_of_each = self._values_of_each(sweep, sources)
+        jobs = []
+        for encoding in sweep.encodings:
+            choice = [f"encoding={encoding}"]
+            for word, values in values_of_each.items():
+                of_run = {**values, "results_dir": str(self.results_dir)}
+                for job in planned(typed.of_jobs, search, choice=choice, values=of_run):
+                    words = [*job.swept]
+                    words += choice if len(sweep.encodings) > 1 else []
+                    words += [word] if len(values_of_each) > 1 else []
+                    jobs.append(replace(job, label=label_of(words, encoding)))
+        return jobs
+
+    def _values_of_each(self, sweep: Sweep, sources: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return what differs from one run of an encoding to the next, by the word that says so."""
+        if not sweep.source:
+            return {f"seed={seed}": {"seed": seed} for seed in range(self.study.seeds_of(sweep))}
+        key = "train.from" if sweep.after else "train.beside"
+        values = {}
+        for source in sources:
+            seed = read_config(self.results_dir / "runs" / source).seed
+            values[f"{key}={source}"] = {key: source, "seed": seed}
+        return values
+
+    def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
+        """Score the runs of a sweep once more, as `eval` does.
+
+        The runs may come from another study or a plain `train`. Their own configuration may then differ, for
+        example in `eval.max_length`, which changes the set of targets.
+        """
+        from pe_bench.commands.evaluate import Evaluation, prepare
+        from pe_bench.scoring.other_encodings import read_with
+
+        study, is_paired = self.study, scoring.protocol == "paired"
+        choice = [f"encoding={sweep.encodings[0]}"]
+        config = planned_job(self._typed(sweep).of_jobs, study.search, choice=choice).config
+        tokens = QUICK_TOKENS if study.size == "quick" else config.eval.tokens
+        first_length = study.length if sweep.source else None
+        evaluation = replace(config.eval, tokens=tokens, first_length=first_length)
+        has_others = bool(scoring.scored_with)
+        code = (path for folder in study.search for path in folder.glob("encoding/*.py"))
+        request = Evaluation(
+            lengths=study.lengths(scoring.times),
+            protocol=scoring.protocol,
+            controls=scoring.controls if is_paired else None,
+            with_=tuple(read_with(scoring.scored_with or [], study.search)),
+            config_dir=study.search if has_others else (),
+            code=tuple(code),
+            data_path=None if study.text == STDLIB or sweep.task else study.text,
+            results_dir=self.results_dir,
+            device=config.device,
+            threads=config.threads,
+            cache_dir=config.cache_dir,
+        )
+        what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
+        keys: set[tuple[str, ...]] = set()
+        for number, run in enumerate(trained.runs, 1):
+            say(f"{run}: {what} ({number} of {len(trained.runs)})")
+            scored = prepare(self.results_dir / "runs" / run, request, evaluation, waits=say).score()
+            if scored.failure:
+                raise RunError(scored.failure)
+            keys |= {row.key for row in scored.scored}
+        return Step(sweep.name, trained.runs, keys)

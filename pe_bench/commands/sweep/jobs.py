@@ -1,0 +1,292 @@
+"""The jobs of a sweep: each in a child process, which writes its state to a small file of the sweep's folder.
+
+Files, because a launcher may run the jobs in processes of its own, or on other machines. What a job raises,
+and what kills it, ends nothing else.
+"""
+
+import atexit
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import yaml
+
+from pe_bench.config.parse import parse_config, to_plain
+from pe_bench.config.schema import Config
+from pe_bench.config.sweeps import Planned
+from pe_bench.errors import RunError, UserError, first_line
+from pe_bench.system import signals
+from pe_bench.system.files import TEMPORARY, write_text
+from pe_bench.system.signals import FROM_OTHERS, FROM_TERMINAL, handled
+
+RUNNING, DONE, SKIPPED, FAILED, STOPPED = "running", "done", "skipped", "failed", "stopped"
+WRITE_SECONDS = 0.25  # between two changes of a job's file
+POLL_SECONDS = 0.2  # between two checks for the files that ask to stop
+ALIVE_SECONDS = 1.0  # between two checks that the process that launched a worker is alive
+PREEMPTED_SECONDS = 600  # that Slurm may wait before it kills a job that it has asked to end
+SAVE_SECONDS = 60  # that a job has to finish its step and save, before a scheduler's own end of it
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The state of one job of a sweep."""
+
+    number: int
+    label: str  # the overrides that make it another than the rest of its sweep
+    state: str = RUNNING
+    run: str | None = None  # its directory, once it is known
+    text: str = ""  # its step, or what it scores or waits for; in the end why it failed or stopped
+    has_worked: bool = False  # it trained or scored anything itself
+    share: float = 0.0  # of its training or its scoring
+    seconds: float = 0.0  # that it took
+    margin: float = 0.0  # bits per byte, for the table at the end of the sweep
+    target_hashes: Sequence[str] = ()  # of the sets that it scored, for that table
+    keys: Sequence[Sequence[str]] = ()  # of the rows that it scored or found scored
+
+    @property
+    def is_at_work(self) -> bool:
+        """Return whether it trains, scores or waits for another process, rather than checking its values."""
+        return self.state == RUNNING and self.text != ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep, whose jobs and the command that launched them communicate through its folder.
+
+    jobs: how many it has. work, variables, process: the command's folder, environment, id.
+    """
+
+    path: Path
+    jobs: int = 1
+    work: Path = field(default_factory=Path.cwd)
+    variables: Mapping[str, str] = field(default_factory=signals.own_variables)
+    process: int = field(default_factory=os.getpid)
+
+    def write(self, state: JobState) -> None:
+        """Write a job's state if that is possible: without it only the display suffers."""
+        target = self.file(state.number, "json")
+        temporary = target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
+        with suppress(OSError):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(asdict(state)), encoding="utf-8")
+            os.replace(temporary, target)
+
+    def states(self) -> list[JobState]:
+        """Return the states of the jobs that began, in their order."""
+        states = []
+        for path in sorted((self.path / "jobs").glob("[0-9]*.json")):
+            # Another machine's file system may show it late.
+            with suppress(OSError, ValueError, TypeError):
+                states.append(JobState(**json.loads(path.read_text(encoding="utf-8"))))
+        return states
+
+    def latest(self, state: JobState) -> JobState:
+        """Return what was last written of a job."""
+        return next((written for written in self.states() if written.number == state.number), state)
+
+    def write_job(self, number: int, job: Planned) -> None:
+        """Write a job for the process that will run it, as a file that a person can read."""
+        file = self.file(number, "yaml")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        search = [str(folder.absolute()) for folder in job.config.search]
+        values = {"label": job.label, "search": search, "config": to_plain(job.config)}
+        write_text(file, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+    def read_job(self, number: int) -> Planned:
+        """Return a job that `write_job` wrote. Raises `OSError`, `YAMLError` and `UserError`."""
+        values = yaml.safe_load(self.file(number, "yaml").read_text(encoding="utf-8"))
+        search = [Path(folder) for folder in values["search"]]
+        return Planned(values["label"], parse_config(values["config"], search))
+
+    def file(self, number: int, suffix: str) -> Path:
+        """Return a job's file.
+
+        yaml: what it is. json: its state. log: its output. stop: has it save and end.
+        """
+        return self.path / "jobs" / f"{number:04}.{suffix}"
+
+    def ask_to_stop(self) -> None:
+        """Have the jobs that run save and end, and no other begin."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "stop").touch()
+
+    @property
+    def is_stopped(self) -> bool:
+        return (self.path / "stop").exists()
+
+
+def run_job(sweep: Sweep, number: int) -> None:
+    """Run the job of a number, in this process or in a launcher's own one, maybe elsewhere."""
+    try:
+        job = sweep.read_job(number)
+    except Exception as error:
+        sweep.write(JobState(number, f"job {number}", state=FAILED, text=reason_of(error)))
+        return
+    run_in_child(JobState(number, job.label), sweep, job.config)
+
+
+def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
+    """Run a job in a child process, and write how it ended; do nothing where the sweep was stopped before.
+
+    A launcher calls this in a process that has no other work and that the child does not outlive.
+    """
+    if sweep.is_stopped:
+        return
+    is_worker, parent = os.getpid() != sweep.process, os.getppid()
+    stop = sweep.file(state.number, "stop")
+    sweep.write(state)
+    stop.unlink(missing_ok=True)
+    child = signals.child_context().Process(target=_work, args=(state, sweep, config))
+    with _let_child_save(child, stop) if is_worker else nullcontext():
+        child.start()
+        try:
+            while child.is_alive():
+                child.join(ALIVE_SECONDS)
+                if is_worker and os.getppid() != parent:
+                    os._exit(signals.EXIT_CODE)  # the launcher is gone; the child saves by itself
+        finally:
+            child.kill()  # if it still waits or starts when the sweep is stopped
+    last = sweep.latest(state)
+    if last.state == RUNNING:
+        last = _after_crash(sweep, last, child.exitcode)
+        sweep.write(last)
+    if is_worker and os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
+        if last.state == FAILED:
+            # Runs after submitit has written its result. With code 0, Slurm would call the job completed.
+            atexit.register(os._exit, 1)
+        if last.state == STOPPED and not sweep.is_stopped:
+            time.sleep(PREEMPTED_SECONDS)  # until Slurm ends and requeues it
+
+
+@contextmanager
+def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
+    """Have the child of a launcher's worker save before a signal does what it would do with the worker.
+
+    Submitit puts a job back into the queue when it gets the scheduler's signal. What a terminal sends came to
+    the command too, which stops the sweep. A file asks the child, which may not hear signals yet.
+    """
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in FROM_OTHERS}
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if child.is_alive():
+            stop.touch()
+            child.join(SAVE_SECONDS)
+        if callable(before[number]):
+            before[number](number, frame)
+
+    with handled(FROM_TERMINAL, signal.SIG_IGN), handled(FROM_OTHERS, pass_on):
+        yield
+
+
+def _after_crash(sweep: Sweep, last: JobState, code: int) -> JobState:
+    """Return the state of a job whose process was killed or crashed, or could not write how it ended."""
+    if code == 0:
+        return replace(last, state=DONE)
+    if sweep.is_stopped:
+        return replace(last, state=STOPPED)
+    reason = f"its process ended with exit code {code}"
+    if code < 0:
+        name = signal.Signals(-code).name
+        reason = f"killed by {name}" + (", by someone or for lack of memory" if name == "SIGKILL" else "")
+    reason += f", at {last.text}" if last.text else ""
+    return replace(last, state=FAILED, text=reason)
+
+
+# In the child
+
+
+class JobProgress:
+    """The progress of a job, written to its file in place of being shown."""
+
+    def __init__(self, sweep: Sweep, state: JobState):
+        self.sweep, self.state, self.total = sweep, state, 1
+        self._written = 0.0
+
+    @contextmanager
+    def bar(self, name: str, total: int) -> Iterator[Self]:
+        """Be the bar of one part of the job: of its training, or of its scoring."""
+        self.total = max(1, total)
+        yield self
+
+    def show(self, done: float, text: str, line: str | None = None) -> None:
+        # A stopped sweep waits for a job that is at work, which has something to save.
+        is_first = not self.state.has_worked
+        self.change(at_once=is_first, has_worked=True, share=done / self.total, text=text)
+
+    def wait(self, reason: str) -> None:
+        self.change(at_once=True, text=reason)
+
+    def change(self, *, at_once: bool = False, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+        if at_once or time.monotonic() - self._written >= WRITE_SECONDS:
+            self.sweep.write(self.state)
+            self._written = time.monotonic()
+
+
+def _work(state: JobState, sweep: Sweep, config: Config) -> None:
+    """Do the job in the child process, and write how it ended."""
+    os.chdir(sweep.work)
+    os.environ.update(sweep.variables)
+    with sweep.file(state.number, "log").open("ab") as log:
+        for standard in (1, 2):  # from C++ too: the sweep shows one line a job
+            os.dup2(log.fileno(), standard)
+    progress, began = JobProgress(sweep, state), time.time()
+    with handled(FROM_TERMINAL, signal.SIG_IGN), signals.stop_on_signal(FROM_OTHERS):
+        try:
+            _watch_for_end(sweep, sweep.file(state.number, "stop"))
+            end = _run(progress, config)
+        except signals.Stopped as stopped:
+            end = {"state": STOPPED, "text": str(stopped)}
+        except Exception as error:
+            traceback.print_exc()
+            end = {"state": FAILED, "text": reason_of(error)}
+    last = replace(progress.state, **end, seconds=time.time() - began)
+    sweep.write(last)
+    sys.exit(last.state not in (DONE, SKIPPED))
+
+
+def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
+    from pe_bench.commands.train import finish, prepare
+    from pe_bench.runs.rows import describe_failures
+
+    job, plans = prepare(config)
+    progress.change(at_once=True, run=str(job.folder))
+    rows = finish(job, plans, progress.bar, waits=progress.wait)
+    # In a run of several processes, another process may have worked, and written that.
+    has_worked, failure = progress.sweep.latest(progress.state).has_worked, describe_failures(rows)
+    return {
+        "state": FAILED if failure else DONE if has_worked else SKIPPED,
+        "text": failure,
+        "margin": config.report.margin,
+        "target_hashes": sorted({plan.target_hash for plan in plans}),
+        "keys": [row.key for row in rows],
+    }
+
+
+def _watch_for_end(sweep: Sweep, stop: Path) -> None:
+    """End this process when the sweep or this job is stopped, or the process that waits for it is gone."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        while parent.is_alive() and not sweep.is_stopped and not stop.exists():
+            parent.join(POLL_SECONDS)
+        signals.ask_to_end()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def reason_of(error: Exception) -> str:
+    text = first_line(error)
+    return text if isinstance(error, (UserError, RunError, OSError)) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,224 @@
+"""A sweep: many runs from one command, each in its own process, under any of Hydra's launchers.
+
+All jobs are composed and checked before the first of them runs. Only a sweep's runs are kept: repeating the
+command does what is missing.
+
+`launch` writes the configurations of its jobs to the sweep's folder, and a launcher gets their numbers alone.
+`train -m` is Hydra's own sweep, so that Hydra's other sweepers work too: they choose values as jobs end.
+"""
+
+import os
+import secrets
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pe_bench.commands.sweep.jobs import FAILED, JobState, Sweep, reason_of, run_in_child, run_job
+from pe_bench.commands.sweep.show import Summary, View
+from pe_bench.config.compose import (
+    call_by_number,
+    complete_overrides,
+    multirun,
+    parse_composed,
+)
+from pe_bench.config.parse import to_plain, warn_unused
+from pe_bench.config.schema import Config
+from pe_bench.config.sweeps import (
+    Planned,
+    check_launcher,
+    label_of_composed,
+    read_sweep,
+    with_swept_options,
+    without_launcher,
+)
+from pe_bench.errors import UserError, first_line
+from pe_bench.runs.folder import flat
+from pe_bench.system import signals
+from pe_bench.system.terminal import say
+
+MAX_CHECKED = 20  # jobs, before the first of them runs
+QUEUE_SECONDS = 60  # between two looks at Slurm's queue, which forgets a job after some minutes
+CHECKING = "sweep: checking every value before the first job starts"
+
+
+# Before the first job
+
+
+def check_sweep(
+    overrides: Sequence[str], search: Sequence[Path], check: Callable[[Config], object] | None = None
+) -> tuple[Sweep, tuple[str, ...]]:
+    """Return the sweep of overrides, and the keys with several values. A mistake in the last is found now.
+
+    check: called with the configurations of the first jobs, by default `prepare`. Raises `UserError`.
+    """
+    swept = read_sweep(overrides, search)
+    say(CHECKING)
+    configs = []
+    for config in swept.configs:
+        if len(configs) < MAX_CHECKED:
+            _check(config, check)
+        configs.append(config)
+    warn_unused(configs, swept.named)
+    return _new_sweep(configs[0], swept.jobs), swept.keys
+
+
+def _check(config: Config, check: Callable[[Config], object] | None) -> None:
+    from pe_bench.commands.train import prepare
+
+    (check or prepare)(config)
+
+
+def _with_new_values(jobs: Sequence[Planned]) -> Iterator[Config]:
+    """Yield the configurations of jobs in which a key has a value that no job before has."""
+    seen: set[tuple[str, str]] = set()
+    for job in jobs:
+        values = {(key, str(value)) for key, value in flat(to_plain(job.config)).items()}
+        if values - seen:
+            yield job.config
+        seen |= values
+
+
+def _new_sweep(config: Config, jobs: int) -> Sweep:
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}-{os.getpid()}-{secrets.token_hex(2)}"
+    return Sweep(Path(config.results_dir).absolute() / "sweeps" / name, jobs)
+
+
+# From the first job to the last
+
+
+def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
+    """Run jobs, show their progress, and summarize how they ended.
+
+    launcher: overrides of Hydra's own keys. A signal stops all jobs, which save; a second one leaves at once.
+    Raises `UserError` before anything is written.
+    """
+    check_launcher(launcher)
+    say(CHECKING)
+    for config in islice(_with_new_values(jobs), MAX_CHECKED):
+        _check(config, None)
+    configs = [job.config for job in jobs]
+    warn_unused(configs, [key for job in jobs for key in job.given])
+    sweep = _new_sweep(configs[0], len(jobs))
+    for number, job in enumerate(jobs):
+        sweep.write_job(number, job)
+    return _summarize(
+        sweep, launcher, lambda: call_by_number(len(jobs), launcher, partial(run_job, sweep), sweep.path)
+    )
+
+
+def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summary:
+    """Run the sweep of `train -m`, as `launch` runs jobs."""
+    overrides = complete_overrides(overrides, search)
+    sweep, keys = check_sweep(overrides, search)
+    sweep.path.mkdir(parents=True)
+    task = _task_of_hydra(sweep, keys)
+    return _summarize(
+        sweep, overrides, lambda: multirun(with_swept_options(overrides), search, task, sweep.path)
+    )
+
+
+def _summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]) -> Summary:
+    """Return how the jobs ended that `start` has a launcher run. overrides: those that name it."""
+    problem = ""
+    if "hydra/launcher=submitit_slurm" in overrides:
+        _ask_slurm_in_time()
+    try:
+        with View(sweep) as view, _stopped_by_signals(sweep, view):
+            start()
+    except signals.Stopped:
+        sweep.ask_to_stop()
+    except UserError:
+        raise
+    except Exception as error:  # a launcher's own: a worker that the system killed, a cluster that is gone
+        # An end that was asked for may come anywhere in a library, whose cleaning up then fails.
+        problem = "" if sweep.is_stopped else f"{type(error).__name__}: {first_line(error)}"
+    return Summary(sweep, sweep.states(), problem)
+
+
+def _ask_slurm_in_time() -> None:
+    """Have submitit ask Slurm for a minute at most how jobs ended: its queue where it keeps no accounts."""
+    from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
+
+    ask_accounts = SlurmInfoWatcher._make_command
+
+    def ask(self: Any) -> list[str] | None:
+        command = ask_accounts(self)
+        if command is None:
+            return None
+        jobs = ",".join(command[5::2])  # after each -j
+        accounts = f"timeout 60 {shlex.join(command)} 2>/dev/null"
+        queue = f"timeout 60 squeue --noheader --array --states=all --format='%i|%T|%N' --jobs={jobs}"
+        return ["sh", "-c", f"{accounts} || {{ echo 'JobID|State|NodeList'; {queue}; }} || true"]
+
+    SlurmInfoWatcher._make_command = ask
+    SlurmJob.watcher._delay_s = QUEUE_SECONDS
+
+
+def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
+    """Return the command of each job that overrides ask for, which a launcher elsewhere may run."""
+    from hydra.core.hydra_config import HydraConfig
+
+    commands: list[str] = []
+
+    def note(composed: Any) -> None:
+        parse_composed(composed)
+        flags = [word for folder in search for word in ("--config-dir", str(folder))]
+        words = [*HydraConfig.get().overrides.task, *flags]
+        commands.append(shlex.join(["pe-bench", "train", *words]))
+
+    plain = with_swept_options(without_launcher(overrides))
+    with tempfile.TemporaryDirectory() as folder:
+        multirun(plain, search, note, Path(folder))
+    return commands
+
+
+def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
+    """Return what a launcher calls for each job, in this process or in another one, maybe elsewhere.
+
+    keys: those that the sweep is over.
+    """
+
+    def run(composed: Any) -> None:
+        from hydra.core.hydra_config import HydraConfig
+
+        state = JobState(int(HydraConfig.get().job.num), label_of_composed(keys))
+        try:
+            config = parse_composed(composed)
+        except Exception as error:
+            sweep.write(replace(state, state=FAILED, text=reason_of(error)))
+            return
+        run_in_child(state, sweep, config)
+
+    return run
+
+
+@contextmanager
+def _stopped_by_signals(sweep: Sweep, view: View) -> Iterator[None]:
+    first = 0.0
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        signals.detach_lost_terminal(number)
+        if not first:
+            first = time.monotonic()
+            sweep.ask_to_stop()
+            signals.write_line("stopping: each job finishes its step and saves (Ctrl-C again to quit now)")
+        elif view.has_seen_all_end:
+            raise signals.Stopped
+        elif time.monotonic() - first >= signals.DEBOUNCE_SECONDS:
+            # A launcher would wait for its workers. The jobs find that this process is gone, and end.
+            signals.end_workers()
+            view.console.show_cursor(True)
+            signals.write_line("quitting; jobs will finish their step, save and exit")
+            os._exit(signals.EXIT_CODE)
+
+    with signals.handled(signals.STOP_SIGNALS, stop):
+        yield

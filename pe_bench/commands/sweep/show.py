@@ -1,0 +1,156 @@
+"""What a sweep shows: a line for each job while it runs, and at its end counts, failures and tables."""
+
+import _thread
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from pe_bench.commands.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, Sweep
+from pe_bench.errors import RunError
+from pe_bench.system.signals import Stopped
+from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say, wrap
+
+STOPPING = "  stopping: each job saves (Ctrl-C again to quit now)"
+
+
+class View(Live):
+    """A live display of the states of the jobs while this context is entered."""
+
+    def __init__(self, sweep: Sweep, console: Console | None = None):
+        self.sweep = sweep
+        self.has_seen_all_end = False  # after a signal
+        self._printed: dict[int, tuple[str, str]] = {}  # how far each job was, and its last line
+        can_move = sys.stderr.isatty()  # whatever FORCE_COLOR says: a notebook's cell cannot move the cursor
+        console = console or Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=can_move)
+        super().__init__(console=console, transient=True, refresh_per_second=5)
+
+    def get_renderable(self) -> Group:
+        """Print what has changed, and return the lines to show below on a terminal. A thread calls this."""
+        states = self.sweep.states()
+        for state in states:
+            self._print_change(state)
+        is_idle = self.sweep.is_stopped and not any(state.is_at_work for state in states)
+        if is_idle and self.is_started and not self.has_seen_all_end:
+            # Every job at work has stopped. This ends the launcher too, which would start those that wait.
+            self.has_seen_all_end = True
+            _thread.interrupt_main()
+        return self._lines(states)
+
+    def _print_change(self, state: JobState) -> None:
+        """Print a line that stays for a job that ended, and for its progress where nothing can be redrawn.
+
+        A job that was done before has none: the line at the end counts those.
+        """
+        if state.state == SKIPPED or (state.state == RUNNING and not state.is_at_work):
+            return
+        before, last = self._printed.get(state.number, ("", ""))
+        fifth = f"{int(state.share * LINES_PER_RUN)}"
+        if state.state == RUNNING:
+            line = state.text if before or not state.has_worked else "begins"
+            is_due = fifth > before and line != last and not self.console.is_terminal
+        else:
+            is_due, done = before != state.state, f"done in {duration(state.seconds)}"
+            line = {DONE: done, FAILED: f"failed: {state.text}"}.get(state.state, state.text or "stopped")
+        mark = fifth if state.state == RUNNING else state.state
+        self._printed[state.number] = (mark, line if is_due else last)
+        if is_due:
+            text = f"{state.label}: {line}"
+            text = wrap(text, self.console.width, hanging=2) if self.console.is_terminal else text
+            self.console.print(text, markup=False)
+
+    def _lines(self, states: Sequence[JobState]) -> Group:
+        running = [state for state in states if state.state == RUNNING]
+        width = max((len(state.label) for state in running), default=0)
+        counts = {kind: _count(states, kind) for kind in (DONE, SKIPPED, FAILED, RUNNING)}
+        parts = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        ended = sum(counts.values()) - counts[RUNNING]
+        total = f"{ended} of {max(self.sweep.jobs, len(states))} jobs" + (f" ({parts})" if parts else "")
+        # The total first: a terminal that is not high enough cuts at the bottom.
+        lines = [total + (STOPPING if self.sweep.is_stopped else "")]
+        lines += [
+            f"{each.label:<{width}}  {bar_text(each.share)}  {each.text or 'starts'}" for each in running
+        ]
+        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
+
+
+def _count(states: Sequence[JobState], kind: str) -> int:
+    return sum(state.state == kind for state in states)
+
+
+@dataclass(frozen=True)
+class SweepTable:
+    """Jobs whose runs fit in one table."""
+
+    runs: Sequence[Path]
+    target_hashes: Sequence[str]  # of sets; empty: all that the runs were scored on
+    margin: float | None  # that of the runs, if None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a sweep ended: the jobs that began, in their order, and what ended the launcher, if anything."""
+
+    sweep: Sweep
+    states: Sequence[JobState]
+    problem: str = ""
+
+    @property
+    def tables(self) -> list[SweepTable]:
+        """Return one table for all scored jobs, or one for each way of scoring that the sweep has.
+
+        A table has room for one set of targets at a length, and for one margin.
+        """
+        groups: dict[tuple[object, ...], list[JobState]] = {}
+        for state in self.states:
+            if state.keys:
+                key = (*state.target_hashes, state.margin) if _words(state) else ()
+                groups.setdefault(key, []).append(state)
+        return [
+            SweepTable(
+                [*dict.fromkeys(Path(state.run) for state in states if state.run is not None)],
+                sorted({target_hash for state in states for target_hash in state.target_hashes}),
+                states[0].margin,
+            )
+            for states in groups.values()
+        ]
+
+    @property
+    def failed(self) -> list[JobState]:
+        """Return the failed jobs and, unless the sweep was stopped, those whose worker died."""
+        kinds = (FAILED,) if self.sweep.is_stopped else (FAILED, RUNNING, STOPPED)
+        return [state for state in self.states if state.state in kinds]
+
+    def end(self) -> None:
+        """Print counts and a line for each failure. Raise `Stopped` or `RunError` if jobs are not done."""
+        total = max(self.sweep.jobs, len(self.states))  # a configuration may sweep over more than the command
+        done, skipped = _count(self.states, DONE), _count(self.states, SKIPPED)
+        jobs = "1 job" if total == 1 else f"{total} jobs"
+        if skipped == total:
+            say(f"{jobs}, {'all ' if skipped > 1 else ''}done already")
+            return
+        missing, failed = total - done - skipped, len(self.failed)
+        counts = {"done already": skipped, "failed": failed, "stopped or not started": missing - failed}
+        parts = [f"{done} done"] if done or not skipped else []
+        say(f"{jobs}: {', '.join(parts + [f'{count} {what}' for what, count in counts.items() if count])}")
+        if self.problem:
+            say(f"the launcher ended: {self.problem}")
+        for state in self.failed:
+            died = f"its process died, at {state.text or 'its start'}"
+            reason = died if state.state == RUNNING else state.text
+            log = self.sweep.file(state.number, "log")
+            say(f"  failed: {state.label}: {reason} ({log})")
+        if self.sweep.is_stopped and missing:
+            raise Stopped("stopped; the same command does what is missing")
+        if missing:
+            first = "fix what failed, then " if failed else ""
+            raise RunError(f"the sweep is not done; {first}the same command does what is missing")
+
+
+def _words(state: JobState) -> str:
+    """Return the words of a job's label that are about its scoring."""
+    return " ".join(word for word in state.label.split() if word.startswith(("eval.", "report.")))

@@ -1,0 +1,421 @@
+"""`try`: train a change beside its baseline, seed by seed, until it is sure which is better."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from pe_bench.commands.evaluate import Run
+from pe_bench.commands.train import prepare, train
+from pe_bench.commands.try_change import sequential
+from pe_bench.commands.try_change.sequential import FIRST_LOOK, LOOKS, Look, look, seeds_to_settle
+from pe_bench.config.schema import Config
+from pe_bench.config.sweeps import Planned, by_key, planned_job
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.report.build import tables_of_rows
+from pe_bench.report.records import BreakPoint, Line
+from pe_bench.runs.job import hashed
+from pe_bench.runs.rows import ALL, APART, Row
+from pe_bench.runs.typed import called_with
+from pe_bench.system.files import Lock, write_json
+from pe_bench.system.machine import today
+from pe_bench.system.signals import INTERRUPTIONS
+from pe_bench.system.terminal import say
+from pe_bench.values import listed, parse_lengths
+
+TOKENS = 256_000  # that each run trains on
+LENGTHS = (128, 512, 2048)
+FOLDER = "tries"  # of the runs, in the folder of results: they are no results to report
+FILE = "tries.json"
+# Tries and what confirms them share no seed and no document.
+FIRST_SEED = {"try": 0, "confirm": 1_000}
+HALF = {"try": "first", "confirm": "second"}
+# What evaluation does besides, and how fast: no try is judged by it.
+NOT_JUDGED = ("controls", "per_position", "batch_tokens")
+WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
+
+Kind = Literal["try", "confirm"]
+
+
+# `no verdict`: a side has learned nothing. The last three are of tries without an answer.
+Answer = Literal[sequential.Answer, "no verdict"]
+Ending = Literal["not finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Try:
+    """A change that was tried against a baseline.
+
+    number: its place among what was tried against that baseline, from 1. change_run, baseline_run: the names
+    of their runs with the first seed, which say all that changes their weights. evaluation: a hash of the
+    targets that are scored, and how; empty in files of earlier versions. at_training, at_longest: mean
+    differences in bits per byte, None before there is one.
+    """
+
+    kind: Kind
+    number: int
+    change: str
+    baseline: str
+    change_run: str
+    baseline_run: str
+    train_length: int
+    lengths: list[int]
+    date: str
+    seeds: int = 0
+    answer: Answer | Ending = "not finished"
+    at_training: float | None = None
+    at_longest: float | None = None
+    evaluation: str = ""
+
+    @property
+    def question(self) -> tuple[str, str]:
+        """Return what tries are counted by. Another evaluation is another chance of a wrong answer."""
+        return self.kind, self.baseline_run
+
+    def is_same(self, other: "Try") -> bool:
+        """Return whether this is the same change, judged by the same targets."""
+        is_same_change = (self.question, self.change_run) == (other.question, other.change_run)
+        is_known = bool(self.evaluation and other.evaluation)
+        is_same_evaluation = self.evaluation == other.evaluation or not is_known
+        return is_same_change and self.lengths == other.lengths and is_same_evaluation
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a try found. `print` shows it, and `answer` is better, not better, mixed, unclear or no verdict.
+
+    unlearned: the labels of what has learned nothing, which is not judged. works_to: the break points of
+    the change and of the baseline. time_ratio: the time of a training step
+    over the baseline's. parameters: how many more there are. seconds: that a seed of both takes. earlier:
+    what a confirmation confirms, if it was tried before.
+    """
+
+    tried: Try
+    look: Look
+    works_to: tuple[BreakPoint, BreakPoint]
+    time_ratio: float
+    parameters: int
+    seconds: float
+    earlier: Try | None
+    unlearned: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> Answer:
+        return "no verdict" if self.unlearned else self.look.answer
+
+    def __str__(self) -> str:
+        tried, seen = self.tried, self.look
+        seeds = f"{seen.seeds} {'seed' if seen.seeds == 1 else 'seeds'}"
+        head = f"{tried.change} against {tried.baseline}: {self.answer}"
+        place = f"after {seeds} ({tried.kind} {tried.number} against it)"
+        if self.unlearned:
+            has = "has" if len(self.unlearned) == 1 else "have"
+            names = " and ".join(self.unlearned)
+            return f"{head}, {place}: {names} {has} learned nothing yet, so give more train.tokens"
+        if self.answer == "mixed":
+            head += f" ({self._where_it_is_mixed()})"
+        works_to, of_baseline = (point.works_to_text or "an unknown length" for point in self.works_to)
+        at_training, at_longest = seen.bounds
+        lines = [
+            f"{head}, {place}",
+            f"  at {tried.train_length:,}, trained: {_of_length(seen.at_training.mean, at_training)}",
+            f"  at {max(tried.lengths):,}, longest: {_of_length(seen.at_longest.mean, at_longest)}",
+            f"  works to {works_to} ({tried.baseline}: {of_baseline})",
+            f"  a step takes {self.time_ratio:.2f} times as long, with {self.parameters:,} parameters more",
+        ]
+        if not seen.is_sure:
+            lines.append(f"  {self._what_settles_it()}")
+        if self.earlier is not None and self.earlier.at_training is not None:
+            means = f"{self.earlier.at_training:+.4f} and {self.earlier.at_longest:+.4f}"
+            lines.append(f"  when it was tried: {means}, {self.earlier.answer}")
+        return "\n".join(lines)
+
+    def _where_it_is_mixed(self) -> str:
+        trained, longest = f"{self.tried.train_length:,}", f"{max(self.tried.lengths):,}"
+        is_better_at_training, _ = self.look.better_at
+        if is_better_at_training:
+            return f"better at {trained}, worse at {longest}"
+        return f"better at {longest}, worse at {trained}"
+
+    def _what_settles_it(self) -> str:
+        seeds = self.look.seeds
+        if not self.look.is_scheduled:
+            return f"the first answer needs {FIRST_LOOK} seeds: give --minutes {self._minutes(FIRST_LOOK)}"
+        needed = seeds_to_settle(self.look)
+        if needed is None:
+            return f"at these differences not even {max(LOOKS)} seeds would settle it"
+        settled = f"about {needed} seeds in all would settle it: give --minutes {self._minutes(needed)}"
+        return f"at these differences, {seeds} seeds are too few; {settled}"
+
+    def _minutes(self, seeds: int) -> int:
+        """Return the minutes that the seeds from now on up to this number take."""
+        return max(1, math.ceil((seeds - self.look.seeds) * self.seconds / 60))
+
+
+def read_tries(results_dir: Path) -> list[Try]:
+    """Return all tries of a results folder, in their order. Raise `UserError` for a damaged file."""
+    path = results_dir / FILE
+    if not path.exists():
+        return []
+    try:
+        return [Try(**entry) for entry in json.loads(path.read_text())]
+    except (ValueError, TypeError) as error:
+        way_out = "it counts tries, so mend it, or move it away to count from 1"
+        raise UserError(f"{path} is damaged ({error}); {way_out}") from error
+
+
+def _keep(results_dir: Path, tried: Try) -> Try:
+    """Add a try to the file with its number, or replace what the file says of it; return it.
+
+    It counts from its first look, whatever comes of it.
+    """
+    results_dir.mkdir(parents=True, exist_ok=True)
+    with Lock(results_dir / f"{FILE}.lock"):  # else one of two commands loses what the other counted
+        tries = read_tries(results_dir)
+        places = [place for place, entry in enumerate(tries) if entry.is_same(tried)]
+        if not tried.number and places:
+            tried = replace(tries[places[0]], evaluation=tried.evaluation)
+        elif not tried.number:
+            number = 1 + sum(entry.question == tried.question for entry in tries)
+            tried = replace(tried, number=number)
+        if places:
+            tries[places[0]] = tried
+        else:
+            tries.append(tried)
+        entries = [asdict(entry) for entry in tries]
+        write_json(results_dir / FILE, entries)
+    return tried
+
+
+@contextmanager
+def _ending_kept(results_dir: Path, tried: Try) -> Iterator[None]:
+    """Keep in the file that a try was stopped or failed, unless it has a sure answer from before."""
+    try:
+        yield
+    except INTERRUPTIONS:
+        _keep_ending(results_dir, tried, "stopped")
+        raise
+    except Exception:
+        _keep_ending(results_dir, tried, "failed")
+        raise
+
+
+def _keep_ending(results_dir: Path, tried: Try, ending: Ending) -> None:
+    kept = next(entry for entry in read_tries(results_dir) if entry.is_same(tried))
+    if kept.answer in ("unclear", "not finished", "stopped", "failed"):
+        _keep(results_dir, replace(kept, answer=ending))
+
+
+def overrides_in(text: str) -> list[str]:
+    """Return what trains `rope base=500000`, `my.py:RootBias` or `rope+logn`, as overrides."""
+    words = WORD.findall(text)
+    require(bool(words), f"'{text}' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn")
+    name, *options = words
+    encoding, *modifiers = name.split("+")
+    for option in options:
+        require("=" in option, f"'{text}': {option} is no option; say KEY=VALUE, such as base=500000")
+    of_encoding = [option if "." in option.split("=")[0] else f"encoding.{option}" for option in options]
+    of_modifiers = [f"modifier=[{','.join(modifiers)}]"] if modifiers else []
+    return [f"encoding={encoding}", *of_modifiers, *of_encoding]
+
+
+def try_change(
+    change: str,
+    *overrides: str,
+    against: str,
+    minutes: float,
+    lengths: str | Sequence[int] | None,
+    confirm: bool,
+    config_dir: str | Path | None,
+    results_dir: str | Path,
+    check: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Do what `pe_bench.try_change` says. check: called before anything is written."""
+    end = time.monotonic() + 60 * minutes
+    require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
+    kind: Kind = "confirm" if confirm else "try"
+    results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
+    numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
+    _refuse_chosen(overrides)
+    values = {
+        "train.tokens": TOKENS,
+        "eval.controls": "none",
+        "eval.half": HALF[kind],
+        "eval.lengths": numbers,
+        "results_dir": str(results / FOLDER),
+    }
+    changed = planned_job(overrides, search, choice=overrides_in(change), values=values)
+    baseline = planned_job(overrides, search, choice=overrides_in(against), values=values)
+    tried = _prepared(kind, changed.config, baseline.config)
+    check()
+    tried = _keep(results, tried)
+    with _ending_kept(results, tried):
+        return _train_until_sure(tried, changed, baseline, results, end)
+
+
+def _train_until_sure(tried: Try, change: Planned, baseline: Planned, results: Path, end: float) -> Outcome:
+    """Train seeds until the answer is sure or the time is up, and return what was found.
+
+    change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`.
+    """
+    earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
+    pairs: list[tuple[Run, Run]] = []
+    seconds: list[float] = []
+    while True:
+        seed = FIRST_SEED[tried.kind] + len(pairs)
+        baseline_run, of_baseline_took = _run(baseline.with_seed(seed))
+        change_run, of_change_took = _run(change.with_seed(seed))
+        pairs.append((change_run, baseline_run))
+        seconds.append(of_baseline_took + of_change_took)
+        # Seeds after the last look are judged at the next one.
+        judged = pairs[: sequential.last_look(len(pairs)) or len(pairs)]
+        seen = _look(tried, judged)
+        is_over = not _has_time(len(pairs), max(seconds[-2:]), end)
+        has_all = len(pairs) >= earlier
+        lines = [_line_of([pair[side] for pair in judged], results / FOLDER) for side in (0, 1)]
+        unlearned = tuple(line.label for line in lines if line.unlearned == "frequencies")
+        is_sure = bool(seen.is_sure or (unlearned and seen.is_scheduled))
+        if is_sure or has_all:
+            means = {"at_training": float(seen.at_training.mean), "at_longest": float(seen.at_longest.mean)}
+            answer = "no verdict" if unlearned else seen.answer
+            tried = _keep(results, replace(tried, seeds=seen.seeds, answer=answer, **means))
+        if is_sure or (has_all and is_over):
+            return _outcome(tried, seen, judged, lines, unlearned, max(seconds), results)
+
+
+def _has_time(seeds: int, seconds: float, end: float) -> bool:
+    """Return whether all seeds up to the next look would end in time, as each takes so many seconds."""
+    following = sequential.next_look(seeds)
+    return following is not None and time.monotonic() + (following - seeds) * seconds <= end
+
+
+def _look(tried: Try, pairs: Sequence[tuple[Run, Run]]) -> Look:
+    at_training = [_difference(*pair, tried.train_length) for pair in pairs]
+    at_longest = [_difference(*pair, tried.lengths[-1]) for pair in pairs]
+    return look(at_training, at_longest, tried.number, pairs[0][0].margin)
+
+
+def _outcome(
+    tried: Try,
+    seen: Look,
+    pairs: Sequence[tuple[Run, Run]],
+    lines: Sequence[Line],
+    unlearned: tuple[str, ...],
+    seconds: float,
+    results: Path,
+) -> Outcome:
+    """Return what a try found. pairs: runs of the change and of the baseline, one a seed. lines: of both."""
+    confirmed = ("try", tried.change, tried.baseline, tried.lengths) if tried.kind == "confirm" else None
+    kept = read_tries(results)
+    confirms = (each for each in kept if confirmed == (each.kind, each.change, each.baseline, each.lengths))
+    works_to = lines[0].break_point, lines[1].break_point
+    first = [(run.scored[0], other.scored[0]) for run, other in pairs]
+    time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first)
+    parameters = first[0][0].parameters - first[0][1].parameters
+    earlier = next(confirms, None)
+    return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned)
+
+
+def _refuse_chosen(overrides: Sequence[str]) -> None:
+    """Raise `UserError` for an override of what a try chooses itself."""
+    typed = by_key(overrides)
+    for key in ("seed", "eval.half"):
+        message = f"{typed.get(key)}: a try chooses the seeds and the documents itself: leave it out"
+        require(key not in typed, message)
+    message = f"{typed.get('results_dir')}: say --results-dir, where tries are counted too"
+    require("results_dir" not in typed, message)
+
+
+def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try:
+    """Return what is to be tried. Raise `UserError` for what cannot work."""
+    configs = [replace(config, seed=FIRST_SEED[kind]) for config in (change_config, baseline_config)]
+    _refuse_task(configs)
+    change, baseline = (prepare(config)[0] for config in configs)
+    train_length = change.config.train.length
+    lengths = change.config.eval.resolved_lengths(train_length)
+    message = f"--lengths {lengths[-1]} is not above train.length={train_length}: add a longer one"
+    require(lengths[-1] > train_length, message)
+    runs = change.folder.name, baseline.folder.name
+    require(runs[0] != runs[1], f"{change.label} is compared with itself: name another --against")
+    evaluation = _evaluation(change.config)
+    return Try(
+        kind, 0, change.label, baseline.label, *runs, train_length, lengths, today(), evaluation=evaluation
+    )
+
+
+def _refuse_task(configs: Sequence[Config]) -> None:
+    """Raise `UserError` for a task: what is known of the spread between seeds is in bits per byte."""
+    for config in configs:
+        if config.task is None:
+            continue
+        task = f"task={config.task['name']}"
+        names = ",".join(one.encoding["name"] for one in configs)
+        way_out = f"pe-bench train -m encoding={names} {task} seed=0,1,2 compares shares of right answers"
+        raise UserError(f"{task}: a try compares bits per byte, which answers do not have: {way_out}")
+
+
+def _evaluation(config: Config) -> str:
+    """Return a hash of which targets are judged, and how: with another one, a try is another try."""
+    evaluation, train_length = config.eval, config.train.length
+    judged = {key: value for key, value in asdict(evaluation).items() if key not in NOT_JUDGED}
+    judged["lengths"] = evaluation.resolved_lengths(train_length)
+    judged["max_length"] = evaluation.resolved_max_length(train_length)
+    judged["target_tokens"] = evaluation.resolved_target_tokens(train_length)
+    return hashed(judged)
+
+
+def _run(job: Planned) -> tuple[Run, float]:
+    """Return a trained and scored run, and the seconds that it takes, which it may have taken long ago."""
+    began = time.monotonic()
+    with called_with(job.words):
+        run = Run(*train(job.config, waits=say), job.config.report.margin)
+    if run.failure:
+        raise RunError(run.failure)
+    row = run.scored[0]
+    return run, max(time.monotonic() - began, row.train_tokens / row.tokens_per_second)
+
+
+def _difference(change: Run, baseline: Run, length: int) -> float:
+    """Return the difference in bits per byte of two runs on the same targets; negative is better."""
+    one, other = _row_at(change, length), _row_at(baseline, length)
+    if other.bits_per_byte is None:
+        message = (
+            f"the baseline {baseline.name} has no number at {length} tokens ({other.reason or other.status})"
+        )
+        raise RunError(f"{message}: name another with --against, or shorter --lengths")
+    if one.bits_per_byte is None:
+        return math.inf
+    return one.bits_per_byte - other.bits_per_byte
+
+
+def _row_at(run: Run, length: int) -> Row:
+    """Return the score of all targets at a length, which is no control's and not by position."""
+    return next(
+        row
+        for row in run.scored
+        if (row.length, row.slice, row.control) == (length, ALL, "none") and row.protocol not in APART
+    )
+
+
+def _line_of(runs: Sequence[Run], results_dir: Path) -> Line:
+    """Return the line that a report has of an encoding, over all its seeds."""
+    scored = [row for run in runs for row in run.scored]
+    rows = [row for row in scored if row.protocol not in APART]
+    [table] = tables_of_rows(rows, results_dir, runs[0].margin)
+    [line] = (line for line in table.lines if line.label == rows[0].encoding)
+    return line
+
+
+def _of_length(mean: float, bounds: tuple[float, float]) -> str:
+    if not math.isfinite(mean):
+        return "no number"
+    low, high = bounds
+    if not math.isfinite(low):
+        return f"{mean:+.4f} bits/byte; an interval needs {FIRST_LOOK} seeds"
+    return f"{mean:+.4f} bits/byte, from {low:+.4f} to {high:+.4f}"

@@ -1,0 +1,279 @@
+"""A model of ours as one of transformers': Llama, Mistral with a window, SmolLM3 where layers differ.
+
+SmolLM3 is also the one without positions, and Qwen3 the one with normed queries and keys.
+
+The four have our decoder's matrices under one set of names. Our decoder multiplies embeddings by sqrt(D), so
+they go out multiplied, and apart from the head.
+"""
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe_bench.config.schema import Config
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.rotary.p_rope import PRoPE
+from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.encodings.scalings.llama3 import Llama3
+from pe_bench.encodings.scalings.longrope import LongRoPE, longrope_attention_factor
+from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
+from pe_bench.encodings.scalings.rope_ntk import RopeNTK
+from pe_bench.encodings.scalings.rope_pi import RopePI
+from pe_bench.encodings.scalings.rope_scaling import turn_alike
+from pe_bench.encodings.scalings.yarn import YaRN
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import RunError, require
+from pe_bench.hf.library import quiet
+from pe_bench.hf.opened import MAX_WINDOW, MIN_TOKENS, Opened, open_checkpoint
+from pe_bench.hf.source import (
+    CONFIG,
+    GENERATION,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    Source,
+    load_config,
+    load_model,
+)
+from pe_bench.model.decoder import Decoder
+from pe_bench.system.files import write_json
+
+ROTATIONS = (RoPE, PRoPE, RopePI, RopeNTK, RopeDynamicNTK, YaRN, Llama3, LongRoPE)
+EXPORTED = (
+    "rope, p_rope, nope, rope_pi, rope_ntk, rope_dynamic_ntk, yarn, llama3 and longrope, each also with the "
+    "modifier sliding_window; smollm3, cohere2, and local_global of one rotation and nope"
+)
+NO_MODEL = f"no model of transformers has the encoding {{}}; these can be exported: {EXPORTED}"
+MAX_DIFFERENCE = 1e-4  # of logits, over the largest
+COMPARED_TIMES = 2  # the training length
+WINDOW = "sliding_window"  # a key of transformers' configurations
+NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
+NAMES = {
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "attention_norm": "input_layernorm",
+    "feedforward_norm": "post_attention_layernorm",
+    "feedforward.gate": "mlp.gate_proj",
+    "feedforward.up": "mlp.up_proj",
+    "feedforward.down": "mlp.down_proj",
+}
+
+
+def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple[dict[str, Any], bool]:
+    """Return the configuration of transformers' model, and whether ours interleaves pairs of features.
+
+    Raise `UserError` for an encoding that none of them has.
+    """
+    spec, size = EncodingSpec(config.encoding), config.model
+    layers = [model.encoding.layer(number) for number in range(model.n_layers)]
+    parts = [getattr(layer, "parts", (layer,)) for layer in layers]
+    of_model = [model.encoding.base, *model.encoding.modifiers.values()]
+    flat = [part for of_layer in parts for part in of_layer]
+    is_known = all(type(part) in (SlidingWindow, NoPE, *ROTATIONS) for part in flat)
+    is_known &= not any(part.overrides(hook) for part in of_model for hook in ("ids", "embed"))
+    windows = [next((part.window for part in each if isinstance(part, SlidingWindow)), 0) for each in parts]
+    rotating = [part for part in flat if type(part) in ROTATIONS]
+    # Layers share one rotation, or have RoPE of the same frequencies.
+    ropes = [part for part in rotating if type(part) is RoPE]
+    alike = {(part.layout, *part.frequencies.tolist()) for part in ropes} | {*rotating} - {*ropes}
+    is_known &= len(alike) < 2 and len({*windows} - {0}) < 2
+    require(is_known, NO_MODEL.format(spec.label))
+    rotates = [any(part in rotating for part in of_layer) for of_layer in parts]
+    message = f"no model of transformers has model.qk_norm and {spec.label}: Qwen3 turns every layer alike"
+    require(not size.qk_norm or (all(rotates) and len(set(windows)) == 1), message)
+    rotation = _rotation(spec, rotating[0], config.train.length) if rotating else {}
+    # Of a scaling the length that it reaches; a dynamic one begins at the training length.
+    times = rotation["factor"] if "original_max_position_embeddings" in rotation else 1
+    settings: dict[str, Any] = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": size.d_model,
+        "intermediate_size": size.d_ff,
+        "num_hidden_layers": size.n_layers,
+        "num_attention_heads": size.n_heads,
+        "num_key_value_heads": size.n_kv_heads,
+        "head_dim": size.d_head,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": round(config.train.length * times),
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": end_of_text,
+        "pad_token_id": None,
+        **({"rope_parameters": rotation} if rotating else {}),
+        **_family(rotates, windows, qk_norm=size.qk_norm),
+    }
+    return settings, bool(rotating) and getattr(rotating[0], "layout", "half") == "interleaved"
+
+
+def _family(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -> dict[str, Any]:
+    """Return the model of transformers with such layers, and what only it is told."""
+    window = max(windows) or None
+    windowed = {"use_sliding_window": window is not None, WINDOW: window}
+    if qk_norm:
+        return {"model_type": "qwen3", **windowed, "max_window_layers": 0 if window else len(windows)}
+    if all(rotates) and len(set(windows)) == 1:
+        return {"model_type": "mistral", WINDOW: window} if window else {"model_type": "llama"}
+    types = ["sliding_attention" if each else "full_attention" for each in windows]
+    no_rope = {"no_rope_layers": list(map(int, rotates)), "layer_types": types}
+    return {"model_type": "smollm3", **no_rope, **windowed}
+
+
+def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dict[str, Any]:
+    # Encodings that differ from layer to layer hold another encoding, or have the options of RoPE themselves.
+    holders = [each for each in spec.parts if each.encoding_class is type(part)]
+    options = {"train_length": train_length, "factor": 1.0, **(holders or [spec.base])[0].options}
+    message = f"{spec.label} rotates a part of each head, and no exported model can"
+    require(options.get("fraction", 1.0) == 1 or isinstance(part, PRoPE), message)
+    message = f"{spec.label} has another factor in each window, and a checkpoint has one: train with "
+    require(options["factor"] is not None, message + "encoding.factor=N")
+    return {"rope_theta": options.get("base", 10_000.0), **_parameters(part, options)}
+
+
+def _parameters(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what transformers calls a rotation of ours, with its options there."""
+    factor, width = options["factor"], options.get("d_head", 0)
+    stretched = {"factor": factor, "original_max_position_embeddings": options["train_length"]}
+    match part:
+        case PRoPE():
+            return {"rope_type": "proportional", "partial_rotary_factor": options["fraction"]}
+        case RopePI() | RopeDynamicNTK():
+            return {"rope_type": "linear" if isinstance(part, RopePI) else "dynamic", "factor": factor}
+        case RopeNTK():
+            base = options["base"] * factor ** (width / (width - 2))
+            return {"rope_type": "default", "rope_theta": base}
+        case YaRN():
+            message = "transformers has no yarn with ramp=turns: train with ramp=index or ramp=exact"
+            require(options["ramp"] != "turns", message)
+            names = ("beta_fast", "beta_slow", "attention_factor")
+            same = {name: options[name] for name in names if options[name]}
+            return {"rope_type": "yarn", **stretched, **same, "truncate": options["ramp"] == "index"}
+        case Llama3():
+            ends = {f"{end}_freq_factor": options[f"{end}_frequency_factor"] for end in ("low", "high")}
+            return {"rope_type": "llama3", **stretched, **ends}
+        case LongRoPE():
+            short = options["short_factors"] or [1.0] * (width // 2)
+            factors = {"long_factor": options["long_factors"], "short_factor": short}
+            attention = longrope_attention_factor(factor, options["train_length"])
+            return {"rope_type": "longrope", **stretched, **factors, "attention_factor": attention}
+    return {"rope_type": "default"}
+
+
+def write_model(
+    folder: Path, config: Config, model: Decoder, settings: Mapping[str, Any], *, is_interleaved: bool
+) -> float:
+    """Write config.json and the weights, and return how far logits then are from ours, over the largest.
+
+    Raise `RunError` where they are not equal.
+    """
+    names = NAMES | (NORMS if config.model.qk_norm else {})
+    with quiet() as transformers:
+        with torch.device("meta"):
+            exported = transformers.AutoModelForCausalLM.from_config(
+                transformers.AutoConfig.for_model(**settings)
+            )
+        exported.to_empty(device="cpu")
+        exported.load_state_dict(_weights(model, names, config.model.d_head if is_interleaved else None))
+        exported.save_pretrained(folder)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+        difference = _difference(model, loaded, COMPARED_TIMES * config.train.length)
+    if not difference <= MAX_DIFFERENCE:
+        differ = f"the exported model's logits differ from ours by {difference:.2g} of the largest"
+        raise RunError(f"{differ}: {NO_MODEL.format(EncodingSpec(config.encoding).label)}")
+    return difference
+
+
+def _weights(model: Decoder, names: Mapping[str, str], interleaved_width: int | None) -> dict[str, Tensor]:
+    """Return the weights by transformers' names; of interleaved pairs the second features come last."""
+    weights = {
+        "model.embed_tokens.weight": model.embedding.weight * math.sqrt(model.embedding.embedding_dim),
+        "model.norm.weight": model.norm.weight,
+        "lm_head.weight": model.output_weight,
+    }
+    for number, block in enumerate(model.blocks):
+        for ours, theirs in names.items():
+            weight = block.get_parameter(f"{ours}.weight")
+            if interleaved_width is not None and ours.startswith(("attention.query", "attention.key")):
+                weight = weight.unflatten(0, (-1, interleaved_width // 2, 2)).transpose(1, 2).flatten(0, 2)
+            weights[f"model.layers.{number}.{theirs}.weight"] = weight
+    return {name: weight.detach().clone() for name, weight in weights.items()}
+
+
+@torch.no_grad()
+def _difference(model: Decoder, loaded: Any, length: int) -> float:
+    tokens = torch.randint(model.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
+    ids = model.encoding.ids(tokens, train=False, generator=None)
+    ours = model.hidden(tokens, ids) @ model.output_weight.mT
+    theirs = loaded(tokens, use_cache=False).logits
+    return float((ours - theirs).abs().max() / ours.abs().max())
+
+
+def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> dict[str, Any]:
+    """Return config.json of a checkpoint with another rotation in it. Raise `UserError` where it has none."""
+    layers = [spec.build(opened.size.n_layers).layer(number) for number in range(opened.size.n_layers)]
+    part = layers[0]
+    is_known = type(part) in ROTATIONS and not spec.modifiers
+    require(is_known, NO_MODEL.format(spec.label))
+    values = dict(source.config)
+    rotations = values.get("rope_parameters") or {}
+    is_nested = "text_config" in values or any(isinstance(value, Mapping) for value in rotations.values())
+    turned = [layer for layer in opened.model.fixed.values() if type(layer) is not LayerEncoding]
+    message = f"the layers of {source.name} rotate in several ways, and this writes one for all of them"
+    require(not is_nested and not turned, message)
+    rotation = _rotation(spec, part, train_length)
+    for key in ("rope_scaling", "rope_theta"):
+        values.pop(key, None)
+    times = rotation["factor"] if "original_max_position_embeddings" in rotation else 1
+    return values | {"rope_parameters": rotation, "max_position_embeddings": round(train_length * times)}
+
+
+def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str, Any]) -> None:
+    """Write the float32 weights of a model, a configuration for them, and the tokenizer of its checkpoint.
+
+    values: of config.json; what they say of the type of the weights is replaced.
+    """
+    with quiet():
+        causal.save_pretrained(folder)
+    # What transformers writes beside the weights says how it was loaded here.
+    (folder / GENERATION).unlink(missing_ok=True)
+    for path in (source.folder / name for name in (TOKENIZER, TOKENIZER_CONFIG, GENERATION)):
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    kept = {name: value for name, value in values.items() if name not in ("dtype", "torch_dtype")}
+    write_json(folder / CONFIG, kept | {"dtype": "float32"})
+    for path in folder.iterdir():  # safetensors hides its files from others
+        path.chmod((folder / CONFIG).stat().st_mode)
+
+
+@torch.no_grad()
+def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> float:
+    """Return how far logits of a written checkpoint are from ours under its encoding, over the largest.
+
+    Raise `RunError` where they are not equal, or where its rotation is another one in longer texts.
+    """
+    model = opened.model.with_encoding(spec.build(opened.size.n_layers)).eval()
+    count = min(COMPARED_TIMES * train_length, MAX_WINDOW)
+    generator = torch.Generator().manual_seed(0)
+    tokens = model.begun(torch.randint(model.vocab_size, (1, count), generator=generator))
+    ours = model.logits(model.hidden(tokens, torch.arange(count))[:, -MIN_TOKENS:])
+    again = open_checkpoint(
+        written, load_config(written), train_length, model.begin, torch.float32, plain=False
+    )
+    for times in (1, COMPARED_TIMES, 2 * COMPARED_TIMES):
+        window = times * train_length
+        is_same = turn_alike(again.model.encoding.layer(0), model.encoding.layer(0), window, 1e-5)
+        if not is_same:
+            raise RunError(f"transformers' {spec.label} turns otherwise than ours in {window:,} tokens")
+    theirs = load_model(written, load_config(written))(tokens, use_cache=False).logits[:, -MIN_TOKENS:]
+    difference = float((ours - theirs).abs().max() / theirs.abs().max())
+    if not difference <= MAX_DIFFERENCE:
+        differ = f"the written checkpoint's logits differ from ours by {difference:.2g} of the largest"
+        raise RunError(f"{differ}: {spec.label} is another encoding in transformers")
+    return difference

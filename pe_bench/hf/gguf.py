@@ -1,0 +1,124 @@
+"""A GGUF file as a checkpoint: transformers makes a configuration and a tokenizer of what the file says.
+
+Both are kept in the cache, by the file's hash. The weights stay in the file, and are dequantised to float32
+each time that they are loaded.
+"""
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pe_bench.errors import UserError, first_line, how_to_install, require
+from pe_bench.hf.library import SAFE, quiet
+from pe_bench.system.files import cache_root, cached_digest, cached_folder, key_of
+
+SUFFIX = ".gguf"
+LAYOUT = 1  # of the folder in the cache
+EXACT = ("F32",)  # types of tensors that no weight was rounded to
+# Beginnings of names of tensors with a factor for each frequency, as in Llama 3.1 and Phi 3.
+FREQUENCY_FACTORS = ("rope_freqs", "rope_factors")
+ORIGINAL = "give the folder that the file was made from"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights in a GGUF file.
+
+    rounding: the types that they were rounded to, the most frequent first. count: how many they are.
+    """
+
+    file: Path
+    rounding: str
+    count: int
+
+
+def find_gguf(path: Path) -> Path | None:
+    """Return the GGUF file at a path, or the only one in a folder without config.json; None where none is.
+
+    Raise `UserError` for a folder with several.
+    """
+    if path.is_file() and path.suffix == SUFFIX:
+        return path.resolve()
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    names = ", ".join(file.name for file in files[:3])
+    message = f"{path} has {len(files)} GGUF files ({names}): name one, as hf:{path}/FILE{SUFFIX}"
+    require(len(files) < 2, message)
+    return files[0].resolve() if files else None
+
+
+def described(file: Path) -> tuple[Path, Weights]:
+    """Return the folder with the configuration and the tokenizer of a file, and the facts of its weights.
+
+    Raise `UserError` for what transformers cannot read, or would read as another model.
+    """
+    root = cache_root(None) / "gguf"
+    with quiet() as transformers:
+        key = key_of("gguf", LAYOUT, transformers.__version__, cached_digest(file, cache_root(None)))
+        folder, meta = cached_folder(root, key, lambda folder: _describe(file, folder, transformers))
+    return folder, Weights(file, str(meta["rounding"]), int(meta["count"]))
+
+
+def _describe(file: Path, folder: Path, transformers: Any) -> dict[str, Any]:
+    """Write config.json, tokenizer.json and tokenizer_config.json of a file to a folder; return its facts."""
+    reader = _read(file)
+    architecture = _text(reader, "general.architecture")
+    scaling = _text(reader, f"{architecture}.rope.scaling.type")
+    factors = [tensor.name for tensor in reader.tensors if tensor.name.startswith(FREQUENCY_FACTORS)]
+    if scaling not in ("", "none") or factors:
+        rotation = f"the scaling {scaling}" if scaling not in ("", "none") else factors[0]
+        raise UserError(f"{file} rotates by {rotation}, which transformers does not read there: {ORIGINAL}")
+    with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
+        (Path(name) / file.name).symlink_to(file)
+        try:
+            options = {"gguf_file": file.name, **SAFE}
+            transformers.AutoConfig.from_pretrained(name, **options).save_pretrained(folder)
+            transformers.AutoTokenizer.from_pretrained(name, **options).save_pretrained(folder)
+        except Exception as error:  # whatever transformers raises for a file that it does not know
+            reason = f"transformers {transformers.__version__} cannot read it ({first_line(error)[:200]})"
+            raise UserError(f"{file}: {reason}: {ORIGINAL}") from error
+    sizes: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    rounded = [name for name, _ in sizes.most_common() if name not in EXACT]
+    return {"rounding": ", ".join(rounded), "count": sizes.total()}
+
+
+def _read(file: Path) -> Any:
+    try:
+        import accelerate  # noqa: F401  (transformers needs it for the weights)
+        import gguf
+    except ImportError as error:
+        reason = f"GGUF files need the packages gguf and accelerate ({first_line(error)})"
+        raise UserError(f"{reason}: {how_to_install('hf')}") from error
+    try:
+        return gguf.GGUFReader(file)
+    except Exception as error:  # it has no kind of its own for a damaged file
+        raise UserError(
+            f"{file} cannot be read as GGUF ({first_line(error)[:200]}): download it again"
+        ) from error
+
+
+def _text(reader: Any, key: str) -> str:
+    """Return a text of a file's header; empty where it has no such key."""
+    field = reader.get_field(key)
+    return "" if field is None else str(field.contents())
+
+
+def dequantising(transformers: Any, file: Path) -> dict[str, Any]:
+    """Return the arguments by which transformers loads the weights of a file as float32."""
+    options: dict[str, Any] = {"gguf_file": file.name}
+    # Newer versions keep the blocks of the file, and compute with kernels that they would download.
+    if hasattr(transformers, "GgufConfig"):
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    return options
+
+
+def forget_rounding(model: Any) -> None:
+    """Let a model be written like any other: transformers refuses to write one that was in a GGUF file."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is not None:
+        quantizer.remove_quantization_config(model)

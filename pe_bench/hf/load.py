@@ -1,0 +1,228 @@
+"""A Hugging Face checkpoint as a run: its configuration, and its model with what it is scored on."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pe_bench.config.compose import compose
+from pe_bench.config.overrides import Override, parse_override
+from pe_bench.config.parse import parse_config, warn_unused
+from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config, EvalConfig, largest_power_of_two
+from pe_bench.data.packed import load_data
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import UserError, require
+from pe_bench.hf.opened import open_checkpoint, train_length_of
+from pe_bench.hf.source import (
+    TOKENIZER,
+    Source,
+    begin_of_text,
+    load_config,
+    read_source,
+)
+from pe_bench.runs.job import Job
+from pe_bench.runs.rows import TASK
+from pe_bench.scoring.plans import Planner
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.targets import PART
+from pe_bench.system.machine import explain_out_of_memory, resolve_device, set_threads
+from pe_bench.system.terminal import say
+from pe_bench.values import without_none
+
+# Keys that say what to score, on which text and where; all others describe a training.
+SCORING_KEYS = ("data", "eval", "report", "device", "threads", "cache_dir")
+TRAIN_LENGTH = "train.length"
+LESS_MEMORY = "--precision bfloat16, shorter --lengths, or a smaller checkpoint"
+# Of the targets of a checkpoint, where the command does not say their number.
+SCORED_TARGETS = 16_384
+MOST_BLOCKS = 128
+LARGEST_BLOCK = 4_096
+
+
+def checkpoint_config(
+    text: str,
+    overrides: Sequence[str],
+    changes: dict[str, Any],
+    machine: dict[str, Any],
+    results_dir: Path,
+    *,
+    plain: bool = False,
+    prompts: str | None = None,
+    reference: int | None = None,
+    data_path: str | None = None,
+) -> Config:
+    """Return the configuration of a checkpoint, whose model is not loaded. Raise `UserError`.
+
+    prompts: the kind of prompts that it is scored on, in the place of text. reference: the length that
+    changes are measured from, where it is not the training length. data_path: where the text lies; None
+    where the overrides say it.
+    """
+    parsed = [*map(parse_override, overrides)]
+    _check_keys(parsed, has_text=prompts is None)
+    keys = [override.key for override in parsed] + (["data.path"] if data_path else [])
+    source = read_source(text)
+    files = ["data=files"] if "data.path" in keys and "data" not in keys else []
+    values = compose([*files, *overrides, "encoding=nope"])
+    data, train = values["data"], values["train"]
+    data["path"] = data_path or data["path"]
+    is_told = TRAIN_LENGTH in keys
+    train_length, length_from = (train["length"], BY_COMMAND) if is_told else _train_length(source)
+    train["length"] = reference or train_length
+    values["train"] |= {"steps": 0, "batch_tokens": train["length"]}
+    is_one = data["source"] == "files" and data["validation_path"] is None
+    if is_one and "data.validation_fraction" not in keys:
+        data["validation_fraction"] = 1.0  # nothing is trained on, so all of it is scored
+    if prompts is not None:
+        values |= {"data": {"name": prompts, "source": "task"}, "task": {"name": prompts}}
+        values["eval"]["protocol"] = TASK
+    values["eval"].update(without_none(changes))
+    values |= {**without_none(machine), "results_dir": str(results_dir)}
+    values["tokenizer"] = {"kind": "file", "name": str(source.folder / TOKENIZER)}
+    values["checkpoint"] = {
+        "source": source.address,
+        "identity": source.identity(values["cache_dir"]),
+        "identity_version": CHECKPOINT_IDENTITY,
+        "train_length_from": length_from,
+        "revision": source.revision,
+        "begin": _one_or_several(begin_of_text(source)),
+        "plain": plain,
+        "train_length": None if train["length"] == train_length else train_length,
+        "rounding": None if source.gguf is None else source.gguf.rounding or None,
+    }
+    given = [*keys, *(f"eval.{name}" for name in without_none(changes))]
+    values["eval"].update(_target_blocks(values["eval"], train_length, given))
+    config = parse_config(values)
+    warn_unused([config], given)
+    if config.eval.max_length is not None or not config.eval.lengths:
+        return config
+    # 16 times the training length, as in a run, is more than most documents have.
+    longest = max(config.train.length, *config.eval.lengths)
+    return replace(config, eval=replace(config.eval, max_length=longest))
+
+
+def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequence[str]) -> dict[str, Any]:
+    """Return the size and the number of target blocks; what the command gives stays.
+
+    A window scores at most an eighth of its length, so larger blocks would not be cheaper at the training
+    length, and smaller ones would feed more tokens for each target. Blocks are never smaller than a run's.
+
+    section: eval of the configuration. given: the keys that the command gives.
+    """
+    size, count = section["target_tokens"], section["targets"]
+    if not isinstance(size, int | None) or not isinstance(train_length, int):
+        return {}  # which is refused with the whole configuration
+    if size is None:
+        eighth = largest_power_of_two(min(LARGEST_BLOCK, max(1, train_length // PART)))
+        size = max(eighth, EvalConfig().resolved_target_tokens(train_length))
+    if "eval.targets" not in given:
+        count = max(1, min(MOST_BLOCKS, SCORED_TARGETS // max(1, size)))
+    return {"target_tokens": size, "targets": count}
+
+
+def with_one_length(
+    texts: Sequence[str], overrides: Sequence[str], reference: int | None = None
+) -> tuple[list[str], int | None]:
+    """Return overrides and the reference by which several checkpoints are scored on the same targets.
+
+    Where their training lengths differ, and none is given, changes are measured from the shortest.
+    Raise `UserError` for what is no checkpoint.
+    """
+    keys = [parse_override(override).key for override in overrides]
+    lengths = {_train_length(read_source(text))[0] for text in ([] if TRAIN_LENGTH in keys else texts)}
+    if len(lengths) < 2:
+        return [*overrides], reference
+    shortest = min(lengths)
+    if reference is None:
+        reference = shortest
+        say(f"--reference {shortest}: all are measured from the shortest of their training lengths")
+    blocks = _target_blocks({"target_tokens": None, "targets": 0}, shortest, [])
+    is_told = "eval.target_tokens" in keys
+    sizes = [] if is_told else [f"eval.target_tokens={blocks['target_tokens']}"]
+    return [*overrides, *sizes], reference
+
+
+@explain_out_of_memory(LESS_MEMORY)
+def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
+    """Load the model and the data, and plan the scores. Raise `UserError` where it is another model now."""
+    about = config.checkpoint
+    assert about is not None
+    source = read_source(about.source + (f"@{about.revision}" if about.revision else ""))
+    again = f"score it as it is now with `pe-bench eval {about.source}`"
+    versions = f"(version {about.identity_version}, now {CHECKPOINT_IDENTITY})"
+    older = f"{about.source} was scored under an older identity {versions}, and its scores may be others now"
+    require(about.identity_version == CHECKPOINT_IDENTITY, f"{older}: these are kept, and you can {again}")
+    now = source.identity(config.cache_dir)
+    message = f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): {again}"
+    require(now == about.identity, message)
+    device, threads = resolve_device(config.device), set_threads(config.threads)
+    data = load_data(config)
+    plans = planner(config, config.eval, data)
+    dtype = getattr(torch, config.eval.precision)
+    length = config.trained_length
+    opened = open_checkpoint(source, load_config(source), length, about.begins, dtype, plain=about.plain)
+    sizes = data.vocab_size, opened.model.vocab_size
+    message = f"the tokenizer of {source.name} has {sizes[0]} tokens and its model {sizes[1]}: give a folder"
+    require(sizes[0] <= sizes[1], f"{message} whose files are of one checkpoint")
+    without = opened.model.without_attention
+    layers = opened.size.n_layers - without - len(opened.model.fixed)
+    unused = opened.unused_scaling or None
+    about = replace(
+        about,
+        layers=layers,
+        architecture=opened.architecture,
+        without_attention=without,
+        unused_scaling=unused,
+    )
+    config = replace(config, encoding=opened.encoding, model=opened.size, checkpoint=about)
+    measured_from = config.train.length
+    facts = {"checkpoint": about.identity, "length": measured_from, "data": data.hash, "plain": about.plain}
+    if measured_from != length:
+        facts["trained"] = length
+    setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+    name, label = opened.size.name, EncodingSpec(config.encoding).label
+    trained = f"{length:,} tokens ({about.train_length_from})"
+    if measured_from != length:
+        trained = f"{measured_from:,} tokens; trained at {trained}"
+    say(f"{name}: {label}, measured from {trained}")
+    if unused:
+        say(f"{name}: its config.json names the scaling {unused}, and no layer turns so")
+    equal = f"logits equal transformers' own to {opened.difference or 0:.1g} of the largest"
+    if opened.nats is not None:
+        equal_to = f"transformers' own to {opened.nats:.1g} nats per token"
+        say(f"{name}: in {config.eval.precision} the mean loss of a window is {equal_to}")
+    plainly = "keeps transformers' attention, without the window control and --with"
+    say(f"{name}: {plainly if opened.difference is None else equal}")
+    folder = Path(config.results_dir) / "runs" / f"hf-{source.name}-{setting}"
+    return Job(config, folder, setting, label, label, device, dtype, threads, data, opened.model), plans
+
+
+def _one_or_several(tokens: Sequence[int]) -> int | list[int] | None:
+    """Return how a configuration has the tokens that a text begins with: a single one as a number."""
+    if len(tokens) > 1:
+        return [*tokens]
+    return tokens[0] if tokens else None
+
+
+def _check_keys(overrides: Sequence[Override], *, has_text: bool) -> None:
+    """Raise `UserError` for a key that says something else than what to score, on which text and where."""
+    usable = SCORING_KEYS if has_text else SCORING_KEYS[1:]
+    brings = "its own model, encoding and tokenizer" + ("" if has_text else ", and with --task its own text")
+    for override in overrides:
+        message = (
+            f"{override} has no effect on a checkpoint, which brings {brings}: change {', '.join(usable)}"
+        )
+        is_usable = override.section in usable or override.key == TRAIN_LENGTH
+        require(is_usable, f"{message} or {TRAIN_LENGTH}")
+
+
+def _train_length(source: Source) -> tuple[int, str]:
+    """Return the length that the checkpoint was trained at, and who says so."""
+    stated = train_length_of(load_config(source))
+    if stated is None:
+        what = f"the configuration of {source.name} does not say at what length it was trained"
+        raise UserError(f"{what}: say {TRAIN_LENGTH}=N, in tokens")
+    return stated

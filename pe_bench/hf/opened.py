@@ -1,0 +1,285 @@
+"""A checkpoint ready to be scored: its sizes, its training length, and its model.
+
+Before scoring, random tokens pass through the model with transformers' attention and with ours. The logits of
+a sample of tokens may differ by a small share of the largest logit. All this is in float32: then the weights
+get the precision of the scores, and the mean loss of a window is compared again.
+"""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from pe_bench.config.schema import ModelConfig
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import UserError, first_line, require
+from pe_bench.hf.attention import NAME, register
+from pe_bench.hf.encoding import UNKNOWN, Answer, ask, attach, describe, name_of, neutral
+from pe_bench.hf.library import quiet
+from pe_bench.hf.model import CheckpointModel, split_feedforward
+from pe_bench.hf.rotary import forget_longer_texts, rotary_modules
+from pe_bench.hf.source import CONFIG, PREFIX, Source, load_model
+from pe_bench.model.checks import find_lookahead
+from pe_bench.system.machine import is_out_of_memory
+
+PLAIN = "--plain scores it as it is, without the window control and --with"
+LENGTHS = ("original_max_position_embeddings", "max_position_embeddings", "max_seq_len", "seq_length")
+# What transformers calls scalings, and their names here.
+SCALINGS = {
+    "linear": "rope_pi",
+    "dynamic": "rope_dynamic_ntk",
+    "proportional": "p_rope",
+    **{name: name for name in ("yarn", "llama3", "longrope")},
+}
+MIN_TOKENS = 64
+MAX_WINDOW = 4_096
+MAX_SCORES = 2**27  # of one layer, which transformers makes all at once
+MAX_DIFFERENCE = 1e-4  # of the largest logit
+# Of the mean loss of a window in bfloat16, in which transformers' own ways of attention differ too.
+MAX_NATS = 0.02
+
+
+@torch.no_grad()
+def require_equality(model: CheckpointModel, heads: int) -> float:
+    """Return the largest difference of logits over the largest logit. Raise `UserError` if it is large."""
+    count, causal = _tokens(model, heads), model.causal
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
+    tokens = model.begun(tokens)
+    index = torch.linspace(0, count - 1, MIN_TOKENS).long().to(model.device)
+    hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
+    ours = model.logits(hidden[:, index]).float()
+    takes_index = "logits_to_keep" in inspect.signature(causal.forward).parameters
+    options = {"logits_to_keep": index} if takes_index else {}  # else it makes all of them, and slowly
+    causal.set_attn_implementation("eager")
+    theirs = causal(tokens, use_cache=False, **options).logits.float()
+    causal.set_attn_implementation(NAME)
+    theirs = theirs if takes_index else theirs[:, index]
+    difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    allowed = MAX_DIFFERENCE * largest
+    differ = (
+        f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our attention"
+    )
+    require(difference <= allowed, f"{differ}, and {allowed:.2g} is allowed")  # a NaN is not
+    return difference / largest
+
+
+def _tokens(model: CheckpointModel, heads: int) -> int:
+    """Return how many tokens to compare: two windows, where a window is not too large for that."""
+    seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
+    window = max((count for count in seen if count < MAX_WINDOW), default=0)
+    count = max(MIN_TOKENS, min(2 * window, int((MAX_SCORES / heads) ** 0.5)))
+    return min(count, model.max_positions or count)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model to score, with the encoding that it was found to have, and how equal its logits are.
+
+    answer: what its layers do; None for a model that attends as it is.
+    """
+
+    model: CheckpointModel
+    encoding: dict[str, Any]
+    size: ModelConfig
+    difference: float | None = None  # of logits, over the largest; None for a model that attends as it is
+    answer: Answer | None = None
+    nats: float | None = None  # by which the loss of a window differs from transformers' own, in bfloat16
+    unused_scaling: str = ""  # that the configuration names, and by which no layer turns
+
+    @property
+    def architecture(self) -> str:
+        return type(self.model.causal.config).__name__.removesuffix("Config")
+
+
+def train_length_of(config: Any) -> tuple[int, str] | None:
+    """Return the training length that a configuration gives, and the name that it has there."""
+    text = config.get_text_config(decoder=True)
+    for name in LENGTHS:
+        values = [_value_of(text, name), *(group.get(name) for group in rotations_of(config))]
+        lengths = [value for value in values if isinstance(value, int) and value > 1]
+        if lengths:
+            return lengths[0], name
+    return None
+
+
+def rotations_of(config: Any) -> list[Mapping[str, Any]]:
+    """Return what a configuration says of rotations: once, or for each type of layer."""
+    text = config.get_text_config(decoder=True)
+    parameters = getattr(text, "rope_parameters", None) or {}
+    groups = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
+    longest = {"max_position_embeddings": getattr(text, "max_position_embeddings", None)}
+    return [{**group, **longest} for group in groups]
+
+
+def open_checkpoint(
+    source: Source, config: Any, train_length: int, begin: Sequence[int], dtype: torch.dtype, *, plain: bool
+) -> Opened:
+    """Load a checkpoint and find what it does. Raise `UserError` where our attention does not fit it."""
+    opened = _open(source, config, train_length, begin, plain=plain)
+    if dtype == torch.float32:
+        return opened
+    convert_weights(opened.model.causal, dtype)
+    if opened.difference is None:
+        return opened
+    try:
+        return replace(opened, nats=require_alike(opened.model))
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}; {PLAIN}") from error
+
+
+def convert_weights(causal: Any, dtype: torch.dtype) -> None:
+    """Convert what a checkpoint's files hold; what a model computes, such as frequencies, stays float32."""
+    kept = getattr(causal, "_keep_in_fp32_modules_strict", None) or ()
+    for name, tensor in causal.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point() and not any(module in name for module in kept):
+            tensor.data = tensor.data.to(dtype)
+    causal.config.dtype = dtype
+
+
+@torch.no_grad()
+def require_alike(model: CheckpointModel) -> float:
+    """Return how far the mean loss of a window is from transformers' own, in nats per token.
+
+    Raise `UserError` if it is far.
+    """
+    count, causal = min(MIN_TOKENS, model.max_positions or MIN_TOKENS), model.causal
+    generator = torch.Generator().manual_seed(2)
+    tokens = model.begun(torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device))
+    hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
+    ours = float(model.nll(hidden[0, :-1], tokens[0, 1:]).mean())
+    with quiet():
+        causal.set_attn_implementation("eager")
+        logits = causal(tokens, use_cache=False).logits.float()
+        causal.set_attn_implementation(NAME)
+    theirs = float(functional.cross_entropy(logits[0, :-1], tokens[0, 1:]))
+    message = (
+        f"in {causal.dtype} the mean loss of a window is {ours:.4f} nats, and {theirs:.4f} with transformers"
+    )
+    require(abs(ours - theirs) <= MAX_NATS, f"{message}; {MAX_NATS} nats of difference are allowed")
+    return abs(ours - theirs)
+
+
+def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], *, plain: bool) -> Opened:
+    """Load a checkpoint in float32 and find what it does, as `open_checkpoint` does."""
+    loaded = load_model(source, config)
+    forget_longer_texts(loaded)
+    sizes, values = _sizes(source, config), neutral("as_is")
+    encoding = EncodingSpec(values).build(sizes.n_layers)
+    model = CheckpointModel(loaded, encoding, sizes.n_layers, train_length, begin)
+    _require_sound(source, model)
+    if plain or not loaded._can_set_attn_implementation():
+        return Opened(model, values, sizes)
+    register()
+    state = attach(loaded)
+    try:
+        with quiet():
+            loaded.set_attn_implementation(NAME)
+            stated = train_length_of(config)
+            answer = ask(loaded, state, train_length if stated is None else stated[0])
+            if answer is None:
+                loaded.set_attn_implementation("eager")
+                return Opened(model, values, sizes)
+            values, model.fixed, model.is_neutral = describe(
+                answer, rotations_of(config), train_length, has_table=model.has_learned_table
+            )
+            n_layers = max(sizes.n_layers, answer.numbers[-1] + 1)
+            width = values.get("d_head", answer.layers[0].queries.shape[-1])
+            sizes = replace(sizes, d_head=width, n_layers=n_layers)
+            model.without_attention = n_layers - len(answer.numbers)
+            model.encoding, model.n_layers = EncodingSpec(values).build(sizes.n_layers), sizes.n_layers
+            model.state, model.masks = state, [layer.mask for layer in answer.layers]
+            split_feedforward(loaded)
+            difference = require_equality(model, sizes.n_heads)
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}; {PLAIN}") from error
+    except (AttributeError, TypeError, RuntimeError, LookupError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise UserError(f"{source.name} does not run with our attention ({reason}); {PLAIN}") from error
+    unused = _unused_scaling(source, answer, rotations_of(config), train_length)
+    return Opened(model, values, sizes, difference, answer, unused_scaling=unused)
+
+
+def _unused_scaling(
+    source: Source, answer: Answer, parameters: Sequence[Mapping[str, Any]], train_length: int
+) -> str:
+    """Return a scaling that config.json names and by which no layer turns; empty where there is none.
+
+    transformers drops what a configuration has in the form of another architecture.
+    """
+    if UNKNOWN in answer.rotations:
+        return ""
+    found = [
+        name_of(rotation, parameters, train_length, answer.calls)
+        for rotation in set(answer.rotations)
+        if rotation is not None
+    ]
+    names = {values["name"] for values in found if values is not None}
+    if None in found or names & {*SCALINGS.values()}:
+        return ""
+    return next((scaling for scaling in SCALINGS if scaling in scalings_in(source.config)), "")
+
+
+def scalings_in(config: Any) -> set[str]:
+    """Return the scalings of rotations that a configuration names, also in its parts."""
+    if not isinstance(config, Mapping):
+        return set()
+    found = {
+        value for key, value in config.items() if key in ("rope_type", "type") and isinstance(value, str)
+    }
+    return found.union(*map(scalings_in, config.values()))
+
+
+@torch.no_grad()
+def _require_sound(source: Source, model: CheckpointModel) -> None:
+    """Raise `UserError` for a model that cannot be scored even with its own attention."""
+    stated = train_length_of(model.causal.config)
+    with quiet():
+        try:
+            # Whether a table of positions ends there: the end of any other table shows only past it.
+            if stated is not None and model.takes_positions and not rotary_modules(model.causal):
+                model.find_table(stated[0])
+            count = min(MIN_TOKENS, model.max_positions or MIN_TOKENS)
+            ids = torch.arange(count)
+            problem = find_lookahead(model, count)
+            largest = float(model.logits(model.hidden(ids[None] % model.vocab_size, ids)).abs().max())
+        except Exception as error:  # whatever a model of transformers raises
+            if is_out_of_memory(error):
+                raise
+            reason = f"cannot be run as its {CONFIG} describes it ({first_line(error)[:200]})"
+            raise UserError(f"{source.name} {reason}: download it again") from error
+    require(not problem, f"{source.name} reads later tokens, so its scores would mean nothing: {problem}")
+    message = f"the largest logit of {source.name} is {largest:g}: its weights are damaged, download it again"
+    require(0 < largest < math.inf, message)
+
+
+def _value_of(config: Any, name: str) -> Any:
+    """Return what a configuration says for all layers; None where it says nothing, or that layers differ."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError
+        return None
+
+
+def _sizes(source: Source, config: Any) -> ModelConfig:
+    text = config.get_text_config(decoder=True)
+
+    def size(name: str, otherwise: int) -> int:
+        number = _value_of(text, name)
+        return number if isinstance(number, int) and number > 0 else otherwise
+
+    width, heads = size("hidden_size", 1), size("num_attention_heads", 1)
+    return ModelConfig(
+        name=f"{PREFIX}{source.name}",
+        d_model=width,
+        n_layers=size("num_hidden_layers", 1),
+        n_heads=heads,
+        n_kv_heads=size("num_key_value_heads", heads),
+        d_head=size("head_dim", max(1, width // heads)),
+        d_ff=size("intermediate_size", 4 * width),
+        tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+    )

@@ -1,0 +1,277 @@
+"""Where a checkpoint is, that its files are plain ones, how its texts begin, and what identifies it.
+
+Its folder may be a stranger's: only JSON, the tokenizer and safetensors are read, and all of them lie in it.
+transformers loads it from a folder that has only the files that the identity covers: no other file can change
+a score, whatever a configuration names. No code of a checkpoint runs, and nothing of it is left to chance.
+"""
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from pe_bench.config.schema import CHECKPOINT_IDENTITY
+from pe_bench.data.tokenizer import library_errors
+from pe_bench.errors import UserError, first_line, require
+from pe_bench.hf.gguf import ORIGINAL, Weights, dequantising, described, find_gguf, forget_rounding
+from pe_bench.hf.library import SAFE, quiet
+from pe_bench.system.files import cache_root, cached_digest
+from pe_bench.system.terminal import one_line
+from pe_bench.values import check_type, expand_user
+
+PREFIX = "hf:"
+CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
+GENERATION = "generation_config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Keys of a configuration, or of a part of one, that make transformers load something else than its files.
+OTHER_FILES = {
+    "configuration_files": f"takes its configuration from other files: keep one, named {CONFIG}",
+    "transformers_weights": f"takes its weights from another file: name it {WEIGHTS}",
+    "fusion_config": "asks transformers for other layers",
+}
+QUANTISED = "quantization_config"
+OTHER_TOKENIZERS = "fast_tokenizer_files"  # a key by which tokenizer_config.json names other files
+FETCHED = [CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, INDEX, "model*.safetensors"]
+REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+")
+NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
+WITHOUT = "download it on a machine with a network, and give its folder: hf:FOLDER"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint. address: how to name it from any folder, without the revision, which is a Hub's.
+
+    gguf: its weights, where a GGUF file has them; `folder` then has what transformers makes of the file.
+    """
+
+    address: str
+    folder: Path
+    revision: str | None = None
+    gguf: Weights | None = None
+
+    @property
+    def name(self) -> str:
+        """Return the name in tables: the last part of the repository's or the folder's."""
+        return NOT_IN_A_NAME.sub("-", self.address.rpartition("/")[2]).strip("-.") or "checkpoint"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_json(self.folder / CONFIG)
+
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """Return the settings of the tokenizer; empty where the folder has none."""
+        path = self.folder / TOKENIZER_CONFIG
+        return read_json(path) if path.is_file() else {}
+
+    def identity(self, cache_dir: str | None) -> str:
+        """Return a hash of all files that scores follow from; digests of weights are kept in the cache."""
+        hasher = hashlib.sha256(f"version {CHECKPOINT_IDENTITY}".encode())
+        for path in (self.folder / name for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG)):
+            hasher.update(hashlib.sha256(path.read_bytes()).digest() if path.exists() else b"none")
+        for path in self.weights:
+            hasher.update(f"{path.name} {cached_digest(path, cache_root(cache_dir))}".encode())
+        return hasher.hexdigest()[:16]
+
+    @property
+    def is_indexed(self) -> bool:
+        """Return whether an index names the files of weights; transformers takes a single file before it."""
+        return not (self.folder / WEIGHTS).exists() and (self.folder / INDEX).exists() and self.gguf is None
+
+    @cached_property
+    def weights(self) -> list[Path]:
+        """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
+        if self.gguf is not None:
+            return [self.gguf.file]
+        index, names = self.folder / INDEX, [WEIGHTS]
+        if self.is_indexed:
+            files = check_type(read_json(index).get("weight_map"), dict[str, Any], f"weight_map of {index}")
+            names = sorted({str(name) for name in files.values()})
+        for name in names:
+            is_plain = name == Path(name).name and name.endswith(".safetensors")
+            require(is_plain, f"{index} names {one_line(name)!r}, which is not a file in its folder")
+            message = f"{self.folder} has no {name}: safetensors alone are read, for others may run code"
+            require((self.folder / name).is_file(), message)
+        return [self.folder / name for name in names]
+
+
+def read_source(text: str) -> Source:
+    """Return the checkpoint that `hf:REPO_OR_FOLDER[@revision]` names; a repository is downloaded.
+
+    It may also be a GGUF file, or a folder with one.
+    """
+    named = text.removeprefix(PREFIX)
+    folder = Path(expand_user(named, PREFIX))
+    file = find_gguf(folder) if named else None
+    if file is not None:
+        made, weights = described(file)
+        return checked(Source(f"{PREFIX}{folder.resolve()}", made, gguf=weights))
+    if named and folder.is_dir():
+        return checked(Source(f"{PREFIX}{folder.resolve()}", folder.resolve()))
+    repository, _, revision = named.partition("@")
+    message = f"{text} is neither a folder nor a repository: say hf:FOLDER or hf:OWNER/NAME[@REVISION]"
+    require(REPOSITORY.fullmatch(repository) is not None, f"{message}, or a file as hf:FILE.gguf")
+    from huggingface_hub import snapshot_download
+
+    from pe_bench.data import hub
+
+    address = f"{PREFIX}{repository}"
+    with hub.hub_errors(address, WITHOUT):  # from the Hub's cache where it is there
+        folder = Path(snapshot_download(repository, revision=revision or None, allow_patterns=FETCHED))
+    return checked(Source(address, folder, revision or None))
+
+
+def checked(source: Source) -> Source:
+    """Return the source. Raise `UserError` for a folder that is not a whole checkpoint of plain files."""
+    folder, config = source.folder, source.folder / CONFIG
+    for path in folder.iterdir():
+        require(path.is_file() or path.is_dir(), f"{path} is not a regular file: delete it")
+        # The Hub's cache links to its blobs, beside the snapshots.
+        targets = [folder, folder.parent.parent / "blobs"]
+        is_inside = any(path.resolve().is_relative_to(target) for target in targets)
+        message = f"{path} is a symbolic link out of its folder: replace it by the file itself"
+        require(is_inside or not path.is_symlink(), message)
+    # transformers would load the weights of the other one, wherever they lie.
+    message = f"{folder} is an adapter of another checkpoint: merge the two, and give the merged folder"
+    require(not (folder / "adapter_config.json").exists(), message)
+    keys = _keys_of(source.config)
+    for key, problem in OTHER_FILES.items():
+        require(key not in keys, f"{config} {problem}, and leave out the key {key}")
+    message = f"{source.name} is quantised, and its rounding would be scored with it: give it in bfloat16"
+    require(QUANTISED not in keys, message)
+    settings = source.tokenizer_config
+    message = f"{folder / TOKENIZER_CONFIG} takes the tokenizer from other files: keep one, named {TOKENIZER}"
+    require(not settings.get(OTHER_TOKENIZERS), f"{message}, and leave out the key {OTHER_TOKENIZERS}")
+    require(bool(source.weights), f"{folder} has no weights")
+    return source
+
+
+def _keys_of(config: Any) -> set[str]:
+    """Return the keys in a configuration and in its parts whose value is not empty.
+
+    transformers takes a part, such as `text_config`, for the configuration of a model that consists of parts.
+    """
+    if isinstance(config, list):
+        return set().union(*map(_keys_of, config))
+    if not isinstance(config, dict):
+        return set()
+    return {key for key, value in config.items() if value}.union(*map(_keys_of, config.values()))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file of JSON. Raise `UserError` for anything else."""
+    try:
+        return check_type(json.loads(path.read_bytes()), dict[str, Any], str(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({one_line(str(error))[:200]})") from error
+
+
+def begin_of_text(source: Source) -> list[int]:
+    """Return the special tokens that the checkpoint's tokenizer puts before a text; mostly one, or none."""
+    import tokenizers
+
+    path = source.folder / TOKENIZER
+    with library_errors(f"{path} cannot be read: save it with a fast tokenizer"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        # Both may be saved with a tokenizer; padding puts tokens before a text too.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        encoded = tokenizer.encode("a")
+    is_special = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    before = [token for token, _ in takewhile(lambda each: each[1], is_special)]
+    about = source.tokenizer_config
+    if before or not about.get("add_bos_token"):
+        return before
+    named = about.get("bos_token")
+    name = named.get("content") if isinstance(named, dict) else named
+    token = tokenizer.token_to_id(name) if isinstance(name, str) else None
+    return [] if token is None else [token]
+
+
+@contextmanager
+def files_alone(source: Source) -> Iterator[Path]:
+    """Yield a temporary folder that has the checkpoint's configuration and weights, and no other file."""
+    with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
+        folder = Path(name)
+        shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
+        if source.is_indexed:
+            shutil.copyfile(source.folder / INDEX, folder / INDEX)
+        for path in source.weights:
+            (folder / path.name).symlink_to(path.resolve())
+        yield folder
+
+
+def load_config(source: Source) -> Any:
+    """Return the checkpoint's configuration. Raise `UserError` for a model that transformers lacks."""
+    with quiet() as transformers, files_alone(source) as folder:
+        try:
+            return transformers.AutoConfig.from_pretrained(folder, **SAFE)
+        except Exception as error:  # it raises kinds of its own, and those of json
+            reason = f"transformers {transformers.__version__} cannot read its configuration"
+            if source.config.get("auto_map"):
+                reason = "it comes with its own code, and pe-bench runs none"
+            kind = f"{source.name} (model_type {source.config.get('model_type')!r:.60})"
+            raise UserError(f"{kind}: {reason} ({first_line(error)[:200]})") from error
+
+
+def load_model(source: Source, config: Any) -> Any:
+    """Return the model with its weights in float32, attending as transformers does. Raise `UserError`."""
+    options: dict[str, Any] = {"attn_implementation": "eager", "output_loading_info": True}
+    with quiet() as transformers, files_alone(source) as folder:
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        if source.gguf is None:
+            options["use_safetensors"] = True
+        else:
+            options |= dequantising(transformers, source.gguf.file)
+        try:
+            if source.is_indexed:
+                _require_indexed(source)
+            # The reader of GGUF files has a progress bar of its own.
+            with redirect_stderr(io.StringIO()) if source.gguf is not None else nullcontext():
+                model, report = load(folder, config=config, dtype=torch.float32, **options, **SAFE)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{source.name} cannot be loaded ({first_line(error)[:300]})") from error
+    missing, unused = (_first_names(report[kind]) for kind in ("missing_keys", "unexpected_keys"))
+    message = f"{source.folder} lacks weights ({missing}), which would be random: download it again"
+    require(not missing, message)
+    message = f"{source.folder} has weights that a model as in {CONFIG} does not use ({unused})"
+    require(not unused, f"{message}: its model_type or another key is not that of the weights")
+    if source.gguf is not None:
+        tensors = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
+        here, there = sum(tensors.values()), source.gguf.count
+        numbers = f"{source.name} has {there:,} weights, of which transformers' model has {here:,}"
+        require(here == there, f"{numbers}: {ORIGINAL}")
+        forget_rounding(model)
+    return model.eval()
+
+
+def _first_names(names: Iterable[str]) -> str:
+    """Return the first three names of weights, as text."""
+    return ", ".join(one_line(str(name)) for name in sorted(names)[:3])
+
+
+def _require_indexed(source: Source) -> None:
+    """Raise `UserError` for a file of weights with tensors that the index does not expect there.
+
+    transformers loads all tensors of each file, and of two with one name the last.
+    """
+    weight_map = read_json(source.folder / INDEX)["weight_map"]
+    for path in source.weights:
+        with safe_open(path, "pt") as file:
+            unexpected = _first_names(name for name in file.keys() if weight_map.get(name) != path.name)  # noqa: SIM118
+        message = f"{path} has weights that {INDEX} does not expect there ({unexpected}): download both again"
+        require(not unexpected, message)

@@ -1,0 +1,209 @@
+"""A study is made in pieces, whose scores are stored beside its file and outlive the runs."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.commands import Command
+
+from pe_bench.commands.reproduce.budgets import Budget, first_that_reads, table_of
+from pe_bench.commands.reproduce.outcomes import read_table
+from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, pieces_of
+from pe_bench.commands.reproduce.study import Step, Study, read_study
+from pe_bench.errors import UserError
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.kept import keep_run
+from pe_bench.runs.rows import read_rows, write_rows
+
+MODEL = """[model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
+  train.warmup_steps=2, train.validation_tokens=64, eval.targets=6]"""
+TOY = f"""\
+title: A toy of two budgets
+question: does it stay?
+source: nobody
+minutes: 1
+seeds: 1
+length: 16
+tokens: 256
+times: [0.25, 1, 2, 8]
+over: tokens
+overrides: {MODEL}
+sweeps:
+  - {{name: short, tokens: 256, encodings: [rope, nope]}}
+  - {{name: long, tokens: 512, encodings: [rope]}}
+claims:
+  - {{kind: reads_far, of: rope, sweep: long, at: 2, source: nobody}}
+  - {{kind: loses_less, of: rope, sweep: short, than_sweep: long, at: 8, source: nobody}}
+"""
+
+
+@pytest.fixture
+def study(folder: Path) -> Study:
+    """Write a study of two budgets, and return it with the text that it is trained on."""
+    path = folder / "own" / "study" / "toy.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(TOY)
+    return replace(read_study("toy", [folder / "own"]), text=str(folder / "corpus"))
+
+
+def arguments(study: Study) -> list[str]:
+    folders = [
+        "--config-dir",
+        str(study.path.parent.parent),
+        "--text",
+        study.text,
+        "--results-dir",
+        "results",
+    ]
+    return ["reproduce", "toy", *folders]
+
+
+def long_rope(study: Study) -> Piece:
+    return pieces_of(study, study.sweeps[1])[0]
+
+
+def test_stored_pieces_say_what_their_runs_said_and_are_not_made_again(
+    command: Command, study: Study
+) -> None:
+    made = command(*arguments(study), "threads=1", "--write-table")
+    assert made.code == 0, made.err
+    stored = StoredPieces(study)
+    assert [str(piece) for piece in stored.read()] == [
+        "rope (short), seeds: 1",
+        "nope (short), seeds: 1",
+        "rope (long), seeds: 1",
+    ]
+    assert not stored.missing()
+    table = read_table(study.table)
+    assert {level["sweep"] for level in table} == {"short", "long"} and all(
+        level["machine"] for level in table
+    )
+
+    ours = command(*arguments(study), "threads=1")
+    shutil.rmtree("results")
+    alone = command(*arguments(study), "--stored")
+    assert (ours.code, alone.code) == (0, 0), alone.err
+    assert alone.out == ours.out and alone.out.split()[:4] == ["tokens", "seeds", "at", "16"]
+    assert Path("results/studies/toy-files.png").stat().st_size > 10_000
+    assert not Path("results/runs").exists()
+
+    again = command(*arguments(study), "threads=1", "--write-table")
+    assert again.code == 0 and "stored: rope (long)" in again.err and not Path("results/runs").exists()
+
+
+def test_a_stored_run_names_no_folder_of_the_machine_that_trained_it(command: Command, study: Study) -> None:
+    assert command(*arguments(study), "threads=1", "--write-table", "cache_dir=kept_here").code == 0
+    files = [path for path in StoredPieces(study).folder.rglob("*") if path.is_file()]
+    assert not any(study.text.encode() in path.read_bytes() for path in files)
+    runs = {
+        path.relative_to(StoredPieces(study).folder / "runs").parts[0]
+        for path in files
+        if "runs" in path.parts
+    }
+    assert len(runs) == 3 and not any(path.suffix == ".pt" or path.parent.name == "scores" for path in files)
+    for path in files:
+        assert b"kept_here" not in path.read_bytes()
+    size = sum(path.stat().st_size for path in files if "runs" in path.parts)
+    assert size / len(runs) < 20_000
+
+
+def test_a_piece_of_other_text_targets_or_torch_is_refused_before_anything_is_stored(
+    command: Command, study: Study
+) -> None:
+    assert command(*arguments(study), "threads=1", "--write-table").code == 0
+    stored = StoredPieces(study)
+    index = stored.folder / "pieces.json"
+    pieces = json.loads(index.read_text())
+    last = pieces["pieces"].pop()
+    index.write_text(json.dumps(pieces))
+    path = Path("results/runs") / last["runs"][0] / "eval.csv"
+    rows = read_rows(path)
+    for changes, said in (
+        ({"data_hash": "0123"}, "rope (long), seeds: 1 has another text at "),
+        ({"target_hash": "4567"}, "has another targets at "),
+        ({"torch": "2.11.0+cpu"}, "was made with PyTorch 2.11, what is stored with 2."),
+    ):
+        write_rows(path, [replace(row, **changes) for row in rows])
+        keys = {row.key for row in read_rows(path)}
+        with pytest.raises(UserError) as error:
+            stored.add(long_rope(study), [Step("long", (last["runs"][0],), keys)], Path("results"))
+        assert said in str(error.value)
+        assert json.loads(index.read_text()) == pieces
+    write_rows(path, [replace(row, torch=f"{row.torch.partition('+')[0]}+cu126") for row in rows])
+    stored.add(
+        long_rope(study),
+        [Step("long", (last["runs"][0],), {row.key for row in rows})],
+        Path("results"),
+    )
+    assert len(json.loads(index.read_text())["pieces"]) == 3
+
+
+def test_what_is_not_stored_is_said_and_nothing_is_trained(command: Command, study: Study) -> None:
+    empty = command(*arguments(study), "--stored")
+    assert empty.code == 2 and "no piece of toy is stored" in empty.line
+    both = command(*arguments(study), "--stored", "--quick")
+    assert both.code == 2 and "leave out --quick" in both.line
+    assert not Path("results").exists()
+    stored = StoredPieces(study)
+    stored.folder.mkdir(parents=True)
+    (stored.folder / "pieces.json").write_text('{"pieces": [{"sweep": 3}]}')
+    damaged = command(*arguments(study), "--stored")
+    assert damaged.code == 2 and "pieces.json is damaged" in damaged.line
+    obeyed_by_nothing = command(*arguments(study), "--stored", "threads=1")
+    assert obeyed_by_nothing.code == 2 and "leave out threads=1" in obeyed_by_nothing.line
+
+
+def test_a_changed_study_has_other_pieces_and_a_damaged_piece_or_table_is_named(
+    command: Command, study: Study
+) -> None:
+    assert command(*arguments(study), "threads=1", "--write-table").code == 0
+    table = study.table.read_text()
+    study.table.write_text(re.sub(r"(rope,paired,none,16),\d", r"\1,9", table))
+    differing = command(*arguments(study), "--stored")
+    assert differing.code == 1 and "levels that differ from" in differing.line
+    study.table.write_text(table)
+    study.path.write_text(TOY.replace("tokens: 512,", "tokens: 320,"))
+    changed = command(*arguments(study), "--stored")
+    assert changed.code == 1 or "pieces that are not stored: 1, first rope (long)" in changed.err
+    study.path.write_text(TOY)
+    (next(StoredPieces(study).folder.glob("runs/nope-*")) / "means.safetensors").unlink()
+    damaged = command(*arguments(study), "--stored")
+    assert damaged.code == 2 and "is missing or damaged" in damaged.line
+
+
+def test_a_second_piece_keeps_what_an_earlier_one_stored_of_the_same_run(
+    command: Command, study: Study
+) -> None:
+    assert command(*arguments(study), "threads=1", "--write-table").code == 0
+    stored = StoredPieces(study)
+    run = stored.read()[0].runs[0]
+    rows = read_rows(stored.folder / "runs" / run / "eval.csv")
+    first = next(row for row in rows if row.length == 16)
+    keep_run(Path("results/runs") / run, [first], stored.folder / "runs" / run)
+    folder = RunFolder(stored.folder / "runs" / run)
+    assert {row.key for row in folder.rows} == {row.key for row in rows}
+    assert all(folder.means.of(row) is not None for row in rows if row.bits_per_byte is not None)
+
+
+def budget(encoding: str, tokens: int, reads_far: str) -> Budget:
+    return Budget(encoding, tokens, 1, 1.5, None, None, None, None, reads_far, None)
+
+
+def test_an_encoding_reads_far_from_the_budget_after_which_none_fails_to() -> None:
+    budgets = [
+        budget("alibi", 1_024_000, "no"),
+        budget("alibi", 2_048_000, "yes"),
+        budget("alibi", 4_096_000, "yes"),
+        budget("rope", 1_024_000, "yes"),
+        budget("rope", 2_048_000, "unclear"),
+        replace(budget("nope", 500_000, ""), has_learned=False, level=2.5),
+    ]
+    assert first_that_reads(budgets) == {"alibi": 2_048_000, "rope": None, "nope": None}
+    lines = list(table_of(budgets, 128))
+    assert "alibi: surely reads far from 2M on (trained on up to 4M tokens)" in lines
+    assert "nope: does not surely read far (trained on up to 500k tokens)" in lines
+    assert lines[len(budgets)].split()[3] == "2.500*" and lines[4].split()[3] == "1.500"
+    assert max(map(len, lines[: len(budgets) + 1])) <= 80

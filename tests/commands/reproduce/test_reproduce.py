@@ -1,0 +1,186 @@
+"""`reproduce` runs what is missing of a study, compares it with its table and judges its claims."""
+
+import re
+import shutil
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from support.commands import Command
+
+from pe_bench.commands.reproduce.claims import series_of
+from pe_bench.commands.reproduce.outcomes import read_table
+from pe_bench.commands.reproduce.pieces import StoredPieces
+from pe_bench.commands.reproduce.study import WINDOWS, read_study, study_names
+from pe_bench.config.compose import compose_config
+from pe_bench.config.groups import config_dir
+from pe_bench.errors import UserError
+from pe_bench.runs.folder import read_config
+from pe_bench.runs.job import identity, run_name
+from pe_bench.runs.rows import read_rows
+
+COMPARING = ("order", "loses_less", "alike", "breaks_first")
+
+MODEL = """[model.d_model=16, model.n_layers=2, model.n_heads=2, model.d_ff=24, train.batch_tokens=64,
+  train.warmup_steps=2, train.validation_tokens=64, eval.targets=6, eval.controls=none]"""
+TOY = f"""\
+title: A toy
+question: does it run?
+source: nobody
+minutes: 1
+seeds: 1
+length: 16
+tokens: 512
+times: [1, 2, 4]
+overrides: {MODEL}
+sweeps:
+  - {{name: first, encodings: [rope]}}
+  - {{name: tuned, after: first, times: 2, tokens: 128, encodings: [rope_pi]}}
+  - {{name: own, encodings: [mine]}}
+scorings:
+  - {{protocol: nonoverlapping, times: [2]}}
+  - {{times: [2], scored_with: [rope_pi factor=2], of: [first]}}
+claims:
+  - {{kind: holds, of: rope, sweep: first, at: 4, source: nobody}}
+  - {{kind: order, sweep: tuned, than: rope -> rope_pi factor=2.0, than_sweep: first, at: 2, source: table 1}}
+"""
+CODE = """\
+from pe_bench.encodings import LayerEncoding
+class Mine(LayerEncoding):
+    def distance_bias(self, distance):
+        return -distance
+"""
+FILES = {
+    "study/toy.yaml": TOY,
+    "encoding/mine.py": CODE,
+    "encoding/mine.yaml": "name: mine\nclass: mine.py:Mine\n",
+}
+
+
+@pytest.fixture
+def configs(folder: Path) -> Path:
+    """Write a study and an encoding, and return their folder."""
+    for name, text in FILES.items():
+        (folder / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "own" / name).write_text(text)
+    return folder / "own"
+
+
+def arguments(configs: Path) -> list[str]:
+    text = str(configs.parent / "corpus")
+    folders = ["--config-dir", str(configs), "--text", text, "--results-dir", "results"]
+    return ["reproduce", "toy", *folders, "threads=1"]
+
+
+def test_a_study_runs_is_judged_and_compared_and_its_repetition_trains_nothing_again(
+    command: Command, configs: Path
+) -> None:
+    first = command(*arguments(configs), "--write-table")
+    assert first.code == 0, first.err
+    for said in (
+        "unclear       rope (first) holds up to 64",
+        "tuned is better than rope -> rope_pi factor=2.0 (first) at 32\n",
+        "has not learned: at the training length no better than token frequencies",
+        "claims: 0 contradicted, 0 holds, 2 unclear",
+        "toy.csv has nothing of this size and text",
+    ):
+        assert said in first.out
+    assert max(map(len, first.out.splitlines())) <= 100
+    assert Path("results/studies/toy-files.png").stat().st_size > 1_000
+    _, rope, tuned = sorted(Path("results/runs").iterdir())
+    assert read_config(tuned).train.from_run == rope.name and read_config(tuned).train.length == 32
+    rows = [row for run in (rope, tuned) for row in read_rows(run / "eval.csv")]
+    scored = {(row.protocol, row.scored_with) for row in rows if row.run == rope.name}
+    assert scored == {("paired", "rope"), ("paired", "rope_pi factor=2.0"), ("nonoverlapping", "rope")}
+    assert len({(row.protocol, row.target_hash) for row in rows}) == 2, "stages are scored on equal targets"
+
+    path = configs / "study" / "toy.csv"
+    table = read_table(path)
+    assert "rope -> rope_pi factor=2.0" in {level["encoding"] for level in table}
+    level = float(table[0]["level"])
+    path.write_text(path.read_text().replace(f",{level},", f",{level + 0.5:.6f},", 1))
+    times = {path: path.stat().st_mtime_ns for path in rope.rglob("*.safetensors")}
+    shutil.rmtree(tuned)
+    again = command(*arguments(configs))
+    assert (tuned / "result.json").is_file()
+    assert times and all(path.stat().st_mtime_ns == time for path, time in times.items())
+    assert f"{len(table) - 1} of {len(table)} levels agree" in again.out and "differs: rope" in again.out
+    assert (again.code, again.line) == (1, f"pe-bench: levels that differ from {path}: 1")
+
+    # The toy size has fewer seeds and tokens, the same lengths over training, and scores few tokens.
+    before = set(Path("results/runs").iterdir())
+    assert command(*arguments(configs), "--quick").code == 0
+    assert Path("results/studies/toy-quick-files.png").exists()
+    for run in set(Path("results/runs").iterdir()) - before:
+        rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "nonoverlapping"]
+        assert rows and all(0 < row.targets <= 4096 for row in rows)
+
+
+def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
+    def named(overrides: Sequence[str]) -> str:
+        config = compose_config(overrides)
+        return run_name(config, identity(config, "data", "float32", []))
+
+    more = {"alibi": [], "kerple": [], "scalings": [], "windowed": [], "extend": []}
+    for name in (*more, "nope_same_targets"):
+        study = read_study(name)
+        encoding = f"encoding={study.sweeps[0].encodings[0]}"
+        plain = [encoding, *([] if name in more else ["train.tokens=2048000"])]
+        assert named([*study.of_each(study.sweeps[0]), encoding]) == named(plain)
+
+
+def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:
+    path = configs / "study" / "toy.yaml"
+    for before, after, said in (
+        ("minutes: 1", "minutes: soon", "study.minutes must be a whole number, not 'soon'"),
+        ("kind: holds", "kind: hold", "unknown kind of claim 'hold': did you mean 'holds'?"),
+        ("after: first", "after: long", "the sweep 'tuned' needs an earlier one, and 'long' is none"),
+        ("sweep: tuned", "sweep: tunde", "unknown sweep 'tunde': did you mean 'tuned'?"),
+        ("seeds: 1", "sedes: 1", "did you mean 'seeds'?"),
+        ("title: A toy", "", "missing 1 required positional argument: 'title'"),
+    ):
+        path.write_text(TOY.replace(before, after))
+        with pytest.raises(UserError) as error:
+            read_study("toy", [configs])
+        assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
+
+
+def test_an_unknown_encoding_is_refused_before_anything_is_trained(command: Command, configs: Path) -> None:
+    for name, unknown in (("[mine]", "[mien]"), ("rope_pi factor=2]", "rope_ip]")):
+        (configs / "study" / "toy.yaml").write_text(TOY.replace(name, unknown))
+        outcome = command(*arguments(configs))
+        assert outcome.code == 2 and "did you mean" in outcome.line and not Path("results").exists()
+
+
+def test_reproduce_alone_lists_all_studies_and_which_are_done(command: Command, folder: Path) -> None:
+    picture = read_study("windowed").picture(Path("results"))
+    picture.parent.mkdir(parents=True)
+    picture.touch()
+    listed = command("reproduce").out
+    lines = listed.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == study_names() and max(map(len, lines)) <= 80
+    for name, done in (("windowed", "15"), ("alibi", "0")):
+        assert next(line for line in lines if line.startswith(name)).split()[2] == done
+    assert command("list", "studies").out == listed
+
+
+def test_the_claims_of_a_shipped_study_are_of_what_its_runs_score() -> None:
+    encodings = {path.stem for path in (config_dir() / "encoding").glob("*.yaml")}
+    for name in study_names():
+        study = read_study(name)
+        trained: dict[str, list[str]] = {}
+        for sweep in study.sweeps:
+            trained.setdefault(sweep.name, []).extend(sweep.encodings)
+        assert {*chain(*trained.values())} <= encodings
+        assert study.minutes <= 90 or StoredPieces(study).read(), "a long study is made in pieces that stay"
+        scored = {("paired", time) for time in study.times} | {("task", time) for time in study.times}
+        scored |= {(step.protocol, time) for step in study.scorings for time in step.times}
+        scored_with = {text.split()[0] for step in study.scorings for text in step.scored_with or []}
+        for claim in study.claims:
+            assert claim.source and (claim.than or claim.than_sweep or claim.kind not in COMPARING)
+            for protocol in WINDOWS if claim.kind == "early_tokens" else [claim.protocol]:
+                assert (protocol, claim.at) in scored, (name, claim)
+            for label, sweep in series_of(claim):
+                assert re.split("[ +]", label)[0] in trained[sweep] if label else len(trained[sweep]) == 1
+                assert "->" not in label or label.split(" -> ")[1].split()[0] in scored_with

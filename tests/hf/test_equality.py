@@ -1,0 +1,399 @@
+"""Our attention gives the logits of transformers' own, for every architecture that lets it be replaced."""
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.checkpoints import TRAIN_LENGTH, VOCABULARY, WINDOW, opened, write_checkpoint
+from support.commands import Command
+from torch import Tensor
+from torch.nn import functional
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.errors import RunError, UserError
+from pe_bench.hf.attention import NAME, PassMask
+from pe_bench.hf.encoding import Rotation, Turned
+from pe_bench.hf.layers import _sees
+from pe_bench.hf.model import split_feedforward
+from pe_bench.hf.opened import Opened
+from pe_bench.model.decoder import LanguageModel
+
+ENCODINGS = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text"), "rope"),
+    "olmo2": "rope",
+    "gpt_neox": "partial_rope",
+    "phi": "partial_rope",
+    "gpt_oss": "yarn",
+    "gpt2": "learned",
+    "opt": "learned",
+    "cohere2": "nope",
+    "gemma4_text": "p_rope",
+    "llama4_text": "nope",
+    "lfm2": "rope",
+    "qwen3_next": "partial_rope",
+    "minimax": "rope",
+    "granitemoehybrid": "nope",
+    "bamba": "partial_rope",
+}
+HYBRIDS = {
+    "lfm2": [1, 3],
+    "qwen3_next": [3],
+    "minimax": [0, 2],
+    "granitemoehybrid": [1, 3],
+    "bamba": [2],
+}
+# Layers that keep what they do: without positions; windowed, with another base; rotary, below one without.
+FIXED = {"smollm3": [3], "gemma3_text": [0, 1, 2, 3, 4], "cohere2": [0, 1, 2]}
+FIXED |= {"gemma4_text": [0, 1, 2, 3, 4], "llama4_text": [0, 1, 2]}
+LENGTH = 60  # several windows, and further than in training
+HALF_TURN = Rotation("half", (3.0, 2.0, 1.0, 0.5), 1.0, 8)
+STRETCHED = {"factor": 4.0, "original_max_position_embeddings": TRAIN_LENGTH}
+SCALINGS = {
+    "yarn": {"rope_type": "yarn", **STRETCHED},
+    "llama3": {"rope_type": "llama3", **STRETCHED, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "rope_pi": {"rope_type": "linear", "factor": 2.0},
+    "rope_dynamic_ntk": {"rope_type": "dynamic", "factor": 2.0},
+    "p_rope": {"rope_type": "proportional", "partial_rotary_factor": 0.5},
+}
+
+
+def tokens(length: int = LENGTH) -> Tensor:
+    return torch.randint(256, (1, length), generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def ours(checkpoint: Opened, read: Tensor, later: int = 0) -> Tensor:
+    return checkpoint.model.logits(checkpoint.model.hidden(read, torch.arange(read.shape[1]) + later))
+
+
+@torch.no_grad()
+def theirs(checkpoint: Opened, read: Tensor) -> Tensor:
+    checkpoint.model.causal.set_attn_implementation("eager")
+    logits = checkpoint.model.causal(input_ids=read, use_cache=False).logits
+    checkpoint.model.causal.set_attn_implementation(NAME)
+    return logits
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Opened]:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: opened(write_checkpoint(folder / name, name)) for name in ENCODINGS}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_logits_are_those_of_transformers_and_the_encoding_is_found(
+    checkpoints: dict[str, Opened], name: str
+) -> None:
+    checkpoint, read = checkpoints[name], tokens()
+    assert checkpoint.encoding["name"] == ENCODINGS[name]
+    assert checkpoint.difference is not None and checkpoint.difference < 1e-5
+    logits, fixed = ours(checkpoint, read), checkpoint.model.fixed
+    assert distance(logits, theirs(checkpoint, read)) < 1e-5
+    assert sorted(fixed) == FIXED.get(name, [])
+    if ENCODINGS[name] not in ("learned", "nope"):  # a rotation that was dropped would show
+        checkpoint.model.fixed = dict.fromkeys(range(9), LayerEncoding())
+        least = 1e-3 if name == "minimax" else 1e-2  # its experts' output is much larger than attention's
+        assert distance(ours(checkpoint, read), logits) > least
+        checkpoint.model.fixed = fixed
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_a_scaling_of_the_configuration_is_ours(tmp_path: Path, name: str) -> None:
+    length = 64 if name == "rope_dynamic_ntk" else TRAIN_LENGTH  # it is plain up to there
+    changes = {"rope_parameters": {"rope_theta": 10_000.0, **SCALINGS[name]}}
+    folder = write_checkpoint(tmp_path / "llama", "llama", max_position_embeddings=length, **changes)
+    checkpoint, read = opened(folder, begin=(7, 9)), tokens(100)
+    assert checkpoint.encoding["name"] == name and checkpoint.model.is_neutral
+    logits = ours(checkpoint, read)
+    read[0, :2] = torch.tensor([7, 9])
+    assert distance(logits, theirs(checkpoint, read)) < 1e-4, "each window begins as texts do"
+
+
+GROWING = {
+    "rope_dynamic_ntk": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": TRAIN_LENGTH,
+        "long_factor": [1.0, 2.0, 3.0, 4.0],
+        "short_factor": [1.0, 1.1, 1.2, 1.3],
+        "factor": 4.0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("train_length", [16, TRAIN_LENGTH, 96])
+def test_a_scaling_grows_from_the_length_that_transformers_reads(
+    tmp_path: Path, name: str, train_length: int
+) -> None:
+    changes = {"rope_parameters": {"rope_theta": 10_000.0, **GROWING[name]}}
+    folder = write_checkpoint(tmp_path / "llama", "llama", **changes)
+    checkpoint = opened(folder, train_length=train_length)
+    assert checkpoint.encoding["name"] == name and checkpoint.model.is_neutral
+    assert checkpoint.encoding["train_length"] == TRAIN_LENGTH
+    for length in (TRAIN_LENGTH, TRAIN_LENGTH + 1, 100):
+        read = tokens(length)
+        assert distance(ours(checkpoint, read), theirs(checkpoint, read)) < 1e-4
+
+
+def test_a_rotation_that_grows_in_another_way_is_the_model_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def doubled(*arguments: Any, seq_len: Any = None, **named: Any) -> Any:
+        frequencies, factor = compute(*arguments, seq_len=seq_len, **named)
+        return frequencies if seq_len is None or seq_len < 2 * TRAIN_LENGTH + 2 else frequencies / 2, factor
+
+    compute = ROPE_INIT_FUNCTIONS["dynamic"]
+    monkeypatch.setitem(ROPE_INIT_FUNCTIONS, "dynamic", doubled)
+    changes = {"rope_parameters": {"rope_theta": 10_000.0, **GROWING["rope_dynamic_ntk"]}}
+    checkpoint = opened(write_checkpoint(tmp_path / "llama", "llama", **changes))
+    assert checkpoint.encoding["name"] == "own", "at 65 tokens they are equal, at 128 they are not"
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_window_is_scored_alike_after_a_longer_one(tmp_path: Path, plain: bool) -> None:
+    alike = {"rope_theta": 10_000.0, "rope_type": "default"}
+    both = {"full_attention": {**alike, **GROWING["rope_dynamic_ntk"]}, "sliding_attention": alike}
+    folder = write_checkpoint(tmp_path / "gemma", "gemma3_text", rope_parameters=both)
+    checkpoint = opened(folder, plain=plain)
+    assert checkpoint.encoding["name"] == ("as_is" if plain else "own"), "which layers grow is not known"
+    logits = ours(checkpoint, tokens(40))
+    ours(checkpoint, tokens(100))
+    assert torch.equal(ours(checkpoint, tokens(40)), logits)
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("name", ["gemma3_text", "llama"])
+def test_a_scaling_that_transformers_drops_is_noted(
+    command: Command, tmp_path: Path, name: str, key: str
+) -> None:
+    folder = write_checkpoint(tmp_path / name, name)
+    values = json.loads((folder / "config.json").read_text())
+    values.pop("rope_parameters")
+    scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    (folder / "config.json").write_text(json.dumps({**values, key: scaling}))
+    checkpoint = opened(folder)
+    is_dropped = checkpoint.encoding["name"] == "rope"
+    assert checkpoint.unused_scaling == ("linear" if is_dropped else "")
+    shown = " ".join(command("show", f"hf:{folder}").out.split())
+    assert ("names the scaling linear, and no layer turns so" in shown) == is_dropped
+    assert is_dropped == (name == "gemma3_text" and key == "rope_parameters")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "smollm3", "phi", "bloom"])
+def test_a_checkpoint_in_bfloat16_has_the_encoding_that_it_has_in_float32(
+    checkpoints: dict[str, Opened], tmp_path: Path, name: str
+) -> None:
+    folder = write_checkpoint(tmp_path / name, name)
+    checkpoint = opened(folder, dtype=torch.bfloat16)
+    assert checkpoint.encoding["name"] == ENCODINGS.get(name, "as_is") and checkpoint.model.is_neutral
+    causal = checkpoint.model.causal
+    assert {weight.dtype for weight in causal.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for key, buffer in causal.named_buffers() if "inv_freq" in key} <= {torch.float32}
+    logits = ours(checkpoint, tokens())
+    assert logits.dtype == torch.bfloat16
+    if name != "bloom":
+        assert checkpoint.nats is not None and checkpoint.nats < 0.02
+        assert 0 < distance(logits.float(), ours(checkpoints[name], tokens())) < 0.1
+
+
+def test_an_attention_that_is_wrong_in_bfloat16_alone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rough(*arguments: Any, **options: Any) -> Any:
+        attended, weights = FORWARD(*arguments, **options)
+        is_ours = arguments[0].config._attn_implementation == NAME
+        return attended * (-30 if is_ours and attended.dtype == torch.bfloat16 else 1), weights
+
+    folder = write_checkpoint(tmp_path / "llama", "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] *= 50  # at transformers' own initialisation all tokens are about as likely
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert (opened(folder, dtype=torch.bfloat16).nats or 1) < 0.02
+    monkeypatch.setattr(LlamaAttention, "forward", rough)
+    with pytest.raises(UserError, match=r"in torch.bfloat16 the mean loss .* nats of difference are allowed"):
+        opened(folder, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layers_without_attention_are_counted_as_such(
+    command: Command, tmp_path: Path, checkpoints: dict[str, Opened], name: str
+) -> None:
+    checkpoint = checkpoints[name]
+    model, with_attention = checkpoint.model, HYBRIDS[name]
+    assert checkpoint.answer is not None and checkpoint.answer.numbers == with_attention
+    assert (checkpoint.size.n_layers, model.without_attention) == (4, 4 - len(with_attention))
+    assert f"{4 - len(with_attention)} of its 4 layers have no attention" in model.control_refusal(
+        "window", 64
+    )
+    write_checkpoint(tmp_path / name, name)
+    shown = command("show", f"hf:{tmp_path / name}")
+    assert shown.code == 0 and "no attention" in shown.out
+    # An encoding that acts on one layer of the model acts on the attention of that layer.
+    logits = ours(checkpoint, tokens())
+    for number in range(4):
+        model.fixed = {**dict.fromkeys(range(4), Turned(HALF_TURN)), number: LayerEncoding()}
+        moved = distance(ours(checkpoint, tokens()), logits)
+        model.fixed = dict.fromkeys(range(4), Turned(HALF_TURN))
+        assert (distance(ours(checkpoint, tokens()), logits) != moved) == (number in with_attention)
+    model.fixed = {}
+
+
+def test_a_table_that_grows_with_the_text_has_no_end(tmp_path: Path) -> None:
+    checkpoint = opened(write_checkpoint(tmp_path / "xglm", "xglm"))
+    assert checkpoint.model.max_positions is None
+    with torch.no_grad():
+        logits = checkpoint.model.causal(tokens(100), use_cache=False).logits
+    assert distance(ours(checkpoint, tokens(100)), logits) < 1e-5
+
+
+def test_show_prints_what_was_found_of_the_layers(command: Command, tmp_path: Path) -> None:
+    def rows(name: str) -> list[list[str]]:
+        write_checkpoint(tmp_path / name, name)
+        done = command("show", f"hf:{tmp_path / name}")
+        assert done.code == 0, done.err
+        lines = done.out.splitlines()
+        rule = next(number for number, line in enumerate(lines) if line.startswith("---"))
+        return [re.split(" {2,}", line.strip()) for line in itertools.takewhile(bool, lines[rule + 1 :])]
+
+    assert rows("smollm3")[1] == ["3", "none", "all"]
+    assert rows("gemma3_text") == [
+        ["0-4", "rope", "10,000", "8 of 8", f"window of {WINDOW}", "x 0.177"],
+        ["5", "rope base=1000000.0", "1,000,000", "8 of 8", "all", "x 0.177"],
+    ]
+    yarn = ["yarn factor=4.0 ramp=exact base=150000.0", "150,000", "8 of 8"]
+    assert rows("gpt_oss") == [["0, 2", *yarn, f"window of {WINDOW}", "yes"], ["1, 3", *yarn, "all", "yes"]]
+    chunks = PassMask(lambda b, h, q, k: (k <= q) & (k // 16 == q // 16), False, torch.device("cpu"))
+    assert _sees(chunks) == "chunk of 16"
+    write_checkpoint(tmp_path / "bloom", "bloom")
+    refused = command("show", f"hf:{tmp_path / 'bloom'}")
+    assert refused.code == 2 and "bloom does not let its attention be replaced" in refused.line
+
+
+def test_the_window_control_is_for_models_whose_attention_alone_reads_the_whole_text(
+    checkpoints: dict[str, Opened], tmp_path: Path
+) -> None:
+    def refusal(name: str, length: int = 4 * WINDOW) -> str:
+        return checkpoints[name].model.control_refusal("window", length)
+
+    assert "windowed itself" in refusal("mistral", 2 * WINDOW)
+    assert refusal("mistral", WINDOW) == refusal("gemma2") == refusal("gpt_oss") == ""
+    beside = opened(write_checkpoint(tmp_path / "falcon", "falcon_h1")).model
+    assert "beside its attention" in beside.control_refusal("window", 64)
+    assert beside.control_refusal("swap", 64) == ""
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon", "mamba"])
+def test_a_model_without_the_interface_is_scored_as_it_is(tmp_path: Path, name: str) -> None:
+    checkpoint, read = opened(write_checkpoint(tmp_path / name, name)), tokens()
+    assert (checkpoint.difference, checkpoint.encoding["name"]) == (None, "as_is")
+    assert "keeps its own attention" in checkpoint.model.control_refusal("window", 64)
+    with torch.no_grad():
+        logits = checkpoint.model.causal(read, use_cache=False).logits
+    assert distance(ours(checkpoint, read), logits) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "gptj", "mpt"])
+def test_a_position_past_the_table_is_undefined(tmp_path: Path, name: str) -> None:
+    checkpoint = opened(write_checkpoint(tmp_path / name, name))
+    assert checkpoint.model.has_learned_table == (name in ("gpt2", "opt")), "the others compute theirs"
+    ours(checkpoint, tokens(60))
+    with pytest.raises(LengthError, match="position 6[49]"):
+        ours(checkpoint, tokens(60 if name == "opt" else 70), later=5 if name == "opt" else 0)
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def test_an_error_of_a_plain_model_is_undefined_only_past_its_training_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = opened(write_checkpoint(tmp_path / "llama", "llama"), plain=True)
+    monkeypatch.setattr(LlamaAttention, "forward", failing(RuntimeError("no such kernel")))
+    for length, kind in ((TRAIN_LENGTH, RunError), (TRAIN_LENGTH + 1, LengthError)):
+        with pytest.raises(kind, match=f"cannot compute position {length - 1}: no such kernel"):
+            ours(checkpoint, tokens(length))
+
+
+def test_logits_and_feedforward_layers_are_computed_in_parts(
+    tmp_path: Path, checkpoints: dict[str, Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, read = checkpoints["gemma2"], tokens()  # its head caps the logits
+    monkeypatch.setattr("pe_bench.hf.model.LOGIT_ELEMENTS", 257 * 7)
+    with torch.no_grad():
+        model = checkpoint.model
+        nll = model.nll(model.hidden(read, torch.arange(LENGTH))[0, :-1], read[0, 1:])
+    expected = functional.cross_entropy(theirs(checkpoint, read)[0, :-1], read[0, 1:], reduction="none")
+    assert torch.allclose(nll, expected, atol=1e-4)
+    checkpoint = opened(write_checkpoint(tmp_path / "llama", "llama"))
+    logits, sizes = ours(checkpoint, read), []
+    split_feedforward(checkpoint.model.causal, tokens=16)
+    linear = checkpoint.model.causal.get_submodule("model.layers.0.mlp.up_proj")
+    linear.register_forward_pre_hook(lambda _, arguments: sizes.append(arguments[0].shape[1]))
+    assert distance(ours(checkpoint, read), logits) < 1e-5
+    assert max(sizes) == 16
+
+
+FORWARD = LlamaAttention.forward
+
+
+def scaled(*arguments: Any, **options: Any) -> Any:
+    attended, weights = FORWARD(*arguments, **options)
+    is_ours = arguments[0].config._attn_implementation == NAME
+    return attended * (1.01 if is_ours else 1), weights
+
+
+def with_bias(*arguments: Any, **options: Any) -> Any:
+    return FORWARD(*arguments, **options, position_bias=torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "message"),
+    [
+        ("llama", scaled, r"differ .* by [\d.e-]+ of [\d.]+ .*and .* is allowed; --plain"),
+        ("llama", with_bias, "LlamaAttention hands position_bias to its attention"),
+        ("llama", failing(ImportError("no package")), r"cannot be run as .* describes it \(no package\)"),
+        ("bert", FORWARD, r"reads later tokens.* when those after them change$"),
+    ],
+)
+def test_a_layer_that_computes_something_else_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, forward: Any, message: str
+) -> None:
+    monkeypatch.setattr(LlamaAttention, "forward", forward)
+    with pytest.raises(UserError, match=message):
+        opened(write_checkpoint(tmp_path / name, name))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt2", "falcon_h1"])
+def test_endings_of_a_window_are_scored_alike_with_its_prefix_fed_once(tmp_path: Path, name: str) -> None:
+    model = opened(write_checkpoint(tmp_path / name, name), begin=(3,)).model
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCABULARY, (2, 4, 40), generator=generator)
+    tokens[:, :, :30] = tokens[:, :1, :30]
+    ids = torch.arange(40)
+    fed: list[int] = []
+    model.trunk.register_forward_pre_hook(
+        lambda _, __, named: fed.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    with torch.inference_mode():
+        ends = model.ends(tokens, ids, 30)
+        shared = sum(fed)
+        each = LanguageModel.ends(model, tokens, ids, 30)
+    torch.testing.assert_close(ends, each, rtol=1e-4, atol=1e-4)
+    assert (shared < sum(fed) - shared) == (name != "falcon_h1")
