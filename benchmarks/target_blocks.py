@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pe_bench.commands.train import load, load_finished, score_finished, trusted
+from pe_bench.commands.evaluate import load_finished, score_finished
+from pe_bench.commands.job import load, trusted
 from pe_bench.config.schema import Config
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.scores import load_scores, score_file

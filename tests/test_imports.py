@@ -52,17 +52,19 @@ ALLOWED = {
     "inspection": "errors system render encodings config data model scoring",
     "hf": "errors system values render encodings config data model runs scoring training",
     "trackers": "errors system config runs report training",
-    "commands.train": "errors system values encodings config data model runs scoring training hf trackers",
-    "commands.evaluate": "errors system values render config runs report scoring hf commands.train",
-    "commands.export": "errors system config data model runs report scoring training hf commands.train",
-    "commands.sweep": "errors system config runs commands.train",
+    "commands.job": "errors system encodings config data model runs scoring training hf",
+    "commands.evaluate": "errors system values render encodings config runs report scoring training hf "
+    "commands.job",
+    "commands.export": "errors system config data model runs report scoring training hf commands.job",
+    "commands.train": "errors system values config runs scoring training trackers commands.job",
     "commands.extend_hf": "errors system config data runs report scoring training hf commands.evaluate",
-    "commands.try_change": "errors system values config runs report commands.train commands.evaluate",
+    "commands.sweep": "errors system config runs commands.train",
+    "commands.try_change": "errors system values config runs report commands.evaluate commands.train",
+    "commands.extend": "errors system values render config runs report scoring commands.job "
+    "commands.evaluate commands.extend_hf commands.sweep",
     "commands.reproduce": "errors system values render config runs report scoring commands.evaluate "
     "commands.sweep",
-    "commands.extend": "errors system values render config runs report scoring commands.train "
-    "commands.evaluate commands.sweep commands.extend_hf",
-    "api": "errors system values config runs report commands.train commands.evaluate commands.try_change "
+    "api": "errors system values config runs report commands.evaluate commands.train commands.try_change "
     "commands.extend",
     "cli": "errors system values render config model runs report inspection hf commands.evaluate "
     "commands.export commands.sweep commands.try_change commands.reproduce api",

@@ -4,27 +4,47 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from pe_bench.commands.train import Loaded, load, load_finished, score_finished, trusted
+import torch
+
+from pe_bench.commands.job import (
+    at_work,
+    describe,
+    load,
+    score_encodings,
+    trusted,
+    with_weights,
+    write_result,
+)
 from pe_bench.config.parse import parse_config, to_plain, warn_unused
 from pe_bench.config.schema import MACHINE_KEYS, Config, EvalConfig
+from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.hf.load import checkpoint_config
 from pe_bench.render.grid import text_of
+from pe_bench.runs import folder as runs
 from pe_bench.runs.find import find_run, is_checkpoint
 from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import COLUMNS, MAYBE_WHOLE, PROBE, Row, describe_failures
+from pe_bench.runs.scores import keep_slices
+from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.needles import DEFAULT_DEPTHS, Probe, ProbeDepths, ProbeLength
 from pe_bench.scoring.other_encodings import (
     OtherEncoding,
     Requested,
     find_others,
+    models_under,
     read_with,
     require_replaceable,
 )
 from pe_bench.scoring.plans import Planner, make_plans
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.slices import OPTION, key_slices
+from pe_bench.system import machine
 from pe_bench.system.terminal import say
+from pe_bench.training import checkpoint
 from pe_bench.values import (
     AtLeast1,
     AtLeast2,
@@ -38,6 +58,8 @@ from pe_bench.values import (
 
 if TYPE_CHECKING:
     import pandas
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Run(RunFolder):
@@ -207,6 +229,17 @@ class Probing(Evaluation):
         return {**super().of_checkpoints, "task": self.task}
 
 
+class Loaded(NamedTuple):
+    """A finished run or a checkpoint of another program, and what to score of it.
+
+    trained: the weights; None where the model of the job has them already, as a checkpoint's does.
+    """
+
+    job: Job
+    plans: Sequence[Plan]
+    trained: checkpoint.Checkpoint | None = None
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A run or a checkpoint that is ready to be scored.
@@ -342,3 +375,69 @@ def _config_of_checkpoint(name: str, request: Evaluation) -> Config:
         reference=None if reference is None else check_type(reference, AtLeast2, "--reference"),
         data_path=request.data_path,
     )
+
+
+def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> Loaded:
+    """Load a finished run to score at the lengths of its `config`."""
+    result = runs.read_result(run) or {}
+    job, plans = load(config, planner, run)
+    if config.checkpoint is not None:
+        return Loaded(replace(job, folder=run), plans)
+    trained = checkpoint.require_trained(run, config.train.total_steps)
+    if result.get("data_hash") != job.data.hash:
+        say(
+            f"warning: data={config.data.name} is not what {run.name} was trained on "
+            f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
+        )
+    # The label and the setting are those of the training, wherever it is scored.
+    label, dtype = str(result.get("encoding", job.label)), str(result.get("train_dtype"))
+    is_same = EncodingSpec(config.encoding).identity() == EncodingSpec(job.config.encoding).identity()
+    job = replace(
+        job,
+        label=label,
+        setting=str(result.get("setting", job.setting)),
+        first=runs.FirstStage.read(result),
+        scored_with=label if is_same else job.scored_with,
+        dtype=DTYPES.get(dtype, job.dtype),
+    )
+    return Loaded(job, plans, trained)
+
+
+def score_finished(
+    loaded: Loaded,
+    results_dir: Path,
+    replacements: Sequence[OtherEncoding] = (),
+    judge: Path | None = None,
+    waits: Callable[[str], None] | None = None,
+) -> list[Row]:
+    """Score what is loaded, then its weights under `replacements`; return the rows.
+
+    The rows of a run in `results_dir` are added to its results.csv. A checkpoint becomes a finished run here.
+    judge: a run whose scores decide which targets are key. It gets no key targets itself: they flatter it.
+    waits: called with the reason before this waits for another process; if None, that one is an error.
+    """
+    job, plans, trained = loaded
+    run = job.folder
+    if judge is not None and judge.resolve() == run.resolve():
+        say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
+        judge = None
+    message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
+    require(judge is None or trained is not None, message)
+    judged = {} if judge is None else key_slices(judge, plans, job.config.train.length)
+    if trained is None:
+        models_under(job, replacements)  # so that an error in the last comes before anything is written
+    with at_work(job, waits, machine.LESS_TO_SCORE):
+        if trained is None:
+            describe(job)
+        else:
+            job = with_weights(job, trained)
+        rows = score_encodings(job, plans, replacements)
+        if trained is None:
+            write_result(job, None)
+        if judge is not None:
+            keep_slices(run, judged, judge.name)
+        if (runs.read_result(run) or {}).get("data_hash") == job.data.hash:
+            score_missing_anchors(job, plans, rows)
+    if run.resolve().parent == (results_dir / "runs").resolve():
+        runs.gather_and_warn(results_dir)
+    return rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from pe_bench.commands.train import load, trusted
+from pe_bench.commands.job import load, trusted
 from pe_bench.config.schema import Config, TokenizerConfig
 from pe_bench.data.packed import cached_tokenizer
 from pe_bench.data.tokenizer import load_hub, tokenizer_file, write_byte_tokenizer, write_tokenizer_config

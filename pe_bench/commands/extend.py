@@ -15,8 +15,8 @@ from typing import Any
 
 from pe_bench.commands.evaluate import Evaluation, prepare, score_each
 from pe_bench.commands.extend_hf import extend_hf
+from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
-from pe_bench.commands.train import load_trained, trusted
 from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use

@@ -3,55 +3,40 @@
 All checks come before anything is written. Repeating a run does what is missing, whatever moment ended it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from pe_bench.config.schema import Config
-from pe_bench.data.batches import windows_of
-from pe_bench.data.packed import Data, load_data, summary
-from pe_bench.encodings.source import copy_files
-from pe_bench.encodings.spec import EncodingSpec
-from pe_bench.errors import RunError, UserError, require
-from pe_bench.hf.load import load_checkpoint
-from pe_bench.model.attention.native import training_kernel, usable_kernel
-from pe_bench.model.checks import (
-    TEXTS,
-    dry_run_training,
-    refuse_lookahead,
-    refuse_lookahead_in_text,
-    user_code_errors,
+from pe_bench.commands.job import (
+    at_work,
+    describe,
+    load,
+    says_what_is_kept,
+    score_encodings,
+    with_weights,
+    write_config,
+    write_result,
 )
-from pe_bench.model.decoder import build_decoder
+from pe_bench.config.schema import Config
+from pe_bench.errors import require
 from pe_bench.runs import folder as runs
-from pe_bench.runs.job import Job, identity, run_name, setting
-from pe_bench.runs.parents import KEPT, after_source, find_source
+from pe_bench.runs.job import Job
 from pe_bench.runs.rows import Row, read_rows
-from pe_bench.runs.scores import keep_slices
 from pe_bench.runs.typed import record_command, record_tag
 from pe_bench.scoring.anchors import score_missing_anchors
-from pe_bench.scoring.other_encodings import OtherEncoding, models_under
-from pe_bench.scoring.plans import Planner, make_plans, shortages
+from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.scoring.protocols import Plan
-from pe_bench.scoring.rows import row_key, score, scored_rows
-from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
-from pe_bench.scoring.stages import after_training, stage_label, trained_name
+from pe_bench.scoring.rows import row_key, scored_rows
+from pe_bench.scoring.slices import keep_derived
 from pe_bench.system import machine
-from pe_bench.system.files import remove_leftovers, write_json
-from pe_bench.system.signals import Stopped, rank, world_size
+from pe_bench.system.signals import rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
 from pe_bench.training import checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 from pe_bench.values import check_folder
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tuple[Path, list[Row]]:
@@ -89,89 +74,6 @@ def prepare(config: Config, planner: Planner = make_plans) -> tuple[Job, list[Pl
     return replace(job, source=trained.path), plans
 
 
-def load(config: Config, planner: Planner = make_plans, run: Path | None = None) -> tuple[Job, list[Plan]]:
-    """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong.
-
-    run: the folder of a finished run, which needs its source no more.
-    """
-    if config.checkpoint is not None:
-        return load_checkpoint(config, planner)
-    device, threads = machine.resolve_device(config.device), machine.set_threads(config.threads)
-    data, source = load_data(config), None
-    if run is None and (config.train.from_run or config.train.beside):
-        source = find_source(config, data.hash, trained_name)
-        config = after_source(config, source)
-    encoding = EncodingSpec(config.encoding, config.search)
-    if source is not None and config.train.from_run:
-        encoding = after_training(encoding, source.config, config.train.length)
-    encoding = encoding.with_code_hashes()
-    config = replace(config, encoding=encoding.values)
-    with user_code_errors():
-        model = build_decoder(config, data.vocabulary, encoding)
-    machine.share_cores()
-    dry_run_training(model, config.train.length, config.encoding["name"])
-    learns = not config.train.only or any(model.encoding.lr_multiples(config.train.encoding_lr).values())
-    require(learns, f"train.only=encoding: {encoding.label} has no parameters to train: leave it out")
-    dtype = machine.resolve_precision(config.precision, device)
-    facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
-    folder = run or Path(config.results_dir) / "runs" / run_name(config, facts)
-    label, first, together = encoding.label, None, setting(facts)
-    if source is not None:
-        before = source.config if config.train.from_run else None
-        label, first, together = source.stage(stage_label(encoding, before), config, together)
-    plans = planner(config, config.eval, data)
-    refuse_lookahead_in_text(model, _texts(data, config.train.length), config.encoding["name"])
-    start = source.run if source is not None and config.train.from_run else None
-    job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first, start)
-    if source is not None:
-        job = replace(job, kept=source.to_plain(), missing=source.missing)
-    return job, plans
-
-
-def _texts(data: Data, length: int) -> Tensor:
-    """Return windows of the training side, int64 [n, length]. Raise `UserError` for data without any."""
-    sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
-    return sides["training"].batch(TEXTS, seed=0, step=0).tokens[:, :length]
-
-
-def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
-    """Return a run's configuration with no class from outside but those in files that the user named.
-
-    may_differ: the files may have changed after the training.
-    """
-    encoding = EncodingSpec(config.encoding).with_trusted_code(code, may_differ=may_differ)
-    return replace(config, encoding=encoding.values)
-
-
-# While it is worked on
-
-
-@contextmanager
-def _at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) -> Iterator[None]:
-    """Hold the run, keep what goes wrong in its folder, and say what is kept of it where this is stopped."""
-    run = job.folder
-    run.mkdir(parents=True, exist_ok=True)
-    explained = machine.explain_out_of_memory(less_memory)
-    with _says_what_is_kept(job), runs.locked(run, waits=waits), runs.record_error(run), explained:
-        remove_leftovers(run)
-        yield
-
-
-@contextmanager
-def _says_what_is_kept(job: Job) -> Iterator[None]:
-    try:
-        yield
-    except (Stopped, KeyboardInterrupt) as stopped:
-        newest = checkpoint.latest_checkpoint(job.folder / "checkpoints")
-        steps = job.config.train.total_steps
-        kept = f"step {newest.step} of {steps}" if newest else "what was scored"
-        kept += " with what was scored" if newest and newest.step == steps else ""
-        end = f"interrupted; {kept} is saved, and the same command continues from there"
-        if newest is None and not any((job.folder / "scores").glob("*")):
-            end = "interrupted; nothing was saved yet, so the same command starts from the beginning"
-        raise Stopped(str(stopped) or end) from stopped
-
-
 # Training
 
 
@@ -192,7 +94,7 @@ def finish(
         if not group.is_first:
             fit(job, lambda step: None, group)
             return []
-        with _at_work(job, waits, machine.LESS_TO_TRAIN):
+        with at_work(job, waits, machine.LESS_TO_TRAIN):
             with closing(Tracking(job.folder, job.config)) as tracked:
                 rows = _train_and_score(job, plans, bars, tracked, group)
                 tracked.results(read_rows(job.folder / "eval.csv"))
@@ -206,7 +108,7 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
     config = job.config
     if job.source is not None:
         config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
-    with _says_what_is_kept(job), runs.record_error(job.folder):
+    with says_what_is_kept(job), runs.record_error(job.folder):
         start_processes(processes, _finish_in_process, config, bars, waits)
 
 
@@ -239,9 +141,9 @@ def _train_and_score(
             group.broadcast(NOTHING_TO_DO)
             say(f"{run} is already trained")
             if not runs.RunFolder(run).flat_config:  # the same command made it before
-                _write_config(job)
+                write_config(job)
             if trained is not None:
-                return score_encodings(_with_weights(job, trained), plans, bars=bars)
+                return score_encodings(with_weights(job, trained), plans, bars=bars)
             keep_derived(run, job.data, plans, job.config.first_length)
             record_command(run)
             record_tag(run, job.config.tag)
@@ -249,8 +151,8 @@ def _train_and_score(
         say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
     trained = _train(job, bars, tracked, group)
-    rows = score_encodings(_with_weights(job, trained), plans, bars=bars)
-    _write_result(job, trained)
+    rows = score_encodings(with_weights(job, trained), plans, bars=bars)
+    write_result(job, trained)
     return rows
 
 
@@ -260,7 +162,7 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> checkpoint.
     begun = checkpoint.latest_checkpoint(job.folder / "checkpoints")
     if begun is None or begun.step < steps:
         runs.delete_scores(job.folder)
-    _describe(job)
+    describe(job)
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if begun is not None and begun.step < steps:
         say(f"{name}: continues from step {begun.step}")
@@ -274,158 +176,3 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> checkpoint.
     trained = checkpoint.require_trained(job.folder, steps)
     say(f"{name}: trained in {trained.train_seconds:.0f} s, loss {trained.loss:.3f}")
     return trained
-
-
-def _describe(job: Job) -> None:
-    """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
-    _write_config(job)
-    about: dict[str, Any] = {**machine.environment(job.device, job.threads)}
-    if job.config.checkpoint is None:
-        about["attention"] = kernel = training_kernel(job.device, job.dtype)
-        if job.device.type == "cpu" and usable_kernel(torch.float32).library is None:
-            say(f"attention: {kernel}")
-    write_json(job.folder / "environment.json", about)
-    if job.data.prompts is None:
-        say(summary(job.data, job.config.train.length))
-
-
-def _write_config(job: Job) -> None:
-    runs.write_config(job.folder, job.config)
-    if job.kept is not None:
-        write_json(job.folder / KEPT, job.kept)
-    for part in EncodingSpec(job.config.encoding, job.config.search).parts:
-        if not part.is_built_in:
-            copy_files(part.code.files, job.folder / "code")
-
-
-def _write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
-    """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
-    result: dict[str, Any] = {"format": runs.FORMAT, "encoding": job.label, "seed": job.config.seed}
-    result |= {"steps": 0, "parameters": job.model.parameter_count}
-    result |= {"data_hash": job.data.hash, "setting": job.setting}
-    result |= {"first_stage": asdict(job.first)} if job.first is not None else {}
-    result |= {"checkpoint": job.config.checkpoint.source} if job.config.checkpoint is not None else {}
-    if trained is not None:
-        result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
-        result["train_dtype"] = job.train_dtype
-    write_json(job.folder / "result.json", {**result, "finished": machine.today()})
-
-
-# Scoring
-
-
-class Loaded(NamedTuple):
-    """A finished run or a checkpoint of another program, and what to score of it.
-
-    trained: the weights; None where the model of the job has them already, as a checkpoint's does.
-    """
-
-    job: Job
-    plans: Sequence[Plan]
-    trained: checkpoint.Checkpoint | None = None
-
-
-def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> Loaded:
-    """Load a finished run to score at the lengths of its `config`."""
-    result = runs.read_result(run) or {}
-    job, plans = load(config, planner, run)
-    if config.checkpoint is not None:
-        return Loaded(replace(job, folder=run), plans)
-    trained = checkpoint.require_trained(run, config.train.total_steps)
-    if result.get("data_hash") != job.data.hash:
-        say(
-            f"warning: data={config.data.name} is not what {run.name} was trained on "
-            f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
-        )
-    # The label and the setting are those of the training, wherever it is scored.
-    label, dtype = str(result.get("encoding", job.label)), str(result.get("train_dtype"))
-    is_same = EncodingSpec(config.encoding).identity() == EncodingSpec(job.config.encoding).identity()
-    job = replace(
-        job,
-        label=label,
-        setting=str(result.get("setting", job.setting)),
-        first=runs.FirstStage.read(result),
-        scored_with=label if is_same else job.scored_with,
-        dtype=DTYPES.get(dtype, job.dtype),
-    )
-    return Loaded(job, plans, trained)
-
-
-def score_finished(
-    loaded: Loaded,
-    results_dir: Path,
-    replacements: Sequence[OtherEncoding] = (),
-    judge: Path | None = None,
-    waits: Callable[[str], None] | None = None,
-) -> list[Row]:
-    """Score what is loaded, then its weights under `replacements`; return the rows.
-
-    The rows of a run in `results_dir` are added to its results.csv. A checkpoint becomes a finished run here.
-    judge: a run whose scores decide which targets are key. It gets no key targets itself: they flatter it.
-    waits: called with the reason before this waits for another process; if None, that one is an error.
-    """
-    job, plans, trained = loaded
-    run = job.folder
-    if judge is not None and judge.resolve() == run.resolve():
-        say(f"{run.name} is the judge of {OPTION}: targets that it chose would flatter it, so it gets none")
-        judge = None
-    message = f"{OPTION} chooses targets in runs, and {run.name} is a checkpoint: leave the option out"
-    require(judge is None or trained is not None, message)
-    judged = {} if judge is None else key_slices(judge, plans, job.config.train.length)
-    if trained is None:
-        models_under(job, replacements)  # so that an error in the last comes before anything is written
-    with _at_work(job, waits, machine.LESS_TO_SCORE):
-        if trained is None:
-            _describe(job)
-        else:
-            job = _with_weights(job, trained)
-        rows = score_encodings(job, plans, replacements)
-        if trained is None:
-            _write_result(job, None)
-        if judge is not None:
-            keep_slices(run, judged, judge.name)
-        if (runs.read_result(run) or {}).get("data_hash") == job.data.hash:
-            score_missing_anchors(job, plans, rows)
-    if run.resolve().parent == (results_dir / "runs").resolve():
-        runs.gather_and_warn(results_dir)
-    return rows
-
-
-def load_trained(run: Path, config: Config) -> Job:
-    """Return a finished run with its weights on the device. The classes of `config` are `trusted`."""
-    job = _with_weights(load(config, run=run)[0], checkpoint.require_trained(run, config.train.total_steps))
-    return replace(job, model=job.model.to(job.device).eval())
-
-
-def _with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
-    """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
-    checkpoint.load_weights(trained.path, job.model)
-    train, name = job.config.train, job.config.encoding["name"]
-    try:
-        weights = "with its trained weights"
-        refuse_lookahead(job.model, train.length, name, weights)
-        refuse_lookahead_in_text(job.model, _texts(job.data, train.length), name, weights)
-    except UserError as error:
-        raise RunError(str(error)) from error
-    return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)
-
-
-def score_encodings(
-    job: Job, plans: Sequence[Plan], replacements: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
-) -> list[Row]:
-    """Return the rows of the trained encoding, then those of others, at the same lengths and targets."""
-    record_command(job.folder)
-    record_tag(job.folder, job.config.tag)
-    models = models_under(job, replacements)
-    is_changed = job.scored_with != job.label
-    # This moves what all models share to the device.
-    trained = replace(job, model=job.model.to(job.device).eval(), forced=is_changed)
-    for line in shortages(job.config.eval, plans):
-        say(line)
-    rows = scored_rows(job, plans) if is_changed else []
-    rows += score(trained, plans, bars)
-    for model, other in zip(models, replacements, strict=True):
-        model.encoding.to(job.device)
-        under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
-        rows += score(under, plans, bars, None if is_changed else trained.model)
-    return rows

@@ -29,7 +29,7 @@ import pytest
 import torch
 
 from pe_bench.cli import program
-from pe_bench.commands.train import trusted
+from pe_bench.commands.job import trusted
 from pe_bench.data.tokenizer import ByteTokenizer
 from pe_bench.model.decoder import Decoder, build_decoder
 from pe_bench.model.layers import Block

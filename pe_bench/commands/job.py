@@ -1,0 +1,206 @@
+"""A run at work, as training and scoring both need it: loaded, locked, described in its folder, and scored.
+
+`train` and `evaluate` are built of these parts.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pe_bench.config.schema import Config
+from pe_bench.data.batches import windows_of
+from pe_bench.data.packed import Data, load_data, summary
+from pe_bench.encodings.source import copy_files
+from pe_bench.encodings.spec import EncodingSpec
+from pe_bench.errors import RunError, UserError, require
+from pe_bench.hf.load import load_checkpoint
+from pe_bench.model.attention.native import training_kernel, usable_kernel
+from pe_bench.model.checks import (
+    TEXTS,
+    dry_run_training,
+    refuse_lookahead,
+    refuse_lookahead_in_text,
+    user_code_errors,
+)
+from pe_bench.model.decoder import build_decoder
+from pe_bench.runs import folder as runs
+from pe_bench.runs.job import Job, identity, run_name, setting
+from pe_bench.runs.parents import KEPT, after_source, find_source
+from pe_bench.runs.rows import Row
+from pe_bench.runs.typed import record_command, record_tag
+from pe_bench.scoring.other_encodings import OtherEncoding, models_under
+from pe_bench.scoring.plans import Planner, make_plans, shortages
+from pe_bench.scoring.protocols import Plan
+from pe_bench.scoring.rows import score, scored_rows
+from pe_bench.scoring.stages import after_training, stage_label, trained_name
+from pe_bench.system import machine
+from pe_bench.system.files import remove_leftovers, write_json
+from pe_bench.system.signals import Stopped
+from pe_bench.system.terminal import Bars, progress_bar, say
+from pe_bench.training import checkpoint
+
+
+def load(config: Config, planner: Planner = make_plans, run: Path | None = None) -> tuple[Job, list[Plan]]:
+    """Load the data, build and try the model, and plan the scores. Raise `UserError` for what is wrong.
+
+    run: the folder of a finished run, which needs its source no more.
+    """
+    if config.checkpoint is not None:
+        return load_checkpoint(config, planner)
+    device, threads = machine.resolve_device(config.device), machine.set_threads(config.threads)
+    data, source = load_data(config), None
+    if run is None and (config.train.from_run or config.train.beside):
+        source = find_source(config, data.hash, trained_name)
+        config = after_source(config, source)
+    encoding = EncodingSpec(config.encoding, config.search)
+    if source is not None and config.train.from_run:
+        encoding = after_training(encoding, source.config, config.train.length)
+    encoding = encoding.with_code_hashes()
+    config = replace(config, encoding=encoding.values)
+    with user_code_errors():
+        model = build_decoder(config, data.vocabulary, encoding)
+    machine.share_cores()
+    dry_run_training(model, config.train.length, config.encoding["name"])
+    learns = not config.train.only or any(model.encoding.lr_multiples(config.train.encoding_lr).values())
+    require(learns, f"train.only=encoding: {encoding.label} has no parameters to train: leave it out")
+    dtype = machine.resolve_precision(config.precision, device)
+    facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
+    folder = run or Path(config.results_dir) / "runs" / run_name(config, facts)
+    label, first, together = encoding.label, None, setting(facts)
+    if source is not None:
+        before = source.config if config.train.from_run else None
+        label, first, together = source.stage(stage_label(encoding, before), config, together)
+    plans = planner(config, config.eval, data)
+    refuse_lookahead_in_text(model, _texts(data, config.train.length), config.encoding["name"])
+    start = source.run if source is not None and config.train.from_run else None
+    job = Job(config, folder, together, label, label, device, dtype, threads, data, model, first, start)
+    if source is not None:
+        job = replace(job, kept=source.to_plain(), missing=source.missing)
+    return job, plans
+
+
+def _texts(data: Data, length: int) -> Tensor:
+    """Return windows of the training side, int64 [n, length]. Raise `UserError` for data without any."""
+    sides = {side: windows_of(data, length, side=side) for side in ("training", "validation")}
+    return sides["training"].batch(TEXTS, seed=0, step=0).tokens[:, :length]
+
+
+def trusted(config: Config, code: Sequence[Path], *, may_differ: bool = False) -> Config:
+    """Return a run's configuration with no class from outside but those in files that the user named.
+
+    may_differ: the files may have changed after the training.
+    """
+    encoding = EncodingSpec(config.encoding).with_trusted_code(code, may_differ=may_differ)
+    return replace(config, encoding=encoding.values)
+
+
+# While it is worked on
+
+
+@contextmanager
+def at_work(job: Job, waits: Callable[[str], None] | None, less_memory: str) -> Iterator[None]:
+    """Hold the run, keep what goes wrong in its folder, and say what is kept of it where this is stopped."""
+    run = job.folder
+    run.mkdir(parents=True, exist_ok=True)
+    explained = machine.explain_out_of_memory(less_memory)
+    with says_what_is_kept(job), runs.locked(run, waits=waits), runs.record_error(run), explained:
+        remove_leftovers(run)
+        yield
+
+
+@contextmanager
+def says_what_is_kept(job: Job) -> Iterator[None]:
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt) as stopped:
+        newest = checkpoint.latest_checkpoint(job.folder / "checkpoints")
+        steps = job.config.train.total_steps
+        kept = f"step {newest.step} of {steps}" if newest else "what was scored"
+        kept += " with what was scored" if newest and newest.step == steps else ""
+        end = f"interrupted; {kept} is saved, and the same command continues from there"
+        if newest is None and not any((job.folder / "scores").glob("*")):
+            end = "interrupted; nothing was saved yet, so the same command starts from the beginning"
+        raise Stopped(str(stopped) or end) from stopped
+
+
+def describe(job: Job) -> None:
+    """Write config.yaml and environment.json, at every call: they describe the last process to work here."""
+    write_config(job)
+    about: dict[str, Any] = {**machine.environment(job.device, job.threads)}
+    if job.config.checkpoint is None:
+        about["attention"] = kernel = training_kernel(job.device, job.dtype)
+        if job.device.type == "cpu" and usable_kernel(torch.float32).library is None:
+            say(f"attention: {kernel}")
+    write_json(job.folder / "environment.json", about)
+    if job.data.prompts is None:
+        say(summary(job.data, job.config.train.length))
+
+
+def write_config(job: Job) -> None:
+    runs.write_config(job.folder, job.config)
+    if job.kept is not None:
+        write_json(job.folder / KEPT, job.kept)
+    for part in EncodingSpec(job.config.encoding, job.config.search).parts:
+        if not part.is_built_in:
+            copy_files(part.code.files, job.folder / "code")
+
+
+def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
+    """Write the file that makes a run a finished one, after all others. trained: None for a checkpoint's."""
+    result: dict[str, Any] = {"format": runs.FORMAT, "encoding": job.label, "seed": job.config.seed}
+    result |= {"steps": 0, "parameters": job.model.parameter_count}
+    result |= {"data_hash": job.data.hash, "setting": job.setting}
+    result |= {"first_stage": asdict(job.first)} if job.first is not None else {}
+    result |= {"checkpoint": job.config.checkpoint.source} if job.config.checkpoint is not None else {}
+    if trained is not None:
+        result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
+        result["train_dtype"] = job.train_dtype
+    write_json(job.folder / "result.json", {**result, "finished": machine.today()})
+
+
+# With its trained weights
+
+
+def load_trained(run: Path, config: Config) -> Job:
+    """Return a finished run with its weights on the device. The classes of `config` are `trusted`."""
+    job = with_weights(load(config, run=run)[0], checkpoint.require_trained(run, config.train.total_steps))
+    return replace(job, model=job.model.to(job.device).eval())
+
+
+def with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
+    """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
+    checkpoint.load_weights(trained.path, job.model)
+    train, name = job.config.train, job.config.encoding["name"]
+    try:
+        weights = "with its trained weights"
+        refuse_lookahead(job.model, train.length, name, weights)
+        refuse_lookahead_in_text(job.model, _texts(job.data, train.length), name, weights)
+    except UserError as error:
+        raise RunError(str(error)) from error
+    return replace(job, tokens_per_second=trained.step * train.batch_tokens / trained.train_seconds)
+
+
+def score_encodings(
+    job: Job, plans: Sequence[Plan], replacements: Sequence[OtherEncoding] = (), bars: Bars = progress_bar
+) -> list[Row]:
+    """Return the rows of the trained encoding, then those of others, at the same lengths and targets."""
+    record_command(job.folder)
+    record_tag(job.folder, job.config.tag)
+    models = models_under(job, replacements)
+    is_changed = job.scored_with != job.label
+    # This moves what all models share to the device.
+    trained = replace(job, model=job.model.to(job.device).eval(), forced=is_changed)
+    for line in shortages(job.config.eval, plans):
+        say(line)
+    rows = scored_rows(job, plans) if is_changed else []
+    rows += score(trained, plans, bars)
+    for model, other in zip(models, replacements, strict=True):
+        model.encoding.to(job.device)
+        under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
+        rows += score(under, plans, bars, None if is_changed else trained.model)
+    return rows
