@@ -183,7 +183,7 @@ def try_(
 def _check(change: str, search: Sequence[Path], *, as_json: bool) -> None:
     """Say that all properties of an encoding hold, or print which fail and raise `RunError`."""
     from pe_bench.cli.inspect import check_each, print_checks
-    from pe_bench.commands.try_change.trying import overrides_in
+    from pe_bench.config.arguments import overrides_in
 
     names = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides_in(change)]
     results = check_each(names, search)

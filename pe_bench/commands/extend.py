@@ -17,7 +17,6 @@ from pe_bench.commands.evaluate import Evaluation, prepare, score_each
 from pe_bench.commands.extend_hf import extend_hf
 from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
-from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
@@ -87,14 +86,17 @@ def extend_runs(
         require(len(runs) == 1, f"give one checkpoint at a time, not {', '.join(runs)}")
         require(not long, "--long trains a run from the start, and a checkpoint has no such: leave it out")
         require(train_layers is None or tokens is not None, "--train-layers has no effect without --tokens")
-        overrides = [*overrides, *([] if text is None else [f"data.path={quote(str(text))}"])]
+        data_path = None if text is None else str(text)
         if tokens is not None:
-            done = extend_hf(runs[0], _times(to), requested, tokens, train_layers, overrides, results)
+            times = _times(to)
+            done = extend_hf(runs[0], times, requested, tokens, train_layers, overrides, results, data_path)
             return Extended(*done)
         message = "torchrun starts the processes of one training: give --tokens, or start this without it"
         require(world_size() == 1, message)
         stretched = tuple(with_factor(each, _times(to), ()) for each in requested)
-        request = Evaluation(with_=stretched, overrides=tuple(overrides), results_dir=results)
+        request = Evaluation(
+            with_=stretched, overrides=tuple(overrides), data_path=data_path, results_dir=results
+        )
         run = prepare(runs[0], request).score()
         return Extended([run.path], run_tables(run.scored, run.path, run.margin))
     message = "--text and --train-layers are for hf:FOLDER: a run goes on with its own text and all layers"

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from pe_bench.commands.evaluate import Evaluation, prepare
+from pe_bench.config.arguments import typed_values, without_keys
 from pe_bench.config.compose import compose
-from pe_bench.config.overrides import parse_override
 from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import Config, DataConfig
 from pe_bench.data.batches import TrainingWindows
@@ -90,21 +90,23 @@ def extend_hf(
     train_layers: int | None,
     overrides: Sequence[str],
     results: Path,
+    data_path: str | None = None,
 ) -> tuple[list[Path], list[Table]]:
     """Train a checkpoint further with each scaling; return the folders of the scored runs, and their tables.
 
     text: hf:FOLDER or hf:OWNER/NAME. to: the longer length over the training length. tokens: to train on.
     train_layers: how many of the last layers are trained; None for all. overrides: of the data, the
-    training and the machine. Nothing is returned in other processes of torchrun than the first.
+    training and the machine. data_path: where the text lies; None where the overrides say it. Nothing is
+    returned in other processes of torchrun than the first.
     """
-    for_training = [each for each in overrides if parse_override(each).key in TRAINING_KEYS]
-    for_scores = [each for each in overrides if each not in for_training]
-    keys = [parse_override(each).key for each in for_scores]
+    for_scores = without_keys(overrides, TRAINING_KEYS)
+    for_training = [each for each in overrides if each not in for_scores]
+    keys = typed_values(for_scores)
     message = "the further training needs text: say --text DIR, of text files"
-    require("data" in keys or "data.path" in keys, message)
+    require(data_path is not None or "data" in keys or "data.path" in keys, message)
     if VALIDATION not in keys and "data.validation_path" not in keys:
         for_scores.append(f"{VALIDATION}={DataConfig.validation_fraction}")
-    config = checkpoint_config(text, for_scores, {}, {}, results)
+    config = checkpoint_config(text, for_scores, {}, {}, results, data_path=data_path)
     length = round(to * config.trained_length)
     settings = _settings(config, for_training, length, tokens, train_layers)
     stretched = [with_factor(each, to, ()) for each in requested]
@@ -113,14 +115,15 @@ def extend_hf(
         is_first = _train(stage)
         if not is_first:
             return [], []
-    return _scored(text, stages, stretched, for_scores, results)
+    request = Evaluation(overrides=tuple(for_scores), data_path=data_path, results_dir=results)
+    return _scored(text, stages, stretched, request)
 
 
 def _settings(
     config: Config, overrides: Sequence[str], length: int, tokens: int, layers: int | None
 ) -> Settings:
     """Return the settings of a training at a length. Raise `UserError` for values that do not fit."""
-    given = {parse_override(each).key: parse_override(each).value for each in overrides}
+    given = typed_values(overrides)
     batch = length * max(1, BATCH_TOKENS // length)
     typed = str(given.get("train.batch_tokens", batch))
     steps = math.ceil(tokens / (int(typed) if typed.isdecimal() else batch))
@@ -271,16 +274,13 @@ def _scored(
     text: str,
     stages: Sequence[Stage],
     requested: Sequence[Requested],
-    overrides: Sequence[str],
-    results: Path,
+    request: Evaluation,
 ) -> tuple[list[Path], list[Table]]:
     """Score the checkpoint, unchanged and with each scaling, and the trained ones; return runs and tables."""
     config = stages[0].config
     trained, length = config.trained_length, stages[0].settings.train.length
-    lengths = None
     if config.eval.lengths is None:
-        lengths = sorted({max(2, trained // 4), trained, length})
-    request = Evaluation(lengths=lengths, overrides=tuple(overrides), results_dir=results)
+        request = replace(request, lengths=sorted({max(2, trained // 4), trained, length}))
     runs = [prepare(text, replace(request, with_=tuple(requested))).score()]
     for stage in stages:
         runs.append(prepare(f"{PREFIX}{stage.target}", request).score())
@@ -289,4 +289,5 @@ def _scored(
     where = (Condition("target_hash", "=", tuple(hashes)),)
     selection = Selection(where=where, by=("model",), labels=frozenset(labels))
     paths = [run.path for run in runs]
-    return paths, build_tables(results, [path.name for path in paths], config.eval.protocol, selection)
+    names = [path.name for path in paths]
+    return paths, build_tables(request.results_dir, names, config.eval.protocol, selection)

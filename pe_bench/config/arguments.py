@@ -1,5 +1,6 @@
-"""The encodings that the arguments of `show`, `check` and `speed` name, and the overrides beside them."""
+"""The arguments of a command, read: the encodings they name, and the overrides beside them."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from pe_bench.config.parse import parse_config
 from pe_bench.config.schema import KEYS, Config
 from pe_bench.errors import require
 from pe_bench.values import close_to
+
+WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -58,3 +61,22 @@ def in_sections(overrides: Sequence[str], sections: Sequence[str]) -> list[str]:
 
 def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
     return [text for text in overrides if parse_override(text).key not in keys]
+
+
+def typed_values(overrides: Sequence[str]) -> dict[str, str | None]:
+    """Return the values of overrides as they were typed, by their keys; `~KEY` has the value None."""
+    parsed = [parse_override(text) for text in overrides]
+    return {override.key: override.value for override in parsed}
+
+
+def overrides_in(text: str) -> list[str]:
+    """Return what trains `rope base=500000`, `my.py:RootBias` or `rope+logn`, as overrides."""
+    words = WORD.findall(text)
+    require(bool(words), f"'{text}' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn")
+    name, *options = words
+    encoding, *modifiers = name.split("+")
+    for option in options:
+        require("=" in option, f"'{text}': {option} is no option; say KEY=VALUE, such as base=500000")
+    of_encoding = [option if "." in option.split("=")[0] else f"encoding.{option}" for option in options]
+    of_modifiers = [f"modifier=[{','.join(modifiers)}]"] if modifiers else []
+    return [f"encoding={encoding}", *of_modifiers, *of_encoding]

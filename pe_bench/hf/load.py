@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from pe_bench.config.arguments import in_sections, typed_values, without_keys
 from pe_bench.config.compose import compose
-from pe_bench.config.overrides import Override, parse_override
 from pe_bench.config.parse import parse_config, warn_unused
 from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config, EvalConfig, largest_power_of_two
 from pe_bench.data.packed import load_data
@@ -61,9 +61,8 @@ def checkpoint_config(
     changes are measured from, where it is not the training length. data_path: where the text lies; None
     where the overrides say it.
     """
-    parsed = [*map(parse_override, overrides)]
-    _check_keys(parsed, has_text=prompts is None)
-    keys = [override.key for override in parsed] + (["data.path"] if data_path else [])
+    _check_keys(overrides, has_text=prompts is None)
+    keys = [*typed_values(overrides), *(["data.path"] if data_path else [])]
     source = read_source(text)
     files = ["data=files"] if "data.path" in keys and "data" not in keys else []
     values = compose([*files, *overrides, "encoding=nope"])
@@ -131,7 +130,7 @@ def with_one_length(
     Where their training lengths differ, and none is given, changes are measured from the shortest.
     Raise `UserError` for what is no checkpoint.
     """
-    keys = [parse_override(override).key for override in overrides]
+    keys = typed_values(overrides)
     lengths = {_train_length(read_source(text))[0] for text in ([] if TRAIN_LENGTH in keys else texts)}
     if len(lengths) < 2:
         return [*overrides], reference
@@ -207,16 +206,13 @@ def _one_or_several(tokens: Sequence[int]) -> int | list[int] | None:
     return tokens[0] if tokens else None
 
 
-def _check_keys(overrides: Sequence[Override], *, has_text: bool) -> None:
+def _check_keys(overrides: Sequence[str], *, has_text: bool) -> None:
     """Raise `UserError` for a key that says something else than what to score, on which text and where."""
     usable = SCORING_KEYS if has_text else SCORING_KEYS[1:]
     brings = "its own model, encoding and tokenizer" + ("" if has_text else ", and with --task its own text")
-    for override in overrides:
-        message = (
-            f"{override} has no effect on a checkpoint, which brings {brings}: change {', '.join(usable)}"
-        )
-        is_usable = override.section in usable or override.key == TRAIN_LENGTH
-        require(is_usable, f"{message} or {TRAIN_LENGTH}")
+    for text in without_keys(overrides, [TRAIN_LENGTH]):
+        message = f"{text} has no effect on a checkpoint, which brings {brings}: change {', '.join(usable)}"
+        require(bool(in_sections([text], usable)), f"{message} or {TRAIN_LENGTH}")
 
 
 def _train_length(source: Source) -> tuple[int, str]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pe_bench.commands.evaluate import Run
 from pe_bench.commands.train import prepare, train
 from pe_bench.commands.try_change import sequential
 from pe_bench.commands.try_change.sequential import FIRST_LOOK, LOOKS, Look, look, seeds_to_settle
+from pe_bench.config.arguments import overrides_in
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, by_key, planned_job
 from pe_bench.errors import RunError, UserError, require
@@ -38,7 +38,6 @@ FIRST_SEED = {"try": 0, "confirm": 1_000}
 HALF = {"try": "first", "confirm": "second"}
 # What evaluation does besides, and how fast: no try is judged by it.
 NOT_JUDGED = ("controls", "per_position", "batch_tokens")
-WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
 
 Kind = Literal["try", "confirm"]
 
@@ -210,19 +209,6 @@ def _keep_ending(results_dir: Path, tried: Try, ending: Ending) -> None:
     kept = next(entry for entry in read_tries(results_dir) if entry.is_same(tried))
     if kept.answer in ("unclear", "not finished", "stopped", "failed"):
         _keep(results_dir, replace(kept, answer=ending))
-
-
-def overrides_in(text: str) -> list[str]:
-    """Return what trains `rope base=500000`, `my.py:RootBias` or `rope+logn`, as overrides."""
-    words = WORD.findall(text)
-    require(bool(words), f"'{text}' names no encoding; say my.py:RootBias, 'rope base=500000' or rope+logn")
-    name, *options = words
-    encoding, *modifiers = name.split("+")
-    for option in options:
-        require("=" in option, f"'{text}': {option} is no option; say KEY=VALUE, such as base=500000")
-    of_encoding = [option if "." in option.split("=")[0] else f"encoding.{option}" for option in options]
-    of_modifiers = [f"modifier=[{','.join(modifiers)}]"] if modifiers else []
-    return [f"encoding={encoding}", *of_modifiers, *of_encoding]
 
 
 def try_change(

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shlex
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,12 +18,14 @@ import pe_bench
 from pe_bench.commands.evaluate import Run
 from pe_bench.commands.try_change import trying
 from pe_bench.commands.try_change.sequential import look
-from pe_bench.commands.try_change.trying import Try, _keep, overrides_in, read_tries
+from pe_bench.commands.try_change.trying import Try, _keep, read_tries
+from pe_bench.config.arguments import overrides_in
 from pe_bench.config.compose import compose_config
 from pe_bench.report.records import BreakPoint
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.typed import VARIABLE, recorded_commands
+from pe_bench.system.terminal import say
 
 SHORT = ("--minutes", "0.001")  # one seed
 
@@ -174,16 +175,22 @@ def test_a_failed_try_is_listed_as_failed(tried, command: Command) -> None:
     assert " failed" in command("try", "--list").out
 
 
-def test_tries_on_one_baseline_wait_for_each_other(tried, folder: Path) -> None:
+def test_tries_on_one_baseline_wait_for_each_other(tried, folder: Path, monkeypatch) -> None:
     tried("nope", *SHORT)
     (baseline,) = (folder / "work" / "results" / "tries" / "runs").glob("rope-*")
-    is_held = Event()
+    is_held, is_waited_for = Event(), Event()
 
     def hold() -> None:
         with FileLock(baseline / "lock"):
             is_held.set()
-            time.sleep(1)
+            is_waited_for.wait(timeout=60)
 
+    def say_and_note(text: str) -> None:
+        say(text)
+        if text.startswith("waits"):
+            is_waited_for.set()
+
+    monkeypatch.setattr(trying, "say", say_and_note)
     other = Thread(target=hold)
     other.start()
     is_held.wait()
