@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,18 +106,20 @@ def _data(name: str, result: Results) -> dict[str, Any]:
 def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
     """Yield a table of all encodings, then one for each: of what failed or, if `verbose`, of everything."""
     from pe_bench.render.grid import Cell, plain_grid
+    from pe_bench.report.looks import verdict_cell
 
     summary: list[list[Cell | str]] = []
     for name, result in results.items():
         names = {sign: [prop.name for prop, each in result.items() if each.state == sign] for sign in SIGNS}
         failing, holds = ", ".join(names["fails"]), f"{len(names['holds'])} of {len(result)}"
-        fails = Cell(failing or "0", style="fails" if failing else "")
+        fails = replace(verdict_cell("fails" if failing else ""), text=failing or "0")
         summary.append([name, holds, fails, ", ".join(names["not claimed"])])
     yield plain_grid(("encoding", "holds", "fails", "unclaimed"), summary)
     for name, result in results.items():
         shown = [(prop, each) for prop, each in result.items() if verbose or each.state == "fails"]
         rows = [
-            [Cell(prop.name, style=each.state), Cell(_explain(prop, each, verbose))] for prop, each in shown
+            [replace(verdict_cell(each.state), text=prop.name), Cell(_explain(prop, each, verbose))]
+            for prop, each in shown
         ]
         if rows:
             yield plain_grid(("property" if verbose else "fails", name), rows)

@@ -25,54 +25,20 @@ ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream canno
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """How a verdict is shown.
-
-    colour: on a terminal, where it only repeats the word or its mark. mark: after a number. of_models: before
-    the mark of `unclear`, if the verdict is sure for the models that were scored.
-    """
-
-    colour: str = ""
-    mark: str = ""
-    of_models: str = ""
-
-
-VERDICTS = {
-    "improves": Verdict("cyan", "v", "v"),
-    "holds": Verdict("green", "", "="),
-    "degrades": Verdict("yellow", ">", ">"),
-    "fails": Verdict("bold red", "!", "!"),
-    "unclear": Verdict("magenta", "?"),
-    "better": Verdict("cyan", "b", "b"),
-    "same": Verdict("green"),
-    "worse": Verdict("bold red", "w", "w"),
-    "solves": Verdict("green", "", "="),
-    "partial": Verdict("yellow", ">", ">"),
-    "chance": Verdict("bold red", "!", "!"),
-    "finds": Verdict("green"),
-    "partly": Verdict("yellow"),
-    "yes": Verdict("green"),
-    "no": Verdict("yellow"),
-    "not learned": Verdict("", "*"),
-    "not claimed": Verdict("dim"),
-    "anchor": Verdict("dim"),
-}
-NO_VERDICT = Verdict()
-
-
-@dataclass(frozen=True)
 class Cell:
     """What stands at one place of a table.
 
-    mark: a sign after the text. style: the verdict whose colour it has. is_best: the best number of
-    its column. value: its number, by which it lines up and is sorted, and which a file has in its place.
+    mark: a sign after the text. verdict: the word that judges it. is_best: the best number of its column.
+    value: its number, by which it lines up and is sorted, and which a file has in its place. colour: on a
+    terminal.
     """
 
     text: str = ""
     mark: str = ""
-    style: str = ""
+    verdict: str = ""
     is_best: bool = False
     value: float | None = None
+    colour: str = ""
 
 
 @dataclass(frozen=True)
@@ -246,9 +212,8 @@ def _table(grid: Grid) -> Table:
         columns.append(texts[height:])
     name = ""
     for cells, (first, *texts) in zip(grid.rows, zip(*columns, strict=True), strict=True):
-        styles = [VERDICTS.get(cell.style, NO_VERDICT).colour for cell in cells]
         shown = "" if grid.keys and first == name else first
-        table.add_row(*map(Text, [shown, *texts], styles))
+        table.add_row(*map(Text, [shown, *texts], [cell.colour for cell in cells]))
         name = first
     return table
 

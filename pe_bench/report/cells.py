@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from pe_bench.render.grid import MISSING, NO_VERDICT, VERDICTS, Cell
+from pe_bench.render.grid import MISSING, Cell
+from pe_bench.report.looks import look_of, verdict_cell
 from pe_bench.report.records import Line, Table, common_targets
 
 MAX_PLAIN = 1e6  # bits per byte
@@ -24,9 +25,9 @@ def number_text(value: float, sign: str = "") -> str:
 
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
     """Return a number with its verdict's mark. The mark for these models alone precedes that of `unclear`."""
-    first = VERDICTS.get(of_models, NO_VERDICT).of_models if verdict == "unclear" else ""
-    mark = first + VERDICTS.get(verdict, NO_VERDICT).mark
-    return Cell(number_text(number, sign), mark, verdict, value=number)
+    look = look_of(verdict)
+    first = look_of(of_models).of_models if verdict == "unclear" else ""
+    return Cell(number_text(number, sign), first + look.mark, verdict, value=number, colour=look.colour)
 
 
 def has_trained_level(table: Table) -> bool:
@@ -131,7 +132,7 @@ def context_answer(line: Line) -> Cell:
     if not answers:
         return Cell(MISSING)
     answer = "yes" if "yes" in answers else "unclear" if len(answers) > 1 else answers.pop()
-    return Cell(answer, style=answer)
+    return verdict_cell(answer)
 
 
 def by_importance(

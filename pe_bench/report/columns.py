@@ -15,6 +15,7 @@ from rich.text import Text
 from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report import cells, notes
+from pe_bench.report.looks import look_of, verdict_cell
 from pe_bench.report.records import BITS, ContextUse, Line, Paired, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system.terminal import csv_cell
@@ -75,10 +76,7 @@ def short(
     if any(record.use for record in table.records):
         columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
         parts.append([cells.context_answer(line) for line in lines])
-    rows = [
-        [replace(cell, style="anchor") for cell in row] if line.is_anchor else row
-        for line, *row in zip(lines, *parts, strict=True)
-    ]
+    rows = [_dimmed(row) if line.is_anchor else row for line, *row in zip(lines, *parts, strict=True)]
     dropped = [length for length in cells.short_lengths(table) if length not in lengths]
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
 
@@ -138,13 +136,13 @@ def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
         *(Cell(line.label), Cell(f"{record.length:,}"), _level(line, record, table), interval, accuracy),
         Cell(f"{record.perplexity:.4g}" if has_perplexity else ""),
         *(_signed(record.change, change_mark), half_width(record.interval)),
-        _verdict(record.verdict if record.levels else ""),
+        verdict_cell(record.verdict if record.levels else ""),
         *(_signed(difference.mean, difference_mark), half_width(difference.interval)),
-        _verdict(difference.verdict),
-        *map(_verdict, answers),
+        verdict_cell(difference.verdict),
+        *map(verdict_cell, answers),
         Cell("" if record.peak_memory_mb is None else f"{record.peak_memory_mb:,.0f}"),
     ]
-    return [replace(cell, style="anchor") for cell in parts] if line.is_anchor else parts
+    return _dimmed(parts) if line.is_anchor else parts
 
 
 def _level(line: Line, record: Record, table: Table) -> Cell:
@@ -153,11 +151,16 @@ def _level(line: Line, record: Record, table: Table) -> Cell:
     A number of seeds that is not the line's stands behind it. A level of other targets is not shown.
     """
     if record.level is None:
-        return Cell(record.status.replace("_", " "), style="fails")
+        return replace(verdict_cell("fails"), text=record.status.replace("_", " "))
     if not table.has_common_targets(record):
         return Cell(cells.OTHER_TARGETS)
-    seeds, mark = len(record.levels), grids.VERDICTS[cells.UNLEARNED].mark if line.unlearned else ""
+    seeds, mark = len(record.levels), look_of(cells.UNLEARNED).mark if line.unlearned else ""
     return Cell(f"{cells.number_text(record.level)}{mark}" + (f" (n={seeds})" if seeds != line.seeds else ""))
+
+
+def _dimmed(cells_of_line: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of an anchor's line, which is judged by nothing and is read after the others."""
+    return [replace(cell, verdict="", colour=look_of("anchor").colour) for cell in cells_of_line]
 
 
 def _signed(value: float | None, mark: str) -> Cell:
@@ -169,10 +172,6 @@ def half_width(interval: Interval | None) -> Cell:
         return Cell()
     half = (interval.high - interval.low) / 2
     return Cell(cells.number_text(half) if half < inf else "∞", value=half)
-
-
-def _verdict(word: str) -> Cell:
-    return Cell(word, style=word)
 
 
 def _whole_lines(table: Table, lines: Sequence[Line]) -> Grid:
@@ -279,7 +278,7 @@ def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
         for line, cell in zip(table.shown_lines, column, strict=True)
     ]
     compared = list(compress(column, is_compared))
-    sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.style == "better"]
+    sure = [cell.value or 0.0 for cell in compared if not table.baseline or cell.verdict == "better"]
     if len(compared) < 2 or not sure:
         return column
     best = cells.number_text(max(sure) if table.measure.higher_is_better else min(sure))

@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY
-from pe_bench.render.grid import VERDICTS
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
+from pe_bench.report.looks import look_of
 from pe_bench.report.records import NATS, Line, Note, Table, label_of, quarter_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
@@ -126,13 +126,13 @@ def _marks_text(table: Table) -> str:
     elif table.baseline:
         words, right = ("worse", "better", "unclear"), "same"
     elif cells.has_trained_level(table) and any(
-        cell is not None and cell.style not in ("", cells.UNLEARNED) for cell in shown
+        cell is not None and cell.verdict not in ("", cells.UNLEARNED) for cell in shown
     ):
         words, right = ("degrades", "fails", "improves", "unclear"), "holds"
     else:
         return ""
     seen = {sign for mark in marks for sign in mark}
-    explained = [f"{VERDICTS[word].mark} {word}" for word in words if VERDICTS[word].mark in seen]
+    explained = [f"{look_of(word).mark} {word}" for word in words if look_of(word).mark in seen]
     return f"{', '.join([f'no mark {right}', *explained])}{of_models}"
 
 

@@ -14,6 +14,7 @@ from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.columns import NAME, half_width
 from pe_bench.report.groups import Selection, explain_separation, labels_by
+from pe_bench.report.looks import verdict_cell
 from pe_bench.report.records import TableKey, label_of, short_label_of
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
 from pe_bench.report.verdicts import largest_set
@@ -291,7 +292,7 @@ def _cells(finding: Found | str) -> list[Cell]:
         Cell(_percent(accuracy.mean)),
         Cell(f"{100 * accuracy.low:.0f} to {_percent(accuracy.high)}"),
         Cell(_percent(finding.without)),
-        Cell(finding.verdict, style=finding.verdict),
+        verdict_cell(finding.verdict),
     ]
 
 

@@ -11,7 +11,11 @@ from pe_bench.system.terminal import csv_cell
 GRID = Grid(
     [Column("encoding", is_left=True, least=8), Column("256"), Column("works\nto")],
     [
-        [Cell("rope theta=500000.0"), Cell("+0.709", "!", "fails", value=0.709), Cell("256", "?", value=256)],
+        [
+            Cell("rope theta=500000.0"),
+            Cell("+0.709", "!", "fails", value=0.709, colour="bold red"),
+            Cell("256", "?", value=256),
+        ],
         [Cell("a|b"), Cell("-0.013", "v", "improves", True, -0.013), Cell("not at all")],
         [Cell("t5"), Cell("+0.002", value=0.002), Cell("-")],
     ],
