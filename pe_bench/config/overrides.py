@@ -242,8 +242,25 @@ def _explained(error: Exception, overrides: Sequence[str], search: Sequence[Path
         return UserError(unknown(name, group or "configuration", getattr(error, "options", None) or []))
     refused = REFUSED_KEY.match(text)
     if refused and not refused[1].startswith("hydra."):
-        return unknown_key(refused[1], [*plain_keys(), *option_keys(overrides, search)])
+        known = [*plain_keys(), *option_keys(overrides, search)]
+        return unknown_key(_refused_in_mapping(refused[1], overrides, known), known)
     return UserError(first_line(error))
+
+
+def _refused_in_mapping(key: str, overrides: Sequence[str], known: Sequence[str]) -> str:
+    """Return the unknown key in the mapping that a command gives `key`; `key` itself if it gives none.
+
+    Of `train={lrr: 3}`, Hydra refuses `train`, which there is, and not `train.lrr`.
+    """
+    for override in map(parse_override, overrides):
+        if override.key != key:
+            continue
+        for value in values_of(override):
+            inner = keys_in(value, f"{key}.") if isinstance(value, Mapping) else ()
+            unknown_keys = [name for name in inner if name not in known]
+            if unknown_keys:
+                return unknown_keys[0]
+    return key
 
 
 def unknown_key(key: str, keys: Iterable[str]) -> UserError:

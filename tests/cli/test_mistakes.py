@@ -10,10 +10,16 @@ MISTAKES = r"""
 trian -> No such command 'trian'. Did you mean 'train'?
 train encoding=ropee -> unknown encoding 'ropee': did you mean 'rope'?
 train foo=3 -> unknown key 'foo': there are: cache_dir, data,
+train 'train={lr: 0.1, lrr: 3}' -> unknown key 'train.lrr': did you mean 'train.lr'?
+train 'data={paht: x}' -> unknown key 'data.paht': did you mean 'data.path'?
+train lenght=64 -> unknown key 'lenght': did you mean 'train.length'?
+train =3 -> '=3' cannot be read: say KEY=VALUE, without spaces around =
+train modifier=null -> unknown modifier 'null': there are: bipe,
 train ++encoding.foo=3 -> unknown option 'encoding.foo'
 train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
 train model.d_model=20 model.n_heads=4 -> model.d_head=5 is odd
 train eval.lengths=512,2048 -> write 'eval.lengths=[512,2048]'
+train encoding=[rope,alibi] -> a run has one encoding; say encoding=NAME, or -m encoding=NAME,NAME
 train -m encoding=rope eval.lengths=64,256 -> write 'eval.lengths=[64,256]'
 train -m train.betas=0.9,0.95 -> write 'train.betas=[0.9,0.95]'
 train eval.lengths=[100000000] -> has the 100000000 tokens that are needed: the longest has
@@ -22,19 +28,30 @@ train train=3 -> train is a group of keys and cannot be 3: say train.length=VALU
 train rope -> 'rope' cannot be read: say encoding=rope
 train seed=٣ -> 'seed=٣' cannot be read: put quotes around the value, as in 'seed="VALUE"'
 train results_dir=/dev/null -> results_dir=/dev/null: /dev/null is not a folder
+train results_dir= -> results_dir is empty: give it a value, or remove it
+train train.from=elsewhere -> no finished run 'elsewhere' in results/runs: see `pe-bench list runs`
+train --config-dir nowhere -> --config-dir nowhere is not a folder: name the one with encoding/
 train --plan none/plan -> --plan none/plan: there is no folder none; make it
 train encoding=nope encoding.base=500 -> unknown key 'encoding.base': encoding has no options
 train --dry-run seed=1 -> No such option: --dry-run; keys are KEY=VALUE: `pe-bench list keys`
 train -m seed=0,1 --cfg=job -> say --cfg job, without -m and --plan: it prints
+train --cfg job --plan plan -> say --cfg job, without -m and --plan: it prints
 train -m 'encoding=glob(z*)' -> encoding=glob(z*) gives no values: name at least one
 train -m seed=0,1 hydra/launcher=joblib hydra.launcher.n_job=2 -> Could not override 'hydra.launcher.n_job'
 train encoding=my.py:Mine -> the encoding's file my.py was not found in: .
+train encoding.class=null -> encoding.class must be text such as file.py:Class, not null
+train encoding.name=../../x -> must be letters, digits and the signs . + - _, not '../../x': it names the
+train model=my.yaml -> model=my.yaml: there is no such file; `pe-bench list models` has names
 train encoding=local_global 'encoding.global={name: rope, modifiers: [logn]}' -> must be a mapping
 train experiment=drope -> give train.from=RUN
 train model.n_kv_heads=3 -> n_heads=4 is not divisible by model.n_kv_heads=3
 train data=pg19 data.source=files data.path=/nowhere -> data.path=/nowhere does not exist
 train data.path=x -> data.path=x is not read with data=stdlib: say data=files
 train data=files -> say data.path=DIR
+train data.encoding=latin-x -> data.encoding=latin-x is no encoding of text: utf-8 is one
+train tokenizer=hub -> tokenizer=hub needs a name: say tokenizer.name=gpt2
+train tag=a/b -> tag=a/b: a tag has letters, digits and the signs . + - _ alone
+train task=mqar task.symbols=3 -> task=mqar has none above 3: use shorter lengths, or raise task.symbols
 train data=files 'data.path="~no_such_user/x"' -> data.path=~no_such_user/x: no user 'no_such_user' has
 train data=files 'data.validation_path="~no_such_user"' data.path=. -> no user 'no_such_user' has a home
 train 'results_dir="~no_such_user/x"' -> name the folder from / on, or as ./~no_such_user/x
@@ -43,6 +60,9 @@ train tokenizer=file 'tokenizer.name="~no_such_user/x"' -> tokenizer.name=~no_su
 eval hf:~no_such_user/x -> hf:~no_such_user/x: no user 'no_such_user' has a home folder
 report --results-dir ~no_such_user/x -> --results-dir=~no_such_user/x: no user 'no_such_user'
 train train.batch_tokens=4000 -> train.batch_tokens=4000 is not a multiple of train.length=128
+train train.betas=[0.9,1] -> train.betas must be below 1, not (0.9, 1.0)
+train threads=100000000000 -> threads must be auto or a whole number of at least 1 and at most 1024
+train precision=fp8 -> precision must be one of auto, float32, bfloat16, not 'fp8'
 train train.processes=3 -> train.processes=3 times train.micro_batches=1 does not divide the 8 windows
 train train.sharding=fsdp -> train.sharding=fsdp has no effect in one process
 train -m seed=0,1 hydra.launcher.nodes=2 -> hydra.launcher.nodes=2: a job uses one node: leave it out
@@ -54,15 +74,29 @@ eval --lengths 5x -> --lengths takes positive whole numbers such as 512,2048, no
 report -> no scored run in results/runs: make one with `pe-bench train encoding=rope`
 report --csv - --markdown - -> choose one
 report --html - -> name a file
+report --plot - -> --plot - would print something other than text: name a file
+report --markdown . -> --markdown . is not a regular file: name one in a folder
+report --plot-of changes --plot a.png -> --plot-of must be one of levels, change, not 'changes'
+report --probe --latex a.tex -> --latex has no probes: say --markdown, --html or --json
+report --protocol pared -> protocol must be one of paired, nonoverlapping, sliding, task or null
 report --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
 report --plot a.jpg -> .png, .svg or .pdf
 report --sort colour --json -> colour
 list encoding -> unknown list 'encoding': did you mean 'encodings'?
+list -> name what to list: encodings, modifiers, models, data, tasks, tokenizers,
+list models --family bias -> --family and --papers are for pe-bench list encodings: leave them out
+list models --tag x -> --tag is for pe-bench list runs: leave it out of list models
+list runs -> no run in results/runs: make one with `pe-bench train encoding=rope`
+rm rope -> no run 'rope' in results/runs: see `pe-bench list runs`
+import nowhere -> has no runs: name a run, a folder of runs or a folder of results
 show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
 show base=3 -> name an encoding
+show task=mqar --plot a.png -> a task has no picture: leave --plot out
+show hf:x hf:y -> show takes one checkpoint at a time, without --plot: leave out the rest
 extend -> no run is named: say pe-bench extend rope
 extend hf:x --tokens 5 -> the further training needs text: say --text DIR
+extend hf:x rope -> give one checkpoint at a time, not hf:x, rope
 export rope --hf .. -> --hf .. is no name of a new folder
 try -> name what to try
 try rope --minutes 0 -> --minutes must be above 0, not 0
@@ -75,6 +109,8 @@ try alibi task=mqar -> task=mqar: a try compares bits per byte, which answers do
 try rope task=majority --against alibi --confirm -> pe-bench train -m encoding=rope,alibi task=majority
 reproduce windwed -> unknown study 'windwed': did you mean 'windowed'?
 reproduce alibi train.lr=3 -> train.lr=3 would change the study
+reproduce alibi kerple -> one study at a time: alibi, kerple; there are alibi,
+reproduce alibi --stored --quick -> --stored trains nothing: leave out --quick and --write-table
 reproduce alibi --text nowhere -> --text nowhere is neither stdlib nor a folder
 reproduce gpu -> device=cuda was not found
 check rope --all -> --all checks every encoding: leave out rope, or --all
@@ -90,6 +126,8 @@ check dca chunk_size=4 local_window=4 -> encoding.local_window=4 must leave room
 check streaming cache=4 -> encoding.sinks=4 must leave room in encoding.cache=4
 check temperature factor=[1,2] -> factor has 2 numbers, and not 1 or those of model.n_heads=4
 check sandwich width=15 -> width must be even and positive, not 15
+check deberta buckets=3 -> encoding.buckets must be null or even and at least 4, not 3
+check llama3 high_frequency_factor=1 -> encoding.high_frequency_factor=1.0 must exceed low
 check t5 max_distance=16 -> encoding.max_distance=16 must be at least 17
 check tupe overflow=clamp positions=sinusoidal -> encoding.overflow=clamp is for
 check dape threshold=8 -> encoding.threshold=8 is for encoding.inner=fire
@@ -97,21 +135,28 @@ check bipe "separators=['']" -> a separator has at least 1 character
 check local_global 'global={name: p_rop}' -> unknown encoding 'p_rop': did you mean 'p_rope'?
 check local_global global=nope -> encoding.global must be another encoding, such as {name: nope}, not 'nope'
 check local_global 'global={name: sinusoidal}' -> encoding.global changes embeddings, which all layers share
+check local_global 'local={name: randomized}' -> encoding.local changes position ids, which all layers share
 speed rope --lengths 1 -> --lengths takes lengths of at least 2 tokens, and 1 is shorter
+speed rope device=cuda:99 -> device=cuda:99 was not found (GPUs here:
 """
 # The same where a run of rope is finished.
 OF_A_RUN = r"""
 eval --where seed=7 -> no run meets
 eval --where train.lrr=1 -> did you mean 'train.lr'?
 eval --where 'seed<<3' -> needs a number
+eval --where length=32 -> --where length chooses scores, and this command chooses runs: leave it out
 eval yarn -> no finished run 'yarn'
 report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
+report --by '' -> --by is empty: name a key, such as --by seed or --by train.lr
+report --protocol sliding -> no score under the protocol 'sliding': these runs were scored under paired; score
+list runs --tag x -> has the tag x: tag=x gives it one
 probe --lengths 64 -> of at least 128, not [64]
 probe --depths 100000 -> depths must be a whole number of at least 2 and at most 1000, not 100000
 probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000, not 1
 probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
 extend rope --to far -> --to far is no length past training
 extend rope --to 16 -> --to 16 is not longer than train.length=16
+extend rope train.lenght=3 --tokens 256 -> unknown key 'train.lenght': did you mean 'train.length'?
 extend rope --long -> give --tokens
 extend rope --with t5 -> do not fit t5
 extend rope train.lr=0.1 -> train.lr=0.1 is for further training, and without --tokens there is none

@@ -39,6 +39,19 @@ def test_a_table_has_no_row_before_its_first(make) -> None:
 
 
 @every_table
+def test_past_its_last_row_a_table_names_the_position_and_the_way_out_or_does_as_overflow_says(make) -> None:
+    x, ids = torch.ones(1, 9, 8), torch.arange(9)
+    with pytest.raises(LengthError, match=r"max_position=6 rows has none for position 8: set .*=clamp or "):
+        embedded(make(8, 6), x, ids)
+    torch.manual_seed(0)
+    clamped = make(8, 6, overflow="clamp")
+    assert torch.equal(embedded(clamped, x, ids), embedded(clamped, x, ids.clamp(max=5)))
+    stretched = make(8, 6, overflow="interpolate")
+    between = torch.linspace(0, 5, 9, dtype=torch.float64)  # first on first and last on last
+    assert near(embedded(stretched, x, ids), embedded(stretched, x, between).double(), 1e-6)
+
+
+@every_table
 def test_overflow_decides_what_a_table_says_of_itself(make) -> None:
     said = [make(8, 6, overflow=overflow) for overflow in ("error", "clamp", "interpolate")]
     assert [encoding.past_training for encoding in said] == ["undefined", "clamps", "defined"]

@@ -1,8 +1,10 @@
 """The decoder: its size, its arithmetic, and a start that no encoding changes."""
 
 import math
+import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +103,19 @@ def test_the_decoder_computes_its_equations(qk_norm: bool) -> None:
     assert same(hidden(model, tokens_BT), by_hand(model, size, tokens_BT))
 
 
+@pytest.mark.parametrize("name", ["rope", "shaw"])
+def test_grouped_query_attention_is_full_attention_with_repeated_weights(name: str) -> None:
+    grouped, full = decoder(replace(SMALL, n_kv_heads=2), name), decoder(SMALL, name)
+    weights = grouped.state_dict()
+    for key in weights:
+        if key.endswith(("attention.key.weight", "attention.value.weight")):
+            heads = weights[key].unflatten(0, (2, SMALL.d_head))
+            weights[key] = heads.repeat_interleave(2, 0).flatten(0, 1)
+    full.load_state_dict(weights)
+    tokens_BT = tokens_of(9)
+    assert same(hidden(grouped, tokens_BT), hidden(full, tokens_BT))
+
+
 @pytest.mark.parametrize("name", one_of_a_kind(ENCODINGS, (*ONE_OF_A_KIND, "bipe")))
 @torch.no_grad()
 def test_the_last_tokens_alone_get_what_they_get_among_all(name: str) -> None:
@@ -146,6 +161,62 @@ def test_no_encoding_changes_the_start_of_the_decoder_nor_the_size_of_its_tokens
     hook.remove()
     # Sinusoids are sines and cosines: they add 1/2 to a mean square of 1.
     assert 0.95 < rms(inputs[0]) < 1.27 and 0.9 < rms(last_BTD) < 1.1
+
+
+def test_every_weight_starts_at_the_scale_of_what_it_sums() -> None:
+    """What is added to the residual stream is also divided by sqrt(2 layers)."""
+    size = replace(SMALL, d_model=160, d_head=60, d_ff=400, n_kv_heads=2, tie_embeddings=False)
+    encoding = EncodingSpec(composed("encoding=nope").encoding).build(size.n_layers)
+    model = Decoder(size, BYTES, encoding, torch.Generator().manual_seed(1))
+    into_residual = math.sqrt(2 * size.n_layers)
+    deviations = dict.fromkeys(("query", "key", "value", "gate", "up", "embedding", "head"), 160**-0.5)
+    deviations |= {"output": 240**-0.5 / into_residual, "down": 400**-0.5 / into_residual}
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert bool((weight == 1).all()), name
+            continue
+        deviation, count = deviations[name.split(".")[-2]], weight.numel()
+        assert rms(weight) == pytest.approx(deviation, rel=4 / math.sqrt(2 * count)), name
+        assert abs(float(weight.detach().mean())) < 4 * deviation / math.sqrt(count), name
+        share = float((weight.abs() > 2 * deviation).float().mean())
+        assert share == pytest.approx(0.0455, abs=0.005), f"{name} is not normal"
+
+
+def test_an_untied_head_has_weights_of_its_own_and_changes_no_other() -> None:
+    tied, untied = decoder(SMALL, "nope"), decoder(replace(SMALL, tie_embeddings=False), "nope")
+    assert not torch.equal(untied.output_weight, untied.embedding.weight)
+    assert untied.parameter_count == tied.parameter_count + 11 * SMALL.d_model
+    weights = untied.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in tied.state_dict().items())
+
+
+def test_a_seed_decides_the_weights_and_moves_no_stream_but_its_own() -> None:
+    config = composed("encoding=learned", "train.length=64")
+    before = torch.random.get_rng_state()
+    model = build_decoder(config, VOCABULARY)
+    assert torch.equal(torch.random.get_rng_state(), before), "PyTorch's own stream is left as it was"
+    torch.rand(7)
+    again, other = (build_decoder(replace(config, seed=seed), VOCABULARY) for seed in (config.seed, 1))
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+    [table] = model.encoding.parameters()
+    [other_table] = other.encoding.parameters()
+    assert not torch.equal(table, other_table)
+    assert not torch.equal(model.embedding.weight, other.embedding.weight)
+    tokens = model.embedding.weight[: len(table)]
+    correlation = torch.corrcoef(torch.stack([table, tokens]).detach().flatten(1))[0, 1]
+    assert abs(float(correlation)) < 0.05, "positions are not the embeddings of tokens again"
+
+
+@pytest.mark.parametrize("file", sorted((config_dir() / "model").glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_model_has_the_parameters_that_its_file_says(file: Path) -> None:
+    [said] = re.findall(r"([\d.]+) million parameters", file.read_text(encoding="utf-8"))
+    config = composed(f"model={file.stem}", "encoding=nope")
+    vocab_size = 50_257 if file.stem == "gpt2" else BYTES
+    with torch.device("meta"):  # counts, and draws nothing
+        encoding = EncodingSpec(config.encoding).build(config.model.n_layers)
+        model = Decoder(config.model, vocab_size, encoding)
+    decimals = len(said.partition(".")[2])
+    assert round(model.parameter_count / 1e6, decimals) == float(said)
 
 
 def test_streams_are_the_ones_that_runs_were_trained_with_and_all_differ() -> None:

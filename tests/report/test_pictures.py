@@ -1,5 +1,6 @@
 """Pictures: their files, names, marks and axes, and the colours that lines have in all of them."""
 
+import re
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +17,7 @@ from matplotlib.transforms import Bbox
 from support.results import add_run
 
 from pe_bench.config.groups import names_in
-from pe_bench.render.paper import COLOURS, COMMON, styles_of
+from pe_bench.render.paper import COLOURS, COMMON, inline_svg, styles_of
 from pe_bench.report.build import build_tables
 from pe_bench.report.draw import draw, plot_tables, spread_apart
 from pe_bench.report.records import Table
@@ -185,6 +186,17 @@ def test_an_axis_of_levels_spans_ten_margins_and_has_several_ticks_that_differ(
     assert low < min(levels) and max(levels) < high
     ticks = shown_ticks(axes)
     assert 3 <= len(ticks) == len(set(ticks)) <= 10, ticks
+
+
+def test_ticks_of_the_page_s_axis_keep_their_decimals_and_coordinates_have_two() -> None:
+    def draw_ticks() -> Figure:
+        figure = Figure()
+        figure.subplots().set_yticks([0.1, 0.2], ["3.825", "3.850"])
+        return figure
+
+    svg = inline_svg(draw_ticks, "picture", {})
+    assert ">3.825<" in svg and ">3.850<" in svg
+    assert not re.search(r'="[^"]*\d\.\d{3}', svg), "places on the page need no thousandths"
 
 
 def test_colours_follow_names_and_those_that_would_share_one_differ_where_there_are_enough() -> None:

@@ -83,6 +83,14 @@ def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> No
     assert {"64", "512"} < set(heading) and "no room for" in text
 
 
+def test_with_a_baseline_a_length_that_it_lacks_takes_no_column_unless_it_is_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "rope", {128: 1.8, 256: 1.9, 512: 2.0})
+    add_run(tmp_path, "alibi", {128: 1.8, 256: 1.8, 512: 1.8, 2048: 1.8})
+    for named, shown in (((), [128, 256, 512]), ((2048,), [128, 2048])):
+        [table] = build_tables(tmp_path, selection=Selection(baseline="rope", lengths=named))
+        assert short_lengths(table) == shown
+
+
 @pytest.mark.parametrize(
     ("swaps", "answer"), [({256: 1.9, 2048: 1.9}, "yes"), ({256: 1.72, 2048: 1.67}, "no"), ({}, None)]
 )
