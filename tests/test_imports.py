@@ -60,7 +60,7 @@ ALLOWED = {
     "commands.try_change": "errors system values config runs report commands.train commands.evaluate",
     "commands.reproduce": "errors system values render config runs report scoring commands.evaluate "
     "commands.sweep",
-    "commands.extend": "errors system values render config runs report scoring commands.train "
+    "commands.extend": "errors system values render config runs report scoring hf commands.train "
     "commands.evaluate commands.sweep commands.extend_hf",
     "api": "errors system values config runs report commands.train commands.evaluate commands.try_change "
     "commands.extend",

@@ -36,7 +36,7 @@ from pe_bench.report.records import Table
 from pe_bench.runs.find import Condition
 from pe_bench.runs.folder import locked, record_error
 from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
-from pe_bench.scoring.stages import with_factor
+from pe_bench.scoring.stages import stretched_lengths, with_factor
 from pe_bench.system import machine
 from pe_bench.system.files import remove_leftovers, replace_folder, write_json
 from pe_bench.system.signals import world_size
@@ -89,13 +89,14 @@ def extend_hf(
     tokens: int,
     train_layers: int | None,
     overrides: Sequence[str],
-    results: Path,
+    scores: Evaluation,
 ) -> tuple[list[Path], list[Table]]:
     """Train a checkpoint further with each scaling; return the folders of the scored runs, and their tables.
 
     text: hf:FOLDER or hf:OWNER/NAME. to: the longer length over the training length. tokens: to train on.
     train_layers: how many of the last layers are trained; None for all. overrides: of the data, the
-    training and the machine. Nothing is returned in other processes of torchrun than the first.
+    training and the machine. scores: which lengths and how many targets are scored, and where results lie.
+    Nothing is returned in other processes of torchrun than the first.
     """
     for_training = [each for each in overrides if parse_override(each).key in TRAINING_KEYS]
     for_scores = [each for each in overrides if each not in for_training]
@@ -104,7 +105,7 @@ def extend_hf(
     require("data" in keys or "data.path" in keys, message)
     if VALIDATION not in keys and "data.validation_path" not in keys:
         for_scores.append(f"{VALIDATION}={DataConfig.validation_fraction}")
-    config = checkpoint_config(text, for_scores, {}, {}, results)
+    config = checkpoint_config(text, for_scores, {}, {}, scores.results_dir)
     length = round(to * config.trained_length)
     settings = _settings(config, for_training, length, tokens, train_layers)
     stretched = [with_factor(each, to, ()) for each in requested]
@@ -113,7 +114,7 @@ def extend_hf(
         is_first = _train(stage)
         if not is_first:
             return [], []
-    return _scored(text, stages, stretched, for_scores, results)
+    return _scored(text, stages, stretched, replace(scores, overrides=tuple(for_scores)))
 
 
 def _settings(
@@ -271,16 +272,16 @@ def _scored(
     text: str,
     stages: Sequence[Stage],
     requested: Sequence[Requested],
-    overrides: Sequence[str],
-    results: Path,
+    request: Evaluation,
 ) -> tuple[list[Path], list[Table]]:
     """Score the checkpoint, unchanged and with each scaling, and the trained ones; return runs and tables."""
     config = stages[0].config
     trained, length = config.trained_length, stages[0].settings.train.length
-    lengths = None
-    if config.eval.lengths is None:
-        lengths = sorted({max(2, trained // 4), trained, length})
-    request = Evaluation(lengths=lengths, overrides=tuple(overrides), results_dir=results)
+    if request.lengths is not None:
+        lengths = stretched_lengths(config.eval, trained, length, request.lengths)
+        request = replace(request, lengths=lengths)
+    elif config.eval.lengths is None:
+        request = replace(request, lengths=sorted({max(2, trained // 4), trained, length}))
     runs = [prepare(text, replace(request, with_=tuple(requested))).score()]
     for stage in stages:
         runs.append(prepare(f"{PREFIX}{stage.target}", request).score())
@@ -289,4 +290,5 @@ def _scored(
     where = (Condition("target_hash", "=", tuple(hashes)),)
     selection = Selection(where=where, by=("model",), labels=frozenset(labels))
     paths = [run.path for run in runs]
-    return paths, build_tables(results, [path.name for path in paths], config.eval.protocol, selection)
+    names = [path.name for path in paths]
+    return paths, build_tables(request.results_dir, names, config.eval.protocol, selection)
