@@ -180,6 +180,8 @@ def extend(
     text: str | Path | None = None,
     train_layers: int | None = None,
     long: bool = False,
+    lengths: int | Sequence[int] | None = None,
+    targets: int | None = None,
     results_dir: str | Path = "results",
     overrides: str | Sequence[str] | None = None,
 ) -> "Extended":
@@ -201,6 +203,9 @@ def extend(
     text DIR: The text files that hf:FOLDER is trained and scored on.
     train_layers NUMBER: Of hf:FOLDER, train only so many of the last layers, which needs less memory.
     long: Train the model also at that length from the start, on as many tokens as both stages together.
+    lengths N,N: Context lengths to score, beside the training length, that length and its quarter.
+        [default: those of the runs up to twice that length]
+    targets NUMBER: Target blocks at each length; fewer are scored sooner.  [default: those of the runs]
     results_dir DIR: The folder of runs and results.csv.
 
     Raises `UserError` (a `ValueError`) if something cannot work, and `RunError` if a job fails.
@@ -214,6 +219,7 @@ def extend(
     if isinstance(count, str):
         count = read_count(count)
     check_texts("overrides", *listed(overrides))
+    chosen = [lengths] if isinstance(lengths, int) else plain_value(lengths or [])
     return extend_runs(
         [str(run) for run in listed(runs)],
         str(to),
@@ -222,6 +228,8 @@ def extend(
         text=None if text is None else Path(text),
         train_layers=None if train_layers is None else check_type(train_layers, AtLeast1, "train_layers"),
         long=check_type(long, bool, "long"),
+        lengths=check_type(chosen, list[AtLeast1], "lengths"),
+        targets=check_type(plain_value(targets), AtLeast1 | None, "targets"),
         overrides=listed(overrides),
         results=_folder(results_dir),
     )

@@ -60,7 +60,7 @@ ALLOWED = {
     "commands.extend_hf": "errors system config data runs report scoring training hf commands.evaluate",
     "commands.sweep": "errors system config runs commands.train",
     "commands.try_change": "errors system values config runs report commands.evaluate commands.train",
-    "commands.extend": "errors system values render config runs report scoring commands.job "
+    "commands.extend": "errors system values render config runs report scoring hf commands.job "
     "commands.evaluate commands.extend_hf commands.sweep",
     "commands.reproduce": "errors system values render config runs report scoring commands.evaluate "
     "commands.sweep",

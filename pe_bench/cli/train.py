@@ -120,11 +120,13 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
     Examples:
       pe-bench extend rope --to 4x --with yarn,rope_pi --tokens 128000
       pe-bench extend rope --with 'rope base=80000' --tokens 128000 --long
+      pe-bench extend rope --to 4x --lengths 256,512 --targets 16    # a first look
       pe-bench extend hf:FOLDER --text DIR --with yarn
       pe-bench extend hf:FOLDER --to 2x --with yarn --tokens 1M --text DIR
     """
     names, overrides = ([word for word in runs if ("=" in word) is is_key] for is_key in (False, True))
     require(bool(names), "no run is named: say pe-bench extend rope, or the beginning of a run's name")
+    options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
     results_dir = options["results_dir"]
     picture = plot or results_dir / "extend.png"
     from pe_bench.render.paper import picture_format

@@ -20,13 +20,15 @@ from pe_bench.commands.sweep.run import launch
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
+from pe_bench.hf.load import checkpoint_config
 from pe_bench.render.grid import text_of
 from pe_bench.report.build import build_tables, run_tables
 from pe_bench.report.columns import show
 from pe_bench.report.groups import Selection
 from pe_bench.report.records import Table
-from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
+from pe_bench.runs.find import Condition, find_runs, is_checkpoint, without_tries
 from pe_bench.runs.folder import RunFolder, read_config
+from pe_bench.runs.rows import Row
 from pe_bench.runs.untrusted import read_json
 from pe_bench.scoring.other_encodings import Requested, find_others, read_with
 from pe_bench.scoring.stages import (
@@ -36,6 +38,7 @@ from pe_bench.scoring.stages import (
     own_values,
     search_option,
     stage_encoding,
+    stretched_lengths,
     with_factor,
 )
 from pe_bench.system.files import write_text
@@ -77,6 +80,8 @@ def extend_runs(
     results: Path,
     text: Path | None = None,
     train_layers: int | None = None,
+    lengths: Sequence[int] = (),
+    targets: int | None = None,
 ) -> Extended:
     """Do as `api.extend` does. Raises `UserError`, `RunError`."""
     requested = read_with(with_ or [",".join(DEFAULT)])
@@ -88,16 +93,23 @@ def extend_runs(
         require(train_layers is None or tokens is not None, "--train-layers has no effect without --tokens")
         data_path = None if text is None else str(text)
         if tokens is not None:
-            times = _times(to)
-            done = extend_hf(runs[0], times, requested, tokens, train_layers, overrides, results, data_path)
+            scores = Evaluation(
+                lengths=[*lengths] or None, targets=targets, data_path=data_path, results_dir=results
+            )
+            done = extend_hf(runs[0], _times(to), requested, tokens, train_layers, overrides, scores)
             return Extended(*done)
         message = "torchrun starts the processes of one training: give --tokens, or start this without it"
         require(world_size() == 1, message)
         stretched = tuple(with_factor(each, _times(to), ()) for each in requested)
         request = Evaluation(
-            with_=stretched, overrides=tuple(overrides), data_path=data_path, results_dir=results
+            lengths=[*lengths] or None,
+            with_=stretched,
+            targets=targets,
+            overrides=tuple(overrides),
+            data_path=data_path,
+            results_dir=results,
         )
-        run = prepare(runs[0], request).score()
+        run = prepare(runs[0], _with_lengths(runs[0], request, _times(to))).score()
         return Extended([run.path], run_tables(run.scored, run.path, run.margin))
     message = "--text and --train-layers are for hf:FOLDER: a run goes on with its own text and all layers"
     require(text is None and train_layers is None, message)
@@ -110,6 +122,7 @@ def extend_runs(
     typed = sorted_by_use(overrides)
     given = _check(paths, config, typed, is_trained=tokens is not None)
     request = Evaluation(
+        targets=targets,
         results_dir=results,
         threads=given.get("threads"),
         device=given.get("device"),
@@ -119,9 +132,11 @@ def extend_runs(
     length = round(_times(to) * (first if to.endswith("x") else 1))
     require(length > first, f"--to {to} is not longer than train.length={first}: say 4x, or more tokens")
     requested = [_searched(each, paths[0], config, length) for each in requested]
+    chosen = stretched_lengths(config.eval, first, length, lengths)
+    request = replace(request, lengths=chosen)
     scored = _score(paths, length, requested, request, is_trained=tokens is not None)
     if tokens is not None:
-        stages = Stages(paths, config, length, typed.of_jobs, results)
+        stages = Stages(paths, config, length, request, typed.of_jobs)
         jobs = stages.further(requested, tokens)
         if long:
             jobs += stages.from_the_start(tokens)
@@ -129,8 +144,12 @@ def extend_runs(
         summary.end()
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
     # Encodings that were scored before get no line: their targets may be others.
-    labels = scored | {row.encoding for path in paths for row in RunFolder(path).rows}
-    selection = Selection(labels=frozenset(labels))
+    labels = {row.scored_with for row in scored}
+    labels |= {row.encoding for path in paths for row in RunFolder(path).rows}
+    selection = Selection(labels=frozenset(labels), lengths=tuple(chosen))
+    if targets is not None:
+        hashes = tuple(sorted({row.target_hash for row in scored}))
+        selection = replace(selection, where=(Condition("target_hash", "=", hashes),))
     names = [path.name for path in paths]
     return Extended(paths, build_tables(results, names, config.eval.protocol, selection))
 
@@ -156,6 +175,9 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     for text in typed.runs:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
+    for option in ("lengths", "targets"):
+        message = f"eval.{option} would hold for the trained lines alone: say --{option}, which is for all"
+        require(f"eval.{option}" not in jobs[0].given, message)
     return jobs[0].given
 
 
@@ -163,14 +185,15 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
 class Stages:
     """Later stages of runs that differ in their seeds alone, as jobs of a sweep.
 
-    config: that of the first run. length: of the windows, in tokens. overrides: typed ones for all stages.
+    config: that of the first run. length: of the windows, in tokens. request: how the unchanged runs are
+    scored. overrides: typed ones for all stages.
     """
 
     runs: Sequence[Path]
     config: Config
     length: int
+    request: Evaluation
     overrides: Sequence[str]
-    results: Path
 
     def further(self, requested: Sequence[Requested], tokens: int) -> list[Planned]:
         """Return jobs that go on from each run with each encoding."""
@@ -205,8 +228,11 @@ class Stages:
             "train.steps": steps,
             "train.batch_tokens": batch,
             "train.warmup_steps": round(train.warmup_steps * steps / train.total_steps),
-            "results_dir": str(self.results),
+            "results_dir": str(self.request.results_dir),
+            "eval.lengths": self.request.lengths,
         }
+        if self.request.targets is not None:
+            values["eval.targets"] = self.request.targets
         if key == "train.from":
             # At the full rate, what was learned before is lost.
             values["train.lr"] = train.lr * SHARE_OF_RATE
@@ -265,11 +291,11 @@ def _score(
     request: Evaluation,
     *,
     is_trained: bool,
-) -> set[str]:
-    """Score the runs unchanged and with each encoding; return the labels of all that were scored.
+) -> list[Row]:
+    """Score the runs unchanged and with each encoding at the lengths of the request; return all rows.
 
-    request: says where results lie, and what is used of the machine. With `is_trained`, pass over encodings
-    that do not fit.
+    request: also says where results lie, and what is used of the machine. With `is_trained`, pass over
+    encodings that do not fit.
     """
     config = read_config(runs[0])
     others: list[Requested] = []
@@ -282,13 +308,27 @@ def _score(
             if not is_trained:
                 raise
             say(f"{stretched.text} is not scored without training: {first_line(error)}")
-    lengths = sorted({*config.eval.resolved_lengths(config.train.length), length, length // 4})
     # The label of a line says where an encoding is not compatible.
-    request = replace(request, with_=tuple(others), lengths=lengths, force=bool(others))
+    request = replace(request, with_=tuple(others), force=bool(others))
     scored, failures = score_each(runs, request)
     if failures:
         raise RunError(failures[0])
-    return {row.scored_with for run in scored for row in run.scored}
+    return [row for run in scored for row in run.scored]
+
+
+def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
+    """Return the request for a checkpoint, with the lengths that are scored.
+
+    to: the longer length over the training length.
+    """
+    config = checkpoint_config(
+        text, request.overrides, {}, {}, request.results_dir, data_path=request.data_path
+    )
+    if request.lengths is None and config.eval.lengths is not None:
+        return request  # typed as eval.lengths
+    length = round(to * config.trained_length)
+    lengths = stretched_lengths(config.eval, config.trained_length, length, request.lengths or ())
+    return replace(request, lengths=lengths)
 
 
 def _times(to: str) -> float:

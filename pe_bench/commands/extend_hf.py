@@ -36,7 +36,7 @@ from pe_bench.report.records import Table
 from pe_bench.runs.find import Condition
 from pe_bench.runs.folder import locked, record_error
 from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
-from pe_bench.scoring.stages import with_factor
+from pe_bench.scoring.stages import stretched_lengths, with_factor
 from pe_bench.system import machine
 from pe_bench.system.files import remove_leftovers, replace_folder, write_json
 from pe_bench.system.signals import world_size
@@ -89,24 +89,23 @@ def extend_hf(
     tokens: int,
     train_layers: int | None,
     overrides: Sequence[str],
-    results: Path,
-    data_path: str | None = None,
+    scores: Evaluation,
 ) -> tuple[list[Path], list[Table]]:
     """Train a checkpoint further with each scaling; return the folders of the scored runs, and their tables.
 
     text: hf:FOLDER or hf:OWNER/NAME. to: the longer length over the training length. tokens: to train on.
     train_layers: how many of the last layers are trained; None for all. overrides: of the data, the
-    training and the machine. data_path: where the text lies; None where the overrides say it. Nothing is
-    returned in other processes of torchrun than the first.
+    training and the machine. scores: which lengths and how many targets are scored, where the text lies, and
+    where results lie. Nothing is returned in other processes of torchrun than the first.
     """
     for_scores = without_keys(overrides, TRAINING_KEYS)
     for_training = [each for each in overrides if each not in for_scores]
     keys = typed_values(for_scores)
     message = "the further training needs text: say --text DIR, of text files"
-    require(data_path is not None or "data" in keys or "data.path" in keys, message)
+    require(scores.data_path is not None or "data" in keys or "data.path" in keys, message)
     if VALIDATION not in keys and "data.validation_path" not in keys:
         for_scores.append(f"{VALIDATION}={DataConfig.validation_fraction}")
-    config = checkpoint_config(text, for_scores, {}, {}, results, data_path=data_path)
+    config = checkpoint_config(text, for_scores, {}, {}, scores.results_dir, data_path=scores.data_path)
     length = round(to * config.trained_length)
     settings = _settings(config, for_training, length, tokens, train_layers)
     stretched = [with_factor(each, to, ()) for each in requested]
@@ -115,8 +114,7 @@ def extend_hf(
         is_first = _train(stage)
         if not is_first:
             return [], []
-    request = Evaluation(overrides=tuple(for_scores), data_path=data_path, results_dir=results)
-    return _scored(text, stages, stretched, request)
+    return _scored(text, stages, stretched, replace(scores, overrides=tuple(for_scores)))
 
 
 def _settings(
@@ -279,7 +277,10 @@ def _scored(
     """Score the checkpoint, unchanged and with each scaling, and the trained ones; return runs and tables."""
     config = stages[0].config
     trained, length = config.trained_length, stages[0].settings.train.length
-    if config.eval.lengths is None:
+    if request.lengths is not None:
+        lengths = stretched_lengths(config.eval, trained, length, request.lengths)
+        request = replace(request, lengths=lengths)
+    elif config.eval.lengths is None:
         request = replace(request, lengths=sorted({max(2, trained // 4), trained, length}))
     runs = [prepare(text, replace(request, with_=tuple(requested))).score()]
     for stage in stages:

@@ -4,10 +4,10 @@ NAME.yaml is composed over the run's own model, training and data configuration.
 with the trained encoding takes the trained value unless it is given.
 
 A modifier acts on top of the run's own encoding, any other name replaces its base, and the run's modifiers
-stay. A scaling whose factor is not given makes two curves. With `factor=auto` it is that of each window:
-another model at each length, as one who tunes it for that length would have. With `factor=fixed` it is one
-number at every length, the training length included, as in a model that serves texts of all lengths: the
-longest length over the training length. The longest is `eval.max_length`, or what is scored where that is
+stay. The factor of a scaling is that of each window where none is given, as with `factor=auto`: another model
+at each length, as one who tunes it for that length would have. With `factor=fixed` it is one number at every
+length, the training length included, as in a model that serves texts of all lengths: the longest length over
+the training length. The longest is `eval.max_length`, or what is scored where that is
 longer, for nobody sets a model up for shorter texts than it gets. The number is in the label, so that rows of
 two factors are never taken for one curve.
 
@@ -115,10 +115,10 @@ def find_others(
     trained_with = EncodingSpec(trained.encoding, tuple(search))
     for each in requested:
         try:
-            for encoding in _encodings(each, trained, trained_with):
-                if encoding.identity() != trained_with.identity():
-                    checked = _checked(encoding, trained_with, trained.model.n_layers, force)
-                    others.setdefault(checked.label, checked)
+            encoding = _encoding(each, trained, trained_with)
+            if encoding.identity() != trained_with.identity():
+                checked = _checked(encoding, trained_with, trained.model.n_layers, force)
+                others.setdefault(checked.label, checked)
         except UserError as error:
             raise UserError(f"--with {each.text}, {run}: {error}") from error
     return list(others.values())
@@ -239,8 +239,8 @@ def with_short_lists(spec: EncodingSpec) -> str:
 # How an encoding is composed with what was trained
 
 
-def _encodings(requested: Requested, trained: Config, trained_with: EncodingSpec) -> Iterator[EncodingSpec]:
-    """Yield the encoding that is requested, or two where its factor is not given."""
+def _encoding(requested: Requested, trained: Config, trained_with: EncodingSpec) -> EncodingSpec:
+    """Return the encoding that is requested, with what it shares with the trained one."""
     base, search = requested.base, trained_with.search
     config = replace(trained, train=replace(trained.train, length=trained.trained_length), search=search)
     chosen = choose_encoding(base or "nope", requested.modifiers, search)
@@ -260,15 +260,11 @@ def _encodings(requested: Requested, trained: Config, trained_with: EncodingSpec
     if base not in (None, *names_in("encoding")):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
         encoding = {**encoding, "derived": []}
-    if not option:
-        yield EncodingSpec(encoding, search)
-        return
-    encoding = {option: encoding[option], **encoding}  # the first that a label says
-    if encoding[option] is not None or kind != FIXED:
-        yield EncodingSpec(encoding, search)
-    if encoding[option] is None and kind in (None, FIXED):
-        factor = fixed_factor(trained.eval, trained.trained_length)
-        yield EncodingSpec({**encoding, option: factor}, search)
+    if option:
+        encoding = {option: encoding[option], **encoding}  # the first that a label says
+        if encoding[option] is None and kind == FIXED:
+            encoding[option] = fixed_factor(trained.eval, trained.trained_length)
+    return EncodingSpec(encoding, search)
 
 
 def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_bench.config.compose import choose_encoding, resolve_encoding
 from pe_bench.config.parse import to_plain
-from pe_bench.config.schema import Config
+from pe_bench.config.schema import MIN_PAIRED_LENGTH, Config, EvalConfig
 from pe_bench.data.packed import Split
 from pe_bench.encodings.spec import EncodingSpec, PartSpec, is_part
 from pe_bench.errors import RunError, require
@@ -93,6 +93,19 @@ def own_values(trained: Config) -> dict[str, Any]:
     for part in (spec.base, *spec.modifiers.values()):
         values |= {f"{part.key}.{name}": value for name, value in part.chosen_options().items()}
     return values
+
+
+def stretched_lengths(
+    evaluation: EvalConfig, train_length: int, length: int, chosen: Sequence[int] = ()
+) -> list[int]:
+    """Return the lengths to score of a model that is stretched to `length` tokens.
+
+    These are those that were chosen, or else those of the configuration up to twice `length`; and always the
+    training length, and `length` with its quarter, which tells whether a model reads that far.
+    """
+    own = evaluation.resolved_lengths(train_length)
+    near = chosen or [each for each in own if each <= 2 * length]
+    return sorted({*near, train_length, max(length // 4, MIN_PAIRED_LENGTH), length})
 
 
 def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:

@@ -152,3 +152,40 @@ def test_a_damaged_file_of_what_was_searched_is_one_line_with_a_way_out(begin, c
     assert outcome.code == 1 and f"{file} is damaged" in outcome.line
     assert "delete it, and extend searches again" in outcome.line
     assert file.read_text() == text and (file.parent / "eval.csv").read_bytes() == before
+
+
+def test_lengths_up_to_twice_the_longer_one_are_scored_or_those_that_are_chosen(
+    begin: Command, folder: Path
+) -> None:
+    results = folder / "results"
+    assert begin("encoding=rope", "eval.lengths=[16,32,64,96]", "eval.max_length=96").code == 0
+
+    def scored(**options: object) -> dict[str, list[int]]:
+        """Return the lengths with a number of each line of the table."""
+        family = pe_bench.extend("rope", "2x", "yarn", results_dir=results, **options)  # pyright: ignore[reportArgumentType]
+        [table] = family.tables
+        return {line.label: sorted(line.records) for line in table.lines}
+
+    near = [8, 16, 32, 64]
+    assert scored() == {"rope": near, "rope -> yarn factor=2.0": near}
+    chosen = {"rope": [8, 16, 24, 32], "rope -> yarn factor=2.0": [8, 16, 24, 32]}
+    assert scored(lengths=24) == chosen, "and the training length, the longer one and its quarter"
+    label = "rope, then yarn x2 at 32 (64)"
+    assert scored(lengths=[24], tokens=64, overrides="threads=1")[label] == [8, 16, 24, 32]
+
+
+def test_fewer_targets_are_those_of_every_line_and_keys_of_one_stage_alone_are_refused(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    results = folder / "results"
+    assert begin("encoding=rope", *SCORED).code == 0
+    more = {"tokens": 64, "overrides": "threads=1", "results_dir": results}
+    [table] = pe_bench.extend("rope", "2x", "yarn", targets=3, **more).tables
+    assert len(table.lines) == 3
+    for line in table.lines:
+        for record in line.records.values():
+            assert record.targets == 3 * 16, f"{line.label} at {record.length}"
+    for key in ("eval.targets=3", "eval.lengths=[32]"):
+        outcome = extended(command, folder, "--to", "2x", "--with", "yarn", "--tokens", "64", key)
+        option = key.partition("=")[0].replace("eval.", "--")
+        assert outcome.code == 2 and f"say {option}, which is for all" in outcome.line

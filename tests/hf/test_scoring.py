@@ -124,7 +124,8 @@ def test_a_reference_is_measured_from_and_scalings_follow_from_the_training_leng
     tmp_path: Path, call: Command
 ) -> None:
     write_checkpoint(tmp_path / "long", "llama", max_position_embeddings=64)
-    options = ("--lengths", "64,96", "--controls", "all", "--with", "yarn")
+    scalings = ("--with", "yarn", "--with", "yarn factor=fixed")
+    options = ("--lengths", "64,96", "--controls", "all", *scalings)
     assert call("eval", "long", *options).code == 0
     [run] = rows_of(tmp_path)
     blocks = f"eval.target_tokens={read_config(run).eval.target_tokens}"

@@ -20,6 +20,7 @@ from pe_bench.hf import training
 from pe_bench.hf.export import rescaled_config
 from pe_bench.hf.source import Source, load_config, load_model
 from pe_bench.hf.training import FurtherTraining, Settings, mean_loss
+from pe_bench.runs.rows import read_rows
 from pe_bench.training.group import ALONE
 
 YARN = {
@@ -208,3 +209,21 @@ def test_processes_of_torchrun_train_one_checkpoint_together(
     together = weights_of(trained_folder(tmp_path))
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor, rtol=0, atol=1e-4)
+
+
+def test_a_checkpoint_too_is_stretched_at_chosen_lengths_with_fewer_targets(
+    tmp_path: Path, command: Command
+) -> None:
+    write_checkpoint(tmp_path / "llama", "llama")
+    corpus = write_corpus(tmp_path / "corpus")
+    results = tmp_path / "results"
+    overrides = [f"cache_dir={tmp_path / 'cache'}", "threads=1"]
+    words = ("extend", f"hf:{tmp_path / 'llama'}", "--to", "2x", "--with", "yarn", "--text", str(corpus))
+    words = (*words, *overrides, "--results-dir", str(results))
+    assert command(*words, "--targets", "4").code == 0
+    [run] = (results / "runs").glob("hf-*")
+    lengths = {row.length for row in read_rows(run / "eval.csv")}
+    assert max(lengths) == 4 * TRAIN_LENGTH and 2 * TRAIN_LENGTH in lengths
+    outcome = command(*words, "--targets", "4", "--lengths", "40")
+    assert outcome.code == 0, outcome.err
+    assert 40 in {row.length for row in read_rows(run / "eval.csv")}

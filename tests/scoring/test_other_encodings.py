@@ -30,9 +30,16 @@ def labels(folder: Path) -> list[str]:
     return sorted({row.scored_with for row in rows_of(folder)})
 
 
-def test_a_scaling_without_a_factor_makes_two_curves_in_one_table(begin, evaluate, folder):
+def test_a_scaling_without_a_factor_adds_one_line_that_is_tuned_to_each_length(begin, evaluate, folder):
     begin("encoding=rope")
-    outcome = evaluate("--lengths", "32", "--with", "rope_pi")
+    outcome = evaluate("--lengths", "32", "--with", "yarn", "--with", "rope_pi")
+    assert outcome.code == 0, outcome.err
+    assert labels(folder) == ["rope", "rope_pi factor=auto", "yarn factor=auto"]
+
+
+def test_a_scaling_is_tuned_to_each_length_or_has_one_factor_in_one_table(begin, evaluate, folder):
+    begin("encoding=rope")
+    outcome = evaluate("--lengths", "32", "--with", "rope_pi", "--with", "rope_pi factor=fixed")
     assert outcome.code == 0, outcome.err
     assert all(f"rope -> rope_pi factor={factor}" in outcome.out for factor in ("4.0", "auto"))
     assert labels(folder) == ["rope", "rope_pi factor=4.0", "rope_pi factor=auto"]
