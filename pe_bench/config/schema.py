@@ -185,7 +185,7 @@ class EvalConfig:
         usual = [round(times * (first or train_length)) for times in DEFAULT_LENGTHS]
         chosen = self.lengths or [length for length in usual if length >= shortest]
         # Of a later stage also a quarter of its length, which tells whether a model reads that far.
-        later = [first, max(train_length // 4, shortest)] if first else []
+        later = [first, max(quarter_of(train_length), shortest)] if first else []
         return sorted({*chosen, *later, train_length})
 
     def resolved_max_length(self, train_length: int) -> int:
@@ -195,6 +195,11 @@ class EvalConfig:
         """The tokens in a target block: by default a power of two, which has parts for every length."""
         room = min(MAX_DEFAULT_BLOCK, self.first_length or train_length)
         return self.target_tokens or largest_power_of_two(room)
+
+
+def quarter_of(train_length: int) -> int:
+    """Return the length from which a model must gain up to its training length, for gains beyond to count."""
+    return round(train_length / 4)
 
 
 def largest_power_of_two(most: int) -> int:
@@ -209,8 +214,9 @@ class ReportConfig:
 
 # Of the rule that gives a checkpoint's identity: raised where the same files have other scores than before.
 # From 2 on, a text begins with all tokens of the tokenizer's template, a scaling grows from the length that
-# transformers reads, and no file is read that the identity does not cover.
-CHECKPOINT_IDENTITY = 2
+# transformers reads, and no file is read that the identity does not cover. From 3 on, the control `window`
+# leaves the first tokens visible.
+CHECKPOINT_IDENTITY = 3
 BY_COMMAND = "the command"  # says at what length a checkpoint was trained, in the place of its configuration
 
 

@@ -12,7 +12,15 @@ import torch
 from pe_bench.config.arguments import in_sections, typed_values, without_keys
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config, warn_unused
-from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, Config, EvalConfig, largest_power_of_two
+from pe_bench.config.schema import (
+    BY_COMMAND,
+    CHECKPOINT_IDENTITY,
+    MIN_PAIRED_LENGTH,
+    Config,
+    EvalConfig,
+    largest_power_of_two,
+    quarter_of,
+)
 from pe_bench.data.packed import load_data
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.errors import UserError, require
@@ -96,11 +104,24 @@ def checkpoint_config(
     values["eval"].update(_target_blocks(values["eval"], train_length, given))
     config = parse_config(values)
     warn_unused([config], given)
+    config = config if reference is None else _with_quarter(config, reference)
     if config.eval.max_length is not None or not config.eval.lengths:
         return config
     # 16 times the training length, as in a run, is more than most documents have.
     longest = max(config.train.length, *config.eval.lengths)
     return replace(config, eval=replace(config.eval, max_length=longest))
+
+
+def _with_quarter(config: Config, reference: int) -> Config:
+    """Return a configuration that also scores a quarter of the reference.
+
+    A gain beyond the reference is judged only where the model gains from the quarter to the reference.
+    """
+    lengths, quarter = config.eval.lengths, quarter_of(reference)
+    is_judged = config.eval.protocol == "paired" and config.eval.controls != "none"
+    if not lengths or not is_judged or quarter < MIN_PAIRED_LENGTH:
+        return config  # the usual lengths have the quarter
+    return replace(config, eval=replace(config.eval, lengths=sorted({quarter, *lengths})))
 
 
 def _target_blocks(section: Mapping[str, Any], train_length: int, given: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pe_bench.config.schema import Protocol, Slice, check_margin
+from pe_bench.config.schema import Protocol, Slice, check_margin, quarter_of
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.groups import (
     EVERYTHING,
@@ -35,7 +35,7 @@ from pe_bench.report.lines import (
 )
 from pe_bench.report.notes import with_notes
 from pe_bench.report.probes import ProbeTable, probe_tables
-from pe_bench.report.records import Line, Table, TableKey, quarter_of
+from pe_bench.report.records import Line, Table, TableKey
 from pe_bench.report.statistics import MARGIN
 from pe_bench.report.verdicts import rank_sets
 from pe_bench.runs.find import (

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pe_bench.config.schema import quarter_of
 from pe_bench.errors import RunError, require
 from pe_bench.report.records import (
     BreakPoint,
@@ -18,7 +19,6 @@ from pe_bench.report.records import (
     Record,
     Unlearned,
     common_targets,
-    quarter_of,
 )
 from pe_bench.report.statistics import corrected_comparisons, judge_change, reads_nothing
 from pe_bench.report.verdicts import (

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY
+from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, quarter_of
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
 from pe_bench.report.looks import look_of
-from pe_bench.report.records import NATS, Line, Note, Table, label_of, quarter_of
+from pe_bench.report.records import NATS, Line, Note, Table, label_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED, has_few_targets
@@ -162,8 +162,9 @@ def legend(table: Table) -> list[str]:
     if later:
         lines.append(f"break point and uses context, {later}")
     if any(record.use and record.use.beats_window for record in table.records):
-        train_length = table.key.train_length
-        lines.append(f"beats window: better than if every layer saw only {train_length} tokens back")
+        first = " and the first tokens" if table.key.is_of_checkpoints else ""
+        seen = f"{table.key.train_length:,} tokens back{first}"
+        lines.append(f"beats window: better than if every layer saw only {seen}")
     lines.append("ppl: perplexity of a token; MB: peak memory of the process while it scored")
     return lines
 

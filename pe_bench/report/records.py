@@ -287,10 +287,6 @@ class Note(NamedTuple):
     short: str = ""
 
 
-def quarter_of(train_length: int) -> int:
-    return round(train_length / 4)
-
-
 @dataclass(frozen=True)
 class TableKey:
     """The values that all rows of a table have in common."""

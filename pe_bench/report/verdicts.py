@@ -23,9 +23,9 @@ from typing import Any, Literal, cast
 import numpy as np
 from scipy.special import ndtri
 
-from pe_bench.config.schema import MIN_PAIRED_LENGTH
+from pe_bench.config.schema import MIN_PAIRED_LENGTH, quarter_of
 from pe_bench.errors import RunError
-from pe_bench.report.records import Answers, BreakPoint, ContextUse, Paired, Record, Unlearned, quarter_of
+from pe_bench.report.records import Answers, BreakPoint, ContextUse, Paired, Record, Unlearned
 from pe_bench.report.statistics import (
     CONFIDENCE,
     Interval,

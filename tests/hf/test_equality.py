@@ -295,6 +295,25 @@ def test_the_window_control_is_for_models_whose_attention_alone_reads_the_whole_
     assert beside.control_refusal("swap", 64) == ""
 
 
+@pytest.mark.parametrize(("name", "window"), [("llama", 8), ("gemma2", 6), ("gpt_oss", 9)])
+def test_the_window_control_leaves_the_first_four_tokens_of_a_text_visible(
+    tmp_path: Path, name: str, window: int
+) -> None:
+    layers = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    model = opened(write_checkpoint(tmp_path / name, name, **layers)).model
+    read, ids = tokens()[:1, :40], torch.arange(40)
+
+    def last(of: Tensor) -> Tensor:
+        return model.hidden(of, ids, window)[:, -1]
+
+    seen = []
+    for place in range(40):
+        changed = read.clone()
+        changed[0, place] = (read[0, place] + 1) % VOCABULARY
+        seen += [place] if not torch.equal(last(changed), last(read)) else []
+    assert seen == [*range(4), *range(40 - window, 40)]
+
+
 @pytest.mark.parametrize("name", ["bloom", "falcon", "mamba"])
 def test_a_model_without_the_interface_is_scored_as_it_is(tmp_path: Path, name: str) -> None:
     checkpoint, read = opened(write_checkpoint(tmp_path / name, name)), tokens()

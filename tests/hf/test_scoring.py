@@ -60,8 +60,9 @@ def rows_of(folder: Path) -> dict[Path, list[Row]]:
 
 
 def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
-    tmp_path: Path, call: Command, command: Command
+    tmp_path: Path, call: Command, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pe_bench.hf.attention.FIRST_TOKENS", 0)
     window = "sliding_window window=32"
     done = call("eval", "llama", "--lengths", "16,64", "--with", "yarn factor=2", "--with", window)
     assert done.code == 0, done.err
@@ -90,6 +91,25 @@ def test_a_checkpoint_is_scored_reported_and_listed_like_a_run_and_from_python(
     again = pe_bench.evaluate(f"hf:{tmp_path / 'llama'}", [16, 64], overrides=overrides, **elsewhere)
     assert again.path == run and set(again.scores["length"]) == {16, TRAIN_LENGTH, 64}
     assert rows_of(tmp_path) == {run: rows}, "nothing was scored again"
+
+
+@pytest.mark.parametrize(
+    ("options", "lengths"),
+    [
+        (["--reference", "16"], {4, 16, 64}),
+        (["--reference", "16", "--controls", "none"], {16, 64}),
+        (["--reference", "6"], {2, 6, 64}),
+        ([], {TRAIN_LENGTH, 64}),
+    ],
+)
+def test_a_reference_is_scored_with_its_quarter_which_says_whether_gains_beyond_it_count(
+    tmp_path: Path, call: Command, options: list[str], lengths: set[int]
+) -> None:
+    done = call("eval", "llama", "--lengths", "64", *options, "--json")
+    assert done.code == 0, done.err
+    [rows] = rows_of(tmp_path).values()
+    assert {row.length for row in rows} == lengths
+    assert ("a quarter of the training length" in done.out) == (options == [])
 
 
 def test_checkpoints_side_by_side_are_lines_of_a_table_for_each_tokenizer(
@@ -253,7 +273,7 @@ def test_scores_of_an_older_identity_are_kept_and_marked_and_scored_again_on_req
     [(run, before)] = rows_of(tmp_path).items()
     where = ("--results-dir", str(tmp_path / "results"))
     refused = command("eval", run.name, "--lengths", "24", *where)
-    assert refused.code == 2 and "was scored under an older identity (version 1, now 2)" in refused.line
+    assert refused.code == 2 and "was scored under an older identity (version 1, now 3)" in refused.line
     assert f"score it as it is now with `pe-bench eval hf:{tmp_path / 'llama'}`" in refused.line
     assert call("eval", "llama", "--lengths", "16").code == 0
     rows = rows_of(tmp_path)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pe_bench.commands.reproduce.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
-from pe_bench.report.records import ContextUse, Paired, Unlearned, label_of, quarter_of
+from pe_bench.config.schema import quarter_of
+from pe_bench.report.records import ContextUse, Paired, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
     Interval,
