@@ -5,16 +5,12 @@ import os
 import shutil
 import signal
 import stat
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.commands import Command, Outcome, tiny_overrides, write_corpus
 
 from pe_bench.cli import program
-from pe_bench.config import compose as composing
 from pe_bench.system.files import cache_root
 
 # A shell that starts tests in the background, and `nohup`, have these ignored; what tests send must arrive.
@@ -27,25 +23,6 @@ def pytest_collection_finish() -> None:
     """What is loaded by now stays: no garbage collection looks at it again."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def composed_once() -> Iterator[None]:
-    """Hydra takes longer than a tiny run: no configuration is composed twice from the files that we ship."""
-    compose = composing._compose
-    composed: dict[tuple[Any, ...], dict[str, Any]] = {}
-
-    def compose_once(overrides: Sequence[str], search: Sequence[Path]) -> dict[str, Any]:
-        if search:  # of a test's own
-            return compose(overrides, search)
-        key = (*overrides, Path.home())
-        if key not in composed:
-            composed[key] = compose(overrides, search)
-        return deepcopy(composed[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(composing, "_compose", compose_once)
-        yield
 
 
 @pytest.fixture

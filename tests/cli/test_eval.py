@@ -70,3 +70,16 @@ def test_an_option_that_does_not_suit_one_of_several_runs_names_it_and_scores_no
     assert outcome.code == 2 and "alibi-s0-" in outcome.line
     assert runs_with(folder, 48) == []
     assert evaluate("--where", "encoding!=alibi", "--with", "yarn", "--lengths", "48").code == 0
+
+
+def test_a_run_that_nobody_named_is_said_and_one_that_is_not_finished_says_how_it_gets_so(
+    evaluate: Command, folder: Path
+) -> None:
+    [run] = folder.glob("results/runs/alibi-s0-*")
+    outcome = evaluate("--lengths", "48")
+    assert outcome.code == 0 and f"the newest finished run: {run}" in outcome.err
+    (run / "result.json").unlink()
+    outcome = evaluate(str(run), "--lengths", "64")
+    assert outcome.code == 2
+    assert f"{run} is not finished: repeat the command that trained it, and it continues" in outcome.line
+    assert runs_with(folder, 64) == []

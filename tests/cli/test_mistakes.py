@@ -197,6 +197,15 @@ def test_an_unfinished_and_a_damaged_run_are_refused_by_name(begin, command, fol
     assert outcome.code == 2 and "no finished run" in outcome.line
 
 
+@pytest.mark.parametrize("arguments", [[], ["-m", "seed=0,1"]])
+def test_a_folder_that_cannot_be_written_is_refused_with_a_way_out(train, folder, monkeypatch, arguments):
+    monkeypatch.setattr("pe_bench.values.os.access", lambda path, mode: path != folder)
+    outcome = train(*arguments, f"results_dir={folder / 'r'}")
+    way_out = "say results_dir=FOLDER with one that can, or change its permissions"
+    assert outcome.line == f"pe-bench: results_dir={folder / 'r'}: {folder} cannot be written: {way_out}"
+    assert outcome.code == 2 and not (folder / "r").exists()
+
+
 @pytest.mark.parametrize(
     "typed",
     [

@@ -90,15 +90,23 @@ BUILT = [
 ]
 
 
+USUAL = ("train.length=64", "model.n_heads=2")
+
+
+@pytest.fixture(scope="module")
+def usual_config() -> Config:
+    return compose_config(["encoding=nope", *USUAL])
+
+
 @pytest.mark.parametrize("name", ["rope", "t5", *BUILT])
-def test_an_encoding_is_the_same_whether_hydra_composes_it_or_it_is_read_for_a_configuration(name):
-    usual = ["train.length=64", "model.n_heads=2"]
-    config = compose_config(["encoding=nope", *usual])
+def test_an_encoding_is_the_same_whether_hydra_composes_it_or_it_is_read_for_a_configuration(
+    name, usual_config
+):
     assert len(BUILT) > 20
     for modifiers in ([], ["logn", "sliding_window"]):
         chosen = choose_encoding(name, modifiers)
-        composed = compose([f"encoding={name}", f"modifier=[{','.join(modifiers)}]", *usual])["encoding"]
-        assert json.dumps(resolve_encoding(chosen, {}, config)) == json.dumps(composed), "in this order"
+        composed = compose([f"encoding={name}", f"modifier=[{','.join(modifiers)}]", *USUAL])["encoding"]
+        assert json.dumps(resolve_encoding(chosen, {}, usual_config)) == json.dumps(composed), "in this order"
 
 
 def test_options_of_a_read_encoding_are_those_that_hydra_would_set():

@@ -247,3 +247,20 @@ def test_a_run_of_before_keeps_its_split(tmp_path: Path) -> None:
         for each in (old, new, old)
     }
     assert hashes[1] != hashes[20]
+
+
+def test_a_dataset_that_the_hub_does_not_give_is_one_line_with_the_way_out():
+    with pytest.raises(
+        UserError, match=r"has no split 'train' \(it has test\): use data=stdlib, or data=files"
+    ):
+        read_from_hub("pg19", {"test": [{"text": "x"}]})
+    error = ValueError("BuilderConfig 'x' not found.\nAvailable: ['y']")
+    config = DataConfig(name="x", source="hub", path="owner/name")
+    with patch.object(datasets, "load_dataset", side_effect=error), pytest.raises(UserError) as caught:
+        read_corpus(config)
+    reason = "BuilderConfig 'x' not found. Available: ['y']"
+    loaded = f"data.path=owner/name cannot be loaded from the Hugging Face Hub ({reason})"
+    assert str(caught.value) == f"{loaded}: check it, or use data=stdlib, or data=files data.path=DIR"
+    config = replace(config, path="parquet")  # a format of the library, and no name of a dataset
+    with pytest.raises(UserError, match="data.path=parquet is not the OWNER/NAME of a dataset on the Hub"):
+        read_corpus(config)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -163,3 +164,12 @@ def test_a_cache_of_before_is_labelled_by_the_vocabulary_that_there_is(corpus, r
     (entry / files.META).write_text(json.dumps({**meta, files.CHECKSUM: files.key_of(meta)}))
     again = packed(corpus, root, kind="bpe", vocab_size=5_000)
     assert again.tokenizer == label == f"bpe-{again.vocab_size}" and again.vocab_size < 5_000
+
+
+def test_a_cache_folder_that_cannot_be_made_is_one_line_with_the_way_out(corpus, tmp_path):
+    (tmp_path / "file").touch()
+    place = re.escape(str(tmp_path / "file/cache"))
+    with pytest.raises(
+        RunError, match=f"^the cache folder {place} cannot be written .*: set another cache_dir$"
+    ):
+        packed(corpus, tmp_path / "file/cache")

@@ -171,3 +171,23 @@ def test_examples_just_fit_their_length_and_their_answers_are_marked(
     few, other = prompts.examples_at(2_000, 1, 0), prompts.examples_at(2_000, 1, 1)
     assert np.array_equal(few[0].tokens, examples[0].tokens)
     assert not np.array_equal(few[0].tokens, other[0].tokens)
+
+
+def test_bpe_gives_the_text_back_is_the_same_every_time_and_as_large_as_asked_for(tmp_path: Path) -> None:
+    def trained(size: int, name: str) -> SubwordTokenizer:
+        config = TokenizerConfig(kind="bpe", vocab_size=size)
+        return train_bpe([text.encode() for text in SENTENCES], config, tmp_path / name)
+
+    first, again, larger = trained(270, "first"), trained(270, "again"), trained(280, "larger")
+    assert (first.vocab_size, larger.vocab_size) == (270, 280)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "again").read_bytes()
+    assert first.identity == again.identity != larger.identity
+    texts = [text.encode() for text in (*SENTENCES, "never seen: žluťoučký 🐎\n")]
+    for text, encoded in zip(texts, first.encode_documents(texts), strict=True):
+        assert first.tokenizer.decode(encoded.ids.tolist(), skip_special_tokens=False).encode() == text
+    with pytest.raises(UserError, match="vocab_size=256 is too small: give 257 "):
+        trained(256, "none")
+    assert not (tmp_path / "none").exists()
+
+
+SENTENCES = ("the cat sat on the mat, then on the other mat", "a mat and a cat; then the rat ran away") * 3

@@ -15,6 +15,7 @@ from pe_bench.encodings.inputs.conv import Convolution
 from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.inputs.multiplicative import Multiplicative
 from pe_bench.encodings.inputs.recursive import Cell, FlowCell, Recursive
+from pe_bench.errors import UserError
 
 CELLS: tuple[Cell, ...] = ("gru", "mlp", "ode_rk4", "ode_euler")
 VOCABULARY = [*"abcdefghi", ".", "\n"]
@@ -69,6 +70,16 @@ def test_autocast_and_a_narrow_type_lose_no_positions_at_the_input(make) -> None
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(embedded(encoding, x, ids), exact)
     assert near(embedded(encoding, x.bfloat16(), ids), exact.double(), 0.02)
+
+
+def test_what_reads_the_texts_of_tokens_says_that_it_has_none() -> None:
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    for read in (
+        lambda: embedded(Complex(8), torch.zeros(1, 3, 8)),
+        lambda: BiPE(8, 4).ids(tokens, train=False, generator=None),
+    ):
+        with pytest.raises(UserError, match="built without a vocabulary: call read_vocabulary with the text"):
+            read()
 
 
 def test_initial_values_are_the_documented_ones() -> None:

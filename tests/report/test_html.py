@@ -145,3 +145,25 @@ def test_the_title_that_a_program_gives_a_page_is_text() -> None:
 def test_the_margin_of_a_change_has_a_colour_of_the_page(tables) -> None:
     page = to_html(tables)
     assert "#f0f0f0" not in page and 'fill="var(--raised)"' in page
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rgb or #rrggbb, as WCAG 2.1 defines it."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    channels = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_words_have_the_contrast_to_their_ground_that_wcag_asks_for(is_dark: bool) -> None:
+    style = files("pe_bench.report").joinpath("templates/style.css").read_text(encoding="utf-8")
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w+);", block))
+        for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    )
+    colours = light | dark if is_dark else light
+    for name in ("ink", "soft", "accent", "improves", "holds", "degrades", "fails", "unclear"):
+        for ground in ("paper", "raised"):
+            low, high = sorted(luminance(colours[each]) for each in (name, ground))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (name, ground)

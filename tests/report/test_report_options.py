@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.commands import Command
 from support.results import add_run
-from support.tables import BREAKING, bits_at, labels, only, where
+from support.tables import BREAKING, bits_at, labels, line_of, only, where
 
 from pe_bench.config.schema import CheckpointConfig, Config, EvalConfig
 from pe_bench.errors import UserError
@@ -57,6 +57,30 @@ def test_lines_are_in_the_requested_order(
     assert (table.ranked_at, labels(table)) == (ranked_at, expected)
     said = f"ranked by bits/byte at {ranked_at}" if ranked_at else f"in order of {sort}"
     assert any(note.startswith(said) for note in table.notes)
+
+
+def test_what_may_be_several_lines_is_no_baseline_and_a_length_without_a_score_no_order(
+    results: Path,
+) -> None:
+    with pytest.raises(UserError, match="--baseline rope may be several lines: rope seed=0, rope seed=1, "):
+        build_tables(results, selection=Selection(by=("seed",), baseline="rope"))
+    assert only(results, by=("seed",), baseline="rope seed=1").baseline == "rope seed=1"
+    with pytest.raises(UserError, match="--sort 300: nothing was scored at that length; pe-bench eval RUN"):
+        build_tables(results, selection=Selection(sort="300"))
+
+
+def test_where_nothing_is_paired_with_the_baseline_there_is_a_reason_and_no_difference(
+    tmp_path: Path,
+) -> None:
+    levels: dict[int, float | None] = {128: 3.0, 256: 3.1}
+    add_run(tmp_path, "rope", levels, seed=0)
+    add_run(tmp_path, "alibi", levels, seed=1)
+    add_run(tmp_path, "t5", {**levels, 1024: 3.0}, seed=0)
+    table = only(tmp_path, baseline="rope")
+    found = line_of(table, "alibi").records[256].baseline
+    assert found is not None and (found.mean, found.interval, found.verdict) == (None, None, "")
+    assert "no comparison: alibi at 128, 256: no seed in common with rope" in table.notes
+    assert "no comparison: t5 at 1,024: rope has no score at this length" in table.notes
 
 
 def test_differences_from_a_baseline_are_paired_by_seed_and_document(results: Path) -> None:

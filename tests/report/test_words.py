@@ -14,6 +14,7 @@ from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_latex, to_markdown
 from pe_bench.report.groups import Selection
 from pe_bench.runs.rows import read_rows
+from pe_bench.runs.scores import MIN_DOCUMENTS
 
 LENGTHS = (128, 192, 256, 512)
 LEVELS = {"alibi": (1.762, 1.764, 1.769, 1.768), "rope": (1.719, 2.428, 2.809, 3.614)}
@@ -37,6 +38,14 @@ def test_a_note_names_the_lines_that_it_is_about_or_a_few_of_them(tmp_path: Path
     for name in "abcdefg":
         add_run(tmp_path, name, BREAKING)
     assert any(note.startswith("one seed (a, b, c, d and 3 more)") for note in only(tmp_path).notes)
+
+
+@pytest.mark.parametrize(("documents", "is_said"), [(MIN_DOCUMENTS - 1, True), (MIN_DOCUMENTS, False)])
+def test_intervals_over_few_documents_are_said_to_be_that(
+    tmp_path: Path, documents: int, is_said: bool
+) -> None:
+    add_run(tmp_path, "rope", {128: 3.0, 256: 3.1}, documents=documents)
+    assert (f"few documents ({documents}): intervals over so few say little" in said(tmp_path)) == is_said
 
 
 @pytest.mark.parametrize(("moved", "is_caveat"), [(3.5, True), (3.001, False)])

@@ -28,7 +28,9 @@ from torch import Tensor
 from pe_bench.config.schema import EvalConfig
 from pe_bench.data.packed import task_data
 from pe_bench.data.tasks import Task, build_task
+from pe_bench.encodings.base import Side
 from pe_bench.encodings.inputs.learned import Learned
+from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.scalings.rope_dynamic_ntk import RopeDynamicNTK
 from pe_bench.errors import UserError
 from pe_bench.model.decoder import LanguageModel
@@ -219,3 +221,35 @@ def test_too_few_documents_for_all_targets_are_reported_with_their_number(traine
     with pytest.raises(UserError, match="61 .*the longest has 60"):
         scored(trained, replace(EVAL, lengths=[8, 61]))
     assert not (trained.folder / "eval.csv").exists()
+
+
+def test_a_fault_of_pe_bench_s_own_code_is_raised_and_is_no_row(tmp_path: Path, monkeypatch) -> None:
+    """Of a user's code it would be a row that says so."""
+
+    def fail(self: NoPE, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("shapes do not fit")
+
+    trained = trained_model(tmp_path / "run", NoPE())
+    monkeypatch.setattr(NoPE, "transform", fail)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        scored(trained)
+    assert not (trained.folder / "eval.csv").exists()
+
+
+def test_scores_are_float32_whatever_the_training_unless_another_precision_is_asked_for(trained: Job) -> None:
+    assert trained.dtype == torch.bfloat16
+    types = set[torch.dtype]()
+    down = trained.model.get_submodule("blocks.0.feedforward.down")
+    down.register_forward_hook(lambda _, given, out: types.add(out.dtype))
+    assert {row.score_dtype for row in scored(trained)} == {"float32"}
+    assert types == {torch.float32}
+    coarse = scored(trained, replace(EVAL, precision="bfloat16"))
+    assert {row.score_dtype for row in coarse} == {"bfloat16"}
+    assert torch.bfloat16 in types
+
+
+def test_batches_are_as_large_as_asked_for_and_no_larger(trained: Job) -> None:
+    shapes = fed(trained)
+    scored(trained, replace(EVAL, batch_tokens=50))
+    assert all(batch * columns <= 50 for batch, columns in shapes)
+    assert (50 // 8, 8) in shapes

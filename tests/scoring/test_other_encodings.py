@@ -267,3 +267,16 @@ def test_only_the_options_of_the_catalogue_may_change_after_training() -> None:
             assert incompatibility(spec(name), spec(name, f"{key}.{override}")) is None
     changes = {name: {override.partition("=")[0] for override in CHANGES[name]} for name in CHANGES}
     assert {name: options for name, options in changeable.items() if options} == changes
+
+
+def test_an_encoding_whose_rows_would_be_called_like_the_run_s_own_is_refused(begin, evaluate, folder):
+    (folder / "work" / "encoding").mkdir()
+    (folder / "work" / "encoding" / "fast.yaml").write_text(
+        "name: rope\nclass: pe_bench.encodings.nope:NoPE\n"
+    )
+    begin("encoding=rope")
+    before = rows_of(folder)
+    outcome = evaluate("--with", "fast", "--config-dir", ".", "--force")
+    assert outcome.code == 2
+    assert "its rows would be called rope like the run's own: give it another name" in outcome.line
+    assert rows_of(folder) == before

@@ -1,5 +1,7 @@
 """Encodings as `show` resolves them."""
 
+from functools import cache
+
 from pe_bench.cli.completion import complete_word
 from pe_bench.inspection.resolve import ResolvedEncoding, resolve
 
@@ -23,6 +25,7 @@ class RootBias(LayerEncoding):
 SMALL = ("model.d_model=16", "model.n_heads=2", "model.d_head=8", "model.d_ff=8", "train.length=16")
 
 
+@cache
 def one(*arguments: str) -> ResolvedEncoding:
     (found,) = resolve(arguments)
     return found

@@ -161,10 +161,12 @@ def test_a_task_is_solved_or_missed_by_the_share_of_right_examples(tmp_path: Pat
         (task, "misses", "new", 2, "unclear"),  # it has not learned the task at the training length
         (task, "solves", "absent", 2, "unclear"),
         (task, "order", "nope", 2, "holds"),
-        (unsolved, "misses", "rope", 1, "unclear"),  # and nobody solves it: it may need more training
+        (unsolved, "misses", "rope", 1, "unclear"),
+        (unsolved, "solves", "rope", 1, "unclear"),
     ):
         claim = judged(scores, kind, of, at, protocol="task", than="rope" if kind == "order" else "")
         assert claim.outcome == outcome, (kind, of, at)
+        assert ("the training may be too short" in claim.evidence) == (scores is unsolved)
 
 
 def add_answers(results: Path, shares: dict[str, dict[int, float]]) -> Measurements:
