@@ -28,6 +28,7 @@ MIN_CAVEATS = 2  # of them, however much its marks need
 MAX_IN_PAPER = 5  # lengths of a table in LaTeX, unless more were named
 MIN_LENGTHS = 3  # that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
+WORKS_TO = Column("works to")
 FRAME_COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
     *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
@@ -57,11 +58,15 @@ def short(
 ) -> Grid:
     """Return the short form: a row an encoding, its level, one change a length, and two answers.
 
-    A small one has no break points. A narrow one has a long heading on two lines.
+    A small one has no break points. A narrow one has them beside the names, and a long heading on two lines.
     """
     lengths = cells.short_lengths(table) if lengths is None else lengths
     lines = table.shown_lines
     columns, parts = [NAME], [[Cell(line.label) for line in lines]]
+    works_to = [cells.works_to(line) for line in lines]
+    if is_narrow and not is_small:
+        columns.append(WORKS_TO)
+        parts.append(works_to)
     if cells.has_trained_level(table):
         # A baseline is compared with at the training length too: of its two columns the first is the level.
         what = "level\nat" if table.baseline else "at"
@@ -70,9 +75,9 @@ def short(
     for length in lengths:
         columns.append(Column(f"{length:,}"))
         parts.append([cells.value_at(line, length, table) or Cell(MISSING) for line in lines])
-    if not is_small:
-        columns.append(Column("works to"))
-        parts.append([cells.works_to(line) for line in lines])
+    if not (is_narrow or is_small):
+        columns.append(WORKS_TO)
+        parts.append(works_to)
     if any(record.use for record in table.records):
         columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
         parts.append([cells.context_answer(line) for line in lines])

@@ -102,6 +102,16 @@ def test_a_line_opens_for_its_details(page):
     assert not details.is_displayed()
 
 
+def test_on_a_phone_how_far_a_model_works_stands_beside_its_name(page):
+    script = "return [...document.querySelectorAll('#table-1 .lines > thead th')].map((th) => th.innerText)"
+    wide = page.execute_script(script)
+    use_window(page, 390, 800)
+    narrow = page.execute_script(script)
+    assert "works to" in narrow[1] and "works to" not in wide[1]
+    use_window(page, 1280, 800)
+    assert page.execute_script(script) == wide
+
+
 @pytest.mark.parametrize("width", [320, 1280])
 def test_tables_scroll_sideways_and_the_page_never_does(page, width):
     use_window(page, width, 800)

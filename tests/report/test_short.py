@@ -12,6 +12,8 @@ from support.tables import printed
 
 import pe_bench
 from pe_bench.cli.data import plain
+from pe_bench.commands.reproduce.claims import Measurements, Series, judge_claim
+from pe_bench.commands.reproduce.study import Claim, Step
 from pe_bench.commands.try_change.trying import Outcome, Try
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
@@ -19,9 +21,11 @@ from pe_bench.report.cells import by_importance, short_lengths, works_to
 from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.groups import Selection
 from pe_bench.report.page import describe_result, to_html
+from pe_bench.report.records import BreakPoint
 from pe_bench.runs.find import parse_condition
 from pe_bench.runs.rows import read_rows
 
+REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 LENGTHS = (64, 128, 192, 256, 512, 1024, 2048)
 CHANGES: dict[str, tuple[float, list[float | None]]] = {
     "kerple_log": (1.755, [-0.013, -0.021, -0.039, -0.062, -0.062]),
@@ -56,7 +60,9 @@ def test_a_narrow_terminal_keeps_the_lengths_that_people_ask_for_and_the_answers
     text = printed(build_tables(results), width)
     assert max(map(len, text.splitlines())) <= width
     [headings] = [line for line in text.splitlines() if line.startswith("encoding ")]
-    assert headings.endswith("works to  uses context" if width > 80 else "works to  context")
+    is_narrow = width <= 80
+    assert headings.startswith("encoding ") and headings.endswith("context" if is_narrow else "uses context")
+    assert (headings.split()[1:3] == ["works", "to"]) == is_narrow, "the answer is seen first"
     words = headings.replace(",", "").split("at 128")[1].split()
     shown = [int(word) for word in words if word.isdecimal()]
     dropped = [length for length in LENGTHS[2:] if length not in shown]
@@ -150,6 +156,31 @@ def test_every_view_says_to_the_same_length_how_far_a_model_works(
     outcome = Outcome(tried, cast(Any, look), (point, point), 1.0, 0, 1.0, None)
     known = text or "an unknown length"
     assert f"  works to {known} (rope: {known})" in str(outcome).splitlines()
+    runs = [run.name for run in (tmp_path / "runs").iterdir()]
+    keys = {row.key for run in runs for row in read_rows(tmp_path / "runs" / run / "eval.csv")}
+    measured = Measurements(tmp_path, [Step("", tuple(runs), keys)])
+    assert measured.break_point(Series("rope"), "paired").works_to_text == text
+    claim = judge_claim(Claim("holds", "a test", "rope", 2), measured)
+    assert (f"rope works to {text}" in claim.evidence.split("; ")) == bool(text)
+
+
+@pytest.mark.parametrize("name", ["catalogue", "presets", "seeds", "scalings"])
+def test_stored_tables_say_how_far_a_model_works_as_the_program_does(name: str) -> None:
+    text = (REFERENCE / f"{name}.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| encoding .*works to.*\n(?:\|.*\n)+", text, re.MULTILINE)
+    assert tables
+    for table in tables:
+        headings, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        lengths = [int(heading.replace(",", "")) for heading in headings if heading[:1].isdecimal()]
+        assert rows
+        for row in rows:
+            said = row[headings.index("works to")].rstrip("?^")
+            if said in ("-", "", "not at all"):
+                continue
+            ends = [int(end.replace(",", "")) for end in said.split(" to ")]
+            following = [length for length in lengths if length > ends[0]]
+            stops_by = min(following, default=None)
+            assert BreakPoint(works_to=ends[0], stops_by=stops_by).works_to_text == said, row[0]
 
 
 def test_only_what_fails_at_its_training_length_works_not_at_all(tmp_path: Path) -> None:

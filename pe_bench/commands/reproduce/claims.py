@@ -4,14 +4,14 @@ All follow from 95 % intervals of paired differences by the rules of statistics.
 with twenty of them, one is judged wrongly by chance.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pe_bench.commands.reproduce.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
 from pe_bench.config.schema import quarter_of
-from pe_bench.report.records import ContextUse, Paired, Unlearned, label_of
+from pe_bench.report.records import BreakPoint, ContextUse, Paired, Record, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
     Interval,
@@ -23,8 +23,10 @@ from pe_bench.report.statistics import (
 from pe_bench.report.verdicts import (
     TaskVerdict,
     answers_of,
+    find_break_point,
     judge_answers,
     judge_context,
+    judge_intervals,
     paired,
     paired_changes,
     pairs_of,
@@ -40,6 +42,7 @@ Judgement = tuple[Outcome, Paired, int]  # what was measured, and the length tha
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
 OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # say that another kind is wrong
+OF_BREAKING = ("holds", "breaks", "breaks_first")  # whose evidence also says how far encodings work
 BROKEN, HELD = ("degrades", "fails"), ("holds", "improves")
 UNLEARNED: dict[Unlearned, str] = {
     "frequencies": "not learned: at the training length no better than token frequencies",
@@ -150,6 +153,25 @@ class Measurements:
         changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
         return {length: judge_change(interval) for length, interval in changes.items() if interval}
 
+    def break_point(self, series: Series, protocol: str) -> BreakPoint:
+        """Return how far a series works, by the rule of the tables."""
+        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
+        rows = [row for row in rows if (row.protocol, row.control) == (protocol, "none")]
+        records: dict[int, Record] = {}
+        for row in rows:
+            is_trained = row.length == self.length and row.scored_with == row.encoding
+            if row.length >= self.length and not is_trained and row.length not in records:
+                records[row.length] = self._judged_record(series, row)
+        return find_break_point(records, self.length)
+
+    def _judged_record(self, series: Series, row: Row) -> Record:
+        """Return the record of a series at the length and under the protocol of one of its rows."""
+        if not self.at(series, row.length, row.protocol):
+            return Record(row.length, row.status, verdict="undefined")
+        change = self.change(series, row.length, row.protocol)
+        verdicts = judge_intervals(judge_change, change.interval, change.of_models, change.of_seeds)
+        return Record(row.length, compared=change, **verdicts)
+
     def difference_of_levels(self, claim: Claim, length: int) -> Paired:
         """Return the level of the first series minus that of the second, seed by seed."""
         first, second = (self.at(series, length, claim.protocol) for series in series_of(claim))
@@ -183,7 +205,7 @@ class Judged:
     """A claim with what our runs say of it.
 
     length: the length in the claim. decided_at: the length of what was measured, which says why it has no
-    interval, or why that decides nothing.
+    interval, or why that decides nothing. works_to: how far each encoding of a claim about breaking works.
     """
 
     claim: Claim
@@ -191,6 +213,7 @@ class Judged:
     outcome: Outcome
     measured: Paired
     decided_at: int
+    works_to: Mapping[str, BreakPoint] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the claim as a sentence."""
@@ -201,7 +224,13 @@ class Judged:
 
     @property
     def evidence(self) -> str:
-        """Return what was measured, with its interval."""
+        """Return what was measured with its interval, and how far the encodings work."""
+        texts = {name: point.works_to_text for name, point in self.works_to.items()}
+        works_to = [f"{name} works to {text}" for name, text in texts.items() if text]
+        return "; ".join([self._measured_text, *works_to])
+
+    @property
+    def _measured_text(self) -> str:
         interval, missing = self.measured.interval, self.measured.missing
         if interval is None:
             return missing or "no interval"
@@ -226,7 +255,11 @@ def judge_claim(claim: Claim, scores: Measurements) -> Judged:
     judges["reads_far"] = _judge_reading
     outcome, measured, decided_at = judges.get(claim.kind, _judge_difference)(claim, scores, length)
     outcome = OPPOSITE[outcome] if claim.kind in OPPOSED else outcome
-    return Judged(claim, length, outcome, measured, decided_at)
+    judged = Judged(claim, length, outcome, measured, decided_at)
+    if claim.kind not in OF_BREAKING or claim.protocol == TASK:
+        return judged
+    points = {str(series): scores.break_point(series, claim.protocol) for series in series_of(claim)}
+    return replace(judged, works_to=points)
 
 
 def series_of(claim: Claim) -> tuple[Series, Series]:

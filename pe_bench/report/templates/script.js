@@ -34,6 +34,31 @@ for (const table of document.querySelectorAll("table.lines")) {
   });
 }
 
+// On a phone the answer of a line stands beside its name: at the end of the row it would be off the screen.
+
+function moveColumn(table, from, to) {
+  const rows = [table.tHead.rows[0], ...[...table.tBodies].map((line) => line.rows[0])];
+  for (const row of rows) {
+    const cell = row.cells[from];
+    cell.remove();
+    row.insertBefore(cell, row.cells[to] ?? null);
+  }
+}
+
+const phone = matchMedia("(max-width: 40rem)");
+
+function placeAnswers() {
+  for (const table of document.querySelectorAll("table.lines")) {
+    const heading = table.querySelector("th[data-first=descending]");
+    if (!heading) continue;
+    table.dataset.answer ??= heading.cellIndex;
+    moveColumn(table, heading.cellIndex, phone.matches ? 1 : Number(table.dataset.answer));
+  }
+}
+
+placeAnswers();
+phone.addEventListener("change", placeAnswers);
+
 // --- Lines of a table: one stands out in the pictures, and opens for its details ---
 
 // The line that is pointed at, or else those that are open.
