@@ -26,6 +26,7 @@ def reproduce(
     text: str = "stdlib",
     stored: bool = False,
     write_table: bool = False,
+    models: Path | None = None,
     config_dir: Sequence[Path] = (),
     results_dir: Path = Path("results"),
 ) -> None:
@@ -43,6 +44,8 @@ def reproduce(
     write_table: Make the study in pieces, an encoding with its seeds each, and store the scores of
         each piece and the study's table as it ends (for maintainers). With --quick, only the levels
         of the toy are written.
+    models DIR: The folder with the checkpoints that a study such as real scores; without it, the
+        command says how to get them.
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
 
     Examples:
@@ -70,11 +73,15 @@ def reproduce(
     require(text == STDLIB or Path(text).is_dir(), f"--text {text} is neither stdlib nor a folder")
     text = text if text == STDLIB else str(Path(text).absolute())
     study = replace(read_study(names[0], config_dir), text=text)
+    checkpoints = [sweep.checkpoint for sweep in study.sweeps if sweep.checkpoint]
+    message = f"--quick trains toys, and {study.name} scores {', '.join(checkpoints)}: leave it out"
+    require(not (quick and checkpoints), message)
     study = study.quick() if quick else study
-    runs = StudyRuns(study, machine, results_dir)
+    runs = StudyRuns(study, machine, results_dir, models)
     if stored:
         require(not (quick or write_table), "--stored trains nothing: leave out --quick and --write-table")
         require(not machine, f"--stored trains nothing: leave out {' '.join(machine)}")
+        require(models is None, "--stored reads no checkpoints: leave out --models")
         _report_stored(runs)
     elif write_table and not quick:
         _make_pieces(runs)

@@ -16,9 +16,9 @@ from pe_bench.runs.find import anchor_key, read_anchors
 from pe_bench.runs.folder import RunFolder, read_config, read_result, write_config
 from pe_bench.runs.rows import ALL, TASK, Row, has_number, write_rows
 from pe_bench.runs.scores import MEANS, RECALL, read_tensors, score_file, score_name, write_tensors
-from pe_bench.system.files import replace_folder
+from pe_bench.system.files import replace_folder, write_json
 
-FILES = ("environment.json", "result.json")
+ENVIRONMENT, RESULT = "environment.json", "result.json"
 
 
 def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
@@ -26,12 +26,15 @@ def keep_run(run: Path, rows: Sequence[Row], target: Path) -> None:
 
     Raises `RunError` where the run is not finished, or lacks the means of a row.
     """
-    if read_result(run) is None:
+    result = read_result(run)
+    if result is None:
         raise RunError(f"{run} is not finished")
     with replace_folder(target) as temporary:
         _keep_config(run, temporary)
-        for name in FILES:
-            shutil.copyfile(run / name, temporary / name)
+        shutil.copyfile(run / ENVIRONMENT, temporary / ENVIRONMENT)
+        if "checkpoint" in result:
+            result["checkpoint"] = _without_folders(str(result["checkpoint"]))
+        write_json(temporary / RESULT, result)
         _keep_scores(run, rows, temporary)
         _keep_earlier(target, temporary)
 
@@ -54,12 +57,22 @@ def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
 
 
 def _keep_config(run: Path, target: Path) -> None:
-    """Write a run's configuration without the folders of the machine that trained it."""
+    """Write a run's configuration without the folders of the machine that made it."""
     config = read_config(run)
+    if config.checkpoint is not None:
+        tokenizer = replace(config.tokenizer, name=Path(config.tokenizer.name or "").name)
+        about = replace(config.checkpoint, source=_without_folders(config.checkpoint.source))
+        config = replace(config, checkpoint=about, tokenizer=tokenizer)
     paths = {name: getattr(config.data, name) for name in ("path", "validation_path")}
     names = {name: Path(path).name for name, path in paths.items() if path}
     kept = replace(config, results_dir="results", cache_dir=None, data=replace(config.data, **names))
     write_config(target, kept, resolves=False)
+
+
+def _without_folders(address: str) -> str:
+    """Return the address of a checkpoint, such as `hf:FOLDER`, with the last name of its path alone."""
+    kind, _, path = address.partition(":")
+    return f"{kind}:{Path(path).name}"
 
 
 def _keep_earlier(target: Path, temporary: Path) -> None:

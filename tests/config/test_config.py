@@ -12,7 +12,7 @@ from support.encodings import one_of_a_kind
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import GROUPS, config_dir, keys, names_in
 from pe_bench.config.parse import parse_config, to_plain, unused_keys, warn_unused
-from pe_bench.config.schema import KEYS, SECTIONS, Config, keys_of_sections
+from pe_bench.config.schema import KEYS, SECTIONS, Config, keys_of_sections, quarter_of
 from pe_bench.data.packed import load_data
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.scoring.plans import make_plans
@@ -152,6 +152,9 @@ def test_lengths_and_steps_follow_from_the_rest() -> None:
             assert {length, 16 * length} <= {*lengths} and lengths == sorted({*lengths})
             assert lengths[0] >= shortest
     assert replace(config.eval, lengths=[256, 64]).resolved_lengths(128) == [64, 128, 256]
+    # A later stage also scores the quarter that reports judge its use of context from.
+    later = replace(config.eval, lengths=[300], first_length=64)
+    assert later.resolved_lengths(150) == [quarter_of(150), 64, 150, 300] == [38, 64, 150, 300]
     for overrides, steps in (([], 1_000), (["train.tokens=10000"], 10), (["train.steps=7"], 7)):
         assert parse_config(compose(overrides)).train.total_steps == steps
     assert parse_lengths("512, 2048") == [512, 2048]

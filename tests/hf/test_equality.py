@@ -39,6 +39,8 @@ ENCODINGS = {
     "llama4_text": "nope",
     "lfm2": "rope",
     "qwen3_next": "partial_rope",
+    "kimi_linear": "nope",
+    "olmo_hybrid": "rope",
     "minimax": "rope",
     "granitemoehybrid": "nope",
     "bamba": "partial_rope",
@@ -46,6 +48,8 @@ ENCODINGS = {
 HYBRIDS = {
     "lfm2": [1, 3],
     "qwen3_next": [3],
+    "kimi_linear": [3],
+    "olmo_hybrid": [3],
     "minimax": [0, 2],
     "granitemoehybrid": [1, 3],
     "bamba": [2],
@@ -249,6 +253,17 @@ def test_layers_without_attention_are_counted_as_such(
         model.fixed = dict.fromkeys(range(4), Turned(HALF_TURN))
         assert (distance(ours(checkpoint, tokens()), logits) != moved) == (number in with_attention)
     model.fixed = {}
+
+
+def test_a_hybrid_whose_long_stage_dropped_the_rotation_has_no_positions(
+    tmp_path: Path, command: Command
+) -> None:
+    dropped = {"rope_parameters": {"rope_type": "default", "rope_theta": None}}
+    folder = write_checkpoint(tmp_path / "olmo", "olmo_hybrid", **dropped)
+    assert opened(folder).encoding["name"] == "nope"
+    shown = command("show", f"hf:{folder}").out.splitlines()
+    rows = [line.split()[:2] for line in shown if line[:1].isdigit()]
+    assert sorted(rows) == [["0-2", "no"], ["3", "none"]]
 
 
 def test_a_table_that_grows_with_the_text_has_no_end(tmp_path: Path) -> None:

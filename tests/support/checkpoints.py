@@ -25,6 +25,8 @@ SIZES: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": TRAIN_LENGTH,
 }
+# Each query head has keys of its own, of a width that follows from other sizes.
+OWN_HEADS = {name: size for name, size in SIZES.items() if name != "head_dim"} | {"num_key_value_heads": 4}
 WINDOWED = SIZES | {"sliding_window": WINDOW}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -66,6 +68,12 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
     | {"linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     | {"shared_expert_intermediate_size": 16},
+    "kimi_linear": OWN_HEADS
+    | {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    | {"linear_head_dim": 8, "linear_num_heads": 4, "moe_intermediate_size": 16, "num_local_experts": 4}
+    | {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", *["sparse"] * 3]}
+    | {"layer_types": [*["linear_attention"] * 3, "full_attention"]},
+    "olmo_hybrid": OWN_HEADS | {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
     "minimax": SIZES | {"num_local_experts": 2, "block_size": 16},
     "granitemoehybrid": SIZES
     | {"mamba_n_heads": 8, "mamba_d_state": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}

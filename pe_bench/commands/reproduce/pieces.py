@@ -1,9 +1,9 @@
 """The pieces of a study that are stored beside its file: the rows of their runs, without the runs.
 
-A piece is one encoding of one sweep with all its seeds. `configs/study/rows/NAME` has the form of a folder of
-results, with runs that have no weights, and `pieces.json` says which runs belong to which piece. A study
-that takes a day is made piece by piece, on several machines, and its claims, intervals and pictures are
-computed from what is stored.
+A piece is one encoding of one sweep with all its seeds, or a checkpoint under one encoding.
+`configs/study/rows/NAME` has the form of a folder of results, with runs that have no weights, and
+`pieces.json` says which runs belong to which piece. A study that takes a day is made piece by piece, on
+several machines, and its claims, intervals and pictures are computed from what is stored.
 """
 
 import hashlib
@@ -54,8 +54,9 @@ class Piece:
 def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
     """Return the pieces of a sweep in the order in which they are made."""
     overrides = [text for text in study.of_each(sweep) if not text.startswith("data.path=")]
+    encodings = [*sweep.encodings, *sweep.scored_with]
     settings = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
-    return [Piece(sweep.name, encoding, study.seeds_of(sweep), settings) for encoding in sweep.encodings]
+    return [Piece(sweep.name, encoding, study.seeds_of(sweep), settings) for encoding in encodings]
 
 
 class StoredPieces:

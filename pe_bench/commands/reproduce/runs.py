@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pe_bench.commands.reproduce.checkpoints import require_checkpoints, score_checkpoint
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
 from pe_bench.commands.reproduce.study import STDLIB, ScoringStep, Step, Study, Sweep
 from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_job, sorted_by_use
@@ -17,35 +18,51 @@ QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
 
 @dataclass(frozen=True)
 class StudyRuns:
-    """The runs of a study in a folder of results. machine: overrides that change no result."""
+    """The runs of a study in a folder of results.
+
+    machine: overrides that change no result. models: the folder with the folders of the study's checkpoints.
+    """
 
     study: Study
     machine: Sequence[str]
     results_dir: Path
+    models: Path | None = None
 
     def steps(self) -> Iterator[Step]:
         """Yield all steps of the study; finished work is reused. Raise `UserError` before the first."""
         self.check()
         runs_of: dict[str, Sequence[str]] = {"": ()}
         for sweep in self.study.sweeps:
+            if sweep.checkpoint:
+                yield self._score_checkpoint(sweep, sweep.scored_with)
+                continue
             trained = self._train(sweep, runs_of[sweep.source])
             runs_of[sweep.name] = trained.runs
             yield trained
             yield from self._scorings(sweep, trained)
 
     def check(self) -> None:
-        """Raise `UserError` for an encoding of the study that is unknown."""
+        """Raise `UserError` for an unknown encoding of the study, and for a missing checkpoint."""
         from pe_bench.scoring.other_encodings import read_with
 
         encodings = [name for sweep in self.study.sweeps for name in sweep.encodings]
         scored_with = [text for scoring in self.study.scorings for text in scoring.scored_with or []]
+        scored_with += [name for sweep in self.study.sweeps for name in sweep.scored_with]
         read_with([*encodings, *scored_with], self.study.search)
+        require_checkpoints(self.study, self.models)
 
     def make(self, piece: Piece) -> list[Step]:
         """Return the steps of one piece, and of no other; finished work is reused."""
         sweep = next(each for each in self.study.sweeps if piece in pieces_of(self.study, each))
+        if sweep.checkpoint:
+            others = [] if piece.encoding in sweep.encodings else [piece.encoding]
+            return [self._score_checkpoint(sweep, others)]
         trained = self._train(replace(sweep, encodings=[piece.encoding]), self._sources(sweep))
         return [trained, *self._scorings(sweep, trained)]
+
+    def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> Step:
+        assert self.models is not None, "checked before"
+        return score_checkpoint(self.study, sweep, scored_with, self.machine, self.models, self.results_dir)
 
     def _sources(self, sweep: Sweep) -> Sequence[str]:
         """Return the runs that those of a sweep go on from or stand beside; train the missing ones."""

@@ -52,6 +52,8 @@ class Sweep:
     the length that it trains at, over the study's. task: in place of text. overrides: after those of the
     study. after, beside: the name of an earlier sweep of one encoding, whose runs these go on from
     (`train.from`) or stand beside. Sweeps may share a name where they differ in encodings or seeds alone.
+    checkpoint: the name of a checkpoint's folder, which is scored and not trained; encodings then has the one
+    that the checkpoint has, and scored_with others to score it under. get: a command that makes that folder.
     """
 
     encodings: list[str]
@@ -63,6 +65,9 @@ class Sweep:
     overrides: list[str] = field(default_factory=list)
     after: str = ""
     beside: str = ""
+    checkpoint: str = ""
+    scored_with: list[str] = field(default_factory=list)
+    get: str = ""
 
     @property
     def source(self) -> str:
@@ -139,7 +144,7 @@ class Study:
         """Return how many runs it has; a run that two sweeps of one name share counts once."""
         seeds: dict[tuple[str, str], int] = {}
         for sweep in self.sweeps:
-            for encoding in sweep.encodings:
+            for encoding in (*sweep.encodings, *sweep.scored_with):
                 key = sweep.name, encoding
                 seeds[key] = max(seeds.get(key, 0), self.seeds_of(sweep))
         return sum(seeds.values())
@@ -170,16 +175,20 @@ class Study:
         """Yield the overrides that all runs of a sweep have in common."""
         tokens, lengths = sweep.tokens or self.tokens, self.lengths(self.times)
         is_quick = self.size == "quick"
+        of_eval = f"eval.lengths=[{','.join(map(str, lengths))}]"
         if sweep.task:
             yield f"task={sweep.task}"
         elif self.text == STDLIB:
             yield f"data={STDLIB}"
         else:
             yield from ("data=files", f"data.path={quote(self.text)}")
+        if sweep.checkpoint:
+            yield from (of_eval, f"eval.max_length={lengths[-1]}", *self.overrides, *sweep.overrides)
+            return
         yield from ("experiment=quick",) if is_quick else ()
         yield f"train.length={round(sweep.times * self.length)}"
         yield f"train.tokens={min(tokens // QUICK_SHARE, MAX_QUICK_TOKENS) if is_quick else tokens}"
-        yield f"eval.lengths=[{','.join(map(str, lengths))}]"
+        yield of_eval
         yield from () if sweep.task else (f"eval.max_length={lengths[-1]}",)
         yield from (*self.overrides, *sweep.overrides, *(self.quick_overrides if is_quick else ()))
 
@@ -224,6 +233,10 @@ def _check(study: Study) -> None:
         message = f"the sweep '{sweep.name}' needs an earlier one, and '{sweep.source}' is none"
         require(sweep.source in earlier, message)
         earlier.append(sweep.name)
+        message = f"the sweep '{sweep.name}' has scored_with or get, which only a checkpoint has"
+        require(bool(sweep.checkpoint) or not (sweep.scored_with or sweep.get), message)
+        message = f"the checkpoint {sweep.checkpoint} has one encoding of its own, not {len(sweep.encodings)}"
+        require(not sweep.checkpoint or len(sweep.encodings) == 1, message)
     for claim in study.claims:
         require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
     named = [name for claim in study.claims for name in (claim.sweep, claim.than_sweep)]

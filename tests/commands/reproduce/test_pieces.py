@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.checkpoints import write_checkpoint
 from support.commands import Command
 
 from pe_bench.commands.reproduce.budgets import Budget, first_that_reads, table_of
@@ -186,6 +187,93 @@ def test_a_second_piece_keeps_what_an_earlier_one_stored_of_the_same_run(
     folder = RunFolder(stored.folder / "runs" / run)
     assert {row.key for row in folder.rows} == {row.key for row in rows}
     assert all(folder.means.of(row) is not None for row in rows if row.bits_per_byte is not None)
+
+
+REAL = """\
+title: A toy checkpoint
+question: does it break?
+source: nobody
+minutes: 1
+seeds: 1
+length: 32
+times: [0.25, 1, 2]
+overrides: [eval.targets=4]
+sweeps:
+  - name: tiny
+    checkpoint: llama
+    encodings: [rope]
+    scored_with: [yarn factor=2]
+    get: make MODELS/llama
+claims:
+  - {kind: breaks, of: rope, sweep: tiny, at: 2, source: nobody}
+  - {kind: order, of: rope -> yarn factor=2.0, than: rope, sweep: tiny, at: 2, source: nobody}
+"""
+
+
+@pytest.fixture
+def real(folder: Path) -> Study:
+    """Write a study of a checkpoint that is in `folder/models`, and return the study with its text."""
+    path = folder / "own" / "study" / "toy.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(REAL)
+    write_checkpoint(folder / "models" / "llama", "llama")
+    return replace(read_study("toy", [folder / "own"]), text=str(folder / "corpus"))
+
+
+def test_a_checkpoint_under_one_encoding_is_a_piece_that_is_judged_without_the_checkpoint(
+    command: Command, real: Study, folder: Path
+) -> None:
+    models = ("--models", str(folder / "models"))
+    made = command(*arguments(real), *models, "threads=1", "--write-table")
+    assert made.code == 0, made.err
+    stored = StoredPieces(real)
+    assert [piece.encoding for piece in stored.read()] == ["rope", "yarn factor=2"]
+    assert "pieces that are not stored" not in made.err and not stored.missing()
+    table = {(level["encoding"], level["length"]) for level in read_table(real.table)}
+    labels = ("rope", "rope -> yarn factor=2.0")
+    assert {(label, length) for label in labels for length in ("8", "32", "64")} <= table
+    for file in stored.folder.rglob("*"):
+        assert file.is_dir() or str(folder).encode() not in file.read_bytes(), file
+
+    whole = command(*arguments(real), *models, "threads=1")
+    shutil.rmtree("results")
+    shutil.rmtree(folder / "models")
+    alone = command(*arguments(real), "--stored")
+    assert (whole.code, alone.code) == (0, 0), alone.err
+    assert alone.out == whole.out and "tiny) degrades or fails at 64" in alone.out
+    again = command(*arguments(real), "--write-table", "--models", str(folder))
+    assert again.code == 2 and not Path("results/runs").exists()
+
+
+def test_a_study_of_a_checkpoint_says_how_to_get_it_and_has_no_toy(
+    command: Command, real: Study, study_without_checkpoints: list[str], folder: Path
+) -> None:
+    unnamed = command(*arguments(real), "threads=1")
+    assert (
+        unnamed.code == 2
+        and "in a folder that --models names: get it with `make MODELS/llama`" in unnamed.line
+    )
+    absent = command(*arguments(real), "--models", str(folder / "none"))
+    assert absent.code == 2 and f"{folder / 'none' / 'llama'} is no folder: get it with" in absent.line
+    toy = command(*arguments(real), "--quick", "--models", str(folder / "models"))
+    assert toy.code == 2 and "toy scores llama: leave it out" in toy.line
+    other = command(*study_without_checkpoints, "--models", str(folder / "models"))
+    assert other.code == 2 and "--models has no effect on plain, which has no checkpoints" in other.line
+    for before, after, said in (
+        ("encodings: [rope]", "encodings: [rope, nope]", "llama has one encoding of its own, not 2"),
+        ("checkpoint: llama", "tokens: 64", "has scored_with or get, which only a checkpoint has"),
+    ):
+        real.path.write_text(REAL.replace(before, after))
+        with pytest.raises(UserError, match=said):
+            read_study("toy", real.search)
+    assert not Path("results").exists()
+
+
+@pytest.fixture
+def study_without_checkpoints(real: Study) -> list[str]:
+    """Write a study that trains its runs beside one of a checkpoint; return the arguments that name it."""
+    (real.path.parent / "plain.yaml").write_text(TOY)
+    return ["reproduce", "plain", *arguments(real)[2:]]
 
 
 def budget(encoding: str, tokens: int, reads_far: str) -> Budget:

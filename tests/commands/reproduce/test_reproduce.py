@@ -170,13 +170,14 @@ def test_the_claims_of_a_shipped_study_are_of_what_its_runs_score() -> None:
     for name in study_names():
         study = read_study(name)
         trained: dict[str, list[str]] = {}
+        scored_with = {text.split()[0] for step in study.scorings for text in step.scored_with or []}
         for sweep in study.sweeps:
             trained.setdefault(sweep.name, []).extend(sweep.encodings)
+            scored_with |= {text.split()[0] for text in sweep.scored_with}
         assert {*chain(*trained.values())} <= encodings
         assert study.minutes <= 90 or StoredPieces(study).read(), "a long study is made in pieces that stay"
         scored = {("paired", time) for time in study.times} | {("task", time) for time in study.times}
         scored |= {(step.protocol, time) for step in study.scorings for time in step.times}
-        scored_with = {text.split()[0] for step in study.scorings for text in step.scored_with or []}
         for claim in study.claims:
             assert claim.source and (claim.than or claim.than_sweep or claim.kind not in COMPARING)
             for protocol in WINDOWS if claim.kind == "early_tokens" else [claim.protocol]:

@@ -1,0 +1,52 @@
+"""The sweeps of a study that score a pretrained checkpoint under several encodings, and train nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pe_bench.commands.reproduce.study import Step, Study, Sweep
+from pe_bench.errors import RunError, require
+from pe_bench.system.terminal import say
+
+
+def require_checkpoints(study: Study, models: Path | None) -> None:
+    """Raise `UserError` where the folder `models` lacks a checkpoint of the study, and say how to get it."""
+    sweeps = [sweep for sweep in study.sweeps if sweep.checkpoint]
+    require(
+        bool(sweeps) or models is None, f"--models has no effect on {study.name}, which has no checkpoints"
+    )
+    for sweep in sweeps:
+        way_out = f"get it with `{sweep.get}`, where MODELS is that folder" if sweep.get else "put it there"
+        needs = f"{study.name} needs the checkpoint {sweep.checkpoint}"
+        require(models is not None, f"{needs} in a folder that --models names: {way_out}")
+        assert models is not None
+        is_there = (models / sweep.checkpoint).is_dir()
+        require(is_there, f"{needs}, and {models / sweep.checkpoint} is no folder: {way_out}")
+
+
+def score_checkpoint(
+    study: Study,
+    sweep: Sweep,
+    scored_with: Sequence[str],
+    machine: Sequence[str],
+    models: Path,
+    results_dir: Path,
+) -> Step:
+    """Score the checkpoint of a sweep as it is and under other encodings; finished work is reused.
+
+    machine: overrides that change no result. models: the folder that has the checkpoint's folder. Raises
+    `RunError` where a score fails.
+    """
+    from pe_bench.commands.evaluate import Evaluation, prepare
+    from pe_bench.scoring.other_encodings import read_with
+
+    request = Evaluation(
+        with_=tuple(read_with(scored_with, study.search)),
+        config_dir=study.search if scored_with else (),
+        results_dir=results_dir,
+        overrides=(*study.of_each(sweep), *machine),
+    )
+    say(f"{study.name} {sweep.checkpoint}: {', '.join(scored_with) or 'unchanged'}")
+    scored = prepare(f"hf:{models / sweep.checkpoint}", request, waits=say).score()
+    if scored.failure:
+        raise RunError(scored.failure)
+    return Step(sweep.name, (scored.path.name,), {row.key for row in scored.scored})
