@@ -5,6 +5,7 @@ For studies with `over: tokens`, whose sweeps differ in their training tokens al
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ LINEAR = 0.1  # bits per byte, up to which the axis of changes is linear
 WIDTH, PANEL = 6.6, 1.9  # inches, of a panel
 ABOVE, BETWEEN, BELOW = 0.45, 0.75, 0.4  # inches: below the title, between panels, for the note
 UNLEARNED = "*"
+MIN_ORDERED = 3  # encodings, of which an order says something
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,50 @@ def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
     return first
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How far the order of encodings at one budget is that at the smallest one.
+
+    tau: Kendall's tau (1938) of the levels at the training length: 1 for the same order, -1 for the opposite
+    one. encodings: those that have learned at both budgets.
+    """
+
+    tokens: int
+    tau: float
+    encodings: int
+
+
+def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
+    """Return how far each larger budget orders the encodings as the smallest budget does.
+
+    A budget has none where fewer than three encodings have learned at both.
+    """
+    levels: dict[int, dict[str, float]] = {}
+    for budget in budgets:
+        if budget.has_learned:
+            levels.setdefault(budget.tokens, {})[budget.encoding] = budget.level
+    smallest, *larger = sorted(levels)
+    found = []
+    for tokens in larger:
+        first, then = levels[smallest], levels[tokens]
+        shared = [encoding for encoding in first if encoding in then]
+        if len(shared) >= MIN_ORDERED:
+            pairs = [(first[encoding], then[encoding]) for encoding in shared]
+            found.append(Agreement(tokens, kendall_tau(pairs), len(shared)))
+    return found
+
+
+def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return Kendall's tau of pairs of levels; levels are never equal to the last bit, so ties count 0."""
+    agreeing = 0
+    compared = 0
+    for (first, then), (other_first, other_then) in combinations(pairs, 2):
+        product = (first - other_first) * (then - other_then)
+        agreeing += (product > 0) - (product < 0)
+        compared += 1
+    return agreeing / compared
+
+
 # Text
 
 
@@ -140,6 +186,18 @@ def table_of(budgets: Sequence[Budget], length: int) -> Iterator[str]:
         largest = max(budget.tokens for budget in budgets if budget.encoding == encoding)
         said = f"surely reads far from {spell_tokens(tokens)} on" if tokens else "does not surely read far"
         yield f"{encoding}: {said} (trained on up to {spell_tokens(largest)} tokens)"
+    yield from _agreement_lines(budgets, length)
+
+
+def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
+    """Yield how far the order of levels changes with the budget."""
+    known = agreements(budgets)
+    if not known:
+        return
+    smallest = spell_tokens(min(budget.tokens for budget in budgets if budget.has_learned))
+    yield f"orders at {length} tokens against that after {smallest}, Kendall's tau (number of encodings):"
+    parts = [f"{each.tau:+.2f} after {spell_tokens(each.tokens)} ({each.encodings})" for each in known]
+    yield ", ".join(parts)
 
 
 def _cells(budget: Budget) -> tuple[str, ...]:

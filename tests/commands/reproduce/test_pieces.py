@@ -10,7 +10,12 @@ import pytest
 from support.checkpoints import write_checkpoint
 from support.commands import Command
 
-from pe_bench.commands.reproduce.budgets import Budget, first_that_reads, table_of
+from pe_bench.commands.reproduce.budgets import (
+    Budget,
+    agreements,
+    first_that_reads,
+    table_of,
+)
 from pe_bench.commands.reproduce.outcomes import read_table
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, pieces_of
 from pe_bench.commands.reproduce.study import Step, Study, read_study
@@ -295,3 +300,20 @@ def test_an_encoding_reads_far_from_the_budget_after_which_none_fails_to() -> No
     assert "nope: does not surely read far (trained on up to 500k tokens)" in lines
     assert lines[len(budgets)].split()[3] == "2.500*" and lines[4].split()[3] == "1.500"
     assert max(map(len, lines[: len(budgets) + 1])) <= 80
+
+
+def test_the_orders_after_two_budgets_are_compared_by_kendalls_tau() -> None:
+    """Of six pairs, the order of alibi and rope and that of alibi and t5 turn round: (4 - 2) / 6."""
+    levels = {"alibi": (1.8, 1.3), "rope": (1.7, 1.4), "t5": (1.6, 1.35), "nope": (2.0, 1.7)}
+    budgets = [
+        replace(budget(encoding, tokens, ""), level=level)
+        for encoding, of_budgets in levels.items()
+        for tokens, level in zip((1_024_000, 2_048_000), of_budgets, strict=True)
+    ]
+    budgets.append(replace(budget("fox", 1_024_000, ""), level=1.9))
+    budgets.append(replace(budget("fox", 2_048_000, ""), level=1.0, has_learned=False))
+    (found,) = agreements(budgets)
+    assert (found.tokens, found.encodings) == (2_048_000, 4)
+    assert found.tau == pytest.approx((4 - 2) / 6)
+    assert "+0.33 after 2M (4)" in list(table_of(budgets, 128))
+    assert agreements(budgets[:4]) == []
