@@ -1,17 +1,28 @@
 """Layers without softmax: their recurrence is that of the papers, and chunks of it give the same."""
 
 import math
+import re
+from typing import Any
 
 import pytest
 import torch
-from support.cases import find_case
+from support import wrong_encodings
+from support.cases import find_case, find_wrong, finding
+from support.wrong_encodings import EQUATIONS, STRONG_DECAYS, WRONG_LAYERS
 from torch import Tensor
 from torch.nn import functional
 
 from pe_bench.encodings.recurrent import recurrence as module
 from pe_bench.encodings.recurrent.gated_deltanet import GatedDeltaNet
 from pe_bench.encodings.recurrent.kda import KDA
-from pe_bench.encodings.recurrent.recurrence import Tokens, chunked, convolved, recurrence, unit
+from pe_bench.encodings.recurrent.recurrence import (
+    Recurrent,
+    Tokens,
+    chunked,
+    convolved,
+    recurrence,
+    unit,
+)
 from pe_bench.encodings.recurrent.retention import Retention
 from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import TRAIN_LENGTH, Case, hidden, layer_inputs, tokens, worst
@@ -113,22 +124,19 @@ def test_decays_have_their_first_values_and_bounds() -> None:
     assert math.exp(float(first)) == pytest.approx(31 / 32)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["gated_deltanet", "sigmoid", "kda", "bounded"])
-def test_a_layer_is_its_equations(kind: str) -> None:
-    """One head, from the docstrings alone, with PyTorch's own convolution and norms."""
-    torch.manual_seed(0)
-    made = {
-        "gated_deltanet": lambda: GatedDeltaNet(D, 1, K),
-        "sigmoid": lambda: GatedDeltaNet(D, 1, K, negative=True, gate="sigmoid"),
-        "kda": lambda: KDA(D, 1, K),
-        "bounded": lambda: KDA(D, 1, K, lower_bound=-5.0, negative=True),
-    }
-    layer = made[kind]().double()
-    for parameter in layer.parameters():
-        parameter.copy_(torch.randn(parameter.shape))
-    x = torch.randn(1, 40, D).double()
-    q, k, v = torch.randn(3, 1, 1, 40, K).double()
+def by_equations(
+    layer: Recurrent,
+    inputs: list[Tensor],
+    negative: bool = False,
+    gate: str = "",
+    lower_bound: float | None = None,
+) -> Tensor:
+    """Return what a layer of one head gives [T, K], from the docstrings alone, with PyTorch's own norms.
+
+    inputs: x [1, T, D], and q, k, v [1, 1, T, K].
+    """
+    x, q, k, v = inputs
+    assert isinstance(layer, GatedDeltaNet | KDA)
     mixed = []
     for name, each in zip("qkv", (q, k, v), strict=True):
         padded = functional.pad(each[0, 0].mT, (3, 0))
@@ -137,28 +145,90 @@ def test_a_layer_is_its_equations(kind: str) -> None:
     queries, keys, values = mixed
     queries = functional.normalize(queries, dim=-1) / math.sqrt(K)
     keys = functional.normalize(keys, dim=-1)
-    strength = torch.sigmoid(x[0] @ layer.strength[0])
-    strength = strength * (2 if kind in ("sigmoid", "bounded") else 1)
+    strength = torch.sigmoid(x[0] @ layer.strength[0]) * (2 if negative else 1)
     if isinstance(layer, KDA):
         raw = x[0] @ layer.decay_down.mT @ layer.decay_up.mT + layer.step[0]
-        gate = torch.sigmoid(x[0] @ layer.gate_down.mT @ layer.gate_up.mT)
+        factor = torch.sigmoid(x[0] @ layer.gate_down.mT @ layer.gate_up.mT)
     else:
         raw = x[0] @ layer.decay.mT + layer.step
-        activation = torch.sigmoid if kind == "sigmoid" else functional.silu
-        gate = activation(x[0] @ layer.gate_matrix.mT)
+        activation = torch.sigmoid if gate == "sigmoid" else functional.silu
+        factor = activation(x[0] @ layer.gate_matrix.mT)
     rate = math.exp(float(layer.log_rate))
     decay = -rate * functional.softplus(raw)
-    if kind == "bounded":
-        decay = -5 * torch.sigmoid(rate * raw)
+    if lower_bound is not None:
+        decay = lower_bound * torch.sigmoid(rate * raw)
     state = torch.zeros(K, K).double()
     rows = []
-    for t in range(40):
+    for t in range(len(queries)):
         state = torch.diag(decay[t].expand(K).exp()) @ state
         state = state + torch.outer(keys[t], strength[t] * (values[t] - state.T @ keys[t]))
         rows.append(state.T @ queries[t])
-    read = torch.stack(rows)
-    expected = functional.rms_norm(read, (K,), eps=1e-6) * layer.norm * gate
-    assert worst(layer.attend(x, q, k, v)[0, 0], expected) < 1e-5 * float(expected.abs().max())
+    return functional.rms_norm(torch.stack(rows), (K,), eps=1e-6) * layer.norm * factor
+
+
+def drawn(layer: Recurrent) -> tuple[Recurrent, list[Tensor]]:
+    """Return a layer in float64 whose parameters are drawn, and inputs of 40 tokens for its one head."""
+    torch.manual_seed(0)
+    layer.double()
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    return layer, [torch.randn(1, 40, D).double(), *torch.randn(3, 1, 1, 40, K).double()]
+
+
+EQUATIONS_OF: list[tuple[type[GatedDeltaNet] | type[KDA], dict[str, Any]]] = [
+    (GatedDeltaNet, {}),
+    (GatedDeltaNet, {"negative": True, "gate": "sigmoid"}),
+    (wrong_encodings.SteppedDeltaNet, {}),
+    (KDA, {}),
+    (KDA, {"lower_bound": -5.0, "negative": True}),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "options"), EQUATIONS_OF)
+def test_a_layer_is_its_equations(kind: type[GatedDeltaNet] | type[KDA], options: dict[str, Any]) -> None:
+    layer, inputs = drawn(kind(D, 1, K, **options))
+    expected = by_equations(layer, inputs, **options)
+    assert worst(layer.attend(*inputs)[0, 0], expected) < 1e-5 * float(expected.abs().max())
+
+
+def retained(heads: int) -> tuple[list[Tensor], Tensor]:
+    """Return inputs of several heads, and what retention gives [1, H, T, K] by a matrix of decays."""
+    torch.manual_seed(0)
+    x, q, k, v = torch.randn(1, 40, D).double(), *torch.randn(3, 1, heads, 40, K).double()
+    distance = (torch.arange(40)[:, None] - torch.arange(40)).clamp(min=0)
+    kept = (1 - 2.0 ** (-5.0 - torch.arange(heads).double()))[:, None, None] ** distance
+    read = (q @ k.mT * kept / math.sqrt(K)).tril() @ v
+    return [x, q, k, v], functional.rms_norm(read, (K,), eps=1e-6)
+
+
+def test_retention_is_a_matrix_of_powers_of_each_heads_decay() -> None:
+    inputs, expected = retained(H)
+    assert worst(Retention().attend(*inputs), expected) < 1e-12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", WRONG_LAYERS)
+def test_a_fault_that_is_planted_in_a_layer_without_softmax_is_found(name: str) -> None:
+    by, options = WRONG_LAYERS[name]
+    kind = getattr(wrong_encodings, name)
+    if by == STRONG_DECAYS:
+        layer, inputs = drawn(kind(D, 1, K, **options))
+        layer.float().log_rate.fill_(2.0)
+        single = [each.float() for each in inputs]
+        assert not layer.attend_chunked(*single).isfinite().all()
+        assert layer.attend(*single).isfinite().all() and KDA.attend(layer, *single).isfinite().all()
+    elif by != EQUATIONS:
+        with torch.enable_grad():
+            found = finding(find_wrong(name), by)
+        assert found.state == "fails" and re.search(r" by \d", found.measured)
+    elif issubclass(kind, Retention):
+        inputs, expected = retained(H)
+        assert worst(kind().attend(*inputs), expected) > 0.1
+    else:
+        layer, inputs = drawn(kind(D, 1, K, **options))
+        expected = by_equations(layer, inputs, **options)
+        assert worst(layer.attend(*inputs)[0, 0], expected) > 1e-2 * float(expected.abs().max())
 
 
 def case_of(*arguments: str) -> Case:

@@ -19,6 +19,7 @@ from support.results import add_run
 from pe_bench.config.groups import names_in
 from pe_bench.render.paper import COLOURS, COMMON, inline_svg, styles_of
 from pe_bench.report.build import build_tables
+from pe_bench.report.curves import chart_of
 from pe_bench.report.draw import draw, plot_tables, spread_apart
 from pe_bench.report.records import Table
 
@@ -130,6 +131,50 @@ def test_break_points_are_marked_and_explained(tmp_path: Path) -> None:
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
     assert [list(np.asarray(cross.get_xdata())) for cross in crosses] == [[512]]
     assert "Cross: the break point" in notes(figure)
+
+
+def test_points_that_use_the_context_are_ringed_and_explained(tmp_path: Path) -> None:
+    for seed in range(3):
+        add_run(tmp_path, "rope", {32: 2.0, 128: 1.75, 256: 1.74, 512: 1.74}, seed=seed, spread=0.002)
+        add_run(tmp_path, "rope", {256: 1.9, 512: 1.74}, seed=seed, spread=0.002, control="swap")
+        add_run(tmp_path, "alibi", {128: 1.75, 256: 1.74}, seed=seed, spread=0.002)
+    figure = draw(build_tables(tmp_path))
+    rings = [line for line in figure.axes[0].lines if (line.get_gid() or "").startswith("ring of ")]
+    assert [(ring.get_gid(), list(np.asarray(ring.get_xdata()))) for ring in rings] == [
+        ("ring of rope", [256])
+    ]
+    assert "Ringed: uses the context beyond the training length." in notes(figure)
+    others = sorted(run.name for run in (tmp_path / "runs").glob("alibi-*"))
+    assert "Ringed" not in notes(draw(build_tables(tmp_path, others)))
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_a_band_is_the_interval_over_seeds_or_the_two_that_there_are(tmp_path: Path, seeds: int) -> None:
+    levels = [2.0 + 0.01 * seed for seed in range(seeds)]
+    for seed, level in enumerate(levels):
+        add_run(tmp_path, "rope", {128: level, 256: level}, seed=seed)
+    tables = build_tables(tmp_path)
+    figure = draw(tables)
+    bands = [band for band in figure.axes[0].collections if band.get_gid() == "band of rope"]
+    assert len(bands) == (seeds > 1) and ("Bands: " in notes(figure)) == (seeds > 1)
+    half = {1: np.inf, 2: 0.005, 3: 0.01 * 4.302653 / np.sqrt(3)}[seeds]  # Student's quantile of two degrees
+    for point in chart_of(tables[0]).curves[0].points:
+        ends = (point.low, point.high)
+        assert ends == pytest.approx((point.value - half, point.value + half), abs=1e-5)
+    interval = tables[0].lines[0].records[256].interval
+    changed = chart_of(tables[0], "change").curves[0].points[-1]
+    assert interval is not None and (changed.low, changed.high) == (interval.low, interval.high)
+
+
+def test_a_curve_that_ends_early_says_so_and_infinite_levels_are_left_out(tmp_path: Path) -> None:
+    levels: dict[str, dict[int, float | None]] = {
+        "undefined": {128: 3.0, 256: None},
+        "infinite": {128: 3.0, 256: np.inf},
+        "whole": {128: 3.0, 256: 4.0},
+        "nothing": {256: None},
+    }
+    names = names_beside(panel_of(tmp_path, levels))
+    assert sorted(names) == ["infinite (to 128)", "nothing (no number)", "undefined (to 128)", "whole"]
 
 
 def test_the_scored_lengths_are_the_ticks_of_a_log_axis_with_the_training_length_marked(

@@ -2,14 +2,30 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from pe_bench.encodings import LayerEncoding, PositionalEncoding
+from pe_bench.encodings.content.gate import Gate
+from pe_bench.encodings.content.short_conv import ShortConv
 from pe_bench.encodings.inputs.sinusoidal import sinusoids
 from pe_bench.encodings.masks.ranges import latest
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.recurrent import recurrence as recurrences
+from pe_bench.encodings.recurrent.gated_deltanet import GatedDeltaNet
+from pe_bench.encodings.recurrent.kda import KDA
+from pe_bench.encodings.recurrent.recurrence import (
+    CHUNK,
+    Recurrent,
+    Tokens,
+    convolved,
+    recurrence,
+    rms_normed,
+)
+from pe_bench.encodings.recurrent.retention import Retention
 from pe_bench.encodings.rotary.rope import rope_frequencies, rotate
 
 BOTH = frozenset({"shift_invariant", "prefix_consistent"})
@@ -285,3 +301,190 @@ class LastPairsGrow(Rotary):
 class PositionsModulo2048(Rotary):
     def turn(self, x, position):
         return super().turn(x, position % 2_048)
+
+
+# Layers without softmax. Where both of their forms are wrong alike, only their equations tell.
+
+EQUATIONS = "equations"
+STRONG_DECAYS = "strong decays"
+WRONG_LAYERS: dict[str, tuple[str, dict[str, Any]]] = {}
+
+
+def found_by(what: str, **options: Any) -> Callable[[type], type]:
+    """Register a layer with what finds its fault, such as a property of check, and with its options."""
+
+    def register(kind: type) -> type:
+        WRONG_LAYERS[kind.__name__] = (what, options)
+        return kind
+
+    return register
+
+
+class TokenByToken(Recurrent):
+    """A layer whose two forms read what `after_token` gives, one token after the other."""
+
+    def attend(self, x, q, k, v):
+        return self._attend(self.read, x, q, k, v)
+
+    def attend_chunked(self, x, q, k, v):
+        return self._attend(self.read, x, q, k, v)
+
+    def read(self, tokens: Tokens):
+        state = tokens.q.new_zeros(*tokens.q.shape[:2], tokens.q.shape[-1], tokens.v.shape[-1])
+        outputs = []
+        for t in range(tokens.q.shape[-2]):
+            query, value = tokens.q[..., t, None, :], tokens.v[..., t, None, :]
+            key, decay = tokens.k[..., t, :, None], tokens.log_decay[..., t, :, None].exp()
+            strength = tokens.strength[..., t, None, None]
+            state, output = self.after_token(state, query, key, value, decay, strength)
+            outputs.append(output)
+        return torch.cat(outputs, -2)
+
+    def after_token(self, state, query, key, value, decay, strength):
+        state = state * decay
+        state = state + key * (strength * (value - key.mT @ state))
+        return state, query @ state
+
+
+class SteppedDeltaNet(TokenByToken, GatedDeltaNet):
+    """A right one, from which others derive."""
+
+
+@found_by(EQUATIONS)
+class CorrectionReadsTheStateBeforeItDecays(SteppedDeltaNet):
+    def after_token(self, state, query, key, value, decay, strength):
+        state = state * decay + key * (strength * (value - key.mT @ state))
+        return state, query @ state
+
+
+@found_by(EQUATIONS)
+class OutputBeforeTheUpdate(SteppedDeltaNet):
+    def after_token(self, state, query, key, value, decay, strength):
+        after, _ = super().after_token(state, query, key, value, decay, strength)
+        return after, query @ (state * decay)
+
+
+@found_by(EQUATIONS)
+class DecayAfterTheUpdate(SteppedDeltaNet):
+    def after_token(self, state, query, key, value, decay, strength):
+        after, output = super().after_token(state, query, key, value, torch.ones_like(decay), strength)
+        return after * decay, output
+
+
+@found_by(EQUATIONS)
+class StrengthOfTheValueAlone(SteppedDeltaNet):
+    def after_token(self, state, query, key, value, decay, strength):
+        state = state * decay
+        state = state + key * (strength * value - key.mT @ state)
+        return state, query @ state
+
+
+@found_by(EQUATIONS)
+class DecayOfTheFeaturesOfValues(TokenByToken, KDA):
+    def after_token(self, state, query, key, value, decay, strength):
+        return super().after_token(state, query, key, value, decay.mT, strength)
+
+
+@found_by(EQUATIONS)
+class KeysOfAnyNorm(GatedDeltaNet):
+    def tokens(self, x, q, k, v):
+        return super().tokens(x, q, k, v)._replace(k=self._mixed("k", k))
+
+
+@found_by(EQUATIONS, negative=True)
+class StrengthNeverDoubled(GatedDeltaNet):
+    def tokens(self, x, q, k, v):
+        tokens = super().tokens(x, q, k, v)
+        return tokens._replace(strength=tokens.strength / 2)
+
+
+@found_by(EQUATIONS)
+class LostTap(GatedDeltaNet):
+    def _mixed(self, name, x):
+        return nn.functional.silu(convolved(x, self.taps[name][..., 1:]))
+
+
+@found_by(EQUATIONS)
+class TapsReversed(KDA):
+    def _mixed(self, name, x):
+        return nn.functional.silu(convolved(x, self.taps[name].flip(-1)))
+
+
+@found_by(EQUATIONS)
+class ConvolutionWithoutItsFunction(GatedDeltaNet):
+    def _mixed(self, name, x):
+        return convolved(x, self.taps[name])
+
+
+@found_by(EQUATIONS)
+class SwappedGate(GatedDeltaNet):
+    def output(self, x, read):
+        return rms_normed(read) * self.norm * torch.sigmoid(self.raw_gate(x))
+
+
+@found_by(EQUATIONS)
+class GateBeforeTheNorm(KDA):
+    def output(self, x, read):
+        return rms_normed(read * self.activation(self.raw_gate(x))) * self.norm
+
+
+@found_by(EQUATIONS, lower_bound=-5.0)
+class LowerBoundCutsOff(KDA):
+    def log_decay(self, x):
+        bound = self.lower_bound
+        self.lower_bound = None
+        plain = super().log_decay(x)
+        self.lower_bound = bound
+        return plain.clamp(min=bound)
+
+
+@found_by(EQUATIONS)
+class HeadsOfRetentionReversed(Retention):
+    def tokens(self, x, q, k, v):
+        tokens = super().tokens(x, q, k, v)
+        return tokens._replace(log_decay=tokens.log_decay.flip(1))
+
+
+@found_by("fused")
+class StateLostAtAChunksBorder(GatedDeltaNet):
+    def attend_chunked(self, x, q, k, v):
+        def read(tokens):
+            parts = zip(*(each.split(CHUNK, 2) for each in tokens), strict=True)
+            return torch.cat([recurrence(Tokens(*part)) for part in parts], -2)
+
+        return self._attend(read, x, q, k, v)
+
+
+@found_by("fused")
+class ChunksWithoutTheTokenItself(GatedDeltaNet):
+    def attend_chunked(self, x, q, k, v):
+        def read(tokens):
+            own = (tokens.q * tokens.k).sum(-1, keepdim=True) * tokens.v
+            return recurrence(tokens) - tokens.strength.unsqueeze(-1) * own
+
+        return self._attend(read, x, q, k, v)
+
+
+def factors_in_single_precision(passed):
+    """As `_pair_products`, from the chunk's first token and in the type of the tokens."""
+    later, earlier = passed.exp(), (-passed).exp()
+    return lambda a, b: ((a * later) @ (b * earlier).mT).tril()
+
+
+@found_by(STRONG_DECAYS)
+class FactorsThatOverflow(KDA):
+    def attend_chunked(self, x, q, k, v):
+        with patch.object(recurrences, "_pair_products", factors_in_single_precision):
+            return super().attend_chunked(x, q, k, v)
+
+
+@found_by("causal")
+class ConvolutionOfTheNextToken(ShortConv):
+    def convolve(self, q, k, v):
+        return super().convolve(*(torch.cat([each[:, :, 1:], each[:, :, -1:]], 2) for each in (q, k, v)))
+
+
+@found_by("causal")
+class GateOfTheNextToken(Gate):
+    def gate(self, x):
+        return super().gate(torch.cat([x[:, 1:], x[:, -1:]], 1))
