@@ -62,10 +62,12 @@ ALLOWED = {
     "commands.sweep",
     "commands.extend": "errors system values render config runs report scoring hf commands.train "
     "commands.evaluate commands.sweep commands.extend_hf",
+    "commands.show_run": "errors system data model render runs inspection scoring commands.train "
+    "commands.evaluate",
     "api": "errors system values config runs report commands.train commands.evaluate commands.try_change "
     "commands.extend",
     "cli": "errors system values render config model runs report inspection hf commands.evaluate "
-    "commands.export commands.sweep commands.try_change commands.reproduce api",
+    "commands.export commands.show_run commands.sweep commands.try_change commands.reproduce api",
     "__main__": "cli",
 }
 
