@@ -104,7 +104,7 @@ class Chart:
     @property
     def y_label(self) -> str:
         if self.values == "change":
-            return f"change against {self.train_length:,}, bits per byte (+ is worse)"
+            return f"change against {self.train_length:,}, {self.table.key.loss.unit} (+ is worse)"
         measure = self.table.measure
         better = "higher" if measure.higher_is_better else "lower"
         return f"{measure.unit}{', log scale' if self.shape == 'log' else ''} ({better} is better)"
