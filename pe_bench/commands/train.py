@@ -38,10 +38,11 @@ from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.other_encodings import OtherEncoding, models_under
 from pe_bench.scoring.plans import Planner, make_plans, shortages
 from pe_bench.scoring.protocols import Plan
-from pe_bench.scoring.rows import row_key, score, scored_rows
+from pe_bench.scoring.rows import operations, operations_of_pass, row_key, score, scored_rows
 from pe_bench.scoring.slices import OPTION, keep_derived, key_slices
 from pe_bench.scoring.stages import after_training, stage_label, trained_name
 from pe_bench.system import machine
+from pe_bench.system.cost import Pace, count, expect, said_once
 from pe_bench.system.files import remove_leftovers, write_json
 from pe_bench.system.signals import Stopped, rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
@@ -51,6 +52,8 @@ from pe_bench.training.group import Group, check_processes, joined, start_proces
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 from pe_bench.values import check_folder
 
+# As long as a training step takes, with its optimizer: measured for `tiny` on one core.
+FORWARD_PASSES = 4.5
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -61,7 +64,8 @@ def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tupl
     that one is an error. Raise `UserError` before anything is written, `RunError` after.
     """
     job, plans = prepare(config)
-    return job.folder, finish(job, plans, waits=waits)
+    with said_once(count(1, "run")):
+        return job.folder, finish(job, plans, waits=waits)
 
 
 # Before anything is written
@@ -248,13 +252,15 @@ def _train_and_score(
             return rows
         say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
-    trained = _train(job, bars, tracked, group)
+    trained = _train(job, plans, bars, tracked, group)
     rows = score_encodings(_with_weights(job, trained), plans, bars=bars)
     _write_result(job, trained)
     return rows
 
 
-def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> checkpoint.Checkpoint:
+def _train(
+    job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
+) -> checkpoint.Checkpoint:
     config, name = job.config, job.folder.name
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     begun = checkpoint.latest_checkpoint(job.folder / "checkpoints")
@@ -264,16 +270,37 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> checkpoint.
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if begun is not None and begun.step < steps:
         say(f"{name}: continues from step {begun.step}")
+    begun_at, pace = 0 if begun is None else begun.step, Pace()
     with bars(job.label, steps) as bar:
 
         def watch(step: Step) -> None:
             show_progress(bar, step, steps)
             tracked.step(step)
+            seconds = pace.seconds_per_unit(step.step)
+            if seconds is not None:
+                work = steps - begun_at + _steps_of_scoring(job, plans)
+                expect(seconds * work, machine.cores_of(job.device, job.threads))
 
         fit(job, watch, group)
     trained = checkpoint.require_trained(job.folder, steps)
     say(f"{name}: trained in {trained.train_seconds:.0f} s, loss {trained.loss:.3f}")
     return trained
+
+
+def _steps_of_scoring(job: Job, plans: Sequence[Plan]) -> float:
+    """Return how many training steps take about as long as scoring the plans."""
+    train = job.config.train
+    of_step = FORWARD_PASSES * train.batch * operations_of_pass(job, train.length)
+    return operations(job, plans) / of_step
+
+
+def describe_data(job: Job) -> str:
+    """Return which text a run trains on, how much of it there is, and how it is split."""
+    text = summary(job.data, job.config.train.length)
+    source = job.config.data
+    if source.source != "files" or job.data.task is not None:
+        return text
+    return text.replace(f"{job.data.name}:", f"{job.data.name} ({source.path}):", 1)
 
 
 def _describe(job: Job) -> None:
@@ -286,7 +313,7 @@ def _describe(job: Job) -> None:
             say(f"attention: {kernel}")
     write_json(job.folder / "environment.json", about)
     if job.data.prompts is None:
-        say(summary(job.data, job.config.train.length))
+        say(describe_data(job))
 
 
 def _write_config(job: Job) -> None:
@@ -423,9 +450,10 @@ def score_encodings(
     for line in shortages(job.config.eval, plans):
         say(line)
     rows = scored_rows(job, plans) if is_changed else []
-    rows += score(trained, plans, bars)
-    for model, other in zip(models, replacements, strict=True):
+    rows += score(trained, plans, bars, later=len(models))
+    for number, (model, other) in enumerate(zip(models, replacements, strict=True), 1):
         model.encoding.to(job.device)
         under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
-        rows += score(under, plans, bars, None if is_changed else trained.model)
+        own = None if is_changed else trained.model
+        rows += score(under, plans, bars, own, later=len(models) - number)
     return rows

@@ -23,6 +23,7 @@ from pe_bench.report.records import BITS, NATS, BreakPoint, Line
 from pe_bench.runs.job import hashed
 from pe_bench.runs.rows import ALL, APART, Row, has_number, level_of
 from pe_bench.runs.typed import called_with
+from pe_bench.system.cost import Cost, said_once
 from pe_bench.system.files import Lock, write_json
 from pe_bench.system.machine import today
 from pe_bench.system.signals import INTERRUPTIONS
@@ -258,21 +259,25 @@ def try_change(
     tried = _prepared(kind, changed.config, baseline.config)
     check()
     tried = _keep(results, tried)
-    with _ending_kept(results, tried):
-        return _train_until_sure(tried, changed, baseline, results, end)
+    with _ending_kept(results, tried), said_once("a seed, 2 runs", pieces=2) as cost:
+        return _train_until_sure(tried, changed, baseline, results, end, cost)
 
 
-def _train_until_sure(tried: Try, change: Planned, baseline: Planned, results: Path, end: float) -> Outcome:
+def _train_until_sure(
+    tried: Try, change: Planned, baseline: Planned, results: Path, end: float, cost: Cost
+) -> Outcome:
     """Train seeds until the answer is sure or the time is up, and return what was found.
 
-    change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`.
+    change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`. cost: of a seed.
     """
     earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
     pairs: list[tuple[Run, Run]] = []
     seconds: list[float] = []
     while True:
         seed = FIRST_SEED[tried.kind] + len(pairs)
+        cost.ended = 0
         baseline_run, of_baseline_took = _run(baseline.with_seed(seed))
+        cost.ended = 1
         change_run, of_change_took = _run(change.with_seed(seed))
         pairs.append((change_run, baseline_run))
         seconds.append(of_baseline_took + of_change_took)
