@@ -77,12 +77,14 @@ def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int)
 
     def watched(plan: Plan, share: float) -> None:
         nonlocal done
+        watch(plan, share)
+        if pace.is_known:
+            return
         of_plan = operations(job, [plan])
         seconds = pace.seconds_per_unit(done + share * of_plan)
         if seconds is not None:
             expect(seconds * total * (1 + later), cores_of(job.device, job.threads))
         done += of_plan if share == 1.0 else 0
-        watch(plan, share)
 
     return watched
 
