@@ -79,8 +79,9 @@ class View(Live):
         of_each = sum(state.expected for state in known) / len(known)
         seconds = of_each * math.ceil(left / at_work)
         if seconds >= WORTH_SAYING:
-            text = cost_text(count(left, "run"), seconds, known[0].cores * min(at_work, left))
-            self.console.print(text, markup=False)
+            text = cost_text(count(left, "run"), seconds, known[0].cores)
+            side_by_side = f" each, {at_work} at a time" if at_work > 1 else ""
+            self.console.print(text + side_by_side, markup=False)
 
     def _lines(self, states: Sequence[JobState]) -> Group:
         running = [state for state in states if state.state == RUNNING]

@@ -108,9 +108,9 @@ def test_a_sweep_says_once_what_the_jobs_cost_that_have_not_ended(tmp_path: Path
     assert text.count("about") == 1 and "6 runs, about 13 min on 2 cores" in text
 
 
-def test_jobs_at_one_time_share_the_time_and_not_the_cores(tmp_path: Path) -> None:
+def test_jobs_side_by_side_take_less_time_and_the_line_says_how_many_they_are(tmp_path: Path) -> None:
     jobs = [replace(state, expected=100.0, cores=1) for state in states(RUNNING, RUNNING)]
-    assert "6 runs, about 5 min on 2 cores" in shown(tmp_path, 6, jobs)
+    assert "6 runs, about 5 min on 1 core each, 2 at a time" in shown(tmp_path, 6, jobs)
 
 
 def test_the_time_that_a_job_expects_is_in_its_state(tmp_path: Path) -> None:
