@@ -58,7 +58,9 @@ ALLOWED = {
     "commands.export": "errors system config data model runs report scoring training hf commands.job",
     "commands.train": "errors system values config runs scoring training trackers commands.job",
     "commands.extend_hf": "errors system config data runs report scoring training hf commands.evaluate",
-    "commands.sweep": "errors system config runs commands.train",
+    "commands.show_run": "errors system render data model runs scoring inspection commands.job "
+    "commands.evaluate",
+    "commands.sweep": "errors system config runs commands.job commands.train",
     "commands.try_change": "errors system values config runs report commands.evaluate commands.train",
     "commands.extend": "errors system values render config runs report scoring hf commands.job "
     "commands.evaluate commands.extend_hf commands.sweep",
@@ -67,7 +69,7 @@ ALLOWED = {
     "api": "errors system values config runs report commands.evaluate commands.train commands.try_change "
     "commands.extend",
     "cli": "errors system values render config model runs report inspection hf commands.evaluate "
-    "commands.export commands.sweep commands.try_change commands.reproduce api",
+    "commands.export commands.show_run commands.sweep commands.try_change commands.reproduce api",
     "__main__": "cli",
 }
 

@@ -19,7 +19,7 @@ SHOWN = {
     "quick-start": [
         ["rope", "bits per byte"],
         ["perplexity"],
-        ["yarn factor=auto", "384"],
+        ["yarn factor=auto", "512"],
         ["alibi", "verdict"],
         [],
     ],

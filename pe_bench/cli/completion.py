@@ -37,11 +37,16 @@ def complete_inspected(ctx: typer.Context, incomplete: str) -> list[str]:
     return [*_names("encoding", incomplete), *overrides]
 
 
+def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
+    return [*complete_inspected(ctx, incomplete), *(complete_run(ctx, incomplete) if incomplete else [])]
+
+
 # By the metavar of an option or argument.
 COMPLETIONS: dict[str, Callable[..., list[str]]] = {
     "RUN": complete_run,
     "KEY=VALUE": complete_override,
     "NAME|FILE.py:CLASS|KEY=VALUE": complete_inspected,
+    "NAME|FILE.py:CLASS|RUN|KEY=VALUE": complete_shown,
     "NAME|KEY=VALUE": lambda incomplete: _names("study", incomplete),
     "NAME,NAME": lambda incomplete: _names("encoding", incomplete),
     "LIST": lambda incomplete: [name for name in LISTS if name.startswith(incomplete)],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.render.grid import Grid
 
 
+NAME_OF_RUN = re.compile(r"-s\d")
 Results = dict["Property", "Finding"]  # of an encoding
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
@@ -135,14 +136,26 @@ def _explain(prop: "Property", finding: "Finding", verbose: bool) -> str:
 
 
 @command("show")
-def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir: Sequence[Path] = ()) -> None:
-    """Show an encoding, a task, or the layers of a checkpoint.
+def show(
+    arguments: Sequence[str] = (),
+    *,
+    plot: Path | None = None,
+    sample: bool = False,
+    code: Sequence[Path] = (),
+    config_dir: Sequence[Path] = (),
+    results_dir: Path = Path("results"),
+) -> None:
+    """Show an encoding, a task, a checkpoint, or a trained run.
 
     An encoding is shown by its equation, options and claims; hf:FOLDER by what each of its layers does:
-    rotation and base, window, sinks.
+    rotation and base, window, sinks; a run by its encoding and attention (--plot) and by what it writes
+    (--sample).
 
-    arguments NAME|FILE.py:CLASS|KEY=VALUE: Encodings, and keys as in train.
-    plot FILE: Draw the encodings to a PNG, SVG or PDF file.
+    arguments NAME|FILE.py:CLASS|RUN|KEY=VALUE: Encodings, and keys as in train; or a run.
+    plot FILE: Draw the encodings, or a run's encoding and attention by layer, to a PNG, SVG or PDF file.
+    sample: Write 200 characters with a run, each the likeliest, after a prompt of its training length and of
+        its longest scored length.
+    code FILE: Trust FILE as the code of a run's custom encoding.
 
     Examples:
       pe-bench show yarn
@@ -150,21 +163,59 @@ def show(arguments: Sequence[str] = (), *, plot: Path | None = None, config_dir:
       pe-bench show rope base=500 train.length=256
       pe-bench show my.py:MyEncoding --plot mine.svg
       pe-bench show hf:FOLDER
+      pe-bench show rope-s0-1a2b3c4d --plot trained.png
+      pe-bench show rope-s0-1a2b3c4d --sample
     """
     if any(argument.startswith("hf:") for argument in arguments):
         from pe_bench.hf.layers import layers_of
         from pe_bench.render import grid
 
-        is_one = plot is None and len(arguments) == 1
-        require(is_one, "show takes one checkpoint at a time, without --plot: leave out the rest")
+        is_one = plot is None and not sample and len(arguments) == 1
+        require(
+            is_one, "show takes one checkpoint at a time, without --plot and --sample: leave out the rest"
+        )
         grid.show([layers_of(arguments[0]).draw])
     elif any(re.match(r"\+*task[.=]", argument) for argument in arguments):
         from pe_bench.inspection.page import task_page
 
         require(plot is None, "a task has no picture: leave --plot out")
+        require(not sample, "a task writes no text: leave --sample out")
         write_out(task_page(arguments, config_dir, width_of(sys.stdout)))
+    elif sample or any(_is_run(argument, results_dir, config_dir) for argument in arguments):
+        require(len(arguments) == 1, f"show takes one run at a time, not {' '.join(arguments) or 'none'}")
+        message = f"say what to show of the run {arguments[0]}: --plot FILE, --sample, or both"
+        require(sample or plot is not None, message)
+        _show_run(arguments[0], plot, results_dir, code, sample=sample)
     else:
+        require(not code, "--code is for a run with an encoding of its own: leave it out")
         _show_encodings(arguments, plot, config_dir)
+
+
+def _is_run(argument: str, results_dir: Path, search: Sequence[Path]) -> bool:
+    """Return whether an argument of `show` is the path, the name or the beginning of the name of a run."""
+    from pe_bench.config.groups import names_in
+
+    if "=" in argument or argument in names_in("encoding", search):
+        return False
+    paths = (Path(argument), results_dir / "runs" / argument)
+    is_folder = any((path / "result.json").is_file() for path in paths)
+    return is_folder or NAME_OF_RUN.search(argument) is not None
+
+
+def _show_run(name: str, plot: Path | None, results_dir: Path, code: Sequence[Path], *, sample: bool) -> None:
+    """Draw a trained run and print what it writes. Raises `UserError`, `RunError`."""
+    from pe_bench.commands.show_run import draw_run, load_run, text_written
+    from pe_bench.render.paper import picture_format
+
+    if plot is not None:
+        require_writable("--plot", plot)
+        picture_format(plot)
+    job = load_run(name, results_dir, code)
+    if plot is not None:
+        draw_run(job, plot)
+        say(f"wrote {plot}")
+    if sample:
+        write_out(text_written(job))
 
 
 def _show_encodings(arguments: Sequence[str], plot: Path | None, search: Sequence[Path]) -> None:

@@ -205,7 +205,8 @@ def _list_tries(results_dir: Path, *, as_json: bool) -> None:
     if as_json:
         print_data("try", tries=tries)
         return
-    note = "differences in bits per byte, negative is better; each baseline counts its own tries"
+    unit = "bits per byte, or nats per token where a tokenizer loses text"
+    note = f"differences in {unit}; negative is better; each baseline counts its own tries"
     show([plain_grid(TRIES, map(_row_of, tries), [note]).draw])
 
 

@@ -43,6 +43,7 @@ from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.slices import OPTION, key_slices
 from pe_bench.system import machine
+from pe_bench.system.cost import count, said_once
 from pe_bench.system.terminal import say
 from pe_bench.training import checkpoint
 from pe_bench.values import (
@@ -263,7 +264,8 @@ class Prepared:
     def score(self) -> Run:
         """Score what is not scored yet. Raises `UserError`, `RunError`."""
         loaded = self.loaded or load_finished(self.folder, self.config, self.planner)
-        rows = score_finished(loaded, self.results_dir, self.others, self.judge, self.waits)
+        with said_once(f"scoring {count(1, 'run')}"):
+            rows = score_finished(loaded, self.results_dir, self.others, self.judge, self.waits)
         return Run(self.folder, rows, self.config.report.margin, self.lengths)
 
 
@@ -288,16 +290,19 @@ def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], li
     prepared = [prepare(path, request) for path in runs]
     scored: list[Run] = []
     failures: list[str] = []
-    for number, (path, ready) in enumerate(zip(runs, prepared, strict=True), 1):
-        say(f"run {number} of {len(runs)}: {path.name}")
-        try:
-            run = ready.score()
-        except (RunError, UserError) as error:
-            say(f"warning: {path.name} could not be scored: {error}")
-            failures.append(f"{path.name}: {error}")
-            continue
-        scored.append(run)
-        failures += [run.failure] if run.failure else []
+    with said_once(f"scoring {count(len(runs), 'run')}", len(runs)) as cost:
+        for number, (path, ready) in enumerate(zip(runs, prepared, strict=True), 1):
+            say(f"run {number} of {len(runs)}: {path.name}")
+            try:
+                run = ready.score()
+            except (RunError, UserError) as error:
+                say(f"warning: {path.name} could not be scored: {error}")
+                failures.append(f"{path.name}: {error}")
+                continue
+            finally:
+                cost.ended = number
+            scored.append(run)
+            failures += [run.failure] if run.failure else []
     return scored, failures
 
 

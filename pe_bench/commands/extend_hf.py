@@ -38,11 +38,12 @@ from pe_bench.runs.folder import locked, record_error
 from pe_bench.scoring.other_encodings import OtherEncoding, Requested, find_others
 from pe_bench.scoring.stages import stretched_lengths, with_factor
 from pe_bench.system import machine
+from pe_bench.system.cost import Pace, count, expect, said_once
 from pe_bench.system.files import remove_leftovers, replace_folder, write_json
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import progress_bar, say
 from pe_bench.training.group import Group, joined
-from pe_bench.training.trainer import show_progress
+from pe_bench.training.trainer import Step, show_progress
 
 # Of the identity of a trained folder: raised where the same settings give other weights than before.
 VERSION = 1
@@ -110,10 +111,12 @@ def extend_hf(
     settings = _settings(config, for_training, length, tokens, train_layers)
     stretched = [with_factor(each, to, ()) for each in requested]
     stages = _stages(config, settings, stretched)
-    for stage in stages:
-        is_first = _train(stage)
-        if not is_first:
-            return [], []
+    with said_once(count(len(stages), "further training"), len(stages)) as cost:
+        for number, stage in enumerate(stages, 1):
+            is_first = _train(stage)
+            cost.ended = number
+            if not is_first:
+                return [], []
     return _scored(text, stages, stretched, replace(scores, overrides=tuple(for_scores)))
 
 
@@ -227,11 +230,15 @@ def _train(stage: Stage) -> bool:
             how = f"learning rate {train.lr:g}, products in {kind}"
             say(f"{stage.target.name}: trains {count:,} parameters with {stage.other.label}, {steps}, {how}")
             with progress_bar(stage.target.name, train.total_steps) as bar:
-                train_further(
-                    training,
-                    stage.workplace,
-                    lambda step: show_progress(bar, step, train.total_steps),
-                )
+                pace = Pace()
+
+                def watch(step: Step) -> None:
+                    show_progress(bar, step, train.total_steps)
+                    seconds = pace.seconds_per_unit(step.step)
+                    if seconds is not None:
+                        expect(seconds * train.total_steps, machine.cores_of(device, threads))
+
+                train_further(training, stage.workplace, watch)
             if group.is_first:
                 model.to("cpu")
                 about = {"source": stage.source.address, **stage.facts}

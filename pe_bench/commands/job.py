@@ -138,7 +138,16 @@ def describe(job: Job) -> None:
             say(f"attention: {kernel}")
     write_json(job.folder / "environment.json", about)
     if job.data.prompts is None:
-        say(summary(job.data, job.config.train.length))
+        say(describe_data(job))
+
+
+def describe_data(job: Job) -> str:
+    """Return which text a run trains on, how much of it there is, and how it is split."""
+    text = summary(job.data, job.config.train.length)
+    source = job.config.data
+    if source.source != "files" or job.data.task is not None:
+        return text
+    return text.replace(f"{job.data.name}:", f"{job.data.name} ({source.path}):", 1)
 
 
 def write_config(job: Job) -> None:
@@ -198,9 +207,10 @@ def score_encodings(
     for line in shortages(job.config.eval, plans):
         say(line)
     rows = scored_rows(job, plans) if is_changed else []
-    rows += score(trained, plans, bars)
-    for model, other in zip(models, replacements, strict=True):
+    rows += score(trained, plans, bars, later=len(models))
+    for number, (model, other) in enumerate(zip(models, replacements, strict=True), 1):
         model.encoding.to(job.device)
         under = replace(trained, model=model, scored_with=other.label, forced=other.forced)
-        rows += score(under, plans, bars, None if is_changed else trained.model)
+        own = None if is_changed else trained.model
+        rows += score(under, plans, bars, own, later=len(models) - number)
     return rows

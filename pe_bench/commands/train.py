@@ -27,9 +27,10 @@ from pe_bench.runs.typed import record_command, record_tag
 from pe_bench.scoring.anchors import score_missing_anchors
 from pe_bench.scoring.plans import Planner, make_plans
 from pe_bench.scoring.protocols import Plan
-from pe_bench.scoring.rows import row_key, scored_rows
+from pe_bench.scoring.rows import operations, operations_of_pass, row_key, scored_rows
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system import machine
+from pe_bench.system.cost import Pace, count, expect, said_once
 from pe_bench.system.signals import rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
@@ -37,6 +38,9 @@ from pe_bench.training import checkpoint
 from pe_bench.training.group import Group, check_processes, joined, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 from pe_bench.values import check_folder
+
+# As long as a training step takes, with its optimizer: measured for `tiny` on one core.
+FORWARD_PASSES = 4.5
 
 
 def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tuple[Path, list[Row]]:
@@ -46,7 +50,8 @@ def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tupl
     that one is an error. Raise `UserError` before anything is written, `RunError` after.
     """
     job, plans = prepare(config)
-    return job.folder, finish(job, plans, waits=waits)
+    with said_once(count(1, "run")):
+        return job.folder, finish(job, plans, waits=waits)
 
 
 # Before anything is written
@@ -150,13 +155,15 @@ def _train_and_score(
             return rows
         say(f"warning: retraining {run.name}: its final weights are gone, and its scores are discarded")
         (run / "result.json").unlink()
-    trained = _train(job, bars, tracked, group)
+    trained = _train(job, plans, bars, tracked, group)
     rows = score_encodings(with_weights(job, trained), plans, bars=bars)
     write_result(job, trained)
     return rows
 
 
-def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> checkpoint.Checkpoint:
+def _train(
+    job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
+) -> checkpoint.Checkpoint:
     config, name = job.config, job.folder.name
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     begun = checkpoint.latest_checkpoint(job.folder / "checkpoints")
@@ -166,13 +173,25 @@ def _train(job: Job, bars: Bars, tracked: Tracking, group: Group) -> checkpoint.
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if begun is not None and begun.step < steps:
         say(f"{name}: continues from step {begun.step}")
+    begun_at, pace = 0 if begun is None else begun.step, Pace()
     with bars(job.label, steps) as bar:
 
         def watch(step: Step) -> None:
             show_progress(bar, step, steps)
             tracked.step(step)
+            seconds = pace.seconds_per_unit(step.step)
+            if seconds is not None:
+                work = steps - begun_at + _steps_of_scoring(job, plans)
+                expect(seconds * work, machine.cores_of(job.device, job.threads))
 
         fit(job, watch, group)
     trained = checkpoint.require_trained(job.folder, steps)
     say(f"{name}: trained in {trained.train_seconds:.0f} s, loss {trained.loss:.3f}")
     return trained
+
+
+def _steps_of_scoring(job: Job, plans: Sequence[Plan]) -> float:
+    """Return how many training steps take about as long as scoring the plans."""
+    train = job.config.train
+    of_step = FORWARD_PASSES * train.batch * operations_of_pass(job, train.length)
+    return operations(job, plans) / of_step

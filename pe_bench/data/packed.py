@@ -214,8 +214,12 @@ def summary(data: Data, length: int) -> str:
         return f"{task.name}: examples of {sizes} at {length} tokens, {task.chance:.3g} right by guessing"
     sides = {"for training": data.train, "for validation": data.validation}
     amounts = [
-        f"{len(side.lengths):,} documents of {len(side.tokens) / 1e6:.2f}M tokens {purpose}"
+        f"{len(side.lengths):,} documents of {_in_short(len(side.tokens))} tokens {purpose}"
         for purpose, side in sides.items()
         if len(side.lengths)
     ]
     return f"{data.name}: {', '.join(amounts)}"
+
+
+def _in_short(tokens: int) -> str:
+    return f"{tokens / 1e6:.2f}M" if tokens >= 100_000 else f"{tokens:,}"

@@ -4,10 +4,12 @@ import importlib
 import inspect
 import re
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
+
+from torch import nn
 
 from pe_bench.encodings.base import ADVERSE_FIRST, Claim, LayerEncoding, PositionalEncoding
 from pe_bench.encodings.modules import Tree, public_text, tree_of
@@ -21,6 +23,11 @@ BUILT_IN = re.compile(r"pe_bench\.encodings(\.(?!py:)[a-z0-9_]+){1,2}:[A-Za-z_]\
 EncodingClass = type[LayerEncoding] | type[PositionalEncoding]
 CLAIMS: tuple[str, ...] = get_args(Claim)
 TEXTS_OR_NONE = ("paper", "window_factor", "searched")
+# Methods by which PyTorch finds what is trained, moved and saved of a module.
+WALKS = (
+    *("parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules"),
+    *("children", "named_children"),
+)
 SETS_OF_NAMES = ("compatible_with", "changeable_after_training", "inert")
 # The versions of each file that this process has run: a file runs once for each content.
 _LOADED: dict[Path, list["Loaded"]] = {}
@@ -102,6 +109,23 @@ def check_declared(encoding: EncodingClass | LayerEncoding | PositionalEncoding)
         message = f"{name}.{attribute} must be a frozenset of names, not {shown(value)}"
         is_set = isinstance(value, Collection) and not isinstance(value, str)
         require(is_set and all(isinstance(each, str) for each in value), message)
+
+
+def check_walks(encoding: nn.Module) -> None:
+    """Raise `UserError` where a class changes what PyTorch finds in a module."""
+    for name in WALKS:
+        if getattr(type(encoding), name) is getattr(nn.Module, name):
+            continue
+        found = getattr(encoding, name)()
+        usual = [*getattr(nn.Module, name)(encoding)]
+        is_usual = isinstance(found, Iterable) and _places_of(found) == _places_of(usual)
+        message = f"{type(encoding).__name__}.{name}() must return what torch.nn.Module.{name}() does"
+        require(is_usual, f"{message}, by which a model is trained and saved: leave the method out")
+
+
+def _places_of(found: Iterable[Any]) -> list[int]:
+    """Return where parts of a module lie in memory, which may come with their names."""
+    return [id(part[-1]) if isinstance(part, tuple) else id(part) for part in found]
 
 
 def opened_later(encoding_class: type) -> list[Path]:

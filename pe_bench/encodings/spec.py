@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from pe_bench.encodings.base import LayerEncoding, Layers, NestedEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
-from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, check_declared, find_code
+from pe_bench.encodings.load import BUILT_IN, Code, EncodingClass, check_declared, check_walks, find_code
 from pe_bench.encodings.signatures import MISSING, NOT_OPTIONS, SIZES, argument_of, options_of
 from pe_bench.encodings.source import digest, named_files
 from pe_bench.errors import UserError, first_line, require
@@ -120,6 +120,7 @@ class PartSpec:
             message = f"{encoding.__name__}.__init__ must call super().__init__() before all else"
             require("_modules" in vars(part), message)
             check_declared(part)
+            check_walks(part)
         return Layers(parts) if is_of_layers else parts[0]
 
     def identity(self) -> dict[str, Any]:

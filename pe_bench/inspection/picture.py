@@ -72,11 +72,11 @@ def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
     label, length = subject.label, subject.config.train.length
     is_defined = subject.encoding.past_training != "undefined"
     reach, mask_reach = (REACH * length, MASK_REACH * length) if is_defined else (length, length)
-    products = curves.input_products(subject, reach)
+    added = input_row(subject, colour, reach)
     kinds = curves.kinds(subject.encoding, subject.config.model.n_layers)
     for stroke, numbers in zip(len(kinds) * STROKES, kinds, strict=False):
         layer = subject.encoding.layer(numbers[0])
-        if products is not None and len(kinds) == 1 and type(layer) is LayerEncoding:
+        if added is not None and len(kinds) == 1 and type(layer) is LayerEncoding:
             continue
         title = label if len(kinds) == 1 else f"{label}, {name_numbers('layer', numbers)}"
         scores = curves.scores_by_distance(subject, layer, reach)
@@ -87,9 +87,19 @@ def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
         mask = None if np.array_equal(mask, np.tril(np.ones_like(mask))) else mask
         drawn = (scores.scores.numpy(), meaning, weights, wavelengths, mask)
         yield Row(title, colour, stroke, length, *drawn, is_untrained=parameter_count(subject.encoding) > 0)
-    if products is not None:
-        meaning = "product of embedded contents" if products[1] else "p_i · p_j of what is added"
-        yield Row(f"{label}: the input", colour, STROKES[0], length, products[0].numpy()[None], meaning)
+    if added is not None:
+        yield added
+
+
+def input_row(subject: ResolvedEncoding, colour: str, reach: int) -> Row | None:
+    """Return the row of what is added to the input, up to a distance; None where nothing is."""
+    products = curves.input_products(subject, reach)
+    if products is None:
+        return None
+    meaning = "product of embedded contents" if products[1] else "p_i · p_j of what is added"
+    numbers = products[0].numpy()[None]
+    length = subject.config.train.length
+    return Row(f"{subject.label}: the input", colour, STROKES[0], length, numbers, meaning)
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -103,10 +113,10 @@ def draw(rows: Sequence[Row]) -> Figure:
     grid = figure.add_gridspec(height, len(columns), width_ratios=[WIDTHS[name] for name in columns])
     if is_compared:
         _draw_shares(figure.add_subplot(grid[0, :]), rows)
-    limits = _limits(rows)
+    limits = limits_of(rows)
     for index, row in enumerate(rows, start=int(is_compared)):
         cells = {name: grid[index, column] for column, name in enumerate(columns)}
-        _draw_curves(figure.add_subplot(cells["curve"]), row, limits)
+        draw_curves(figure.add_subplot(cells["curve"]), row, limits)
         if row.wavelengths:
             _draw_wavelengths(figure.add_subplot(cells["wavelengths"]), row)
         if row.mask is not None:
@@ -115,7 +125,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _limits(rows: Sequence[Row]) -> tuple[float, float]:
+def limits_of(rows: Sequence[Row]) -> tuple[float, float]:
     """Return the lowest and the highest score to draw, the same for all rows, so that heights compare."""
     scores = [row.curves for row in rows if row.weights is not None]
     if not scores:
@@ -140,7 +150,7 @@ def _draw_shares(axes: Axes, rows: Sequence[Row]) -> None:
     _by_distance(axes, rows[0].train_length, max(row.curves.shape[-1] for row in rows))
 
 
-def _draw_curves(axes: Axes, row: Row, limits: tuple[float, float]) -> None:
+def draw_curves(axes: Axes, row: Row, limits: tuple[float, float]) -> None:
     """Draw one curve for all heads that have the same, as far as it has a weight.
 
     limits: of the axis of scores.

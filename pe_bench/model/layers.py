@@ -74,6 +74,12 @@ class SelfAttention(nn.Module):
         x: the normed input. queries, keys, values: the outputs of their layers; the queries are the last
         tokens of x.
         """
+        q_BHTK, k_BHTK, v_BHTK = self.heads(queries, keys, values)
+        read_BHTK = attention(encoding, x_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
+        return read_BHTK.transpose(1, 2).flatten(2)
+
+    def heads(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the outputs of the three layers by query heads, [B, H, T, K] each, before the encoding."""
         q_BHTK, k_BHTK, v_BHTK = (
             projected.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
             for projected in (queries, keys, values)
@@ -84,8 +90,7 @@ class SelfAttention(nn.Module):
         if self.group > 1:  # for every query head, since encodings have parameters of each
             k_BHTK = k_BHTK.repeat_interleave(self.group, 1)
             v_BHTK = v_BHTK.repeat_interleave(self.group, 1)
-        read_BHTK = attention(encoding, x_BTD, q_BHTK, k_BHTK, v_BHTK, ids, window)
-        return read_BHTK.transpose(1, 2).flatten(2)
+        return q_BHTK, k_BHTK, v_BHTK
 
 
 class SwiGLU(nn.Module):

@@ -89,7 +89,7 @@ class Grid:
 
     def draw(self, width: int) -> list[RenderableType]:
         """Return its parts for a terminal, at most so wide where its texts may be folded to that."""
-        parts: list[RenderableType] = [Text(line, "bold") for line in _joined(self.title, width)]
+        parts: list[RenderableType] = [Text(line, "bold") for line in join_parts(self.title, width)]
         parts += _wrapped(self.why, width, "italic")
         for block in _blocks(self, width) if self.keys else [self]:
             parts += [*([Text()] if parts else []), _table(block)]
@@ -160,7 +160,7 @@ def _wrapped(text: str, width: int, style: str) -> list[Text]:
     return [Text(line, style) for line in wrap(text, width).split("\n") if text]
 
 
-def _joined(parts: Sequence[str], width: int) -> list[str]:
+def join_parts(parts: Sequence[str], width: int) -> list[str]:
     """Return the parts on as few lines as hold them, none cut that has a line's room."""
     lines: list[str] = []
     for part in parts:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf, isfinite
-from textwrap import fill
 from typing import Literal
 
 import numpy as np
 
+from pe_bench.render.grid import join_parts
 from pe_bench.report.records import Line, PlotValues, Record, Table
 from pe_bench.report.statistics import student_interval
 
@@ -85,7 +85,7 @@ class Chart:
     @property
     def title(self) -> str:
         """Return the table's title in lines, without the unit, which is at the axis."""
-        return fill(" · ".join(self.table.title[:-1]), MAX_TITLE, break_long_words=False)
+        return "\n".join(join_parts(self.table.title[:-1], MAX_TITLE))
 
     @property
     def shape(self) -> Literal["linear", "log", "symlog"]:
@@ -104,7 +104,7 @@ class Chart:
     @property
     def y_label(self) -> str:
         if self.values == "change":
-            return f"change against {self.train_length:,}, bits per byte (+ is worse)"
+            return f"change against {self.train_length:,}, {self.table.key.loss.unit} (+ is worse)"
         measure = self.table.measure
         better = "higher" if measure.higher_is_better else "lower"
         return f"{measure.unit}{', log scale' if self.shape == 'log' else ''} ({better} is better)"

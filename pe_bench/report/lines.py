@@ -12,6 +12,9 @@ import numpy as np
 from pe_bench.config.schema import quarter_of
 from pe_bench.errors import RunError, require
 from pe_bench.report.records import (
+    BITS,
+    EXACT,
+    NATS,
     BreakPoint,
     Line,
     Paired,
@@ -391,7 +394,9 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
         return Order(by_level if is_scored else by_name, None, text)
     chosen = "" if is_scored else ", the longest length that most have a number at"
     below = [line.label for line in by_level if line.label not in losses]
-    text = f"ranked by {'exact' if is_task else 'bits/byte'} at {length:,}{chosen}"
+    loses_text = any(row.loses_text for line in lines for row in line.rows)
+    loss = NATS if loses_text else BITS
+    text = f"ranked by {EXACT.name if is_task else loss.name} at {length:,}{chosen}"
     text += f"; below: {', '.join(below)}" if below else ""
     return Order(by_level, length, text, is_caveat=is_scored)
 

@@ -84,7 +84,8 @@ def _describe_recall(table: Table) -> str:
     if table.key.slice != RECALL or of_copying <= 0 or not gains:
         return ""
     best = max(gains, key=gains.__getitem__)
-    copying = f"On recall targets copying gains {number_text(of_copying)} bits per byte at {longest:,} tokens"
+    gain = f"{number_text(of_copying)} {table.key.loss.unit}"
+    copying = f"On recall targets copying gains {gain} at {longest:,} tokens"
     return f"{copying}; {best} gains {number_text(gains[best])}."
 
 
@@ -153,7 +154,8 @@ def _picture(chart: Chart, key: str, keys: Mapping[str, str], styles: Mapping[st
 def _point_text(curve: Curve, point: Point, chart: Chart) -> str:
     """Return what is known at a point of a curve, some lines."""
     if chart.x_label == POSITION_LABEL:
-        return f"{curve.label}\n{point.x:,.0f} tokens before it\n{number_text(point.value)} bits/byte"
+        level = f"{number_text(point.value)} {chart.table.key.loss.name}"
+        return f"{curve.label}\n{point.x:,.0f} tokens before it\n{level}"
     line = next(line for line in chart.table.lines if line.label == curve.label)
     return point_text(line, line.records[int(point.x)], chart.table)
 

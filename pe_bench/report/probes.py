@@ -35,7 +35,8 @@ Label = Callable[[Row], str]
 class Found:
     """How often a line finds spans at a length, at one depth or all.
 
-    gain: bits per byte of the answer that the span saves. accuracy: the share of answers that are right;
+    gain: bits per byte of the answer that the span saves, or nats per token where the tokenizer loses text.
+    accuracy: the share of answers that are right;
     without: the same where the span is replaced; lift: the difference of both. windows: their number at each
     depth. documents: how many these windows come from.
     """
@@ -312,10 +313,10 @@ def _legend(table: ProbeTable) -> list[str]:
     return [
         "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? up to "
         f"{windows:,} windows at each depth: {depths}",
-        "gain: bits per byte by which the other 16 are cheaper than where another span is in its place "
-        "(±: half of its 95 % interval); accuracy: they are the likeliest of eight endings of spans in the "
-        f"window, in all and at each depth; chance: {100 * table.chance:.3g} %; without: the accuracy with "
-        "the span replaced, which knowing the language gives",
+        f"gain: {table.key.loss.unit} by which the other 16 are cheaper than where another span is in its "
+        "place (±: half of its 95 % interval); accuracy: they are the likeliest of eight endings of spans in "
+        f"the window, in all and at each depth; chance: {100 * table.chance:.3g} %; without: the accuracy "
+        "with the span replaced, which knowing the language gives",
         f"finds: surely {100 * FINDS:g} % are right; partly: surely above without and above guessing; "
         f"chance: surely less than {100 * NO_LIFT:g} points above one of these, or a gain surely below "
         f"{MARGIN:g}",

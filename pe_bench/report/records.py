@@ -313,6 +313,11 @@ class TableKey:
         return self.tokenizer.endswith(LOSES_TEXT)
 
     @property
+    def loss(self) -> Measure:
+        """Return what a loss is measured in."""
+        return NATS if self.loses_text else BITS
+
+    @property
     def is_of_checkpoints(self) -> bool:
         return self.model == CHECKPOINTS or is_checkpoint(self.model)
 
@@ -389,9 +394,7 @@ class Table:
     @property
     def measure(self) -> Measure:
         """Return what the levels are."""
-        if self.is_task:
-            return EXACT
-        return NATS if self.key.loses_text else BITS
+        return EXACT if self.is_task else self.key.loss
 
     @property
     def records(self) -> list[Record]:

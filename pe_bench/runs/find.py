@@ -336,7 +336,8 @@ class ScoredRuns:
                 path = score_file(folder.path, row)
                 means = compute_means(load_scores(path), row.protocol)
                 if not np.isclose(means.level, level_of(row), rtol=1e-6, atol=0, equal_nan=True):
-                    level = f"{level_of(row):.6f} bits per byte, but {means.level:.6f}"
+                    unit = "nats per token" if row.loses_text else "bits per byte"
+                    level = f"{level_of(row):.6f} {unit}, but {means.level:.6f}"
                     raise RunError(f"{path} does not give its row's {level}")
         self._means[row] = means
         return means

@@ -16,7 +16,8 @@ from pe_bench.scoring.needles import REPLACED
 from pe_bench.scoring.protocols import Plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer, ScoreWatcher
 from pe_bench.scoring.slices import keep_derived
-from pe_bench.system.machine import device_name, git_commit, today
+from pe_bench.system.cost import Pace, expect
+from pe_bench.system.machine import cores_of, device_name, git_commit, today
 from pe_bench.system.terminal import Bars, say
 from pe_bench.system.version import own_version
 
@@ -30,8 +31,13 @@ MEASURED = ("nll", "perplexity", "bits_per_byte", "peak_memory_mb")
 OF_JOB = ("scored_with", "forced", "setting", "train_dtype", "threads")
 
 
-def score(job: Job, plans: Sequence[Plan], bars: Bars, own: LanguageModel | None = None) -> list[Row]:
-    """Do as `evaluate` does, with a bar that counts finished plans."""
+def score(
+    job: Job, plans: Sequence[Plan], bars: Bars, own: LanguageModel | None = None, later: int = 0
+) -> list[Row]:
+    """Do as `evaluate` does, with a bar that counts finished plans.
+
+    later: how many more encodings the same plans will be scored with, for an estimate of the time.
+    """
     with bars(job.scored_with, len(plans)) as bar:
         finished = 0
 
@@ -42,7 +48,7 @@ def score(job: Job, plans: Sequence[Plan], bars: Bars, own: LanguageModel | None
             line = f"{name} scored" if is_done and plan.protocol not in APART else None
             bar.show(finished + (0 if is_done else share), f"scoring, {name}", line)
 
-        return evaluate(job, plans, watch, own)
+        return evaluate(job, plans, watch, own, later)
 
 
 def _name_of(plan: Plan) -> str:
@@ -51,13 +57,50 @@ def _name_of(plan: Plan) -> str:
     return what if what == POSITIONS else f"{what}, length {plan.length:,}"
 
 
+def operations(job: Job, plans: Sequence[Plan]) -> float:
+    """Return about how many operations the passes of plans take."""
+    sizes = (window.size for plan in plans for window in plan.windows)
+    return sum(operations_of_pass(job, size) for size in sizes)
+
+
+def operations_of_pass(job: Job, length: int) -> float:
+    """Return about how many operations a text of so many tokens takes, without gradients."""
+    model = job.config.model
+    # A token is multiplied with each weight, and twice with the tokens before it, half of all on average.
+    of_attention = 2 * model.n_layers * model.n_heads * model.d_head * length
+    return length * (2 * job.model.parameter_count + of_attention)
+
+
+def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int) -> ScoreWatcher:
+    """Return a watcher that also tells what the plans cost, in this and in later encodings."""
+    total, done, pace = operations(job, plans), 0.0, Pace()
+
+    def watched(plan: Plan, share: float) -> None:
+        nonlocal done
+        watch(plan, share)
+        if pace.is_known:
+            return
+        of_plan = operations(job, [plan])
+        seconds = pace.seconds_per_unit(done + share * of_plan)
+        if seconds is not None:
+            expect(seconds * total * (1 + later), cores_of(job.device, job.threads))
+        done += of_plan if share == 1.0 else 0
+
+    return watched
+
+
 def evaluate(
-    job: Job, plans: Sequence[Plan], watch: ScoreWatcher, own: LanguageModel | None = None
+    job: Job,
+    plans: Sequence[Plan],
+    watch: ScoreWatcher,
+    own: LanguageModel | None = None,
+    later: int = 0,
 ) -> list[Row]:
     """Score what is missing of the plans, and return the rows of all of them, in their order.
 
     own: the model with the encoding of the run. Where the job's model computes the same, as YaRN does up to
     the training length if its factor is that of each window, the scores of the run's encoding are taken over.
+    later: as of `score`.
 
     After each length its scores and its row are on the disk. A length that the encoding cannot reach, or at
     which a user's own code fails, is a row with its status and reason, and the others go on.
@@ -79,6 +122,7 @@ def evaluate(
         windows = sum(len(plan.windows) for plan in missing.values())
         longest = max(plan.length for plan in missing.values())
         say(f"{job.folder.name}: scoring {windows:,} windows of up to {longest:,} tokens")
+        watch = _with_cost(job, [*missing.values()], watch, later)
     scorer = Scorer(job.model, job.data.validation, job.config.eval, watch)
     for plan, scored in scorer.scores([*missing.values()]):
         row = _scored_row(job, plan, scored)

@@ -18,7 +18,7 @@ from typing import Any
 import filelock
 import platformdirs
 
-from pe_bench.errors import RunError
+from pe_bench.errors import RunError, require
 from pe_bench.system.terminal import say
 
 TEMPORARY = ".partial-"
@@ -111,9 +111,18 @@ def flush_to_disk(path: Path) -> None:
 
 
 def cache_root(cache_dir: str | None) -> Path:
-    """Return `cache_dir`, else $PE_BENCH_CACHE, else the user's cache folder."""
+    """Return `cache_dir`, else $PE_BENCH_CACHE, else the user's cache folder.
+
+    Raise `UserError` for the home folder of a user that there is not.
+    """
     chosen = cache_dir or os.environ.get("PE_BENCH_CACHE")
-    return Path(os.path.expanduser(chosen)) if chosen else platformdirs.user_cache_path("pe-bench")
+    if not chosen:
+        return platformdirs.user_cache_path("pe-bench")
+    expanded = os.path.expanduser(chosen)
+    name = "cache_dir" if cache_dir else "PE_BENCH_CACHE"
+    message = f"{name}={chosen}: no user {chosen[1:].partition('/')[0]!r} has a home folder here"
+    require(not expanded.startswith("~"), f"{message}: name the folder from / on, or as ./{chosen}")
+    return Path(expanded)
 
 
 def key_of(*parts: Any) -> str:

@@ -92,6 +92,11 @@ def set_threads(threads: str | int) -> int:
     return count
 
 
+def cores_of(device: torch.device, threads: int) -> int:
+    """Return how many cores compute with so many threads; 0 where a GPU does."""
+    return threads if device.type == "cpu" else 0
+
+
 def share_cores() -> None:
     """Leave cores to other processes, or take them back; cheap enough to call after each piece of work."""
     global _shared

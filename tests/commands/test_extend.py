@@ -9,6 +9,7 @@ import pe_bench
 from pe_bench.runs.find import find_run
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
+from pe_bench.runs.typed import tags_of
 from pe_bench.scoring import stages
 
 SEEDS = ("seed=0", "seed=1")
@@ -189,3 +190,20 @@ def test_fewer_targets_are_those_of_every_line_and_keys_of_one_stage_alone_are_r
         outcome = extended(command, folder, "--to", "2x", "--with", "yarn", "--tokens", "64", key)
         option = key.partition("=")[0].replace("eval.", "--")
         assert outcome.code == 2 and f"say {option}, which is for all" in outcome.line
+
+
+def test_a_tag_of_further_training_names_its_runs_and_is_no_part_of_their_names(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    assert begin("encoding=rope", *SCORED).code == 0
+    words = ("--to", "2x", "--with", "yarn", "--tokens", "64")
+    assert extended(command, folder, *words, "tag=first").code == 0
+    runs = {path.name for path in (folder / "results" / "runs").iterdir()}
+    [stage] = [name for name in runs if name.startswith("yarn")]
+    assert tags_of(folder / "results" / "runs" / stage) == ["first"]
+    assert extended(command, folder, *words, "tag=second").code == 0
+    assert {path.name for path in (folder / "results" / "runs").iterdir()} == runs
+    assert tags_of(folder / "results" / "runs" / stage) == ["first", "second"]
+    where = ("--results-dir", str(folder / "results"))
+    listed = command("list", "runs", "--tag", "first", *where).out
+    assert stage in listed and "rope-s0" not in listed

@@ -333,3 +333,27 @@ def test_a_file_that_a_hook_opens_is_named_before_training(train_own, own):
     outcome = train_own()
     assert outcome.code == 0
     assert "warning: RootBias opens scale.txt in a hook" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("parameters", "return None"),
+        ("named_parameters", "return iter(())"),
+        ("modules", "return [torch.nn.Linear(2, 2)]"),
+        ("buffers", "return 5"),
+    ],
+)
+def test_a_class_that_hides_its_parameters_is_refused_in_one_line_and_nothing_is_trained(
+    train_own, folder, own, method, body
+):
+    own.write_text(f"{ROOT_BIAS}\n    def {method}(self, *args, **options):\n        {body}\n")
+    outcome = train_own()
+    assert outcome.code == 2 and f"RootBias.{method}() must return what torch.nn.Module" in outcome.line
+    assert not (folder / "results").exists()
+
+
+def test_a_class_may_look_at_its_parameters_on_their_way(train_own, own):
+    looks = "def parameters(self, recurse=True):\n        return super().parameters(recurse)\n"
+    own.write_text(f"{ROOT_BIAS}\n    {looks}")
+    assert train_own().code == 0

@@ -257,6 +257,8 @@ def test_a_tokenizer_that_loses_text_has_no_bits_per_byte_but_nats_in_a_table_of
     assert {row.bits_per_byte for row in rows} == {None} and row.nll is not None
     where = ("--results-dir", str(tmp_path / "results"))
     report = " ".join(command("report", row.run, *where).out.split())
+    details = " ".join(command("report", row.run, *where, "--details").out.split())
+    assert "bits/byte" not in details and "nats/token" in details
     assert (
         "nats per token (lower is better)" in report and "the tokenizer does not give the text back" in report
     )

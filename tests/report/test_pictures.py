@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from support.results import add_run
 from pe_bench.config.groups import names_in
 from pe_bench.render.paper import COLOURS, COMMON, inline_svg, styles_of
 from pe_bench.report.build import build_tables
-from pe_bench.report.curves import chart_of
+from pe_bench.report.curves import MAX_TITLE, chart_of
 from pe_bench.report.draw import draw, plot_tables, spread_apart
 from pe_bench.report.records import Table
 
@@ -254,3 +255,15 @@ def test_colours_follow_names_and_those_that_would_share_one_differ_where_there_
     first, second = next((a, b) for a in names for b in names if a < b and alone[a].colour == alone[b].colour)
     together = styles_of([second, first])
     assert together[first].colour == alone[first].colour != together[second].colour
+
+
+def test_a_title_breaks_between_what_it_says_and_not_within(tmp_path: Path) -> None:
+    for seed in range(12):
+        add_run(tmp_path, "rope", {128: 2.5, 256: 2.6}, seed=seed, steps=1_000, tokenizer="bpe-4096")
+    for data in ("stdlib", "a_text_of_some_length"):
+        [table] = build_tables(tmp_path)
+        titled = replace(table, key=replace(table.key, data=data))
+        lines = chart_of(titled).title.split("\n")
+        parts = [part for line in lines for part in line.split(" · ")]
+        assert parts == titled.title[:-1] and "12 seeds" in parts
+        assert len(lines) > 1 and max(map(len, lines)) <= MAX_TITLE

@@ -13,6 +13,7 @@ from support.results import add_run
 from support.scoring import trained_model
 from support.tables import interval
 
+from pe_bench.config.schema import LOSES_TEXT
 from pe_bench.data.packed import Data
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.render.grid import to_markdown
@@ -194,3 +195,11 @@ def test_answers_that_are_all_alike_leave_room_for_what_was_not_seen(
 ) -> None:
     shares = share_interval(np.full((3, 100), share), 100)
     assert (shares.mean, shares.low, shares.high) == pytest.approx((share, low, high), abs=1e-3)
+
+
+def test_a_probe_with_a_tokenizer_that_loses_text_gains_nats_per_token(probed_before: Path) -> None:
+    [table] = build_report(probed_before).probes
+    assert "gain: bits per byte by which" in " ".join(grid_of(table).notes)
+    lossy = replace(table, key=replace(table.key, tokenizer=f"words{LOSES_TEXT}"))
+    notes = " ".join(grid_of(lossy).notes)
+    assert "gain: nats per token by which" in notes and "bits per byte" not in notes

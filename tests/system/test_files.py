@@ -2,14 +2,16 @@
 
 import errno
 import os
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from support.commands import Command, tiny_overrides
 
-from pe_bench.errors import RunError
+from pe_bench.errors import RunError, UserError
 from pe_bench.runs.folder import gather
-from pe_bench.system.files import Lock, cached_folder, write_atomically, write_text
+from pe_bench.system.files import Lock, cache_root, cached_folder, write_atomically, write_text
 
 
 @pytest.fixture
@@ -65,3 +67,25 @@ def test_a_file_system_without_locks_is_named_with_a_way_out(tmp_path, monkeypat
     ):
         with pytest.raises(RunError, match=f"the file system of {tmp_path} has no locks .*on another one"):
             use()
+
+
+@pytest.mark.parametrize("home", ["~no_such_user/x", "~no_such_user"])
+def test_the_cache_of_a_user_that_there_is_not_is_refused_by_the_name_of_its_variable(
+    monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setenv("PE_BENCH_CACHE", home)
+    message = f"PE_BENCH_CACHE={home}: no user 'no_such_user' has a home folder here: name the folder"
+    with pytest.raises(UserError, match=re.escape(message)):
+        cache_root(None)
+    monkeypatch.setenv("PE_BENCH_CACHE", "~/x")
+    assert cache_root(None) == Path.home() / "x"
+
+
+def test_no_command_makes_a_cache_in_the_folder_that_it_is_called_in(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PE_BENCH_CACHE", "~no_such_user/x")
+    arguments = [text for text in tiny_overrides(folder) if not text.startswith("cache_dir=")]
+    outcome = command("train", *arguments, "encoding=rope")
+    assert outcome.code == 2 and "PE_BENCH_CACHE=~no_such_user/x" in outcome.line
+    assert [*Path().iterdir()] == []

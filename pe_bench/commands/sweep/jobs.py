@@ -27,6 +27,7 @@ from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned
 from pe_bench.errors import RunError, UserError, first_line
 from pe_bench.system import signals
+from pe_bench.system.cost import told_to
 from pe_bench.system.files import TEMPORARY, write_text
 from pe_bench.system.signals import FROM_OTHERS, FROM_TERMINAL, handled
 
@@ -50,6 +51,8 @@ class JobState:
     has_worked: bool = False  # it trained or scored anything itself
     share: float = 0.0  # of its training or its scoring
     seconds: float = 0.0  # that it took
+    expected: float = 0.0  # seconds that it takes, by its first work; 0 where that is not known
+    cores: int = 0  # that it uses; 0 for a GPU
     margin: float = 0.0  # bits per byte, for the table at the end of the sweep
     target_hashes: Sequence[str] = ()  # of the sets that it scored, for that table
     keys: Sequence[Sequence[str]] = ()  # of the rows that it scored or found scored
@@ -224,6 +227,10 @@ class JobProgress:
         is_first = not self.state.has_worked
         self.change(at_once=is_first, has_worked=True, share=done / self.total, text=text)
 
+    def expect(self, seconds: float, cores: int) -> None:
+        if not self.state.expected:
+            self.change(at_once=True, expected=seconds, cores=cores)
+
     def wait(self, reason: str) -> None:
         self.change(at_once=True, text=reason)
 
@@ -245,7 +252,8 @@ def _work(state: JobState, sweep: Sweep, config: Config) -> None:
     with handled(FROM_TERMINAL, signal.SIG_IGN), signals.stop_on_signal(FROM_OTHERS):
         try:
             _watch_for_end(sweep, sweep.file(state.number, "stop"))
-            end = _run(progress, config)
+            with told_to(progress.expect):
+                end = _run(progress, config)
         except signals.Stopped as stopped:
             end = {"state": STOPPED, "text": str(stopped)}
         except Exception as error:

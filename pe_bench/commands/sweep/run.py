@@ -62,18 +62,29 @@ def check_sweep(
     swept = read_sweep(overrides, search)
     say(CHECKING)
     configs = []
+    described: set[str] = set()
     for config in swept.configs:
-        if len(configs) < MAX_CHECKED:
-            _check(config, check)
+        if len(configs) < MAX_CHECKED and check is not None:
+            check(config)
+        elif len(configs) < MAX_CHECKED:
+            _check(config, described)
         configs.append(config)
     warn_unused(configs, swept.named)
     return _new_sweep(configs[0], swept.jobs), swept.keys
 
 
-def _check(config: Config, check: Callable[[Config], object] | None) -> None:
+def _check(config: Config, described: set[str]) -> None:
+    """Raise `UserError` for a job that cannot work, and say once what text the jobs train on.
+
+    described: the hashes of data of which that was said.
+    """
+    from pe_bench.commands.job import describe_data
     from pe_bench.commands.train import prepare
 
-    (check or prepare)(config)
+    job, _ = prepare(config)
+    if job.data.hash not in described:
+        described.add(job.data.hash)
+        say(describe_data(job))
 
 
 def _with_new_values(jobs: Sequence[Planned]) -> Iterator[Config]:
@@ -102,8 +113,9 @@ def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
     """
     check_launcher(launcher)
     say(CHECKING)
+    described: set[str] = set()
     for config in islice(_with_new_values(jobs), MAX_CHECKED):
-        _check(config, None)
+        _check(config, described)
     configs = [job.config for job in jobs]
     warn_unused(configs, [key for job in jobs for key in job.given])
     sweep = _new_sweep(configs[0], len(jobs))

@@ -1,6 +1,7 @@
 """What a sweep shows: a line for each job while it runs, and at its end counts, failures and tables."""
 
 import _thread
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from pe_bench.commands.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, Sweep
 from pe_bench.errors import RunError
+from pe_bench.system.cost import WORTH_SAYING, cost_text, count
 from pe_bench.system.signals import Stopped
 from pe_bench.system.terminal import LINES_PER_RUN, bar_text, duration, say, wrap
 
@@ -25,6 +27,7 @@ class View(Live):
         self.sweep = sweep
         self.has_seen_all_end = False  # after a signal
         self._printed: dict[int, tuple[str, str]] = {}  # how far each job was, and its last line
+        self._has_said_cost = False
         can_move = sys.stderr.isatty()  # whatever FORCE_COLOR says: a notebook's cell cannot move the cursor
         console = console or Console(stderr=True, highlight=False, soft_wrap=True, force_terminal=can_move)
         super().__init__(console=console, transient=True, refresh_per_second=5)
@@ -34,6 +37,7 @@ class View(Live):
         states = self.sweep.states()
         for state in states:
             self._print_change(state)
+        self._say_cost(states)
         is_idle = self.sweep.is_stopped and not any(state.is_at_work for state in states)
         if is_idle and self.is_started and not self.has_seen_all_end:
             # Every job at work has stopped. This ends the launcher too, which would start those that wait.
@@ -62,6 +66,22 @@ class View(Live):
             text = f"{state.label}: {line}"
             text = wrap(text, self.console.width, hanging=2) if self.console.is_terminal else text
             self.console.print(text, markup=False)
+
+    def _say_cost(self, states: Sequence[JobState]) -> None:
+        """Print once what the jobs cost that have not ended, by the first of which the time is known."""
+        known = [state for state in states if state.expected and state.state == RUNNING]
+        if self._has_said_cost or not known:
+            return
+        self._has_said_cost = True
+        at_work = max(1, sum(state.is_at_work for state in states))
+        ended = sum(state.state != RUNNING for state in states)
+        left = max(self.sweep.jobs, len(states)) - ended
+        of_each = sum(state.expected for state in known) / len(known)
+        seconds = of_each * math.ceil(left / at_work)
+        if seconds >= WORTH_SAYING:
+            text = cost_text(count(left, "run"), seconds, known[0].cores)
+            side_by_side = f" each, {at_work} at a time" if at_work > 1 else ""
+            self.console.print(text + side_by_side, markup=False)
 
     def _lines(self, states: Sequence[JobState]) -> Group:
         running = [state for state in states if state.state == RUNNING]

@@ -19,10 +19,11 @@ from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, by_key, planned_job
 from pe_bench.errors import RunError, UserError, require
 from pe_bench.report.build import tables_of_rows
-from pe_bench.report.records import BreakPoint, Line
+from pe_bench.report.records import BITS, NATS, BreakPoint, Line
 from pe_bench.runs.job import hashed
-from pe_bench.runs.rows import ALL, APART, Row
+from pe_bench.runs.rows import ALL, APART, Row, has_number, level_of
 from pe_bench.runs.typed import called_with
+from pe_bench.system.cost import Cost, said_once
 from pe_bench.system.files import Lock, write_json
 from pe_bench.system.machine import today
 from pe_bench.system.signals import INTERRUPTIONS
@@ -54,7 +55,7 @@ class Try:
     number: its place among what was tried against that baseline, from 1. change_run, baseline_run: the names
     of their runs with the first seed, which say all that changes their weights. evaluation: a hash of the
     targets that are scored, and how; empty in files of earlier versions. at_training, at_longest: mean
-    differences in bits per byte, None before there is one.
+    differences in bits per byte, or nats per token where the tokenizer loses text; None before there is one.
     """
 
     kind: Kind
@@ -103,6 +104,7 @@ class Outcome:
     seconds: float
     earlier: Try | None
     unlearned: tuple[str, ...] = ()
+    unit: str = BITS.name  # of the differences
 
     @property
     def answer(self) -> Answer:
@@ -121,10 +123,12 @@ class Outcome:
             head += f" ({self._where_it_is_mixed()})"
         works_to, of_baseline = (point.works_to_text or "an unknown length" for point in self.works_to)
         at_training, at_longest = seen.bounds
+        trained = _of_length(seen.at_training.mean, at_training, self.unit)
+        longest = _of_length(seen.at_longest.mean, at_longest, self.unit)
         lines = [
             f"{head}, {place}",
-            f"  at {tried.train_length:,}, trained: {_of_length(seen.at_training.mean, at_training)}",
-            f"  at {max(tried.lengths):,}, longest: {_of_length(seen.at_longest.mean, at_longest)}",
+            f"  at {tried.train_length:,}, trained: {trained}",
+            f"  at {max(tried.lengths):,}, longest: {longest}",
             f"  works to {works_to} ({tried.baseline}: {of_baseline})",
             f"  a step takes {self.time_ratio:.2f} times as long, with {self.parameters:,} parameters more",
         ]
@@ -241,21 +245,25 @@ def try_change(
     tried = _prepared(kind, changed.config, baseline.config)
     check()
     tried = _keep(results, tried)
-    with _ending_kept(results, tried):
-        return _train_until_sure(tried, changed, baseline, results, end)
+    with _ending_kept(results, tried), said_once("a seed, 2 runs", pieces=2) as cost:
+        return _train_until_sure(tried, changed, baseline, results, end, cost)
 
 
-def _train_until_sure(tried: Try, change: Planned, baseline: Planned, results: Path, end: float) -> Outcome:
+def _train_until_sure(
+    tried: Try, change: Planned, baseline: Planned, results: Path, end: float, cost: Cost
+) -> Outcome:
     """Train seeds until the answer is sure or the time is up, and return what was found.
 
-    change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`.
+    change, baseline: jobs without their seeds. end: of the time, by `time.monotonic`. cost: of a seed.
     """
     earlier = tried.seeds  # which are looked at again whatever the time: an answer is that of all there are
     pairs: list[tuple[Run, Run]] = []
     seconds: list[float] = []
     while True:
         seed = FIRST_SEED[tried.kind] + len(pairs)
+        cost.ended = 0
         baseline_run, of_baseline_took = _run(baseline.with_seed(seed))
+        cost.ended = 1
         change_run, of_change_took = _run(change.with_seed(seed))
         pairs.append((change_run, baseline_run))
         seconds.append(of_baseline_took + of_change_took)
@@ -305,7 +313,8 @@ def _outcome(
     time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first)
     parameters = first[0][0].parameters - first[0][1].parameters
     earlier = next(confirms, None)
-    return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned)
+    unit = NATS.name if first[0][0].loses_text else BITS.name
+    return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned, unit)
 
 
 def _refuse_chosen(overrides: Sequence[str]) -> None:
@@ -368,16 +377,14 @@ def _run(job: Planned) -> tuple[Run, float]:
 
 
 def _difference(change: Run, baseline: Run, length: int) -> float:
-    """Return the difference in bits per byte of two runs on the same targets; negative is better."""
+    """Return the difference of two runs' levels on the same targets; negative is better."""
     one, other = _row_at(change, length), _row_at(baseline, length)
-    if other.bits_per_byte is None:
+    if not has_number(other):
         message = (
             f"the baseline {baseline.name} has no number at {length} tokens ({other.reason or other.status})"
         )
         raise RunError(f"{message}: name another with --against, or shorter --lengths")
-    if one.bits_per_byte is None:
-        return math.inf
-    return one.bits_per_byte - other.bits_per_byte
+    return level_of(one) - level_of(other) if has_number(one) else math.inf
 
 
 def _row_at(run: Run, length: int) -> Row:
@@ -398,10 +405,10 @@ def _line_of(runs: Sequence[Run], results_dir: Path) -> Line:
     return line
 
 
-def _of_length(mean: float, bounds: tuple[float, float]) -> str:
+def _of_length(mean: float, bounds: tuple[float, float], unit: str) -> str:
     if not math.isfinite(mean):
         return "no number"
     low, high = bounds
     if not math.isfinite(low):
-        return f"{mean:+.4f} bits/byte; an interval needs {FIRST_LOOK} seeds"
-    return f"{mean:+.4f} bits/byte, from {low:+.4f} to {high:+.4f}"
+        return f"{mean:+.4f} {unit}; an interval needs {FIRST_LOOK} seeds"
+    return f"{mean:+.4f} {unit}, from {low:+.4f} to {high:+.4f}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pe_bench.commands.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobState, Sweep
+from pe_bench.commands.sweep.jobs import DONE, FAILED, RUNNING, SKIPPED, STOPPED, JobProgress, JobState, Sweep
 from pe_bench.commands.sweep.show import Summary, View
 from pe_bench.errors import RunError
 from pe_bench.system.signals import Stopped
@@ -98,3 +98,25 @@ def test_jobs_that_score_on_other_targets_or_with_another_margin_have_separate_t
     for table in Summary(Sweep(Path()), states).tables:
         texts.append(f"{' '.join(run.name for run in table.runs)}: {''.join(table.target_hashes)}")
     assert texts == tables.split(", ")
+
+
+def test_a_sweep_says_once_what_the_jobs_cost_that_have_not_ended(tmp_path: Path) -> None:
+    first, second = states(DONE, RUNNING)
+    first = replace(first, seconds=1.0)
+    second = replace(second, expected=130.0, cores=2)
+    text = shown(tmp_path, 7, [first], [first, second], [first, replace(second, expected=900.0)])
+    assert text.count("about") == 1 and "6 runs, about 13 min on 2 cores" in text
+
+
+def test_jobs_side_by_side_take_less_time_and_the_line_says_how_many_they_are(tmp_path: Path) -> None:
+    jobs = [replace(state, expected=100.0, cores=1) for state in states(RUNNING, RUNNING)]
+    assert "6 runs, about 5 min on 1 core each, 2 at a time" in shown(tmp_path, 6, jobs)
+
+
+def test_the_time_that_a_job_expects_is_in_its_state(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path, jobs=1)
+    progress = JobProgress(sweep, JobState(0, "seed=0"))
+    progress.expect(77.0, 2)
+    progress.expect(99.0, 2)
+    [state] = sweep.states()
+    assert (state.expected, state.cores) == (77.0, 2)

@@ -13,6 +13,7 @@ from threading import Event, Thread
 import pytest
 from filelock import FileLock
 from support.commands import LEARNED, TRIED, Command, Outcome, stop_before
+from tokenizers import Tokenizer, normalizers
 
 import pe_bench
 from pe_bench.commands.evaluate import Run
@@ -21,6 +22,7 @@ from pe_bench.commands.try_change.sequential import look
 from pe_bench.commands.try_change.trying import Try, _keep, read_tries
 from pe_bench.config.arguments import overrides_in
 from pe_bench.config.compose import compose_config
+from pe_bench.data.tokenizer import write_byte_tokenizer
 from pe_bench.report.records import BreakPoint
 from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
@@ -239,3 +241,15 @@ def test_the_minutes_that_are_named_are_those_of_the_seeds_that_are_missing() ->
     found = re.search(r"about (\d+) seeds in all would settle it: give --minutes (\d+)", text)
     assert found is not None, text
     assert int(found[2]) == math.ceil((int(found[1]) - 3) / 2)
+
+
+def test_a_try_with_a_tokenizer_that_loses_text_differs_in_nats_per_token(tried, folder: Path) -> None:
+    write_byte_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.normalizer = normalizers.Replace("o", "u")
+    tokenizer.save(str(path))
+    outcome = tried("nope", "tokenizer=file", f"tokenizer.name={path}", *LEARNED, *SHORT)
+    assert outcome.code == 4, outcome.err
+    assert outcome.out.count("nats/token") == 2 and "bits/byte" not in outcome.out
+    assert tried("nope", *LEARNED, *SHORT).out.count("bits/byte") == 2

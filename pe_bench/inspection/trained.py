@@ -1,0 +1,126 @@
+"""What a trained model does, as one picture: its encoding by distance, and its attention in one window.
+
+Letters: B batch, T tokens, D model width, H query heads.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from pe_bench.config.schema import Config
+from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.compose import Composition
+from pe_bench.inspection import curves
+from pe_bench.inspection.picture import (
+    MAX_NOTE,
+    REACH,
+    SMALL,
+    WIDTH,
+    Row,
+    draw_curves,
+    input_row,
+    limits_of,
+)
+from pe_bench.inspection.resolve import ResolvedEncoding
+from pe_bench.model.attention.reference import logits, project, weigh
+from pe_bench.model.decoder import Decoder
+from pe_bench.model.layers import Block, SelfAttention
+from pe_bench.render.paper import COLOURS, GREY, STROKES, wrapped
+
+HEIGHT = 2.5  # inches, of a layer
+NOTES = (
+    "Left: the mean score over contents from N(0, 1) that the query and the key share, with biases, at the "
+    "trained values of parameters.",
+    "Right: the mean weight of the heads in one window of validation text; darker is more.",
+)
+
+
+def trained_encoding(config: Config, encoding: Composition) -> ResolvedEncoding:
+    """Return the encoding of a trained model, to be looked at as one that an argument names."""
+    subject = ResolvedEncoding(config.encoding["name"], config)
+    vars(subject)["encoding"] = encoding  # in the place of one with initial values
+    return subject
+
+
+@torch.no_grad()
+def attention_by_layer(model: Decoder, tokens_BT: Tensor, ids: Tensor) -> list[np.ndarray | None]:
+    """Return the mean weight over heads [T, T] of the first text in each layer; None without softmax."""
+    kept: list[np.ndarray | None] = []
+
+    def keep(module: SelfAttention, arguments: tuple[Any, ...], output: Tensor) -> None:
+        x_BTD, layer, ids = arguments[:3]
+        weights = None if layer.overrides("attend") else _weights(module, x_BTD, layer, ids)
+        kept.append(None if weights is None else weights[0].mean(0).cpu().numpy())
+
+    blocks = [cast(Block, block) for block in model.blocks]
+    hooks = [block.attention.register_forward_hook(keep) for block in blocks]
+    try:
+        model.hidden(tokens_BT, ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return kept
+
+
+def _weights(module: SelfAttention, x_BTD: Tensor, layer: LayerEncoding, ids: Tensor) -> Tensor:
+    """Return the attention weights [B, H, T, T] of a layer whose normed input is x."""
+    projected = (module.query(x_BTD), module.key(x_BTD), module.value(x_BTD))
+    q_BHTK, k_BHTK, _ = layer.convolve(*module.heads(*projected))
+    queries, keys = project(layer, x_BTD, q_BHTK, k_BHTK, ids)
+    scores, visible = logits(layer, queries, keys, 1 / math.sqrt(module.d_head))
+    weights = weigh(layer, scores, visible, queries)
+    return weights.expand(len(x_BTD), q_BHTK.shape[1], -1, -1)
+
+
+def rows_by_layer(subject: ResolvedEncoding) -> list[Row]:
+    """Return a row for each layer, up to the training length where the encoding has no meaning past it."""
+    length = subject.config.train.length
+    reach = length if subject.encoding.past_training == "undefined" else REACH * length
+    rows = []
+    for number in range(subject.config.model.n_layers):
+        scores = curves.scores_by_distance(subject, subject.encoding.layer(number), reach)
+        weights = scores.weights.numpy().mean(0)
+        drawn = (scores.scores.numpy(), scores.meaning, weights)
+        rows.append(Row(f"layer {number}", COLOURS[3], STROKES[0], length, *drawn))
+    return rows
+
+
+def draw_trained(title: str, subject: ResolvedEncoding, attention: Sequence[np.ndarray | None]) -> Figure:
+    """Return a figure with a row for each layer, below what is added to the input where anything is.
+
+    attention: the weights [T, T] of each layer; None for one without softmax.
+    """
+    rows = rows_by_layer(subject)
+    first = input_row(subject, COLOURS[3], rows[0].curves.shape[-1])
+    height = len(rows) + (first is not None)
+    figure = Figure(figsize=(WIDTH, HEIGHT * height + 0.5), layout="constrained")
+    grid = figure.add_gridspec(height, 2, width_ratios=[3, 2])
+    limits = limits_of(rows)
+    if first is not None:
+        draw_curves(figure.add_subplot(grid[0, 0]), first, limits)
+    for index, (row, weights) in enumerate(zip(rows, attention, strict=True), height - len(rows)):
+        draw_curves(figure.add_subplot(grid[index, 0]), row, limits)
+        if weights is not None:
+            _draw_attention(figure.add_subplot(grid[index, 1]), weights)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.supxlabel(wrapped(NOTES, MAX_NOTE), fontsize=7.5, color=GREY, x=0.01, ha="left")
+    return figure
+
+
+def _draw_attention(axes: Axes, weights: np.ndarray) -> None:
+    length = len(weights)
+    seen = np.ma.masked_where(np.triu(np.ones_like(weights, bool), 1), weights)
+    look: dict[str, Any] = {"cmap": "Blues", "norm": PowerNorm(0.4, 0, float(weights.max()) or 1.0)}
+    axes.imshow(seen, **look, extent=(0, length, length, 0), interpolation="nearest")
+    ticks = [0, length // 2, length]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set_title("attention in one window", **SMALL)
+    axes.set(xlabel="key", ylabel="query")

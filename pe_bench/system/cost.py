@@ -1,0 +1,111 @@
+"""What a command costs: said once, as soon as its first work has shown how fast this machine is.
+
+Work that knows its pace calls `expect`. The command that began it has said with `said_once` how many such
+pieces it has, and multiplies.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from pe_bench.system.terminal import say
+
+FIRST_SECONDS = 3.0  # of work, by which its pace is known
+WORTH_SAYING = 20.0  # seconds: what ends sooner needs no estimate
+
+# Called with the seconds of a piece of work, and the cores that it uses, 0 for a GPU.
+Listener = Callable[[float, int], None]
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+def cost_text(what: str, seconds: float, cores: int) -> str:
+    """Return the sentence of every command: `6 runs, about 14 min on 2 cores`."""
+    where = f"{cores} core{'' if cores == 1 else 's'}" if cores else "the GPU"
+    return f"{what}, about {_roughly(seconds)} on {where}"
+
+
+def _roughly(seconds: float) -> str:
+    """Spell a time as exactly as an estimate is: `40 s`, `14 min`, `2 h 10 min`."""
+    if seconds < 90:
+        return f"{math.ceil(seconds / 10) * 10} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} min"
+    hours, rest = divmod(round(minutes, -1), 60)
+    return f"{hours:,} h" + (f" {rest} min" if rest else "")
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 run` or `6 runs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+@dataclass
+class Cost:
+    """The cost of a command of several pieces, such as runs. what: it is, in words; ended: how many are."""
+
+    what: str
+    pieces: int = 1
+    ended: int = 0
+    is_said: bool = False
+
+    def expect(self, seconds: float, cores: int) -> None:
+        """Say what all pieces cost, if this is the first of which the time is known."""
+        total = seconds * max(1, self.pieces - self.ended)
+        if not self.is_said and total >= WORTH_SAYING:
+            say(cost_text(self.what, total, cores))
+        self.is_said = True
+
+
+@contextmanager
+def said_once(what: str, pieces: int = 1) -> Iterator[Cost]:
+    """Say once what the work inside costs. Within another such context, that one speaks."""
+    cost = Cost(what, pieces)
+    if _listener.get() is not None:
+        yield cost
+        return
+    with told_to(cost.expect):
+        yield cost
+
+
+@contextmanager
+def told_to(listener: Listener) -> Iterator[None]:
+    """Call `listener` with what the work inside is expected to take."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def expect(seconds: float, cores: int) -> None:
+    """Tell the command at work that the piece of work at hand takes so many seconds in all."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(seconds, cores)
+
+
+@dataclass
+class Pace:
+    """The seconds that a unit of work takes. Work before the first call warms up, and is not counted."""
+
+    is_known: bool = False
+    _began: tuple[float, float] | None = field(default=None, repr=False)
+
+    def seconds_per_unit(self, done: float) -> float | None:
+        """Return the pace at the first call at which enough work was seen, and None at all others.
+
+        done: the units that are done.
+        """
+        now = time.monotonic()
+        if self._began is None:
+            self._began = done, now
+            return None
+        units, seconds = done - self._began[0], now - self._began[1]
+        if self.is_known or units <= 0 or seconds < FIRST_SECONDS:
+            return None
+        self.is_known = True
+        return seconds / units

@@ -1,0 +1,65 @@
+"""Each command that takes long says what it costs, in one sentence, once its first work is done."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.commands import LEARNED, TRIED, Command, only_run
+
+from pe_bench.system import cost
+
+
+@pytest.fixture(autouse=True)
+def _says_every_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the shortest work say what it costs."""
+    monkeypatch.setattr(cost, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(cost, "WORTH_SAYING", 0.0)
+
+
+def costs_in(text: str) -> list[str]:
+    """Return what is said to cost something, without the time."""
+    return re.findall(r"^(.*), about \d+ s on 1 core$", text, re.MULTILINE)
+
+
+def test_a_training_says_it_from_its_first_steps(train: Command) -> None:
+    outcome = train("encoding=rope")
+    assert outcome.code == 0 and costs_in(outcome.err) == ["1 run"], outcome.err
+
+
+def test_scoring_and_probing_say_it_once_for_all_runs_and_encodings(
+    train: Command, command: Command, folder: Path
+) -> None:
+    for seed in ("seed=0", "seed=1"):
+        assert train("encoding=rope", seed).code == 0
+    where = ("--results-dir", str(folder / "results"), "--threads", "1")
+    scored = command("eval", "--all", "--lengths", "24,40", "--with", "yarn", *where)
+    assert scored.code == 0 and costs_in(scored.err) == ["scoring 2 runs"], scored.err
+    again = command("eval", "--all", "--lengths", "24,40", "--with", "yarn", *where)
+    assert costs_in(again.err) == [], "nothing is left to score"
+    probed = command("probe", "--all", "--lengths", "128", "--depths", "2", "--windows", "6", *where)
+    assert probed.code == 0 and costs_in(probed.err) == ["scoring 2 runs"], probed.err
+
+
+def test_stretching_says_it_for_the_scores(begin: Command, command: Command, folder: Path) -> None:
+    assert begin("encoding=rope").code == 0
+    where = ("--results-dir", str(folder / "results"), "threads=1")
+    outcome = command("extend", only_run(folder).name, "--to", "3x", "--with", "yarn", *where)
+    assert outcome.code == 0 and costs_in(outcome.err) == ["scoring 1 run"], outcome.err
+
+
+def test_a_try_says_it_for_a_seed(command: Command, folder: Path) -> None:
+    keys = (*TRIED, *LEARNED, f"data.path={folder / 'corpus'}", "--lengths", "16,32", "--minutes", "0.01")
+    outcome = command("try", "nope", *keys, "--results-dir", str(folder / "results"))
+    assert costs_in(outcome.err) == ["a seed, 2 runs"], outcome.err
+
+
+def test_a_sweep_says_once_which_text_it_trains_on_and_how_that_is_split(
+    train: Command, folder: Path
+) -> None:
+    outcome = train("-m", "encoding=rope,alibi", "train.steps=2")
+    assert outcome.code == 0, outcome.err
+    corpus = re.escape(str(folder / "corpus"))
+    said = (
+        rf"files \({corpus}\): 10 documents of [\d,]+ tokens for training, 2 documents of [\d,]+ tokens for"
+    )
+    assert len(re.findall(said, outcome.err)) == 1, outcome.err
