@@ -151,7 +151,9 @@ def extend_runs(
         hashes = tuple(sorted({row.target_hash for row in scored}))
         selection = replace(selection, where=(Condition("target_hash", "=", hashes),))
     names = [path.name for path in paths]
-    return Extended(paths, build_tables(results, names, config.eval.protocol, selection))
+    tables = build_tables(results, names, config.eval.protocol, selection)
+    # A narrow table keeps the lengths that the command names, or else the longest ones.
+    return Extended(paths, [replace(table, chosen=tuple(lengths)) for table in tables])
 
 
 def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bool) -> Mapping[str, Any]:

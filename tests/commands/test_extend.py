@@ -175,6 +175,19 @@ def test_lengths_up_to_twice_the_longer_one_are_scored_or_those_that_are_chosen(
     assert scored(lengths=[24], tokens=64, overrides="threads=1")[label] == [8, 16, 24, 32]
 
 
+def test_a_narrow_table_keeps_the_longest_lengths_unless_lengths_are_chosen(
+    train: Command, command: Command, folder: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert train("encoding=rope", "seed=0", *SCORED).code == 0
+    usual = extended(command, folder, "--to", "2x").out
+    [heading] = [line for line in usual.splitlines() if line.startswith("encoding")]
+    assert heading.split()[-1] == "64" and "18" not in heading.split()
+    chosen = extended(command, folder, "--to", "2x", "--lengths", "18,20").out
+    [heading] = [line for line in chosen.splitlines() if line.startswith("encoding")]
+    assert {"18", "20"} <= set(heading.split())
+
+
 def test_fewer_targets_are_those_of_every_line_and_keys_of_one_stage_alone_are_refused(
     begin: Command, command: Command, folder: Path
 ) -> None:
