@@ -74,6 +74,11 @@ def test_keys_may_be_named_and_grouped(folder: Path) -> None:
     [
         (["rope"], {}, "cannot be read: say encoding=rope"),
         ([], {"encoding": ["rope", "alibi"]}, "a run has one encoding"),
+        (
+            [],
+            {"encoding": "rope", "train": {}},
+            "train is an empty dictionary, which sets nothing: leave it out",
+        ),
         ([], {"encoding": "rope", "config_dir": "nowhere"}, "config-dir nowhere is not a folder"),
     ],
 )

@@ -150,6 +150,8 @@ report --probe -> nothing was probed here: make probes with `pe-bench probe RUN`
 report --by '' -> --by is empty: name a key, such as --by seed or --by train.lr
 report --protocol sliding -> no score under the protocol 'sliding': these runs were scored under paired; score
 list runs --tag x -> has the tag x: tag=x gives it one
+report --tag x -> has a tag; pe-bench train ... tag=x gives one
+report --best train.lr --by train.lr -> --best train.lr and --by train.lr exclude each other: give one of them
 probe --lengths 64 -> of at least 128, not [64]
 probe --depths 100000 -> depths must be a whole number of at least 2 and at most 1000, not 100000
 probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000, not 1
@@ -253,3 +255,13 @@ def test_a_command_that_is_not_for_several_processes_says_so_to_torchrun(
     assert outcome.code == 2
     told = f"torchrun starts the processes of one training: start pe-bench {name} without it"
     assert outcome.line == f"pe-bench: {told}"
+
+
+def test_a_sweep_is_not_for_several_processes_and_says_how_it_has_them(command, folder, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    outcome = command("train", "-m", "encoding=rope", "seed=0,1")
+    assert outcome.code == 2
+    told = "torchrun starts one run: start a sweep without it, with train.processes=N"
+    assert outcome.line == f"pe-bench: {told}"
+    assert files_in(folder / "work") == []

@@ -231,6 +231,9 @@ def test_a_model_may_be_a_file_of_the_users(tmp_path, monkeypatch) -> None:
     (tmp_path / "wrong.yaml").write_text("width: 96\n")
     with pytest.raises(UserError, match=r"unknown key 'model\.width'"):
         compose(["model=wrong.yaml"])
+    (tmp_path / "list.yaml").write_text("- 96\n")
+    with pytest.raises(UserError, match=r"model=list\.yaml must hold keys such as d_model: 96, one a line"):
+        compose(["model=list.yaml"])
     with pytest.raises(UserError, match=r"model=nowhere\.yaml: there is no such file"):
         compose(["model=nowhere.yaml"])
 
