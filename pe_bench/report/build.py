@@ -385,7 +385,7 @@ def _table(
         lines = with_baseline(lines, baseline, source)
     lines = [line for line in (_shown(line, key.train_length, selection) for line in lines) if line.records]
     is_named = any((condition.key, condition.sign) == ("length", "=") for condition in selection.where)
-    order = ordered([line for line in lines if not line.is_anchor], selection.sort)
+    order = ordered([line for line in lines if not line.is_anchor], selection.sort, key.loss)
     lengths = tuple(sorted({length for line in order.lines for length in line.records}))
     table = Table(
         key=key,

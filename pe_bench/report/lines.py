@@ -14,9 +14,9 @@ from pe_bench.errors import RunError, require
 from pe_bench.report.records import (
     BITS,
     EXACT,
-    NATS,
     BreakPoint,
     Line,
+    Measure,
     Paired,
     Position,
     Record,
@@ -361,8 +361,8 @@ def check_sort(word: str) -> None:
     require(word.isdecimal() or word in KEYS, f"{unknown(word, '--sort', KEYS)}; or a length such as 2048")
 
 
-def ordered(lines: Sequence[Line], sort: str | None) -> Order:
-    """Return the lines by their level at the length `sort`, or by a key.
+def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Order:
+    """Return the lines by their level at the length `sort`, or by a key. loss: what levels are measured in.
 
     By default it is the longest length that most reach. A line without a level there stands below the others
     and moves none of them.
@@ -394,8 +394,6 @@ def ordered(lines: Sequence[Line], sort: str | None) -> Order:
         return Order(by_level if is_scored else by_name, None, text)
     chosen = "" if is_scored else ", the longest length that most have a number at"
     below = [line.label for line in by_level if line.label not in losses]
-    loses_text = any(row.loses_text for line in lines for row in line.rows)
-    loss = NATS if loses_text else BITS
     text = f"ranked by {EXACT.name if is_task else loss.name} at {length:,}{chosen}"
     text += f"; below: {', '.join(below)}" if below else ""
     return Order(by_level, length, text, is_caveat=is_scored)
