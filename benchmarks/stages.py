@@ -22,10 +22,10 @@ import torch
 from interleaved import machine, print_table
 
 from pe_bench.cli.program import run
-from pe_bench.commands import train as experiment
+from pe_bench.commands import job, train
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.runs import folder as runs
-from pe_bench.scoring import rows as evaluate
+from pe_bench.scoring import rows as rows_of_scores
 from pe_bench.scoring.scorer import Scorer
 from pe_bench.training import checkpoint
 from pe_bench.training.optimizer import Optimizer
@@ -98,10 +98,10 @@ def main() -> None:
 def watch_parts(clock: Clock) -> None:
     """Put the clock around the stages of a run."""
     for owner, name, stage in (
-        (experiment, "load_data", "data"),
-        (experiment, "build_decoder", "model: built"),
-        (experiment, "dry_run_training", "model: first try"),
-        (experiment, "make_plans", "plans of scoring"),
+        (job, "load_data", "data"),
+        (job, "build_decoder", "model: built"),
+        (job, "dry_run_training", "model: first try"),
+        (train, "make_plans", "plans of scoring"),
         (TrainingWindows, "batch", "training: windows"),
         (Trainer, "_nll", "training: forward"),
         (torch.Tensor, "backward", "training: backward"),
@@ -110,10 +110,10 @@ def watch_parts(clock: Clock) -> None:
         (Trainer, "step", "training: rest of a step"),
         (Trainer, "validation_loss", "training: validation, but for its forward passes"),
         (checkpoint, "save_checkpoint", "training: checkpoints"),
-        (experiment, "fit", "training: all else"),
-        (experiment, "score_encodings", "scoring: weights, checks and rows"),
-        (evaluate, "save_scores", "scoring: files"),
-        (experiment, "score_missing_anchors", "anchors"),
+        (train, "fit", "training: all else"),
+        (train, "score_encodings", "scoring: weights, checks and rows"),
+        (rows_of_scores, "save_scores", "scoring: files"),
+        (train, "score_missing_anchors", "anchors"),
         (runs, "gather_and_warn", "results.csv"),
     ):
         clock.around(owner, name, stage)

@@ -1,8 +1,9 @@
-"""scripts/install on machines that lack something: one line says what."""
+"""scripts/install on machines that lack something: one line says what. A benchmark finds what it times."""
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,11 @@ esac
     program(checkout / ".venv" / "bin" / "python", echo)
     done = run(checkout / "scripts" / "install")
     assert (done.returncode, done.stdout.strip()) == (0, " ".join(variables.split()))
+
+
+def test_the_benchmark_of_stages_finds_all_parts_of_a_run() -> None:
+    code = "import stages; stages.watch_parts(stages.Clock())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
