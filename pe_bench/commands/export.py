@@ -93,9 +93,13 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
     others = find_others(
         read_with([scaling]), source.name, replace(config, encoding=opened.encoding, model=opened.size)
     )
-    message = f"--with {scaling} is not one encoding other than that of {source.name}"
-    require(len(others) == 1, f"{message}: give a single one with its factor, such as 'yarn factor=2'")
+    way_out = "give a single one with its factor, such as 'yarn factor=2'"
+    require(
+        len(others) == 1, f"--with {scaling} is not one encoding other than that of {source.name}: {way_out}"
+    )
     spec = others[0].encoding
+    has_factor = spec.base.options.get("factor", 1.0) is not None
+    require(has_factor, f"--with {scaling} has another factor in each window, and a file has one: {way_out}")
     values = rescaled_config(source, opened, spec, length)
     temporary = folder.with_name(f"{TEMPORARY}{secrets.token_hex(4)}-{folder.name}")
     with name_write_errors(folder):

@@ -93,7 +93,7 @@ show rope bass=500 -> unknown key 'bass': did you mean 'encoding.base'?
 show rope alibi layuot=half -> did you mean 'encoding.layout'?
 show base=3 -> name an encoding
 show task=mqar --plot a.png -> a task has no picture: leave --plot out
-show hf:x hf:y -> show takes one checkpoint at a time, without --plot: leave out the rest
+show hf:x hf:y -> show takes one checkpoint at a time, without --plot and --sample: leave out the rest
 extend -> no run is named: say pe-bench extend rope
 extend hf:x --tokens 5 -> the further training needs text: say --text DIR
 extend hf:x rope -> give one checkpoint at a time, not hf:x, rope
