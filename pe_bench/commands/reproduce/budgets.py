@@ -111,12 +111,13 @@ def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the order of encodings at one budget is that at the smallest one.
+    """How far a budget orders encodings, by their level at the training length, as a smaller budget does.
 
-    tau: Kendall's tau (1938) of the levels at the training length: 1 for the same order, -1 for the opposite
-    one. encodings: those that have learned at both budgets.
+    smaller, tokens: the training tokens of both. tau: Kendall's tau (1938): 1 for the same order, -1 for the
+    opposite one. encodings: how many have learned at both budgets.
     """
 
+    smaller: int
     tokens: int
     tau: float
     encodings: int
@@ -125,25 +126,26 @@ class Agreement:
 def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
     """Return how far each larger budget orders the encodings as the smallest budget does.
 
-    A budget has none where fewer than three encodings have learned at both.
+    The smallest budget is the first at which three encodings have learned, and a larger budget is left out
+    where fewer than three have learned at both.
     """
     levels: dict[int, dict[str, float]] = {}
     for budget in budgets:
         if budget.has_learned:
             levels.setdefault(budget.tokens, {})[budget.encoding] = budget.level
-    smallest, *larger = sorted(levels)
+    ordered = [tokens for tokens in sorted(levels) if len(levels[tokens]) >= MIN_ORDERED]
     found = []
-    for tokens in larger:
-        first, then = levels[smallest], levels[tokens]
+    for tokens in ordered[1:]:
+        first, then = levels[ordered[0]], levels[tokens]
         shared = [encoding for encoding in first if encoding in then]
         if len(shared) >= MIN_ORDERED:
             pairs = [(first[encoding], then[encoding]) for encoding in shared]
-            found.append(Agreement(tokens, kendall_tau(pairs), len(shared)))
+            found.append(Agreement(ordered[0], tokens, kendall_tau(pairs), len(shared)))
     return found
 
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
-    """Return Kendall's tau of pairs of levels; levels are never equal to the last bit, so ties count 0."""
+    """Return Kendall's tau of at least two pairs of levels. A tie counts 0."""
     agreeing = 0
     compared = 0
     for (first, then), (other_first, other_then) in combinations(pairs, 2):
@@ -194,10 +196,12 @@ def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
     known = agreements(budgets)
     if not known:
         return
-    smallest = spell_tokens(min(budget.tokens for budget in budgets if budget.has_learned))
-    yield f"orders at {length} tokens against that after {smallest}, Kendall's tau (number of encodings):"
-    parts = [f"{each.tau:+.2f} after {spell_tokens(each.tokens)} ({each.encodings})" for each in known]
-    yield ", ".join(parts)
+    smaller = spell_tokens(known[0].smaller)
+    yield f"Kendall's tau between the order of levels at {length} tokens after {smaller}, and the order"
+    parts = [f"{spell_tokens(each.tokens)} {each.tau:+.2f}" for each in known]
+    counts = sorted({each.encodings for each in known})
+    encodings = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    yield f"after {', '.join(parts)} ({encodings} encodings)"
 
 
 def _cells(budget: Budget) -> tuple[str, ...]:

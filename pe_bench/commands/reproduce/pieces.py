@@ -107,7 +107,9 @@ class StoredPieces:
         keys = {piece.key for piece in self._of_study}
         pieces = [piece for piece in self.read() if piece.key in keys]
         study = self.study.name
-        way_out = f"`pe-bench reproduce {study} --write-table` trains and stores them"
+        has_hf_models = any(sweep.checkpoint for sweep in self.study.sweeps)
+        models = " --models MODELS" if has_hf_models else ""
+        way_out = f"`pe-bench reproduce {study} --write-table{models}` makes and stores them"
         require(bool(pieces), f"no piece of {study} is stored: {way_out}")
         for piece in pieces:
             for run in piece.runs:

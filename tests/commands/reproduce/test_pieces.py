@@ -313,7 +313,11 @@ def test_the_orders_after_two_budgets_are_compared_by_kendalls_tau() -> None:
     budgets.append(replace(budget("fox", 1_024_000, ""), level=1.9))
     budgets.append(replace(budget("fox", 2_048_000, ""), level=1.0, has_learned=False))
     (found,) = agreements(budgets)
-    assert (found.tokens, found.encodings) == (2_048_000, 4)
+    assert (found.smaller, found.tokens, found.encodings) == (1_024_000, 2_048_000, 4)
     assert found.tau == pytest.approx((4 - 2) / 6)
-    assert "+0.33 after 2M (4)" in list(table_of(budgets, 128))
-    assert agreements(budgets[:4]) == []
+    assert "after 2M +0.33 (4 encodings)" in list(table_of(budgets, 128))
+    assert agreements(budgets[:4]) == [], "of two encodings"
+    assert agreements([replace(each, has_learned=False) for each in budgets]) == []
+    late = [replace(each, tokens=2 * each.tokens) for each in budgets]
+    late.append(replace(budget("alibi", 512_000, ""), level=2.1))
+    assert agreements(late)[0].smaller == 2_048_000, "at 512,000 tokens only one has learned"
