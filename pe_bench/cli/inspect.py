@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.render.grid import Grid
 
 
-NAME_OF_RUN = re.compile(r"-s\d")
+END_OF_RUN_NAME = re.compile(r"-s\d+(-[0-9a-f]*)?$")  # the seed, and the identity or its beginning
 Results = dict["Property", "Finding"]  # of an encoding
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
@@ -166,7 +166,12 @@ def show(
       pe-bench show rope-s0-1a2b3c4d --plot trained.png
       pe-bench show rope-s0-1a2b3c4d --sample
     """
-    if any(argument.startswith("hf:") for argument in arguments):
+    is_checkpoint = any(argument.startswith("hf:") for argument in arguments)
+    is_task = any(re.match(r"\+*task[.=]", argument) for argument in arguments)
+    is_encoding = not sample and not any(_is_run(argument, results_dir, config_dir) for argument in arguments)
+    is_run = not (is_checkpoint or is_task or is_encoding)
+    require(is_run or not code, "--code is for a run with an encoding of its own: leave it out")
+    if is_checkpoint:
         from pe_bench.hf.layers import layers_of
         from pe_bench.render import grid
 
@@ -175,31 +180,30 @@ def show(
             is_one, "show takes one checkpoint at a time, without --plot and --sample: leave out the rest"
         )
         grid.show([layers_of(arguments[0]).draw])
-    elif any(re.match(r"\+*task[.=]", argument) for argument in arguments):
+    elif is_task:
         from pe_bench.inspection.page import task_page
 
         require(plot is None, "a task has no picture: leave --plot out")
         require(not sample, "a task writes no text: leave --sample out")
         write_out(task_page(arguments, config_dir, width_of(sys.stdout)))
-    elif sample or any(_is_run(argument, results_dir, config_dir) for argument in arguments):
+    elif is_encoding:
+        _show_encodings(arguments, plot, config_dir)
+    else:
         require(len(arguments) == 1, f"show takes one run at a time, not {' '.join(arguments) or 'none'}")
         message = f"say what to show of the run {arguments[0]}: --plot FILE, --sample, or both"
         require(sample or plot is not None, message)
         _show_run(arguments[0], plot, results_dir, code, sample=sample)
-    else:
-        require(not code, "--code is for a run with an encoding of its own: leave it out")
-        _show_encodings(arguments, plot, config_dir)
 
 
 def _is_run(argument: str, results_dir: Path, search: Sequence[Path]) -> bool:
     """Return whether an argument of `show` is the path, the name or the beginning of the name of a run."""
     from pe_bench.config.groups import names_in
 
-    if "=" in argument or argument in names_in("encoding", search):
+    if "=" in argument or ":" in argument or argument in names_in("encoding", search):
         return False
     paths = (Path(argument), results_dir / "runs" / argument)
     is_folder = any((path / "result.json").is_file() for path in paths)
-    return is_folder or NAME_OF_RUN.search(argument) is not None
+    return is_folder or END_OF_RUN_NAME.search(Path(argument).name) is not None
 
 
 def _show_run(name: str, plot: Path | None, results_dir: Path, code: Sequence[Path], *, sample: bool) -> None:

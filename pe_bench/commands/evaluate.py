@@ -264,7 +264,7 @@ class Prepared:
     def score(self) -> Run:
         """Score what is not scored yet. Raises `UserError`, `RunError`."""
         loaded = self.loaded or load_finished(self.folder, self.config, self.planner)
-        with said_once(f"scoring {count(1, 'run')}"):
+        with said_once(_scoring):
             rows = score_finished(loaded, self.results_dir, self.others, self.judge, self.waits)
         return Run(self.folder, rows, self.config.report.margin, self.lengths)
 
@@ -290,7 +290,7 @@ def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], li
     prepared = [prepare(path, request) for path in runs]
     scored: list[Run] = []
     failures: list[str] = []
-    with said_once(f"scoring {count(len(runs), 'run')}", len(runs)) as cost:
+    with said_once(_scoring, len(runs)) as cost:
         for number, (path, ready) in enumerate(zip(runs, prepared, strict=True), 1):
             say(f"run {number} of {len(runs)}: {path.name}")
             try:
@@ -304,6 +304,10 @@ def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], li
             scored.append(run)
             failures += [run.failure] if run.failure else []
     return scored, failures
+
+
+def _scoring(runs: int) -> str:
+    return f"scoring {count(runs, 'run')}"
 
 
 def prepare(

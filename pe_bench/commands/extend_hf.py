@@ -111,7 +111,7 @@ def extend_hf(
     settings = _settings(config, for_training, length, tokens, train_layers)
     stretched = [with_factor(each, to, ()) for each in requested]
     stages = _stages(config, settings, stretched)
-    with said_once(count(len(stages), "further training"), len(stages)) as cost:
+    with said_once(lambda left: count(left, "further training"), len(stages)) as cost:
         for number, stage in enumerate(stages, 1):
             is_first = _train(stage)
             cost.ended = number

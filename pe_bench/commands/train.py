@@ -50,7 +50,7 @@ def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tupl
     that one is an error. Raise `UserError` before anything is written, `RunError` after.
     """
     job, plans = prepare(config)
-    with said_once(count(1, "run")):
+    with said_once(lambda left: count(left, "run")):
         return job.folder, finish(job, plans, waits=waits)
 
 

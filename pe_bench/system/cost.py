@@ -45,25 +45,32 @@ def count(number: int, noun: str) -> str:
 
 @dataclass
 class Cost:
-    """The cost of a command of several pieces, such as runs. what: it is, in words; ended: how many are."""
+    """The cost of a command of several pieces, such as runs.
 
-    what: str
+    text: returns what a number of pieces is, in words. ended: how many pieces are.
+    """
+
+    text: Callable[[int], str]
     pieces: int = 1
     ended: int = 0
     is_said: bool = False
 
     def expect(self, seconds: float, cores: int) -> None:
-        """Say what all pieces cost, if this is the first of which the time is known."""
-        total = seconds * max(1, self.pieces - self.ended)
+        """Say what the pieces that are left cost, if this is the first of which the time is known."""
+        left = max(1, self.pieces - self.ended)
+        total = seconds * left
         if not self.is_said and total >= WORTH_SAYING:
-            say(cost_text(self.what, total, cores))
+            say(cost_text(self.text(left), total, cores))
         self.is_said = True
 
 
 @contextmanager
-def said_once(what: str, pieces: int = 1) -> Iterator[Cost]:
-    """Say once what the work inside costs. Within another such context, that one speaks."""
-    cost = Cost(what, pieces)
+def said_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
+    """Say once what the work inside costs. Within another such context, that one speaks.
+
+    text: returns what a number of pieces is, in words: those that are left when their cost is known.
+    """
+    cost = Cost(text, pieces)
     if _listener.get() is not None:
         yield cost
         return

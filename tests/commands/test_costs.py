@@ -50,7 +50,7 @@ def test_stretching_says_it_for_the_scores(begin: Command, command: Command, fol
 def test_a_try_says_it_for_a_seed(command: Command, folder: Path) -> None:
     keys = (*TRIED, *LEARNED, f"data.path={folder / 'corpus'}", "--lengths", "16,32", "--minutes", "0.01")
     outcome = command("try", "nope", *keys, "--results-dir", str(folder / "results"))
-    assert costs_in(outcome.err) == ["a seed, 2 runs"], outcome.err
+    assert costs_in(outcome.err) == ["2 runs of one seed"], outcome.err
 
 
 def test_a_sweep_says_once_which_text_it_trains_on_and_how_that_is_split(

@@ -114,6 +114,8 @@ def test_what_cannot_be_shown_of_a_run_is_one_line_and_writes_nothing(
         (("--sample",), "show takes one run at a time"),
         (("task=copy", "--sample"), "a task writes no text"),
         (("rope", "--code", "own.py"), "--code is for a run"),
+        (("task=copy", "--code", "own.py"), "--code is for a run"),
+        (("hf:nowhere", "--code", "own.py"), "--code is for a run"),
         ((name, "--plot", str(folder / "picture.gif")), "picture.gif"),
     ):
         outcome = show(command, folder, *arguments)

@@ -72,6 +72,21 @@ def test_a_persons_own_encoding_is_shown_from_its_yaml_or_its_file(command, fold
         assert cells_of(outcome.out, "parameters")[0] == "4"
 
 
+@pytest.mark.parametrize("place", ["mine-s2.py", "notes-s1-2/mine.py"])
+def test_an_encoding_in_a_file_that_is_named_like_a_run_is_shown(command, folder, place):
+    file = folder / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(OWN)
+    outcome = command("show", f"{file}:RootBias")
+    assert outcome.code == 0 and "One sentence" in outcome.out, outcome.err
+
+
+@pytest.mark.parametrize("name", ["mine-s2x", "folder-s2-1a/mine"])
+def test_only_the_end_of_a_name_makes_it_that_of_a_run(command, name):
+    outcome = command("show", name)
+    assert outcome.code == 2 and "of the run" not in outcome.line, outcome.err
+
+
 def test_a_task_has_its_options_and_an_example_with_the_answers_marked(command):
     outcome = command("show", "task=mqar", "task.symbols=50")
     assert outcome.code == 0 and outcome.out.startswith("mqar\n====\n")

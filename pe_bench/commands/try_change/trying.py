@@ -23,7 +23,7 @@ from pe_bench.report.records import BITS, NATS, BreakPoint, Line
 from pe_bench.runs.job import hashed
 from pe_bench.runs.rows import ALL, APART, Row, has_number, level_of
 from pe_bench.runs.typed import called_with
-from pe_bench.system.cost import Cost, said_once
+from pe_bench.system.cost import Cost, count, said_once
 from pe_bench.system.files import Lock, write_json
 from pe_bench.system.machine import today
 from pe_bench.system.signals import INTERRUPTIONS
@@ -245,7 +245,10 @@ def try_change(
     tried = _prepared(kind, changed.config, baseline.config)
     check()
     tried = _keep(results, tried)
-    with _ending_kept(results, tried), said_once("a seed, 2 runs", pieces=2) as cost:
+    with (
+        _ending_kept(results, tried),
+        said_once(lambda left: f"{count(left, 'run')} of one seed", pieces=2) as cost,
+    ):
         return _train_until_sure(tried, changed, baseline, results, end, cost)
 
 
