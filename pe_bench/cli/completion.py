@@ -38,7 +38,10 @@ def complete_inspected(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:
-    return [*complete_inspected(ctx, incomplete), *(complete_run(ctx, incomplete) if incomplete else [])]
+    offered = complete_inspected(ctx, incomplete)
+    if incomplete:
+        offered += complete_run(ctx, incomplete)
+    return offered
 
 
 # By the metavar of an option or argument.

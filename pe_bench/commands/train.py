@@ -173,7 +173,8 @@ def _train(
     say(f"{name}: {job.model.parameter_count:,} parameters, {steps} steps of {tokens:,} tokens")
     if begun is not None and begun.step < steps:
         say(f"{name}: continues from step {begun.step}")
-    begun_at, pace = 0 if begun is None else begun.step, Pace()
+    begun_at = 0 if begun is None else begun.step
+    pace = Pace()
     with bars(job.label, steps) as bar:
 
         def watch(step: Step) -> None:

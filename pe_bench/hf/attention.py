@@ -191,9 +191,12 @@ def attend(
     parts = [state.layers[number]]
     if attention_mask is not None and not attention_mask.is_causal:
         parts.append(Masked(attention_mask))
-    parts += [FirstAndLatest(FIRST_TOKENS, state.window)] if state.window is not None else []
-    parts += [SoftCap(softcap)] if softcap is not None else []
-    parts += [Sinks(s_aux)] if s_aux is not None else []
+    if state.window is not None:
+        parts.append(FirstAndLatest(FIRST_TOKENS, state.window))
+    if softcap is not None:
+        parts.append(SoftCap(softcap))
+    if s_aux is not None:
+        parts.append(Sinks(s_aux))
     query = query if math.isclose(factor, 1, rel_tol=1e-12) else query * factor
     x = query.new_empty(*query.shape[:1], key.shape[2], 0)  # of the encodings here none reads it
     mixed = attention(stack(parts), x, query, key, value, state.ids)

@@ -117,7 +117,8 @@ def _with_quarter(config: Config, reference: int) -> Config:
 
     A gain beyond the reference is judged only where the model gains from the quarter to the reference.
     """
-    lengths, quarter = config.eval.lengths, quarter_of(reference)
+    lengths = config.eval.lengths
+    quarter = quarter_of(reference)
     is_judged = config.eval.protocol == "paired" and config.eval.controls != "none"
     if not lengths or not is_judged or quarter < MIN_PAIRED_LENGTH:
         return config  # the usual lengths have the quarter

@@ -27,12 +27,14 @@ SHARED = ("model", "train", "eval", "seed", "precision", "threads", "device", "r
 class ResolvedEncoding:
     """An encoding in a model, by the name that it was asked for.
 
-    examples: values for options that its class requires and nobody gave.
+    examples: values for options that its class requires and nobody gave. trained: the encoding of a trained
+    model, which is looked at in place of one with initial values.
     """
 
     name: str
     config: Config
     examples: dict[str, Any] = field(default_factory=dict)
+    trained: "Composition | None" = None
 
     @cached_property
     def spec(self) -> "EncodingSpec":
@@ -42,7 +44,9 @@ class ResolvedEncoding:
 
     @cached_property
     def encoding(self) -> "Composition":
-        """The encoding with the initial values of a run with this seed, and the vocabulary of bytes."""
+        """The trained encoding, or one with the initial values of a run with this seed, for bytes."""
+        if self.trained is not None:
+            return self.trained
         import torch
 
         from pe_bench.data.tokenizer import ByteTokenizer

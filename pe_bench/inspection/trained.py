@@ -44,9 +44,7 @@ NOTES = (
 
 def trained_encoding(config: Config, encoding: Composition) -> ResolvedEncoding:
     """Return the encoding of a trained model, to be looked at as one that an argument names."""
-    subject = ResolvedEncoding(config.encoding["name"], config)
-    vars(subject)["encoding"] = encoding  # in the place of one with initial values
-    return subject
+    return ResolvedEncoding(config.encoding["name"], config, trained=encoding)
 
 
 @torch.no_grad()

@@ -73,7 +73,9 @@ def operations_of_pass(job: Job, length: int) -> float:
 
 def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int) -> ScoreWatcher:
     """Return a watcher that also tells what the plans cost, in this and in later encodings."""
-    total, done, pace = operations(job, plans), 0.0, Pace()
+    total = operations(job, plans)
+    done = 0.0
+    pace = Pace()
 
     def watched(plan: Plan, share: float) -> None:
         nonlocal done
