@@ -203,7 +203,7 @@ def extend(
     text DIR: The text files that hf:FOLDER is trained and scored on.
     train_layers NUMBER: Of hf:FOLDER, train only so many of the last layers, which needs less memory.
     long: Train the model also at that length from the start, on as many tokens as both stages together.
-    lengths N,N: Context lengths to score, beside the training length, that length and its quarter.
+    lengths N,N: Context lengths to score, beside the training length, that length and their quarters.
         [default: those of the runs up to twice that length]
     targets NUMBER: Target blocks at each length; fewer are scored sooner.  [default: those of the runs]
     results_dir DIR: The folder of runs and results.csv.

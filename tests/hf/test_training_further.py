@@ -227,3 +227,14 @@ def test_a_checkpoint_too_is_stretched_at_chosen_lengths_with_fewer_targets(
     outcome = command(*words, "--targets", "4", "--lengths", "40")
     assert outcome.code == 0, outcome.err
     assert 40 in {row.length for row in read_rows(run / "eval.csv")}
+
+
+def test_the_lengths_of_a_trained_checkpoint_have_the_quarter_that_reports_read(
+    tmp_path: Path, command: Command, arguments: list[str]
+) -> None:
+    arguments.remove("train.batch_tokens=512")
+    done = command("extend", *arguments, "train.length=30", "train.batch_tokens=480")
+    assert done.code == 0, done.err
+    for run in (tmp_path / "results" / "runs").glob("hf-*"):
+        assert {row.length for row in read_rows(run / "eval.csv")} == {8, 30, 60}, run.name
+    assert "a quarter of the training length" not in done.out
