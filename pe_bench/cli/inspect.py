@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.render.grid import Grid
 
 
-NAME_OF_RUN = re.compile(r"-s\d")
+NAME_OF_RUN = re.compile(r"-s\d+(-[0-9a-f]*)?\*?$")  # with its hash, a part of it, or none
 Results = dict["Property", "Finding"]  # of an encoding
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
@@ -195,11 +195,11 @@ def _is_run(argument: str, results_dir: Path, search: Sequence[Path]) -> bool:
     """Return whether an argument of `show` is the path, the name or the beginning of the name of a run."""
     from pe_bench.config.groups import names_in
 
-    if "=" in argument or argument in names_in("encoding", search):
+    if "=" in argument or ":" in argument or argument in names_in("encoding", search):
         return False
     paths = (Path(argument), results_dir / "runs" / argument)
     is_folder = any((path / "result.json").is_file() for path in paths)
-    return is_folder or NAME_OF_RUN.search(argument) is not None
+    return is_folder or NAME_OF_RUN.search(Path(argument).name) is not None
 
 
 def _show_run(name: str, plot: Path | None, results_dir: Path, code: Sequence[Path], *, sample: bool) -> None:
