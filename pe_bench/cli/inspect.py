@@ -166,7 +166,12 @@ def show(
       pe-bench show rope-s0-1a2b3c4d --plot trained.png
       pe-bench show rope-s0-1a2b3c4d --sample
     """
-    if any(argument.startswith("hf:") for argument in arguments):
+    is_checkpoint = any(argument.startswith("hf:") for argument in arguments)
+    is_task = any(re.match(r"\+*task[.=]", argument) for argument in arguments)
+    is_run = sample or any(_is_run(argument, results_dir, config_dir) for argument in arguments)
+    takes_code = is_run and not is_checkpoint and not is_task
+    require(takes_code or not code, "--code is for a run with an encoding of its own: leave it out")
+    if is_checkpoint:
         from pe_bench.hf.layers import layers_of
         from pe_bench.render import grid
 
@@ -175,19 +180,18 @@ def show(
             is_one, "show takes one checkpoint at a time, without --plot and --sample: leave out the rest"
         )
         grid.show([layers_of(arguments[0]).draw])
-    elif any(re.match(r"\+*task[.=]", argument) for argument in arguments):
+    elif is_task:
         from pe_bench.inspection.page import task_page
 
         require(plot is None, "a task has no picture: leave --plot out")
         require(not sample, "a task writes no text: leave --sample out")
         write_out(task_page(arguments, config_dir, width_of(sys.stdout)))
-    elif sample or any(_is_run(argument, results_dir, config_dir) for argument in arguments):
+    elif is_run:
         require(len(arguments) == 1, f"show takes one run at a time, not {' '.join(arguments) or 'none'}")
         message = f"say what to show of the run {arguments[0]}: --plot FILE, --sample, or both"
         require(sample or plot is not None, message)
         _show_run(arguments[0], plot, results_dir, code, sample=sample)
     else:
-        require(not code, "--code is for a run with an encoding of its own: leave it out")
         _show_encodings(arguments, plot, config_dir)
 
 

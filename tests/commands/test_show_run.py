@@ -167,3 +167,9 @@ def test_a_name_that_goes_on_after_what_is_like_a_seed_is_that_of_an_encoding(
 ) -> None:
     outcome = show(command, folder, name)
     assert outcome.code == 2 and "of the run" not in outcome.line
+
+
+@pytest.mark.parametrize("argument", ["rope", "task=mqar", "task.symbols=50", "hf:nowhere"])
+def test_code_is_refused_with_all_that_is_no_run(command: Command, folder: Path, argument: str) -> None:
+    outcome = show(command, folder, argument, "--code", "own.py")
+    assert outcome.code == 2 and "--code is for a run" in outcome.line and outcome.out == ""
