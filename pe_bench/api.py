@@ -203,7 +203,7 @@ def extend(
     text DIR: The text files that hf:FOLDER is trained and scored on.
     train_layers NUMBER: Of hf:FOLDER, train only so many of the last layers, which needs less memory.
     long: Train the model also at that length from the start, on as many tokens as both stages together.
-    lengths N,N: Context lengths to score, beside the training length, that length and its quarter.
+    lengths N,N: Context lengths to score, beside the training length, that length and their quarters.
         [default: those of the runs up to twice that length]
     targets NUMBER: Target blocks at each length; fewer are scored sooner.  [default: those of the runs]
     results_dir DIR: The folder of runs and results.csv.
@@ -211,7 +211,15 @@ def extend(
     Raises `UserError` (a `ValueError`) if something cannot work, and `RunError` if a job fails.
     """
     from pe_bench.commands.extend import extend_runs
-    from pe_bench.values import AtLeast1, check_texts, check_type, listed, plain_value, read_count
+    from pe_bench.values import (
+        AtLeast1,
+        check_texts,
+        check_type,
+        list_of_numbers,
+        listed,
+        plain_value,
+        read_count,
+    )
 
     check_texts("a run", *listed(runs))
     check_texts("with_", *listed(with_))
@@ -219,7 +227,7 @@ def extend(
     if isinstance(count, str):
         count = read_count(count)
     check_texts("overrides", *listed(overrides))
-    chosen = [lengths] if isinstance(lengths, int) else plain_value(lengths or [])
+    chosen = [] if lengths is None else list_of_numbers(lengths)
     return extend_runs(
         [str(run) for run in listed(runs)],
         str(to),

@@ -196,6 +196,12 @@ def plain_value(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def list_of_numbers(value: Any) -> list[Any]:
+    """Return numbers, an array of NumPy or a single number as a list; what it contains is not checked."""
+    plain = plain_value(value)
+    return plain if isinstance(plain, list) else [plain]
+
+
 # Paths and texts that a person names
 
 

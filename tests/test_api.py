@@ -113,6 +113,22 @@ def test_a_run_is_scored_at_other_lengths_and_under_other_encodings(made: Any, f
 
 
 @pytest.mark.parametrize(
+    ("lengths", "scored"),
+    [
+        (np.array([24, 40]), {8, 16, 24, 32, 40}),
+        (np.array([24]), {8, 16, 24, 32}),
+        (np.int64(24), {8, 16, 24, 32}),
+        (range(24, 32, 4), {8, 16, 24, 28, 32}),
+    ],
+)
+def test_a_run_is_extended_at_lengths_of_numpy(
+    made: Any, folder: Path, lengths: Any, scored: set[int]
+) -> None:
+    family = pe_bench.extend("rope", "2x", "yarn", lengths=lengths, results_dir=folder / "results")
+    assert {length for line in family.tables[0].lines for length in line.records} == scored
+
+
+@pytest.mark.parametrize(
     ("call", "options", "message"),
     [
         ("evaluate", {"key_tokens_of": "nobody"}, "no finished run 'nobody'"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # with torch, which a mistyped argument should not wait for
     from pe_bench.render.grid import Grid
 
 
-END_OF_RUN_NAME = re.compile(r"-s\d+(-[0-9a-f]*)?$")  # the seed, and the identity or its beginning
+NAME_OF_RUN = re.compile(r"-s\d+(-[0-9a-f]*)?\*?$")  # with its hash, a part of it, or none
 Results = dict["Property", "Finding"]  # of an encoding
 # In colour too, and not by colour alone.
 SIGNS = {"holds": "ok", "fails": "FAILS", "not claimed": "-"}
@@ -168,9 +168,9 @@ def show(
     """
     is_checkpoint = any(argument.startswith("hf:") for argument in arguments)
     is_task = any(re.match(r"\+*task[.=]", argument) for argument in arguments)
-    is_encoding = not sample and not any(_is_run(argument, results_dir, config_dir) for argument in arguments)
-    is_run = not (is_checkpoint or is_task or is_encoding)
-    require(is_run or not code, "--code is for a run with an encoding of its own: leave it out")
+    is_run = sample or any(_is_run(argument, results_dir, config_dir) for argument in arguments)
+    takes_code = is_run and not is_checkpoint and not is_task
+    require(takes_code or not code, "--code is for a run with an encoding of its own: leave it out")
     if is_checkpoint:
         from pe_bench.hf.layers import layers_of
         from pe_bench.render import grid
@@ -186,13 +186,13 @@ def show(
         require(plot is None, "a task has no picture: leave --plot out")
         require(not sample, "a task writes no text: leave --sample out")
         write_out(task_page(arguments, config_dir, width_of(sys.stdout)))
-    elif is_encoding:
-        _show_encodings(arguments, plot, config_dir)
-    else:
+    elif is_run:
         require(len(arguments) == 1, f"show takes one run at a time, not {' '.join(arguments) or 'none'}")
         message = f"say what to show of the run {arguments[0]}: --plot FILE, --sample, or both"
         require(sample or plot is not None, message)
         _show_run(arguments[0], plot, results_dir, code, sample=sample)
+    else:
+        _show_encodings(arguments, plot, config_dir)
 
 
 def _is_run(argument: str, results_dir: Path, search: Sequence[Path]) -> bool:
@@ -203,7 +203,7 @@ def _is_run(argument: str, results_dir: Path, search: Sequence[Path]) -> bool:
         return False
     paths = (Path(argument), results_dir / "runs" / argument)
     is_folder = any((path / "result.json").is_file() for path in paths)
-    return is_folder or END_OF_RUN_NAME.search(Path(argument).name) is not None
+    return is_folder or NAME_OF_RUN.search(Path(argument).name) is not None
 
 
 def _show_run(name: str, plot: Path | None, results_dir: Path, code: Sequence[Path], *, sample: bool) -> None:

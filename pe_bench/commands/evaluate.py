@@ -52,6 +52,7 @@ from pe_bench.values import (
     check_folder,
     check_texts,
     check_type,
+    list_of_numbers,
     listed,
     plain_value,
     without_none,
@@ -152,8 +153,8 @@ class Evaluation:
         values["results_dir"] = Path(values["results_dir"])
         values["with_"] = tuple(read_with(listed(values["with_"]), folders))
         values["overrides"] = tuple(listed(values.get("overrides")))
-        if not isinstance(values["lengths"], list | None):
-            values["lengths"] = [values["lengths"]]
+        if values["lengths"] is not None:
+            values["lengths"] = list_of_numbers(values["lengths"])
         judge = values.get("key_tokens_of")
         if judge is not None:
             values["key_tokens_of"] = judge.path if isinstance(judge, Run) else str(judge)

@@ -7,7 +7,7 @@ sweep of `train` does, and reads the table of the family.
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from pe_bench.commands.evaluate import Evaluation, prepare, score_each
 from pe_bench.commands.extend_hf import extend_hf
 from pe_bench.commands.job import load_trained, trusted
 from pe_bench.commands.sweep.run import launch
+from pe_bench.config.arguments import typed_values
 from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, check_launcher, planned, sorted_by_use
 from pe_bench.errors import RunError, UserError, first_line, require
@@ -91,6 +92,7 @@ def extend_runs(
         require(len(runs) == 1, f"give one checkpoint at a time, not {', '.join(runs)}")
         require(not long, "--long trains a run from the start, and a checkpoint has no such: leave it out")
         require(train_layers is None or tokens is not None, "--train-layers has no effect without --tokens")
+        refuse_scored_keys(typed_values(overrides))
         data_path = None if text is None else str(text)
         if tokens is not None:
             scores = Evaluation(
@@ -177,10 +179,15 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     for text in typed.runs:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
-    for option in ("lengths", "targets"):
-        message = f"eval.{option} would hold for the trained lines alone: say --{option}, which is for all"
-        require(f"eval.{option}" not in jobs[0].given, message)
+    refuse_scored_keys(jobs[0].given)
     return jobs[0].given
+
+
+def refuse_scored_keys(keys: Container[str]) -> None:
+    """Raise `UserError` for keys of what is scored: options of `extend` set them for all lines."""
+    for option in ("lengths", "targets"):
+        message = f"eval.{option} is not for all lines of the table: say --{option}, which is for all"
+        require(f"eval.{option}" not in keys, message)
 
 
 @dataclass(frozen=True)
@@ -327,7 +334,7 @@ def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
         text, request.overrides, {}, {}, request.results_dir, data_path=request.data_path
     )
     if request.lengths is None and config.eval.lengths is not None:
-        return request  # typed as eval.lengths
+        return request  # those of an experiment
     length = round(to * config.trained_length)
     lengths = stretched_lengths(config.eval, config.trained_length, length, request.lengths or ())
     return replace(request, lengths=lengths)

@@ -21,7 +21,7 @@ from pe_bench.commands.evaluate import Evaluation, prepare
 from pe_bench.config.arguments import typed_values, without_keys
 from pe_bench.config.compose import compose
 from pe_bench.config.parse import parse_config
-from pe_bench.config.schema import Config, DataConfig
+from pe_bench.config.schema import MIN_PAIRED_LENGTH, Config, DataConfig, quarter_of
 from pe_bench.data.batches import TrainingWindows
 from pe_bench.data.packed import Data, load_data, summary
 from pe_bench.errors import require
@@ -288,7 +288,8 @@ def _scored(
         lengths = stretched_lengths(config.eval, trained, length, request.lengths)
         request = replace(request, lengths=lengths)
     elif config.eval.lengths is None:
-        request = replace(request, lengths=sorted({max(2, trained // 4), trained, length}))
+        quarter = max(quarter_of(trained), MIN_PAIRED_LENGTH)
+        request = replace(request, lengths=sorted({quarter, trained, length}))
     runs = [prepare(text, replace(request, with_=tuple(requested))).score()]
     for stage in stages:
         runs.append(prepare(f"{PREFIX}{stage.target}", request).score())

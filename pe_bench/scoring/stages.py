@@ -15,7 +15,7 @@ import numpy as np
 
 from pe_bench.config.compose import choose_encoding, resolve_encoding
 from pe_bench.config.parse import to_plain
-from pe_bench.config.schema import MIN_PAIRED_LENGTH, Config, EvalConfig
+from pe_bench.config.schema import MIN_PAIRED_LENGTH, Config, EvalConfig, quarter_of
 from pe_bench.data.packed import Split
 from pe_bench.encodings.spec import EncodingSpec, PartSpec, is_part
 from pe_bench.errors import RunError, require
@@ -101,11 +101,17 @@ def stretched_lengths(
     """Return the lengths to score of a model that is stretched to `length` tokens.
 
     These are those that were chosen, or else those of the configuration up to twice `length`; and always the
-    training length, and `length` with its quarter, which tells whether a model reads that far.
+    training length and `length`. A gain up to one of these two from its quarter tells whether a model reads
+    that far, so the quarters are scored too: that of the training length where use of context is judged.
     """
     own = evaluation.resolved_lengths(train_length)
     near = chosen or [each for each in own if each <= 2 * length]
-    return sorted({*near, train_length, max(length // 4, MIN_PAIRED_LENGTH), length})
+    lengths = {*near, train_length, max(quarter_of(length), MIN_PAIRED_LENGTH), length}
+    quarter = quarter_of(train_length)
+    is_judged = evaluation.protocol == "paired" and evaluation.controls != "none"
+    if is_judged and quarter >= MIN_PAIRED_LENGTH:
+        lengths.add(quarter)
+    return sorted(lengths)
 
 
 def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:

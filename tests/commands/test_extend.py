@@ -175,6 +175,20 @@ def test_lengths_up_to_twice_the_longer_one_are_scored_or_those_that_are_chosen(
     assert scored(lengths=[24], tokens=64, overrides="threads=1")[label] == [8, 16, 24, 32]
 
 
+def test_use_of_context_is_judged_at_chosen_lengths_too_and_of_a_length_that_four_does_not_divide(
+    train: Command, folder: Path
+) -> None:
+    longer = ("train.length=19", "train.batch_tokens=380", "train.steps=150")  # it beats token frequencies
+    assert train("encoding=rope", *longer, *SCORED, "eval.controls=auto").code == 0
+    results = folder / "results"
+    [table] = pe_bench.extend("rope", "31", "yarn", lengths=[40], targets=16, results_dir=results).tables
+    assert len(table.lines) == 2
+    for line in table.lines:
+        use = line.records[40].use
+        assert use is not None and "no score at" not in use.missing, f"{line.label}: {use}"
+        assert sorted(line.records) == [5, 8, 19, 31, 40], line.label
+
+
 def test_a_narrow_table_keeps_the_longest_lengths_unless_lengths_are_chosen(
     train: Command, command: Command, folder: Path, monkeypatch
 ) -> None:

@@ -144,3 +144,34 @@ def test_the_code_of_a_run_s_own_encoding_runs_only_when_it_is_trusted(
     assert refused.code == 2 and "--code" in refused.line
     trusted = show(command, folder, name, "--sample", "--code", str(own))
     assert trusted.code == 0 and "written after 16 tokens" in trusted.out, trusted.err
+
+
+@pytest.mark.parametrize("name", ["my-s2.py", "far-s12-1a.py", "seeds-s3/own.py"])
+def test_a_file_whose_name_is_like_that_of_a_run_is_shown_as_an_encoding(
+    command: Command, folder: Path, name: str
+) -> None:
+    own = folder / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text(OWN)
+    shown = show(command, folder, f"{own}:Steps")
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("Steps")
+
+
+@pytest.mark.parametrize("name", ["rope-s0", "rope+logn-s12-1a2b3c4d", "results/runs/t5-s3-", "rope-s0*"])
+def test_a_name_with_a_seed_is_that_of_a_run(command: Command, folder: Path, name: str) -> None:
+    assert "say what to show of the run" in show(command, folder, name).line
+
+
+@pytest.mark.parametrize("name", ["scaled-s1.5", "my-s2b-rope"])
+def test_a_name_that_goes_on_after_what_is_like_a_seed_is_that_of_an_encoding(
+    command: Command, folder: Path, name: str
+) -> None:
+    outcome = show(command, folder, name)
+    assert outcome.code == 2 and "of the run" not in outcome.line
+
+
+@pytest.mark.parametrize("argument", ["rope", "task=mqar", "task.symbols=50", "hf:nowhere"])
+def test_code_is_refused_with_all_that_is_no_run(command: Command, folder: Path, argument: str) -> None:
+    outcome = show(command, folder, argument, "--code", "own.py")
+    assert outcome.code == 2 and "--code is for a run" in outcome.line and outcome.out == ""

@@ -70,7 +70,7 @@ def test_gradients_are_those_of_transformers_own_model_with_the_written_configur
         assert torch.allclose(parameter.grad, gradient, rtol=0, atol=1e-4 * largest), name
 
 
-SETTINGS = ("threads=1", "eval.targets=6", "train.batch_tokens=512", "train.lr=0.003", "precision=float32")
+SETTINGS = ("threads=1", "train.batch_tokens=512", "train.lr=0.003", "precision=float32")
 STEPS = 4
 
 
@@ -80,7 +80,7 @@ def arguments(tmp_path: Path) -> list[str]:
     write_checkpoint(tmp_path / "llama", "llama")
     text = ["--text", str(write_corpus(tmp_path / "corpus"))]
     where = [f"cache_dir={tmp_path / 'cache'}", "--results-dir", str(tmp_path / "results")]
-    length = ["--to", "2x", "--with", "yarn", "--tokens", "2k"]
+    length = ["--to", "2x", "--with", "yarn", "--tokens", "2k", "--targets", "6"]
     return [f"hf:{tmp_path / 'llama'}", *length, *text, *SETTINGS, *where]
 
 
@@ -114,7 +114,12 @@ def test_a_trained_checkpoint_is_a_folder_and_a_line_beside_the_untrained_one_an
         assert any(line.startswith(label) for line in lines), done.out
 
     times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    options = {"tokens": 2_048, "text": tmp_path / "corpus", "results_dir": tmp_path / "results"}
+    options = {
+        "tokens": 2_048,
+        "targets": 6,
+        "text": tmp_path / "corpus",
+        "results_dir": tmp_path / "results",
+    }
     overrides = [*SETTINGS, f"cache_dir={tmp_path / 'cache'}"]
     family = pe_bench.extend(f"hf:{tmp_path / 'llama'}", "2x", "yarn", overrides=overrides, **options)
     assert times == {path: path.stat().st_mtime_ns for path in folder.iterdir()}, "it was trained again"
@@ -227,3 +232,26 @@ def test_a_checkpoint_too_is_stretched_at_chosen_lengths_with_fewer_targets(
     outcome = command(*words, "--targets", "4", "--lengths", "40")
     assert outcome.code == 0, outcome.err
     assert 40 in {row.length for row in read_rows(run / "eval.csv")}
+
+
+def test_the_lengths_of_a_trained_checkpoint_have_the_quarter_that_reports_read(
+    tmp_path: Path, command: Command, arguments: list[str]
+) -> None:
+    arguments.remove("train.batch_tokens=512")
+    done = command("extend", *arguments, "train.length=30", "train.batch_tokens=480")
+    assert done.code == 0, done.err
+    for run in (tmp_path / "results" / "runs").glob("hf-*"):
+        assert {row.length for row in read_rows(run / "eval.csv")} == {8, 30, 60}, run.name
+    assert "a quarter of the training length" not in done.out
+
+
+@pytest.mark.parametrize("key", ["eval.targets=3", "eval.lengths=[32]", "+eval.lengths=[32]"])
+@pytest.mark.parametrize("tokens", [(), ("--tokens", "2k")])
+def test_keys_of_what_is_scored_are_refused_for_a_checkpoint_as_for_a_run(
+    tmp_path: Path, command: Command, key: str, tokens: tuple[str, ...]
+) -> None:
+    results = tmp_path / "results"
+    outcome = command("extend", f"hf:{tmp_path}", "--to", "2x", *tokens, key, "--results-dir", str(results))
+    option = "--lengths" if "lengths" in key else "--targets"
+    assert outcome.code == 2 and f"say {option}, which is for all" in outcome.line
+    assert not results.exists()
