@@ -11,8 +11,9 @@ from support.commands import Command
 
 from pe_bench.commands.reproduce.claims import series_of
 from pe_bench.commands.reproduce.outcomes import read_table
+from pe_bench.commands.reproduce.papers import WINDOWS, LedgerClaim
 from pe_bench.commands.reproduce.pieces import StoredPieces
-from pe_bench.commands.reproduce.study import WINDOWS, read_study, study_names
+from pe_bench.commands.reproduce.study import read_study, study_names
 from pe_bench.config.compose import compose_config
 from pe_bench.config.groups import config_dir
 from pe_bench.errors import UserError
@@ -179,6 +180,8 @@ def test_the_claims_of_a_shipped_study_are_of_what_its_runs_score() -> None:
         scored = {("paired", time) for time in study.times} | {("task", time) for time in study.times}
         scored |= {(step.protocol, time) for step in study.scorings for time in step.times}
         for claim in study.claims:
+            if isinstance(claim, LedgerClaim) and claim.rule:  # what is predicted need not be scored yet
+                continue
             assert claim.source and (claim.than or claim.than_sweep or claim.kind not in COMPARING)
             for protocol in WINDOWS if claim.kind == "early_tokens" else [claim.protocol]:
                 assert (protocol, claim.at) in scored, (name, claim)
