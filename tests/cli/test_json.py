@@ -82,6 +82,8 @@ def test_what_is_scored_and_probed_is_told_as_data(train: Command, command: Comm
     assert [(row["encoding"], row["lengths"], row["steps"]) for row in runs] == [
         (name, [16, 24, 32], 8) for name in ("nope", "rope")
     ]
+    explained = document_of(command("explain", "rope", "--lengths", "32", "--targets", "6", *IN, "--json"))
+    assert [loss["length"] for loss in explained["explanation"]["losses"]] == [32]
     probe = ("--lengths", "128", "--depths", "2", "--windows", "6", *IN)
     (probed,) = document_of(command("probe", "rope", *probe, "--json"))["probes"]
     assert [found["depth"] for found in probed["lines"][0]["found"]] == [None, 0.0, 1.0]
