@@ -45,7 +45,7 @@ class Answer:
     """What one sweep of a study says of a claim.
 
     model: the name of a size, or of a Hugging Face model. tokens: that it was trained on; 0 if unknown.
-    judged: None for a study that was not run.
+    judged: None for a sweep without any stored score.
     """
 
     study: str
@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def outcome(self) -> str:
-        return self.judged.outcome if self.judged else NOT_RUN
+        return self.judged.outcome if self.judged and self.is_scored else NOT_RUN
 
     @property
     def is_scored(self) -> bool:
