@@ -188,17 +188,23 @@ def _show(
     """
     from pe_bench.commands.reproduce.budgets import budgets_of, draw_budgets, table_of
     from pe_bench.commands.reproduce.outcomes import judge_study, render
+    from pe_bench.commands.reproduce.sizes import draw_sizes, sizes_of, table_of_sizes
 
     study = runs.study
     outcomes = judge_study(study, measured, table)
-    budgets = budgets_of(study, measured) if study.over else []
-    if budgets:
-        write_out("".join(f"{line}\n" for line in (*table_of(budgets, measured.length), "")))
+    budgets = budgets_of(study, measured) if study.over == "tokens" else []
+    sizes = sizes_of(study, measured) if study.over == "parameters" else []
+    lines = list(table_of(budgets, measured.length)) if budgets else []
+    lines += table_of_sizes(sizes, study, measured) if sizes else []
+    if lines:
+        write_out("".join(f"{line}\n" for line in (*lines, "")))
     write_out(render(outcomes, min(width_of(sys.stdout), 100)))
     path = study.picture(runs.results_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     if budgets:
         draw_budgets(budgets, study, path)
+    elif sizes:
+        draw_sizes(sizes, study, path)
     else:
         _draw(study, measured, measured_in, path)
     say(f"the picture: {path}")

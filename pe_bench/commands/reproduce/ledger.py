@@ -20,7 +20,7 @@ from pe_bench.commands.reproduce.claims import (
 from pe_bench.commands.reproduce.outcomes import read_table
 from pe_bench.commands.reproduce.papers import WINDOWS, LedgerClaim, Paper, read_papers
 from pe_bench.commands.reproduce.pieces import StoredPieces
-from pe_bench.commands.reproduce.study import Study, Sweep, read_study, study_names
+from pe_bench.commands.reproduce.study import Study, Sweep, read_study, spell_tokens, study_names
 from pe_bench.commands.reproduce.tables import TableScores
 from pe_bench.errors import require
 from pe_bench.runs.rows import TASK, grouped
@@ -45,7 +45,7 @@ class Answer:
     """What one sweep of a study says of a claim.
 
     model: the name of a size, or of a Hugging Face model. tokens: that it was trained on; 0 if unknown.
-    judged: None for a study that was not run.
+    judged: None for a sweep without any stored score.
     """
 
     study: str
@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def outcome(self) -> str:
-        return self.judged.outcome if self.judged else NOT_RUN
+        return self.judged.outcome if self.judged and self.is_scored else NOT_RUN
 
     @property
     def is_scored(self) -> bool:
@@ -229,13 +229,6 @@ def spell_answers(answers: Sequence[Answer]) -> str:
             models = [f"{model} {', '.join(tokens)}".strip() for model, tokens in tokens_of.items()]
             parts.append(f"{outcome}: {'; '.join(models)}")
     return " | ".join(parts)
-
-
-def spell_tokens(tokens: int) -> str:
-    """Return a number of tokens as a person says it: `4M` for 4,096,000; empty for 0."""
-    if not tokens:
-        return ""
-    return f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else f"{tokens / 1e3:.0f}k"
 
 
 def count_entries(entries: Sequence[Entry]) -> Iterator[str]:

@@ -76,10 +76,10 @@ class Study:
     """A study as its file gives it.
 
     minutes: an estimate for two cores, or one GPU. times: lengths that are scored, over the training length.
-    overrides: of every run. quick_overrides: of the toy size, after all others. over: `tokens` for a study of
-    what a longer training changes, which gets a table and a picture over the training tokens. The fields from
-    `name` on are not of the file. name: the file's. size: full, or quick for a toy. text: `stdlib`, or a
-    folder with text files. search: folders with the user's own YAML.
+    overrides: of every run. quick_overrides: of the toy size, after all others. over: `tokens` or
+    `parameters` for a study of what a longer training or a larger model changes, which gets a table and a
+    picture of that. The fields from `name` on are not of the file. name: the file's. size: full, or quick for
+    a toy. text: `stdlib`, or a folder with text files. search: folders with the user's own YAML.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Study:
     overrides: list[str] = field(default_factory=list)
     quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
-    over: Literal["", "tokens"] = ""
+    over: Literal["", "tokens", "parameters"] = ""
     name: str = ""
     path: Path = Path()
     size: str = "full"
@@ -154,6 +154,13 @@ class Study:
         yield of_eval
         yield from () if sweep.task else (f"eval.max_length={lengths[-1]}",)
         yield from (*self.overrides, *sweep.overrides, *(self.quick_overrides if is_quick else ()))
+
+
+def spell_tokens(tokens: int) -> str:
+    """Return a number of tokens as a person says it: `4M` for 4,096,000; empty for 0."""
+    if not tokens:
+        return ""
+    return f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else f"{tokens / 1e3:.0f}k"
 
 
 PARTS: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim}

@@ -7,7 +7,7 @@ import pytest
 from support.commands import Command
 
 from pe_bench.commands.reproduce import papers
-from pe_bench.commands.reproduce.claims import Judged, Series, judge_claim
+from pe_bench.commands.reproduce.claims import NOT_SCORED, Judged, Series, judge_claim
 from pe_bench.commands.reproduce.ledger import Answer, Entry, is_tested_by
 from pe_bench.commands.reproduce.outcomes import Level
 from pe_bench.commands.reproduce.papers import Claim, LedgerClaim, read_papers
@@ -48,6 +48,12 @@ def test_a_claim_that_holds_after_one_budget_and_not_after_another_changes_with_
     ):
         answers = [answer(outcome, number) for number, outcome in enumerate(outcomes)]
         assert Entry(CLAIM, answers).outcome == said
+
+
+def test_what_a_stored_sweep_did_not_score_was_not_run() -> None:
+    unscored = Judged(CLAIM, 256, "unclear", Paired(missing=NOT_SCORED), 256)
+    for judged, said in ((unscored, "not run"), (replace(unscored, measured=Paired()), "unclear")):
+        assert Answer("one", "", "tiny", 1, 128, judged).outcome == said
 
 
 def test_a_claim_is_tested_by_the_sweeps_that_train_its_encodings_on_the_same_kind_of_text() -> None:
