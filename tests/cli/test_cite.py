@@ -24,7 +24,9 @@ def test_every_paper_has_an_entry_and_cite_prints_those_of_a_table(
         assert re.match(r"@misc{\w+,\n  title = {{.+}},\n(.*\n)*  year = {(19|20)\d\d},\n", entry), entry
         assert entry.count("{") == entry.count("}")
     without_authors = {cited for cited, entry in entries.items() if "\n  author = " not in entry}
-    assert without_authors == {"arXiv:2512.13961", "modded-nanogpt#169"}, "no page names theirs"
+    assert without_authors == {"arXiv:2512.13961", "arXiv:2605.10414", "modded-nanogpt#169"}, (
+        "no page names theirs"
+    )
     monkeypatch.chdir(tmp_path)
     alone = command("cite")
     assert (alone.code, alone.out.count("@")) == (0, 1) and "@software{pe_bench," in alone.out

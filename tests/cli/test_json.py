@@ -108,6 +108,14 @@ def test_a_try_and_all_tries_are_told_as_data(command: Command, folder: Path) ->
     assert (unlearned["answer"], unlearned["unlearned"]) == ("no verdict", ["nope", "rope"])
 
 
+def test_the_ledger_of_claims_is_told_as_data(command: Command) -> None:
+    papers = document_of(command("reproduce", "--claims", "alibi", "predictions", "--json"))["papers"]
+    assert [paper["name"] for paper in papers] == ["alibi", "predictions"] and papers[1]["rules"]
+    answers = [answer for claim in papers[0]["claims"] for answer in claim["answers"]]
+    assert {answer["outcome"] for answer in answers} >= {"holds", "unclear", "not run"}
+    assert all("mean" in answer for answer in answers if answer["outcome"] == "holds")
+
+
 def test_a_list_a_check_and_a_measurement_are_told_as_data(command: Command, folder: Path) -> None:
     for name in {*LISTS} - {"runs"}:
         document = document_of(command("list", name, "--json"))

@@ -10,6 +10,7 @@ from support.reference_inputs import H, K, fill, near
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.bias.fire import FIRE
 from pe_bench.encodings.bias.kerple_log import KerpleLog
 from pe_bench.encodings.bias.kerple_power import KerplePower
@@ -18,6 +19,7 @@ from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.dape import DAPE
 from pe_bench.encodings.content.fox import FoX
 from pe_bench.encodings.inputs.learned import Learned
+from pe_bench.encodings.logits.asentmax import ASEntmax
 from pe_bench.encodings.relative.shaw import Shaw
 from pe_bench.model.attention.reference import project
 
@@ -89,3 +91,32 @@ def test_networks_are_not_evaluated_in_half_precision(encoding: LayerEncoding) -
     exact = biased()
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(biased(), exact)
+
+
+def test_entmax_has_sparse_weights_that_add_up_to_1_and_the_slopes_of_its_formula() -> None:
+    torch.manual_seed(0)
+    visible = torch.ones(7, 9).tril(2).bool()
+    scores = (4 * torch.randn(2, 3, 7, 9, dtype=torch.float64)).requires_grad_()
+    entmax = ASEntmax(d_model=8, n_heads=3)
+    weights = entmax.weights(scores, visible)
+    assert near(weights.sum(-1), torch.ones(2, 3, 7), 1e-12)
+    assert (weights[..., ~visible] == 0).all() and 0.3 < float((weights == 0).double().mean()) < 0.95
+    # w = (z / 2 - tau)^2 where that is positive: keys with weight have one tau, and the others are below it.
+    tau = (scores / 2 - weights.sqrt()).detach()
+    of_weighted = tau.masked_fill(weights == 0, -math.inf).amax(-1, keepdim=True)
+    assert (tau - of_weighted)[weights > 0].abs().max() < 1e-9
+    assert ((scores / 2 <= of_weighted + 1e-12) | (weights > 0) | ~visible).all()
+    assert torch.autograd.gradcheck(lambda z: entmax.weights(z, visible), (scores,))
+
+
+def test_a_query_that_sees_no_key_has_no_weight_and_no_gradient_that_is_not_a_number() -> None:
+    scores = torch.randn(1, 1, 2, 3, requires_grad=True)
+    weights = ASEntmax(d_model=8, n_heads=1).weights(scores, torch.tensor([[False] * 3, [True] * 3]))
+    (gradient,) = torch.autograd.grad(weights.square().sum(), scores)
+    assert weights[0, 0, 0].tolist() == [0, 0, 0] and gradient.isfinite().all()
+
+
+def test_silent_heads_leave_the_slopes_of_a_smaller_alibi_to_the_others() -> None:
+    assert ALiBi(4, silent=0.5).slopes.tolist() == [*ALiBi(2).slopes.tolist(), 0.0, 0.0]
+    assert "decaying" not in ALiBi(4, silent=0.5).claims
+    assert ALiBi(4, silent=1.0).slopes.tolist() == [0.0] * 4

@@ -14,6 +14,7 @@ from pe_bench.encodings.distance.lm_infinite import LMInfinite
 from pe_bench.encodings.distance.rerope import ReRoPE
 from pe_bench.encodings.distance.self_extend import SelfExtend
 from pe_bench.encodings.distance.streaming import Streaming
+from pe_bench.encodings.distance.string import String
 from pe_bench.model.attention import attention, reference_attention
 
 B, H, TRAINED, WINDOW = 2, 3, 16, 8
@@ -30,6 +31,10 @@ ENCODINGS: dict[str, tuple[Callable[[int], EffectiveDistance], Distance]] = {
     "self_extend": (
         lambda width: SelfExtend(width, TRAINED, WINDOW, group_size=4),
         lambda i, j: torch.where(i - j < WINDOW, i - j, i // 4 - j // 4 + WINDOW - WINDOW // 4),
+    ),
+    "string": (
+        lambda width: String(width, TRAINED, shift_from=WINDOW, local_window=3, attention_factor=1.0),
+        lambda i, j: torch.where(i - j < WINDOW, i - j, i - j - WINDOW + 3),
     ),
     "dca": (  # chunks of 7 tokens
         lambda width: DualChunk(width, TRAINED, chunk_size=10, local_window=3),

@@ -94,3 +94,15 @@ def test_bipe_gives_segment_numbers_to_the_encoding_under_it() -> None:
     assert ids.tolist() == [[0, 0, 1, 1]]
     [table] = encoding.parameters()
     assert torch.equal(encoding.embed(torch.zeros(1, 4, 8), ids, tokens)[0], table[[0, 1, 0, 1]])
+
+
+def test_real_randomized_ids_are_sorted_uniform_draws_and_have_no_longest_text() -> None:
+    encoding = Randomized(64, real=True)
+    expected = [64 * (k + 1) / 9 for k in range(8)]  # of order statistics
+    draws = [drawn(encoding, 8, seed, 1) for seed in range(2_000)]
+    assert near(torch.stack(draws).double().mean(0).flatten(), expected, 0.8)
+    longest = drawn(encoding, 1_000, train=False).flatten()
+    assert longest.dtype == torch.float32 and longest.min() >= 0 and longest.max() <= 64
+    assert longest.diff().min() >= 0 and longest.round().unique().numel() == 65
+    even = drawn(Randomized(64, "even", real=True), 8, train=False)
+    assert near(even.flatten(), [9.0 * k for k in range(8)], 2e-3)

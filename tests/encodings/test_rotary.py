@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import LayerEncoding, LengthError
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.hope import HoPE
+from pe_bench.encodings.rotary.lerope import LeRoPE
 from pe_bench.encodings.rotary.p_rope import PRoPE
 from pe_bench.encodings.rotary.partial_rope import PartialRoPE
 from pe_bench.encodings.rotary.pope import PoPE
@@ -100,3 +101,30 @@ def test_a_phase_of_pope_is_taken_from_the_angle_between_query_and_key() -> None
     angle = distance * rope_frequencies(16, 10_000.0) - encoding.phase.detach()[:, None, None]
     q, k = (nn.functional.softplus(x) for x in (Q8, K8))
     assert near(products(encoding), torch.einsum("bhic,bhjc,hijc->bhij", q, k, angle.cos()), 1e-12)
+
+
+@torch.no_grad()
+def test_each_head_of_lerope_per_head_is_lerope_with_its_own_frequencies() -> None:
+    per_head = LeRoPE(H, 8, per_head=True).double()
+    fill(per_head.alpha, series(torch.sin, 0.4, H, 1, 4))
+    for position in (torch.arange(9), torch.stack([torch.arange(9), 3 * torch.arange(9)]).unsqueeze(1)):
+        turned = turned_sides(per_head, Q8.double(), K8.double(), position, position)
+        for head in range(H):
+            one = LeRoPE(H, 8).double()
+            fill(one.alpha, per_head.alpha[head, 0])
+            alone = turned_sides(one, Q8.double(), K8.double(), position, position)
+            for side, expected in zip(turned, alone, strict=True):
+                assert near(side[:, head], expected[:, head], 1e-12)
+
+
+@torch.no_grad()
+def test_imaginary_heads_of_rope_pp_are_rope_with_queries_turned_back_by_a_quarter() -> None:
+    """RoPE++ scores q sin(p theta) - rot(q) cos(p theta) against k: R(p theta) of R(-90 degrees) q."""
+    position, theta = torch.arange(9), rope_frequencies(8, 10_000.0)
+    angle = torch.cat([position.double().unsqueeze(-1) * theta] * 2, -1)
+    first, second = Q8.double().chunk(2, -1)
+    rot = torch.cat([-second, first], -1)
+    imaginary = Q8.double() * angle.sin() - rot * angle.cos()
+    quarter = torch.cat([second, -first], -1)  # each pair (a, b) turned by -90 degrees is (b, -a)
+    turned, keys = turned_sides(RoPE(8).double(), quarter, K8.double(), position, position)
+    assert near(imaginary @ keys.mT, turned @ keys.mT, 1e-12)

@@ -1,11 +1,14 @@
-"""Wall attention, PaTH, FoPE and selective RoPE against their formulas, and what is fixed in them."""
+"""Wall attention, PaTH, FoPE, DaRoPE and selective RoPE against their formulas, and what is fixed in them."""
 
 import pytest
 import torch
 
 from pe_bench.config.compose import compose_config
+from pe_bench.encodings.content.darope import DaRoPE
 from pe_bench.encodings.content.path_attention import CHUNK, DIRECTION, STRENGTH, Path
 from pe_bench.encodings.content.wall import FORGOTTEN, Wall
+from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.errors import UserError
 from pe_bench.inspection.check.case import layer_inputs, worst
 from pe_bench.inspection.speed import random_data
 from pe_bench.model.attention.reference import project
@@ -60,3 +63,30 @@ def test_series_learn_only_at_a_rate_that_is_given(override: tuple[str, ...], le
     before = {name: values.clone() for name, values in series.items()}
     Trainer(config, model, data, torch.device("cpu"), torch.float32).step(5, 0.0)
     assert [not torch.equal(series[name], before[name]) for name in series] == [learns] * 4
+
+
+@torch.no_grad()
+def test_darope_without_content_is_rope_within_its_training_length() -> None:
+    darope, rope = DaRoPE(D, H, K, train_length=T).double(), RoPE(K).double()
+    darope.weight.zero_()
+    darope.alpha.fill_(1.0)
+    x, q, k, _ = layer_inputs(T)
+    sides = [project(encoding, x, q, k, torch.arange(T)) for encoding in (darope, rope)]
+    scores = [queries.x @ keys.x.mT for queries, keys in sides]
+    assert worst(*scores) < 1e-9
+
+
+@torch.no_grad()
+def test_coordinates_of_darope_stay_within_the_training_length_wherever_tokens_are() -> None:
+    torch.manual_seed(0)
+    darope = DaRoPE(D, H, K, train_length=T)
+    x, q, k, _ = layer_inputs(3)
+    _, keys = project(darope, x, q, k, torch.tensor([-5, 1_000, 10**6]))
+    coordinates = darope.coordinate(keys)
+    assert coordinates.isfinite().all() and coordinates.min() >= 0 and coordinates.max() <= T
+    assert (coordinates[..., 0] < coordinates[..., 1]).all(), "before all tokens and after them"
+
+
+def test_darope_without_a_slow_pair_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UserError, match="train_length=100 tokens, so this is rope: give an .*base above 10"):
+        DaRoPE(D, H, 4, train_length=100, base=10.0)

@@ -187,6 +187,17 @@ def test_labels_say_a_shared_option_once_and_nothing_is_said_of_training(
     assert labels == {"rope base=50000.0", yarn, pi, f"{yarn} base=50000.0"}
 
 
+def test_string_shortens_the_distances_of_a_checkpoint(tmp_path: Path, call: Command) -> None:
+    plain, short = "string shift_from=99 attention_factor=1.0", "string attention_factor=1.0"
+    done = call("eval", "llama", "--lengths", "64", "--controls", "none", "--with", plain, "--with", short)
+    assert done.code == 0, done.err
+    [(run, rows)] = rows_of(tmp_path).items()
+    nll = {(row.scored_with, row.length): load_scores(score_file(run, row)).nll for row in rows}
+    for length in (TRAIN_LENGTH, 64):
+        assert np.allclose(nll[plain, length], nll["rope", length], atol=1e-5), "no distance is so large"
+        assert not np.allclose(nll[short, length], nll["rope", length], atol=1e-5)
+
+
 def test_a_probe_of_a_checkpoint_has_few_windows_and_says_a_shared_option_once(
     tmp_path: Path, call: Command
 ) -> None:

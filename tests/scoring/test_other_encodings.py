@@ -79,6 +79,17 @@ def test_lengths_at_which_a_scaling_changes_nothing_take_over_the_scores_of_the_
     assert len({nll[label, 24] for label in labels(folder)}) == len(labels(folder)) == 5
 
 
+def test_string_shortens_distances_of_a_rope_run_within_its_training_length_too(begin, evaluate, folder):
+    begin("encoding=rope")
+    plain, short = "string shift_from=99 attention_factor=1.0", "string attention_factor=1.0"
+    outcome = evaluate("--lengths", "8,32", "--with", plain, "--with", short, "--with", "string")
+    assert outcome.code == 0, outcome.err
+    nll = levels(folder)
+    for length in (8, 16, 32):
+        assert nll[plain, length] == pytest.approx(nll["rope", length], abs=1e-6), "no distance is so large"
+        assert len({nll["rope", length], nll[short, length], nll["string", length]}) == 3
+
+
 def test_scores_equal_those_of_a_run_of_that_encoding_with_the_same_weights(begin, evaluate, folder):
     begin("encoding=rope", "encoding.base=500")
     run = only_run(folder)
@@ -205,7 +216,8 @@ LENGTHENED = frozenset(
     {
         *("rope_pi", "rope_ntk", "rope_dynamic_ntk", "rope_ntk_by_parts", "yarn", "llama3", "longrope"),
         "rope_clipped",
-        *("rerope", "leaky_rerope", "self_extend", "dca", "lm_infinite", "streaming", "sliding_window"),
+        *("rerope", "leaky_rerope", "self_extend", "dca", "lm_infinite", "streaming", "string"),
+        "sliding_window",
         *("logn", "log_steps", "temperature", "nope"),
     }
 )

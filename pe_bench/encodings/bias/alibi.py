@@ -12,15 +12,20 @@ Press, Smith, Lewis 2022, "Train Short, Test Long", ICLR, arXiv:2108.12409, sect
 authors' released code for heads that are not a power of two.
 
 They have no slope_scale. It is for positions that move slowly: He et al. 2024, BiPE,
-arXiv:2401.16421, take 96 for numbers of segments.
+arXiv:2401.16421, take 96 for numbers of segments. NAPE, Vasylenko et al. 2025, arXiv:2506.16640, is
+`silent=0.5 slopes=harmonic`: half of the heads, the last, have no slope, and the others have 1, 1/2, 1/3, ..
+With `silent` the geometric slopes are those of a model with only the other heads.
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, NotNegative
+from pe_bench.encodings.base import LayerEncoding, NotNegative, Share
+
+Slopes = Literal["geometric", "harmonic"]
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -31,21 +36,36 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + alibi_slopes(2 * power)[::2][: heads - power]
 
 
+def harmonic_slopes(heads: int) -> list[float]:
+    return [1 / (head + 1) for head in range(heads)]
+
+
 class ALiBi(LayerEncoding):
     """Options:
 
     slope_scale: multiplies every slope; 96 for positions that count segments
+    silent: share of the heads, the last, that have no slope
+    slopes: of the other heads: geometric, or harmonic (1, 1/2, 1/3, ..)
     """
 
     claims = frozenset({"shift_invariant", "prefix_consistent", "decaying"})
     changeable_after_training = frozenset({"slope_scale"})
 
-    def __init__(self, n_heads: int, slope_scale: NotNegative = 1.0):
+    def __init__(
+        self,
+        n_heads: int,
+        slope_scale: NotNegative = 1.0,
+        silent: Share = 0.0,
+        slopes: Slopes = "geometric",
+    ):
         super().__init__()
-        if slope_scale == 0:
+        silent_heads = round(silent * n_heads)
+        if slope_scale == 0 or silent_heads > 0:
             self.claims = self.claims - {"decaying"}
-        slopes = slope_scale * torch.tensor(alibi_slopes(n_heads))
-        self.slopes = nn.Buffer(slopes, persistent=False)
+        of_heads = harmonic_slopes if slopes == "harmonic" else alibi_slopes
+        steps = of_heads(n_heads - silent_heads) if silent_heads < n_heads else []
+        slopes_of_heads = slope_scale * torch.tensor([*steps, *[0.0] * silent_heads])
+        self.slopes = nn.Buffer(slopes_of_heads, persistent=False)
 
     def distance_bias(self, distance: Tensor) -> Tensor:
         return -self.slopes[:, None] * distance

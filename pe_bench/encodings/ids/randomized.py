@@ -14,7 +14,9 @@ ACL, arXiv:2305.16843.
 
 One draw serves all layers; the authors' code draws anew in each layer for rotary positions. Its example
 has max_position = 2,048 for training lengths up to 40; whether all of the paper's runs do is unverified.
-We take 16 times the training length.
+We take 16 times the training length. With `real` the ids are T sorted draws from U(0, max_position), as in
+arXiv:2602.14050 (RFS): more tokens than max_position have ids too, and are closer together than in training.
+They are multiples of 1/1024, which float32 holds exactly up to 16,384.
 """
 
 from typing import Literal
@@ -25,6 +27,7 @@ from torch import Tensor
 from pe_bench.encodings.base import AtLeast1, LengthError, PositionalEncoding
 
 ScoredWith = Literal["random", "arange", "even"]
+GRID = 1024  # real ids are multiples of its inverse, so that float32 has their differences exactly
 
 
 class Randomized(PositionalEncoding):
@@ -32,13 +35,15 @@ class Randomized(PositionalEncoding):
 
     max_position: ids are drawn below this; no less than the longest scored length
     scored_with: ids outside training: random, arange or even
+    real: true: ids are real numbers from the whole range, for encodings that take them
     """
 
     claims = frozenset({"shift_invariant"})
     changeable_after_training = frozenset({"scored_with"})
 
-    def __init__(self, max_position: AtLeast1, scored_with: ScoredWith = "random"):
+    def __init__(self, max_position: AtLeast1, scored_with: ScoredWith = "random", real: bool = False):
         super().__init__()
+        self.real = real
         self.max_position = max_position
         self.scored_with: ScoredWith = scored_with
         if scored_with == "arange":
@@ -46,7 +51,7 @@ class Randomized(PositionalEncoding):
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         count = tokens.shape[-1]
-        if count > self.max_position:
+        if count > self.max_position and not self.real:
             largest = f"train with a max_position of at least {count}"
             raise LengthError(f"max_position={self.max_position} cannot number {count} tokens: {largest}")
         return self._draw("random" if train else self.scored_with, count, generator).to(tokens.device)
@@ -55,7 +60,15 @@ class Randomized(PositionalEncoding):
         if mode == "arange":
             return torch.arange(count)
         if mode == "even":
-            return torch.linspace(0, self.max_position - 1, count, dtype=torch.float64).round().long()
+            even = torch.linspace(0, self.max_position - 1, count, dtype=torch.float64)
+            return _on_grid(even) if self.real else even.round().long()
         device = torch.device("cpu") if generator is None else generator.device
+        if self.real:
+            share = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
+            return _on_grid(self.max_position * share).sort().values
         drawn = torch.randperm(self.max_position, generator=generator, device=device)[:count]
         return drawn.sort().values
+
+
+def _on_grid(ids: Tensor) -> Tensor:
+    return (GRID * ids).floor().div(GRID).float()

@@ -9,7 +9,9 @@ Karypis et al. 2026, "LeRoPE: Learnable RoPE Frequencies Improve Language Modeli
 form is that of Mistral Large 4 in transformers 5.23.0 (`mistral_large4`).
 
 There the frequencies are those of YaRN, over the rotary part of a head and in three of four layers; here
-those of `rope` in all. How alpha was trained is not in that code, which only loads it.
+those of `rope` in all. How alpha was trained is not in that code, which only loads it. With `per_head` each
+head has its own alpha. Then it is GRAPE-M whose frequencies do not read the content (Zhang et al. 2025,
+arXiv:2512.07805), but that there each layer has its own.
 """
 
 import torch
@@ -23,11 +25,20 @@ class LeRoPE(RoPE):
     """Options:
 
     base: of the geometric frequencies at first
+    per_head: true: each head learns its own frequencies
     """
 
-    def __init__(self, d_head: int, base: Base = 10_000.0, layout: Layout = "half"):
+    def __init__(
+        self,
+        n_heads: int,
+        d_head: int,
+        base: Base = 10_000.0,
+        layout: Layout = "half",
+        per_head: bool = False,
+    ):
         super().__init__(d_head, base, layout)
-        self.alpha = nn.Parameter(torch.zeros(d_head // 2))
+        shape = (n_heads, 1, d_head // 2) if per_head else (d_head // 2,)
+        self.alpha = nn.Parameter(torch.zeros(shape))
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         frequencies = self.frequencies.double() * self.alpha.double().exp()

@@ -56,7 +56,7 @@ def pairs_within(d_head: int, fraction: float) -> int:
 
 
 def rotate(x: Tensor, position: Tensor, frequencies: Tensor, layout: Layout, form: Form = "pairs") -> Tensor:
-    """Turn the pairs of x [B, H, n, K] by position [n] or [B, 1, n] times frequencies [K/2].
+    """Turn the pairs of x [B, H, n, K] by position [n] or [B, 1, n] times frequencies [K/2] or [H, 1, K/2].
 
     With fewer frequencies as many pairs are turned, within the first features, and the rest is left alone.
     Angles are float64, because a float32 one at position 65,536 is wrong by 0.004; the products are float32

@@ -1,0 +1,79 @@
+r"""GAPE: RoPE and a penalty on distance that the query scales and that keys can be spared from.
+
+b(i, j) = -Gamma_h g_i (1 - l_j) (i - j) / train_length, with g_i = softplus(w_g . q_i + b_g), the landmark
+l_j = sigmoid(w_l . k_j + b_l) and Gamma_h = softplus(gamma_h). A key with l = 1 is seen at any distance. Each
+head of each layer has its own w_g, b_g, w_l, b_l and gamma. Queries and keys are those before the rotation.
+
+$z_{ij} = \frac{R_{i-j}\, q_i \cdot k_j}{\sqrt{K}} - \Gamma_h\, g_i\, (1 - l_j)\, \frac{i - j}{L}, \quad
+g_i = \text{softplus}(w_g \cdot q_i + b_g), \; l_j = \sigma(w_l \cdot k_j + b_l)$
+
+Past the training length: defined; the penalty goes on falling, and the rotation is out of distribution as in
+RoPE.
+
+"Remember to Forget", arXiv:2605.10414; from a page that describes it, because the paper was not at hand.
+
+That page adds Gamma g_i (j (1 - l_j) + i l_j) / T, which is the penalty above plus one number for all keys of
+a query. It does not say whether T is the training length or that of the text: with the latter, the beginning
+of a text would depend on how much follows. First values are ours: w is N(0, 1/K), b is 0 and Gamma is 1.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import Base, Side
+from pe_bench.encodings.rotary.rope import Layout, RoPE
+
+ONE = math.log(math.e - 1)  # whose softplus is 1
+
+
+class GAPE(RoPE):
+    """Options:
+
+    train_length: distances are divided by it
+    """
+
+    claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
+    per_layer = True
+
+    def __init__(
+        self, n_heads: int, d_head: int, train_length: int, base: Base = 10_000.0, layout: Layout = "half"
+    ):
+        super().__init__(d_head, base, layout)
+        self.train_length = train_length
+        self.gamma = nn.Parameter(torch.full((n_heads,), ONE))
+        spread = 1 / math.sqrt(d_head)
+        self.query = nn.Parameter(spread * torch.randn(n_heads, d_head))
+        self.query_intercept = nn.Parameter(torch.zeros(n_heads))
+        self.key = nn.Parameter(spread * torch.randn(n_heads, d_head))
+        self.key_intercept = nn.Parameter(torch.zeros(n_heads))
+
+    def bias(self, queries: Side, keys: Side) -> Tensor:
+        distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
+        return -distance * self.slope(queries).unsqueeze(-1) * self.forgotten(keys).unsqueeze(-2)
+
+    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        # From the middle of the text on, so that float32 loses least.
+        middle = keys.position[..., :1] + (keys.position[..., -1:] - keys.position[..., :1]) // 2
+        slope, forgotten = self.slope(queries), self.forgotten(keys)
+        of_queries = torch.stack([-(queries.position - middle) * slope, slope], -1)
+        of_keys = torch.stack([forgotten, (keys.position - middle) * forgotten], -1)
+        return of_queries, of_keys
+
+    def slope(self, queries: Side) -> Tensor:
+        """Return Gamma g / train_length of each query [B, H, Q]."""
+        projected = _projected(queries, self.query, self.query_intercept)
+        gamma = nn.functional.softplus(self.gamma.to(projected.dtype)).unsqueeze(-1)
+        return gamma * nn.functional.softplus(projected) / self.train_length
+
+    def forgotten(self, keys: Side) -> Tensor:
+        """Return 1 - l of each key [B, H, N]."""
+        return torch.sigmoid(-_projected(keys, self.key, self.key_intercept))
+
+
+def _projected(side: Side, direction: Tensor, intercept: Tensor) -> Tensor:
+    """Return one number for each token and head [B, H, n], in float32 or better."""
+    precise = torch.promote_types(side.raw.dtype, torch.float32)
+    product = (side.raw.to(precise) * direction.to(precise).unsqueeze(-2)).sum(-1)
+    return product + intercept.to(precise).unsqueeze(-1)

@@ -1,0 +1,72 @@
+r"""GRAPE-A: ALiBi whose slopes the query and the key set, b(i, j) = -(i - j) (a_i + c_j).
+
+a_i = w_h softplus(v_h . q_i / sqrt(K)) and c_j = w_h softplus(u_h . k_j / sqrt(K)), of queries and keys that
+are not rotated. u and v are divided by their norms, and w_h = m_h softplus(omega_h), with m_h the slopes of
+ALiBi. Each head of each layer has its own u, v and omega. With `of` query or key, the other term is left out.
+
+$b_{ij} = -(i - j)\, w_h \left( \text{softplus} \frac{v_h \cdot q_i}{\sqrt{K}} + \text{softplus} \frac{u_h
+\cdot k_j}{\sqrt{K}} \right), \quad w_h = m_h\, \text{softplus}(\omega_h)$
+
+Past the training length: defined; the bias goes on falling, as fast as the content says.
+
+Zhang et al. 2025, "Group Representational Position Encoding", arXiv:2512.07805, equation 4.6; the three forms
+as in the authors' code, https://github.com/model-architectures/GRAPE.
+
+There queries and keys are normalised first: `model.qk_norm=true` does that here. omega is ln(e - 1) at first,
+and slopes are near 1.4 times those of ALiBi.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.bias.alibi import alibi_slopes
+
+Of = Literal["both", "query", "key"]
+SMALLEST_NORM = 1e-6
+ONE = math.log(math.e - 1)  # whose softplus is 1
+
+
+class GrapeA(LayerEncoding):
+    """Options:
+
+    of: whose content sets the slope: both, query or key
+    """
+
+    per_layer = True
+
+    def __init__(self, n_heads: int, d_head: int, of: Of = "both"):
+        super().__init__()
+        self.slopes = nn.Buffer(torch.tensor(alibi_slopes(n_heads)), persistent=False)
+        self.omega = nn.Parameter(torch.full((n_heads,), ONE))
+        spread = 1 / math.sqrt(d_head)
+        self.query = None if of == "key" else nn.Parameter(spread * torch.randn(n_heads, d_head))
+        self.key = None if of == "query" else nn.Parameter(spread * torch.randn(n_heads, d_head))
+
+    def bias(self, queries: Side, keys: Side) -> Tensor:
+        distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
+        slope = self.slope(queries, self.query).unsqueeze(-1) + self.slope(keys, self.key).unsqueeze(-2)
+        return -distance * slope
+
+    def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        # From the middle of the text on, so that float32 loses least.
+        middle = keys.position[..., :1] + (keys.position[..., -1:] - keys.position[..., :1]) // 2
+        a, c = self.slope(queries, self.query), self.slope(keys, self.key)
+        i, j = ((side.position - middle).to(a.dtype).expand_as(s) for side, s in ((queries, a), (keys, c)))
+        of_queries = torch.stack([-i * a, a, -i, torch.ones_like(a)], -1)
+        of_keys = torch.stack([torch.ones_like(c), j, c, j * c], -1)
+        return of_queries, of_keys
+
+    def slope(self, side: Side, direction: Tensor | None) -> Tensor:
+        """Return the part of the slope [B, H, n] that each token sets in each head."""
+        precise = torch.promote_types(side.raw.dtype, torch.float32)
+        x = side.raw.to(precise)
+        if direction is None:
+            return x.new_zeros(x.shape[:-1])
+        unit = nn.functional.normalize(direction.to(precise), dim=-1, eps=SMALLEST_NORM)
+        projected = (x * unit.unsqueeze(-2)).sum(-1) / math.sqrt(x.shape[-1])
+        scale = self.slopes.to(precise) * nn.functional.softplus(self.omega.to(precise))
+        return scale.unsqueeze(-1) * nn.functional.softplus(projected)
