@@ -39,7 +39,7 @@ NO_SUCH_PAIR = "no pair with such a wavelength"
 NOT_SHIFTED = "its scores depend on more than distances"
 NOT_FITTED = "its weights are no softmax of the logits"
 NO_DOCUMENTS = "no other documents to fit on"
-OF_POSITIONS = ("prepare", "transform", "scores", "distance_bias", "bias", "adjust", "weights", "mix")
+OF_POSITIONS = ("transform", "scores", "distance_bias", "bias", "adjust", "weights")
 OF_DISTANCES = ("transform", "scores", "distance_bias", "bias")
 BANDS = (1, 4, 16)  # training lengths, between which wavelengths lie
 

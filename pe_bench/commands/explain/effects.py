@@ -12,7 +12,8 @@ layer does wrong, a later one may do wrong alone, and two changes may mend the s
 
 The sentence says that a layer is to blame where a change of this layer alone surely restores more than half
 at the longest length where something is lost. Sure is: with a chance of error of 5 % for all changes of
-single layers together (Bonferroni). Of such changes the one with the largest share is named.
+single layers together (Bonferroni). Of such changes the one with the largest share is named, or one of a
+single head whose share is not below that interval.
 """
 
 import math
@@ -138,7 +139,7 @@ def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: 
     whole = [effect for effect in known if effect.place.is_all]
     to_blame = [effect for effect in single if _restores_half(effect, len(single))]
     if to_blame:
-        best = max(to_blame, key=_share)
+        best = _most_precise(to_blame)
         others = _others(whole, best.change)
         return f"{_capital(best.words)} {best.place.words} alone restores {_text(best)} of {lost}{others}"
     best = max(whole, key=_share, default=None)
@@ -146,6 +147,15 @@ def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: 
         return f"No change surely restores anything of {lost}"
     restored = f"{best.words} {best.place.words} restores {_text(best)} of {lost}"
     return f"No single layer is to blame: {restored}{_others(whole, best.change)}"
+
+
+def _most_precise(effects: Sequence[Effect]) -> Effect:
+    """Return the effect with the largest share, or that of a head that restores as much."""
+    best = max(effects, key=_share)
+    assert best.share is not None
+    least = best.share.low
+    heads = [effect for effect in effects if effect.place.head is not None and _share(effect) >= least]
+    return max(heads or [best], key=_share)
 
 
 def _others(whole: Sequence[Effect], named: str) -> str:
