@@ -1,20 +1,21 @@
 """pe-bench: train short, test long. A runner for length-extrapolation experiments.
 
-From Python: `train`, `evaluate`, `extend`, `probe`, `results`, `try_change` and `import_runs` do what the
-commands do, and raise `UserError` and `RunError`.
+From Python: `train`, `evaluate`, `explain`, `extend`, `probe`, `results`, `try_change` and `import_runs` do
+what the commands do, and raise `UserError` and `RunError`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pe_bench.api import evaluate, extend, import_runs, probe, results, train, try_change
+    from pe_bench.api import evaluate, explain, extend, import_runs, probe, results, train, try_change
     from pe_bench.errors import RunError, UserError
 
 __all__ = [
     "RunError",
     "UserError",
     "evaluate",
+    "explain",
     "extend",
     "import_runs",
     "probe",

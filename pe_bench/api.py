@@ -1,4 +1,4 @@
-"""What notebooks call and the commands do: `train`, `evaluate`, `extend`, `probe`, `results`, `try_change`.
+"""What notebooks call and the commands do: `train`, `evaluate`, `explain`, `extend`, `probe` and others.
 
 A command's options are the arguments of these functions, and their docstrings say what each means: a line
 `argument METAVAR: meaning` is in `--help` too. Imports wait until a call has work to do, for help has none.
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pandas
 
     from pe_bench.commands.evaluate import Evaluation, Run
+    from pe_bench.commands.explain.explanation import Explanation
     from pe_bench.commands.extend import Extended
     from pe_bench.commands.try_change.trying import Outcome
     from pe_bench.runs.importing import Imported
@@ -169,6 +170,56 @@ def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
     check_texts("a run", getattr(run, "path", run))
     with interruptible():
         return score(run, request)
+
+
+def explain(
+    runs: "Run | str | Path | Sequence[str | Path]",
+    lengths: int | Sequence[int] | None = None,
+    by: str | None = None,
+    *,
+    targets: int | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    code: str | Path | Sequence[str | Path] | None = None,
+    data_path: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    results_dir: str | Path = "results",
+    overrides: str | Sequence[str] | None = None,
+) -> "Explanation":
+    """Find out why finished runs fail at longer texts: change one thing in a layer, and score again.
+
+        print(pe_bench.explain(run))
+        pe_bench.explain("rope", by="head").sentence
+
+    The runs are seeds of one encoding, named as for `evaluate`, or hf:FOLDER, for which `overrides` are
+    KEY=VALUE of data and eval. `print` shows the command's table; `losses` and `effects` are its numbers.
+    Nothing is written to a run.
+
+    lengths N,N: Context lengths in tokens.  [default: 2, 4 and 16 x training length]
+    by NAME: head: also change the heads of the layer that matters most.
+    targets NUMBER: Target blocks at each length.  [default: 20; 4 of hf:FOLDER]
+    device NAME: auto, cpu or cuda.
+    threads NUMBER: Processor cores.
+    code FILE: Trust FILE as the code of a run's custom encoding.
+    data_path DIR: The data's new location, if it moved.
+    cache_dir DIR: Where tokenized data is kept.
+    results_dir DIR: The folder of runs and results.csv.
+
+    Raises `UserError` (a `ValueError`) before anything is scored if there is no such run or an option cannot
+    work, and `RunError` if scoring fails.
+    """
+    arguments = {name: value for name, value in locals().items() if name not in ("runs", "by")}
+    from pe_bench.commands.evaluate import Evaluation
+    from pe_bench.commands.explain.explain import explain_runs
+    from pe_bench.system.signals import interruptible
+    from pe_bench.values import check_texts, listed
+
+    path: Any = getattr(runs, "path", runs)
+    names = listed(path)
+    check_texts("a run", *names)
+    request = Evaluation.read(with_=None, config_dir=None, **arguments)
+    with interruptible():
+        return explain_runs([str(name) for name in names], by, request)
 
 
 def extend(

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,8 @@ from pe_bench.cli.app import app
 from pe_bench.cli.exchange import bibliography
 from pe_bench.cli.list import names_of
 from pe_bench.cli.options import EXAMPLES
+from pe_bench.commands.reproduce.ledger import OUTCOMES, Entry, Ledger, spell_answers
+from pe_bench.commands.reproduce.papers import Paper
 from pe_bench.config.groups import keys
 from pe_bench.inspection import picture
 from pe_bench.inspection.catalogue import catalogue, shipped
@@ -64,6 +67,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     pages, pictures = _encoding_pages(subjects, records)
     texts = {f"{name}{PAGE}": text for name, text in reference.items()}
+    texts |= {f"{name}{PAGE}": text for name, text in _claim_pages(Ledger().papers).items()}
     texts |= {f"encodings/{name}{PAGE}": text for name, text in pages.items()}
     texts |= {f"encodings/{name}.svg": text for name, text in pictures.items()}
     made = [File.generated(config, f"docs/reference/{name}", content=text) for name, text in texts.items()]
@@ -259,6 +263,39 @@ def _measured() -> dict[str, list[tuple[str, ...]]]:
         for name in re.findall(r"[\w]+", label.split(" -> ")[-1].split(" ")[0]):
             found.setdefault(name, []).append((f"{study} ({data})", label, protocol, ", ".join(levels)))
     return found
+
+
+def _claim_pages(papers: Mapping[Paper, Sequence[Entry]]) -> dict[str, str]:
+    """Return a page for each paper of the ledger, and one that lists them."""
+    explained = "[How claims are judged](../reproduce.md#the-ledger-of-claims)"
+    rows = []
+    pages = {}
+    for paper, entries in papers.items():
+        counts = Counter(entry.outcome for entry in entries)
+        link = f"[{paper.paper}](claims/{paper.name}.md)"
+        rows.append((link, paper.title, *(counts[outcome] or "" for outcome in OUTCOMES)))
+        parts = [f"# {paper.paper}", _paper_title(paper)]
+        parts += [
+            explained.replace("../", "../../")
+            + f"; `pe-bench reproduce --claims {paper.name}` prints the same."
+        ]
+        found = [
+            (entry.sentence, entry.claim.origin, entry.outcome, spell_answers(entry.answers))
+            for entry in entries
+        ]
+        parts.append(_table(("claim", "where", "outcome", "by size and training tokens"), found))
+        parts += [f"**{rule}**: {said}" for rule, said in paper.rules.items()]
+        pages[f"claims/{paper.name}"] = _page(parts)
+    titles = ("paper", "title", *OUTCOMES)
+    about = "What papers claim, and what our stored scores say of it, by size and training budget."
+    pages["claims"] = _page(["# Claims of papers", f"{about} {explained}.", _table(titles, rows)])
+    return pages
+
+
+def _paper_title(paper: Paper) -> str:
+    """Return the title of a paper, which leads to it; a page of ours is linked by its place here."""
+    address = paper.link if "://" in paper.link else f"../../../{paper.link}"
+    return f"[{paper.title}]({address})"
 
 
 def _python() -> str:

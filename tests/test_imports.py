@@ -60,6 +60,8 @@ ALLOWED = {
     "commands.extend_hf": "errors system config data runs report scoring training hf commands.evaluate",
     "commands.show_run": "errors system render data model runs scoring inspection commands.job "
     "commands.evaluate",
+    "commands.explain": "errors system values render encodings config data model runs report scoring "
+    "commands.job commands.evaluate",
     "commands.sweep": "errors system config runs commands.job commands.train",
     "commands.try_change": "errors system values config runs report commands.evaluate commands.train",
     "commands.extend": "errors system values render config runs report scoring hf commands.job "
@@ -67,9 +69,10 @@ ALLOWED = {
     "commands.reproduce": "errors system values render config runs report scoring commands.evaluate "
     "commands.sweep",
     "api": "errors system values config runs report commands.evaluate commands.train commands.try_change "
-    "commands.extend",
+    "commands.explain commands.extend",
     "cli": "errors system values render config model runs report inspection hf commands.evaluate "
-    "commands.export commands.show_run commands.sweep commands.try_change commands.reproduce api",
+    "commands.explain commands.export commands.show_run commands.sweep commands.try_change "
+    "commands.reproduce api",
     "__main__": "cli",
 }
 

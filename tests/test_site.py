@@ -15,6 +15,8 @@ import typer
 
 import pe_bench
 from pe_bench.cli.app import app
+from pe_bench.commands.reproduce.ledger import Entry
+from pe_bench.commands.reproduce.papers import read_papers
 from pe_bench.config.groups import keys, names_in
 
 ROOT = Path(__file__).parent.parent
@@ -35,6 +37,21 @@ def test_the_reference_has_every_command_option_key_and_call() -> None:
     calls = hooks._python()
     assert all(f"pe_bench.{name}(" in calls for name in pe_bench.__all__ if name[0].islower())
     assert pe_bench.train.__doc__ and pe_bench.train.__doc__.splitlines()[0] in calls
+
+
+def test_each_claim_of_the_ledger_is_on_the_page_of_its_paper() -> None:
+    specification = importlib.util.spec_from_file_location("site_hooks", ROOT / "scripts" / "site.py")
+    assert specification is not None and specification.loader is not None
+    hooks = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(hooks)
+    papers = {paper: [Entry(claim, ()) for claim in paper.claims] for paper in read_papers()}
+    pages = hooks._claim_pages(papers)
+    for paper, entries in papers.items():
+        assert f"(claims/{paper.name}.md)" in pages["claims"]
+        page = pages[f"claims/{paper.name}"]
+        assert [entry.sentence for entry in entries if entry.sentence not in page] == []
+        assert [entry.claim.origin for entry in entries if entry.claim.origin not in page] == []
+        assert paper.link in page and f"--claims {paper.name}" in page
 
 
 @pytest.fixture(scope="module")

@@ -60,9 +60,10 @@ ADVANCED = {
         *("depths", "windows", "precision", "force", "plain", "config_dir", "code", "data_path"),
         *("cache_dir", "as_json"),
     ),
+    "explain": ("targets", "device", "threads", "code", "data_path", "cache_dir", "as_json", "csv"),
 }
 # Commands that write to runs, and do not share the work among processes.
-IN_ONE_PROCESS = ("eval", "probe", "try", "reproduce", "import", "export", "rm")
+IN_ONE_PROCESS = ("eval", "probe", "explain", "try", "reproduce", "import", "export", "rm")
 
 
 class Command(TyperCommand):

@@ -26,6 +26,8 @@ def reproduce(
     text: str = "stdlib",
     stored: bool = False,
     write_table: bool = False,
+    claims: bool = False,
+    as_json: bool = False,
     models: Path | None = None,
     config_dir: Sequence[Path] = (),
     results_dir: Path = Path("results"),
@@ -37,13 +39,15 @@ def reproduce(
     each holds, is contradicted or stays unclear. Without NAME, lists the studies.
 
     arguments NAME|KEY=VALUE: A study, then settings of this machine: threads, device, cache_dir,
-        hydra/launcher.
+        hydra/launcher. With --claims, papers.
     quick: Train toy models, in minutes, to see that everything works.
     text stdlib|DIR: The text: Python's standard library, or a folder of files.
     stored: Train nothing: test the claims on the scores that are stored with the study.
     write_table: Make the study in pieces, an encoding with its seeds each, and store the scores of
         each piece and the study's table as it ends (for maintainers). With --quick, only the levels
         of the toy are written.
+    claims: Print the ledger: the claims of all papers, or of the named ones, and what our stored
+        scores say of each, at each size and after each budget.
     models DIR: The folder with the checkpoints that a study such as real scores; without it, the
         command says how to get them.
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
@@ -53,11 +57,19 @@ def reproduce(
       pe-bench reproduce alibi --quick         # a toy of it: everything works
       pe-bench reproduce alibi
       pe-bench reproduce budget --stored       # what our own runs say, in seconds
+      pe-bench reproduce --claims yarn pi      # what two papers claim
       pe-bench reproduce alibi --text books    # the same on texts in a folder
       pe-bench reproduce alibi threads=1 hydra/launcher=joblib
     """
     names = [argument for argument in arguments if "=" not in argument]
     machine = [argument for argument in arguments if "=" in argument]
+    if claims:
+        rest = [*machine, *config_dir]
+        message = "--claims reads what is stored: give it names of papers and --json alone"
+        require(not (quick or stored or write_table or models or rest or text != "stdlib"), message)
+        _print_claims(names, as_json=as_json)
+        return
+    require(not as_json, "--json is for pe-bench reproduce --claims: leave it out")
     if not names and not (quick or machine or stored or write_table or config_dir):
         from pe_bench.cli.list import list_
 
@@ -87,6 +99,17 @@ def reproduce(
         _make_pieces(runs)
     else:
         _report(runs, write_table)
+
+
+def _print_claims(names: Sequence[str], *, as_json: bool) -> None:
+    from pe_bench.cli.data import print_data
+    from pe_bench.commands.reproduce.ledger import Ledger, chosen_papers, records_of, render_ledger
+
+    papers = chosen_papers(Ledger(), names)
+    if as_json:
+        print_data("reproduce", papers=records_of(papers))
+    else:
+        write_out(render_ledger(papers, min(width_of(sys.stdout), 80)))
 
 
 def _check_machine(text: str) -> None:
@@ -165,17 +188,23 @@ def _show(
     """
     from pe_bench.commands.reproduce.budgets import budgets_of, draw_budgets, table_of
     from pe_bench.commands.reproduce.outcomes import judge_study, render
+    from pe_bench.commands.reproduce.sizes import draw_sizes, sizes_of, table_of_sizes
 
     study = runs.study
     outcomes = judge_study(study, measured, table)
-    budgets = budgets_of(study, measured) if study.over else []
-    if budgets:
-        write_out("".join(f"{line}\n" for line in (*table_of(budgets, measured.length), "")))
+    budgets = budgets_of(study, measured) if study.over == "tokens" else []
+    sizes = sizes_of(study, measured) if study.over == "parameters" else []
+    lines = list(table_of(budgets, measured.length)) if budgets else []
+    lines += table_of_sizes(sizes, study, measured) if sizes else []
+    if lines:
+        write_out("".join(f"{line}\n" for line in (*lines, "")))
     write_out(render(outcomes, min(width_of(sys.stdout), 100)))
     path = study.picture(runs.results_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     if budgets:
         draw_budgets(budgets, study, path)
+    elif sizes:
+        draw_sizes(sizes, study, path)
     else:
         _draw(study, measured, measured_in, path)
     say(f"the picture: {path}")

@@ -316,11 +316,13 @@ def prepare(
     request: Evaluation,
     section: EvalConfig | None = None,
     waits: Callable[[str], None] | None = None,
+    planner: Planner | None = None,
 ) -> Prepared:
     """Return a run at a path, or a checkpoint, ready to be scored. Raises `UserError` for what cannot work.
 
     section: the section `eval` that the request changes; the run's own if None. waits: is called with a
-    message where another process works on the run, which is then waited for.
+    message where another process works on the run, which is then waited for. planner: of what to score; None:
+    of the request.
     """
     is_run = isinstance(run, Path)
     what = "a checkpoint (hf:FOLDER)" if is_run else "a run"
@@ -329,7 +331,8 @@ def prepare(
     for path in request.code:
         require(path.is_file(), f"--code {path} is not a file")
     probe = request.probe
-    planner = make_plans if probe is None else probe.plans
+    if planner is None:
+        planner = make_plans if probe is None else probe.plans
     judge, loaded = None, None
     if isinstance(run, Path):
         judge = request.judge()

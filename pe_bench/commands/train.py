@@ -30,7 +30,7 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.rows import operations, operations_of_pass, row_key, scored_rows
 from pe_bench.scoring.slices import keep_derived
 from pe_bench.system import machine
-from pe_bench.system.cost import Pace, count, expect, said_once
+from pe_bench.system.cost import Listener, Pace, count, expect, listener, said_once, told_to
 from pe_bench.system.signals import rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
@@ -50,8 +50,12 @@ def train(config: Config, *, waits: Callable[[str], None] | None = None) -> tupl
     that one is an error. Raise `UserError` before anything is written, `RunError` after.
     """
     job, plans = prepare(config)
-    with said_once(lambda left: count(left, "run")):
+    with said_once(_runs):
         return job.folder, finish(job, plans, waits=waits)
+
+
+def _runs(left: int) -> str:
+    return count(left, "run")
 
 
 # Before anything is written
@@ -114,12 +118,15 @@ def _finish_in_processes(job: Job, processes: int, bars: Bars, waits: Callable[[
     if job.source is not None:
         config = replace(config, train=replace(config.train, from_run=str(job.source.parents[1])))
     with says_what_is_kept(job), runs.record_error(job.folder):
-        start_processes(processes, _finish_in_process, config, bars, waits)
+        start_processes(processes, _finish_in_process, config, bars, waits, listener())
 
 
-def _finish_in_process(config: Config, bars: Bars, waits: Callable[[str], None] | None) -> None:
+def _finish_in_process(
+    config: Config, bars: Bars, waits: Callable[[str], None] | None, told: Listener | None
+) -> None:
     job, plans = prepare(config, make_plans if rank() == 0 else lambda *_: [])
-    finish(job, plans, bars, waits=waits)
+    with told_to(told):
+        finish(job, plans, bars, waits=waits)
 
 
 def _is_trained(job: Job, plans: Sequence[Plan]) -> bool:

@@ -5,8 +5,10 @@ cannot be shared (position ids, scores, weights, mix) may be owned by one part o
 shares its layer with gates and convolutions alone.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +70,23 @@ class Composition(PositionalEncoding):
     def overrides(self, *hooks: str) -> bool:
         return any(part.overrides(*hooks) for part in self._parts)
 
+    @property
+    def parts(self) -> Sequence[PositionalEncoding]:
+        """Return the base and the modifiers."""
+        return self._parts
+
+    def changed(
+        self, layers: Mapping[int, LayerEncoding], parts: Sequence[PositionalEncoding] | None = None
+    ) -> Self:
+        """Return the same encoding with other ones in some layers, by number; parameters are shared.
+
+        parts: what makes position ids and changes the input, in place of the base and the modifiers.
+        """
+        other = copy.copy(self)
+        other._layers = [layers.get(number, layer) for number, layer in enumerate(self._layers)]
+        other._parts = [*(self._parts if parts is None else parts)]
+        return other
+
     def lr_multiples(self, chosen: float | None) -> dict[str, float]:
         """Return each parameter's rate over the model's, by its name: `chosen`, or its class's own."""
         multiples = {}
@@ -106,7 +125,8 @@ def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
 
 def leaves_of(layer: LayerEncoding) -> tuple[LayerEncoding, ...]:
     """Return the encodings that act in a layer."""
-    return layer.parts if isinstance(layer, Stack) else (layer,)
+    # A class that derives from `Stack` changes what its parts do together, and so is one itself.
+    return layer.parts if type(layer) is Stack else (layer,)
 
 
 class Stack(LayerEncoding):

@@ -4,7 +4,7 @@ Letters: B batch, T tokens, N scored tokens, D model width, V vocabulary.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pe_bench.encodings.base import LayerEncoding, LengthError
-from pe_bench.encodings.compose import Composition
+from pe_bench.encodings.base import LayerEncoding, LengthError, PositionalEncoding
+from pe_bench.encodings.compose import Composition, stack
 from pe_bench.errors import RunError, first_line, require
-from pe_bench.hf.attention import PassMask, PassState
+from pe_bench.hf.attention import FIRST_TOKENS, FirstAndLatest, PassMask, PassState
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.model.layers import LOGIT_ELEMENTS
 from pe_bench.system.machine import is_out_of_memory
@@ -63,6 +63,24 @@ class CheckpointModel(LanguageModel):
         require(not hooks, f"needs {', '.join(hooks)}, which checkpoints do not use: leave it out")
         return super().with_encoding(encoding)
 
+    def layer(self, number: int) -> LayerEncoding:
+        return self.fixed.get(number) or self.encoding.layer(number)
+
+    def changed(
+        self,
+        layers: Mapping[int, LayerEncoding],
+        windows: Mapping[int, int],
+        parts: Sequence[PositionalEncoding] | None = None,
+    ) -> Self:
+        require(parts is None, f"{type(self.causal).__name__} makes its input itself, which has no changes")
+        changed = dict(layers)
+        for number, window in windows.items():
+            layer = changed.get(number) or self.layer(number)
+            changed[number] = stack([layer, FirstAndLatest(FIRST_TOKENS, window)])
+        other = self._with(self.encoding)
+        other.fixed = {**self.fixed, **changed}
+        return other
+
     @property
     def fixed_encoding(self) -> str:
         if self.state is None:
@@ -81,7 +99,7 @@ class CheckpointModel(LanguageModel):
         if self.takes_positions:
             arguments["position_ids"] = (ids if ids.dim() == 2 else ids[None]).expand(len(tokens_BT), -1)
         if self.state is not None:
-            self.state.layers = [self.fixed.get(n) or self.encoding.layer(n) for n in range(self.n_layers)]
+            self.state.layers = [self.layer(number) for number in range(self.n_layers)]
             self.state.ids, self.state.window, self.state.is_neutral = ids, window, self.is_neutral
         try:
             return self.trunk(**arguments)[0][:, first:]

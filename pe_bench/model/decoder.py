@@ -7,7 +7,7 @@ tokens, D model width, H query heads, K head width.
 import copy
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pe_bench.config.schema import Config, ModelConfig
+from pe_bench.encodings.base import LayerEncoding, PositionalEncoding
 from pe_bench.encodings.compose import Composition
 from pe_bench.encodings.spec import EncodingSpec
 from pe_bench.model.accelerate import accelerate
@@ -78,13 +79,38 @@ class LanguageModel(nn.Module):
 
     def with_encoding(self, encoding: Composition) -> Self:
         """Return the same weights under another encoding; neither model is changed. Raise `UserError`."""
+        return self._with(encoding)
+
+    def _with(self, encoding: Composition) -> Self:
         other = copy.copy(self)
         other._modules = {**self._modules, "encoding": encoding}
         return other
 
+    def layer(self, number: int) -> LayerEncoding:
+        """Return the encoding that acts in the attention of layer `number`."""
+        return self.encoding.layer(number)
+
+    def changed(
+        self,
+        layers: Mapping[int, LayerEncoding],
+        windows: Mapping[int, int],
+        parts: Sequence[PositionalEncoding] | None = None,
+    ) -> Self:
+        """Return the same weights with changes in some layers, by number; neither model is changed.
+
+        layers: encodings in place of their own. windows: of tokens, from outside, as `hidden` has one for
+        all. parts: of the encoding, as `Composition.changed` has them.
+        """
+        raise NotImplementedError
+
 
 class Decoder(LanguageModel):
-    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them."""
+    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them.
+
+    windows: of single layers, by number, from outside; the others have that of the pass.
+    """
+
+    windows: Mapping[int, int] = {}
 
     def __init__(
         self,
@@ -126,7 +152,8 @@ class Decoder(LanguageModel):
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             layer = self.encoding.layer(number)
-            x_BTD = block(x_BTD, layer, ids, window, first if number == last else 0)
+            own_window = self.windows.get(number, window)
+            x_BTD = block(x_BTD, layer, ids, own_window, first if number == last else 0)
         return self.norm(x_BTD)
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
@@ -138,15 +165,26 @@ class Decoder(LanguageModel):
         shared_BTD, end_BTD = whole_BTD[::count], whole_BTD[:, first:]
         for number, block in enumerate(self.blocks):
             layer = self.encoding.layer(number)
+            window = self.windows.get(number)
             before_BTD = shared_BTD[:, :first].repeat_interleave(count, 0)
-            end_BTD = block(torch.cat([before_BTD, end_BTD], 1), layer, ids, None, first)
+            end_BTD = block(torch.cat([before_BTD, end_BTD], 1), layer, ids, window, first)
             if number < len(self.blocks) - 1:
-                shared_BTD = block(shared_BTD, layer, ids, None)
+                shared_BTD = block(shared_BTD, layer, ids, window)
         return self.norm(end_BTD)
 
     def with_encoding(self, encoding: Composition) -> Self:
         encoding.load_state_dict(self.encoding.state_dict(), strict=True)
         return super().with_encoding(encoding)
+
+    def changed(
+        self,
+        layers: Mapping[int, LayerEncoding],
+        windows: Mapping[int, int],
+        parts: Sequence[PositionalEncoding] | None = None,
+    ) -> Self:
+        other = self._with(self.encoding.changed(layers, parts))
+        other.windows = windows
+        return other
 
     @property
     def output_weight(self) -> Tensor:

@@ -16,7 +16,8 @@ from pe_bench.system.terminal import say
 FIRST_SECONDS = 3.0  # of work, by which its pace is known
 WORTH_SAYING = 20.0  # seconds: what ends sooner needs no estimate
 
-# Called with the seconds of a piece of work, and the cores that it uses, 0 for a GPU.
+# Called with the seconds of a piece of work, and the cores that it uses, 0 for a GPU. It can be pickled:
+# a process that does a part of the work gets a copy of it.
 Listener = Callable[[float, int], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
@@ -78,10 +79,15 @@ def said_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
         yield cost
 
 
+def listener() -> Listener | None:
+    """Return who is told what the work at hand takes, for a process that does a part of it."""
+    return _listener.get()
+
+
 @contextmanager
-def told_to(listener: Listener) -> Iterator[None]:
-    """Call `listener` with what the work inside is expected to take."""
-    token = _listener.set(listener)
+def told_to(hears: Listener | None) -> Iterator[None]:
+    """Call `hears` with what the work inside is expected to take."""
+    token = _listener.set(hears)
     try:
         yield
     finally:
@@ -90,9 +96,9 @@ def told_to(listener: Listener) -> Iterator[None]:
 
 def expect(seconds: float, cores: int) -> None:
     """Tell the command at work that the piece of work at hand takes so many seconds in all."""
-    listener = _listener.get()
-    if listener is not None:
-        listener(seconds, cores)
+    hears = _listener.get()
+    if hears is not None:
+        hears(seconds, cores)
 
 
 @dataclass

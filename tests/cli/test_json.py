@@ -82,6 +82,8 @@ def test_what_is_scored_and_probed_is_told_as_data(train: Command, command: Comm
     assert [(row["encoding"], row["lengths"], row["steps"]) for row in runs] == [
         (name, [16, 24, 32], 8) for name in ("nope", "rope")
     ]
+    explained = document_of(command("explain", "rope", "--lengths", "32", "--targets", "6", *IN, "--json"))
+    assert [loss["length"] for loss in explained["explanation"]["losses"]] == [32]
     probe = ("--lengths", "128", "--depths", "2", "--windows", "6", *IN)
     (probed,) = document_of(command("probe", "rope", *probe, "--json"))["probes"]
     assert [found["depth"] for found in probed["lines"][0]["found"]] == [None, 0.0, 1.0]
@@ -104,6 +106,14 @@ def test_a_try_and_all_tries_are_told_as_data(command: Command, folder: Path) ->
     assert tried == outcome["tried"] and tried["change"] == "nope"
     unlearned = document_of(command("try", *arguments, "train.lr=1e-7", "--json"), 4)["outcome"]
     assert (unlearned["answer"], unlearned["unlearned"]) == ("no verdict", ["nope", "rope"])
+
+
+def test_the_ledger_of_claims_is_told_as_data(command: Command) -> None:
+    papers = document_of(command("reproduce", "--claims", "alibi", "predictions", "--json"))["papers"]
+    assert [paper["name"] for paper in papers] == ["alibi", "predictions"] and papers[1]["rules"]
+    answers = [answer for claim in papers[0]["claims"] for answer in claim["answers"]]
+    assert {answer["outcome"] for answer in answers} >= {"holds", "unclear", "not run"}
+    assert all("mean" in answer for answer in answers if answer["outcome"] == "holds")
 
 
 def test_a_list_a_check_and_a_measurement_are_told_as_data(command: Command, folder: Path) -> None:

@@ -94,6 +94,12 @@ show rope alibi layuot=half -> did you mean 'encoding.layout'?
 show base=3 -> name an encoding
 show task=mqar --plot a.png -> a task has no picture: leave --plot out
 show hf:x hf:y -> show takes one checkpoint at a time, without --plot and --sample: leave out the rest
+explain -> no finished run in results/runs: make one with `pe-bench train encoding=rope`
+explain --lenghts 512 -> No such option: --lenghts (Possible options: --lengths
+explain hf:x hf:y --lengths 64 -> give one checkpoint at a time, not hf:x, hf:y
+explain hf:x -> hf:x has no lengths of its own that are scored: say which with --lengths
+explain --csv - --json -> --csv - and --json both print instead of the table: choose one
+explain --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
 extend -> no run is named: say pe-bench extend rope
 extend hf:x --tokens 5 -> the further training needs text: say --text DIR
 extend hf:x rope -> give one checkpoint at a time, not hf:x, rope
@@ -156,6 +162,9 @@ probe --lengths 64 -> of at least 128, not [64]
 probe --depths 100000 -> depths must be a whole number of at least 2 and at most 1000, not 100000
 probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000, not 1
 probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
+explain rope --by heads -> --by must be head or null, not 'heads'
+explain rope --lengths 8,16 -> --lengths has no length above the training length, 16: give longer ones
+explain rope data.path=x -> no finished run 'data.path=x'
 extend rope --to far -> --to far is no length past training
 extend rope --to 16 -> --to 16 is not longer than train.length=16
 extend rope train.lenght=3 --tokens 256 -> unknown key 'train.lenght': did you mean 'train.length'?
@@ -236,6 +245,7 @@ def test_a_byte_that_is_no_utf_8_is_refused_before_anything_is_written(command, 
 COMMANDS = (
     "eval rope",
     "probe rope",
+    "explain rope",
     "extend rope",
     "try alibi",
     "reproduce x",

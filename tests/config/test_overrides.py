@@ -5,8 +5,13 @@ import os
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from support.commands import files_in
 
 from pe_bench.commands.sweep.run import check_sweep
@@ -56,6 +61,29 @@ def test_a_quoted_value_is_read_by_hydra_as_it_was() -> None:
     overrides = [f"+encoding.value{number}={quote(value)}" for number, value in values.items()]
     encoding = compose(overrides)["encoding"]
     assert {number: encoding[f"value{number}"] for number in values} == values
+
+
+# Texts of letters that have a meaning somewhere in the grammar, and of any others.
+SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False)
+WORDS = st.text("ab1 \\\"'${}[](),:=#~@*é", max_size=8) | st.text(
+    st.characters(exclude_categories=["C", "Z"]), max_size=8
+)
+VALUES = st.recursive(
+    SCALARS | WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.from_regex(r"[a-z_]{1,5}", fullmatch=True), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(VALUES)
+@settings(max_examples=200, deadline=None)
+def test_any_plain_value_is_read_by_hydras_grammar_as_it_was_quoted(value: Any) -> None:
+    override = OverridesParser.create().parse_override(f"key={quote(value)}")
+    read = OmegaConf.to_container(OmegaConf.create({"key": override.value()}), resolve=True)
+    assert read == {"key": value}
 
 
 def test_plain_values_are_set_as_they_are_below_what_is_typed_and_above_the_rest(monkeypatch):

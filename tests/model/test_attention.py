@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.attending import ALL, D, H, K, OfContent, largest_error, made, output_and_gradients
 from support.native import here
 from torch import Tensor
@@ -80,6 +82,28 @@ def test_scoring_has_the_outputs_of_the_reference(name: str, small_chunks: None)
                 assert worst(attention(encoding, *arguments), exact) < 1e-6
                 if not encoding.overrides(*paths.UNFUSED, "scores") or encoding.overrides("terms"):
                     assert worst(fused_chunk_attention(encoding, *arguments), exact) < 1e-10
+
+
+@given(
+    name=st.sampled_from([*ALL]),
+    tokens=st.integers(1, 80),
+    window=st.none() | st.integers(1, 90),
+    chunk=st.integers(1, 20),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=100, deadline=None)
+@torch.no_grad()
+def test_outputs_are_those_of_the_reference_at_any_length_window_and_chunk(
+    name: str, tokens: int, window: int | None, chunk: int, seed: int
+) -> None:
+    encoding = made(name)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in layer_inputs(tokens)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(chunks, "CHUNK_QUERIES", chunk)
+        patched.setattr(fused, "FUSED_QUERIES", chunk)
+        found = attention(encoding, *inputs, torch.arange(tokens), window)
+    assert worst(found, reference_attention(encoding, *inputs, torch.arange(tokens), window)) < 1e-6
 
 
 @pytest.mark.parametrize("name", ALL)

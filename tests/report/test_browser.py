@@ -66,6 +66,8 @@ def requests_of(browser) -> list[str]:
 def use_window(browser, width: int, height: int) -> None:
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    # The page hears of its new width with the next frame.
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
 
 def find(browser, selector: str):
@@ -122,7 +124,7 @@ def test_tables_scroll_sideways_and_the_page_never_does(page, width):
 
 def test_touching_a_point_shows_its_values_inside_a_phones_window(page):
     use_window(page, 375, 800)
-    target = find(page, '#table-1 .marker[aria-label^="sinusoidal at 1024"]')
+    target = find(page, '#table-1 .marker[aria-label^="sinusoidal at 1,024"]')
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", target)
     place = page.execute_script(
         "const b = arguments[0].getBoundingClientRect(); return [b.x + b.width / 2, b.y]", target
@@ -131,7 +133,7 @@ def test_touching_a_point_shows_its_values_inside_a_phones_window(page):
     page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": touch})
     page.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     tip = find(page, "#tip")
-    assert tip.text.startswith("sinusoidal at 1024 tokens\nbits/byte 4.300") and "fails" in tip.text
+    assert tip.text.startswith("sinusoidal at 1,024 tokens\nbits/byte 4.300") and "fails" in tip.text
     assert find(page, "#table-1 tbody.on .name").text == "sinusoidal"
     box = tip.rect
     assert box["x"] >= 0 and box["x"] + box["width"] <= 375

@@ -13,7 +13,8 @@ from support.tables import printed
 import pe_bench
 from pe_bench.cli.data import plain
 from pe_bench.commands.reproduce.claims import Measurements, Series, judge_claim
-from pe_bench.commands.reproduce.study import Claim, Step
+from pe_bench.commands.reproduce.papers import Claim
+from pe_bench.commands.reproduce.study import Step
 from pe_bench.commands.try_change.trying import Outcome, Try
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables

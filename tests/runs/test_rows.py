@@ -4,6 +4,7 @@ import math
 import os
 import re
 import shutil
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.results import ROW, add_run, edit_text
 
 from pe_bench.errors import RunError
 from pe_bench.runs.folder import gather, read_all
 from pe_bench.runs.rows import COLUMNS, read_rows, write_rows
+from pe_bench.system.terminal import FORMULA
 
 
 def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
@@ -42,6 +46,25 @@ def test_rows_come_back_exactly_as_they_were_written(tmp_path: Path) -> None:
     assert read_rows(path) == [replace(ROW, nll=9.0), rows[1]]
     edit_text(path, ",9.0,", ",2.75,")
     assert read_rows(path)[0] == replace(ROW, nll=2.75)
+
+
+NUMBERS = st.none() | st.floats(allow_nan=False)
+TEXTS = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), max_size=20)
+
+
+@given(nll=NUMBERS, seconds=st.floats(0, 1e12), length=st.integers(1, 2**40), reason=TEXTS, encoding=TEXTS)
+@settings(max_examples=150, deadline=None)
+def test_any_number_and_text_of_a_row_comes_back_but_a_formula_which_is_quoted(
+    nll: float | None, seconds: float, length: int, reason: str, encoding: str
+) -> None:
+    row = replace(
+        ROW, nll=nll, tokens_per_second=seconds, length=length, reason=reason, encoding=f"e{encoding}"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "eval.csv"
+        write_rows(path, [row])
+        (read,) = read_rows(path)
+    assert read == row or (read == replace(row, reason=f"'{reason}") and reason.startswith(FORMULA))
 
 
 DAMAGES = {

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from support.numbered_text import DATA as TELLING
 from support.numbered_text import TEXT, contexts
 from support.scoring import EVAL, SIZE, fed, scored, trained_model
+from torch import Tensor
 
 from pe_bench.config.schema import EvalConfig
-from pe_bench.encodings.base import LayerEncoding
+from pe_bench.encodings.base import LayerEncoding, Layers
 from pe_bench.encodings.bias.alibi import ALiBi
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.runs.rows import Row, read_rows
@@ -61,6 +63,22 @@ def test_ranges_of_positions_share_one_pass(tmp_path: Path) -> None:
     shared, separate, rows = both_ways(tmp_path, RoPE(SIZE.d_head), replace(EVAL, per_position=True))
     ranges = [row.length for row in rows if row.protocol == "positions"]
     assert ranges == [1, 2, 3, 4, 6, 8, 12, 16, 24] and shared < 0.85 * separate
+
+
+class Drawn(Layers):
+    """Rotations of positions that are drawn for each text."""
+
+    def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
+        return torch.randperm(100, generator=generator)[: tokens.shape[-1]].sort().values
+
+
+def test_drawn_positions_do_not_depend_on_how_many_windows_are_scored_at_once(tmp_path: Path) -> None:
+    levels = []
+    for batch_tokens in (24, 60, 1_000):
+        job = trained_model(tmp_path / f"{batch_tokens}", Drawn([RoPE(SIZE.d_head)]))
+        rows = scored(job, replace(EVAL, batch_tokens=batch_tokens))
+        levels.append([row.bits_per_byte for row in rows])
+    assert levels[0] == pytest.approx(levels[1], abs=1e-5) and levels[0] == pytest.approx(levels[2], abs=1e-5)
 
 
 def test_an_interrupted_call_continues_after_the_longest_length(tmp_path: Path) -> None:

@@ -15,7 +15,12 @@ SHORT = (
 
 VERDICTS = (0, 3, 4)  # the exit codes of `try`
 # What shortens a command that has no keys for it.
-LESS = {"try": ["--minutes", "0.01"], "probe": ["--windows", "6"], "speed": ["--repeats", "1"]}
+LESS = {
+    "try": ["--minutes", "0.01"],
+    "probe": ["--windows", "6"],
+    "speed": ["--repeats", "1"],
+    "explain": ["--targets", "6"],
+}
 
 
 def commands(page: str) -> list[tuple[str, int]]:

@@ -1,11 +1,13 @@
 """Training in several processes takes the steps of one, and loses nothing when a process dies."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -256,3 +258,13 @@ def test_no_process_is_left_when_the_command_is_killed_or_asked_to_end_twice(wor
     else:
         working.kill()
     assert_none_is_left(working)
+
+
+@linux
+def test_what_a_run_in_several_processes_costs_is_said(working: subprocess.Popen[str]) -> None:
+    assert working.stderr is not None
+    end = threading.Timer(60, working.kill)
+    end.start()
+    said = (line for line in iter(working.stderr.readline, "") if ", about " in line)
+    assert re.fullmatch(r"1 run, about [\dhmins ]+ on \d+ cores?\n", next(said, ""))
+    end.cancel()

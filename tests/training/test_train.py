@@ -4,6 +4,7 @@ import csv
 import math
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -45,6 +46,22 @@ def test_the_learning_rate_warms_up_and_ends_at_its_share():
     assert [learning_rate(step, train) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert learning_rate(103, train) == pytest.approx(0.1)
     assert learning_rate(4 + 99 // 2, train) == pytest.approx(0.55, abs=0.02)
+
+
+@pytest.mark.parametrize("clip", [0.5, 100.0])
+def test_gradients_above_the_clip_are_scaled_to_its_norm_and_others_are_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, clip: float
+) -> None:
+    trainer = trainer_of(folder, "encoding=nope", f"train.clip={clip}")
+    norms = []
+
+    def keep_norm() -> None:
+        gradients = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+
+    monkeypatch.setattr(trainer.optimizer, "step", keep_norm)
+    before = trainer.step(0, 0.0).gradient_norm
+    assert before > 0.5 and norms == [pytest.approx(min(clip, before), rel=1e-4)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from matplotlib.ticker import NullLocator
 
 from pe_bench.commands.reproduce.claims import Measurements, Series
-from pe_bench.commands.reproduce.study import Study
+from pe_bench.commands.reproduce.study import Study, spell_tokens
 from pe_bench.render import paper
 from pe_bench.report.statistics import MARGIN, Interval, breaks_at
 from pe_bench.runs.rows import grouped
@@ -62,13 +62,13 @@ def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
     order = list(dict.fromkeys(name for name, _ in keys))
     known: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
     for name, sweep in keys:
-        budget = _budget(Series(name, sweep), scores)
+        budget = budget_of(Series(name, sweep), scores)
         if budget is not None:
             known[name, budget.tokens] = budget
     return sorted(known.values(), key=lambda budget: (order.index(budget.encoding), budget.tokens))
 
 
-def _budget(series: Series, scores: Measurements) -> Budget | None:
+def budget_of(series: Series, scores: Measurements) -> Budget | None:
     """Return what is known of a series; None where its training length was not scored."""
     length = scores.length
     trained = scores.at(series, length, "paired")
@@ -215,11 +215,6 @@ def _cells(budget: Budget) -> tuple[str, ...]:
         f"{budget.breaks_at:,}" if budget.breaks_at else "none",
         budget.reads_far or "-",
     )
-
-
-def spell_tokens(tokens: int) -> str:
-    """Return a number of tokens as a person says it: `4M` for 4,096,000."""
-    return f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else f"{tokens / 1e3:.0f}k"
 
 
 # Picture

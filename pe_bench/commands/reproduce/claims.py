@@ -7,9 +7,10 @@ with twenty of them, one is judged wrongly by chance.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from pe_bench.commands.reproduce.study import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim, Step
+from pe_bench.commands.reproduce.papers import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim
+from pe_bench.commands.reproduce.study import Step
 from pe_bench.config.schema import quarter_of
 from pe_bench.report.records import BreakPoint, ContextUse, Paired, Record, Unlearned, label_of
 from pe_bench.report.statistics import (
@@ -67,6 +68,24 @@ class Series(NamedTuple):
         return self.label == label_of(row) if self.label else row.scored_with == row.encoding
 
 
+class Scores(Protocol):
+    """What claims are judged by: the rows of a study's runs, or the levels of its table."""
+
+    length: int
+
+    def labels(self, sweep: str) -> set[str]: ...
+    def unlearned(self, series: Series) -> str: ...
+    def is_later_stage(self, series: Series) -> bool: ...
+    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Paired: ...
+    def context_use(self, series: Series, length: int) -> ContextUse | None: ...
+    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]: ...
+    def break_point(self, series: Series, protocol: str) -> BreakPoint: ...
+    def difference_of_levels(self, claim: Claim, length: int) -> Paired: ...
+    def difference_of_changes(self, claim: Claim, length: int) -> Paired: ...
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired: ...
+    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None: ...
+
+
 class Measurements:
     """The scores that the steps of a study made. All lengths are in tokens.
 
@@ -98,7 +117,7 @@ class Measurements:
         trained = [row for row in rows if row.run in runs and row.scored_with == row.encoding]
         return [row for row in trained if row.control == "none"]
 
-    def unlearned(self, series: Series) -> Unlearned:
+    def unlearned(self, series: Series) -> str:
         """Return why a series counts as not learned at its training length; empty if it has learned.
 
         A model that knows nothing would hold, and break after all others. A later stage is compared with the
@@ -110,20 +129,33 @@ class Measurements:
         counted_on = {
             run: row_of[first.run] for run, first in stages.items() if first and first.run in row_of
         }
-        return unlearned(rows, self._runs, counted_on)
+        reason = unlearned(rows, self._runs, counted_on)
+        return reason and UNLEARNED[reason]
 
     def is_later_stage(self, series: Series) -> bool:
         return any(self._runs.folder_of(row.run).first_stage for row in self.as_trained(series))
 
-    def changes(self, series: Series, length: int, protocol: str) -> list[tuple[Row, Row]]:
-        """Return rows with those of the study's training length, of runs scored as they were trained."""
+    def labels(self, sweep: str) -> set[str]:
+        """Return the names that tables give the encodings of a sweep."""
+        return {label_of(row) for row in self.rows.get(sweep, [])}
+
+    def changes(self, series: Series, length: int, protocol: str, since: int = 0) -> list[tuple[Row, Row]]:
+        """Return rows with those at another length, of runs scored as they were trained.
+
+        since: the other length; 0 for the study's training length.
+        """
         trained = [row for row in self.as_trained(series) if row.protocol == protocol]
-        first = [row for row in trained if row.length == self.length]
+        first = [row for row in trained if row.length == (since or self.length)]
         return pairs_of(self.at(series, length, protocol), first)
 
-    def change(self, series: Series, length: int, protocol: str, part: str = ALL) -> Paired:
-        """Return the change against the training length, of all targets or of a slice of them."""
-        changes = self.changes(series, length, protocol)
+    def change(
+        self, series: Series, length: int, protocol: str, part: str = ALL, *, since: int = 0
+    ) -> Paired:
+        """Return the change against another length, of all targets or of a slice of them.
+
+        since: the other length; 0 for the study's training length.
+        """
+        changes = self.changes(series, length, protocol, since)
         if part != ALL:
             rows = [row for change in changes for row in change]
             row_of = {(row.run, row.length): row for row in self._runs.of_slice(rows, part)}
@@ -218,9 +250,8 @@ class Judged:
     def __str__(self) -> str:
         """Return the claim as a sentence."""
         claim, (of, than) = self.claim, series_of(self.claim)
-        first = f"{round(self.length / claim.at):,}"
-        windows = f" ({claim.protocol} windows)" if claim.protocol in WINDOWS else ""
-        return KINDS[claim.kind][0].format(of=of, than=than, at=f"{self.length:,}", first=first) + windows
+        first = f"{round(self.length / claim.at * claim.since):,}"
+        return claim.say(str(of), str(than), f"{self.length:,}", first)
 
     @property
     def evidence(self) -> str:
@@ -240,7 +271,7 @@ class Judged:
         return f"{KINDS[self.claim.kind][1]}{where} {interval.mean:+.3f} {bounds}{reason}"
 
 
-def judge_claim(claim: Claim, scores: Measurements) -> Judged:
+def judge_claim(claim: Claim, scores: Scores) -> Judged:
     """Return what our runs say of a claim; it is unclear if they lack scores for it."""
     length = round(claim.at * scores.length)
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
@@ -248,7 +279,7 @@ def judge_claim(claim: Claim, scores: Measurements) -> Judged:
             # A later stage had learned before: its level says how much of that is left.
             is_judged = claim.kind in OF_LEVELS and scores.is_later_stage(series)
             if not is_judged and (reason := scores.unlearned(series)):
-                missing = Paired(missing=f"{series} has {UNLEARNED[reason]}")
+                missing = Paired(missing=f"{series} has {reason}")
                 return Judged(claim, length, "unclear", missing, length)
     judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}
     judges |= dict.fromkeys(("solves", "misses"), _judge_solution)
@@ -267,7 +298,7 @@ def series_of(claim: Claim) -> tuple[Series, Series]:
     return Series(claim.of, claim.sweep), Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
 
 
-def _judge_difference(claim: Claim, scores: Measurements, length: int) -> Judgement:
+def _judge_difference(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Judge a claim by one difference; for one in `OPPOSED`, judge the opposite claim."""
     of, protocol = series_of(claim)[0], claim.protocol
     if claim.kind in OF_LEVELS:
@@ -278,8 +309,8 @@ def _judge_difference(claim: Claim, scores: Measurements, length: int) -> Judgem
         measured = scores.gain(of, length, *((windows, "none") for windows in WINDOWS))
     elif claim.kind in ("reads_past_window", "stays_in_window"):
         measured = scores.gain(of, length, ("paired", "window"), ("paired", "none"))
-    else:  # falls, rises, breaks
-        measured = scores.change(of, length, protocol)
+    else:  # falls, rises, breaks, changes_by
+        measured = scores.change(of, length, protocol, since=round(claim.since * scores.length))
     return _outcome(claim, measured.interval), measured, length
 
 
@@ -289,8 +320,9 @@ def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
     if claim.kind in ("reads_past_window", "stays_in_window"):
         return GAINS[judge_gain_over_control(interval)]
     if claim.kind == "alike":
-        sides = {_below(interval, ALIKE), OPPOSITE[_below(interval, -ALIKE)]}
-        return "contradicted" if "contradicted" in sides else "unclear" if "unclear" in sides else "holds"
+        return _between(interval, -ALIKE, ALIKE)
+    if claim.kind == "changes_by":
+        return _between(interval, claim.low, claim.high)
     outcome = _below(interval, MARGIN if claim.kind == "breaks" else 0.0)
     more_is_better = claim.kind == "order" and claim.protocol == TASK
     return OPPOSITE[outcome] if more_is_better else outcome
@@ -301,7 +333,19 @@ def _below(interval: Interval, bound: float) -> Outcome:
     return "holds" if interval.high < bound else "contradicted" if interval.low > bound else "unclear"
 
 
-def _judge_holding(claim: Claim, scores: Measurements, length: int) -> Judgement:
+def _between(interval: Interval, low: float | None, high: float | None) -> Outcome:
+    """Return whether a difference surely lies between two bounds; None for no bound."""
+    sides: set[Outcome] = set()
+    if low is not None:
+        sides.add(OPPOSITE[_below(interval, low)])
+    if high is not None:
+        sides.add(_below(interval, high))
+    if "contradicted" in sides:
+        return "contradicted"
+    return "unclear" if "unclear" in sides else "holds"
+
+
+def _judge_holding(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Decide at the first length that surely breaks, or does not surely hold, if there is one."""
     series, _ = series_of(claim)
     verdicts = {at: said for at, said in scores.verdicts(series, claim.protocol).items() if at <= length}
@@ -314,7 +358,7 @@ def _judge_holding(claim: Claim, scores: Measurements, length: int) -> Judgement
     return outcome, scores.change(series, decided_at, claim.protocol), decided_at
 
 
-def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judgement:
+def _judge_first_break(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Decide at the first length at which one of two surely breaks while the other surely holds.
 
     Where the two change places there is none.
@@ -330,7 +374,7 @@ def _judge_first_break(claim: Claim, scores: Measurements, length: int) -> Judge
     return "holds" if earlier else "contradicted", measured, decided_at
 
 
-def _judge_reading(claim: Claim, scores: Measurements, length: int) -> Judgement:
+def _judge_reading(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Decide by the rule of `uses context`; what is measured is what another document's far text costs."""
     use = scores.context_use(series_of(claim)[0], length)
     if use is None or use.swap_gain is None:
@@ -339,7 +383,7 @@ def _judge_reading(claim: Claim, scores: Measurements, length: int) -> Judgement
     return GAINS.get(use.uses_context, "unclear"), measured, length
 
 
-def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judgement:
+def _judge_solution(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Decide whether a task is solved, by the rules of verdicts.py."""
     answers = scores.answers(series_of(claim)[0], length)
     if answers is None:
@@ -348,7 +392,7 @@ def _judge_solution(claim: Claim, scores: Measurements, length: int) -> Judgemen
     measured = Paired(interval.mean, interval)
     if verdict in ("unclear", "solves"):
         return "unclear" if verdict == "unclear" else "holds", measured, length
-    labels = {label_of(row) for row in scores.rows.get(claim.sweep, [])}
+    labels = scores.labels(claim.sweep)
     trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
     if length > scores.length or any(each and each[1] == "solves" for each in trained):
         return "contradicted", measured, length

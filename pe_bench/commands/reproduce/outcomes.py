@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pe_bench.commands.reproduce.claims import Judged, Measurements, Outcome, Series, judge_claim
+from pe_bench.commands.reproduce.papers import Claim, LedgerClaim
 from pe_bench.commands.reproduce.study import STDLIB, Study
 from pe_bench.report.records import label_of
 from pe_bench.runs.rows import Row, grouped, has_number, level_of
@@ -186,7 +187,14 @@ def _heading(study: Study) -> Iterator[str]:
 def _claims(judged: Sequence[Judged]) -> Iterator[str]:
     for claim in sorted(judged, key=lambda claim: ORDER.index(claim.outcome)):
         yield f"{claim.outcome:<{INDENT}}{claim}"
-        yield f"{'':<{INDENT}}{claim.evidence} (paper: {claim.claim.source})"
+        yield f"{'':<{INDENT}}{claim.evidence} ({_origin(claim.claim)})"
+
+
+def _origin(claim: Claim) -> str:
+    """Return where a claim comes from: a place in a paper, or the rule of a prediction."""
+    if isinstance(claim, LedgerClaim) and claim.rule:
+        return claim.origin
+    return f"paper: {claim.source}"
 
 
 def _counts(judged: Sequence[Judged]) -> str:

@@ -1,43 +1,24 @@
-"""A study: the runs that it makes, and the claims of a paper that these are held against; one YAML file each.
+"""A study: the runs that it makes, and the claims of papers that these are held against; one YAML file each.
 
 The files lie with all other YAML, in configs/study: so they are installed with the package, and a user's
 folder (--config-dir) can have more. They are no group of Hydra, because a study has no keys of one run.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Literal
 
+from pe_bench.commands.reproduce.papers import Claim, check_claim, ledger_claims, part_of
 from pe_bench.config.groups import config_dir, names_in
 from pe_bench.config.overrides import quote
 from pe_bench.config.schema import Protocol
 from pe_bench.errors import UserError, first_line, require
 from pe_bench.runs.untrusted import parse_mapping
-from pe_bench.values import check_type, shown, unknown
+from pe_bench.values import unknown
 
 GROUP = "study"
 STDLIB = "stdlib"
-ALIKE = 0.02  # bits per byte, of levels that count as the same
-# What a claim of each kind says, and what its interval is of.
-KINDS = {
-    "order": ("{of} is better than {than} at {at}", "difference"),
-    "loses_less": ("{of} loses less than {than} from its training length to {at}", "difference of changes"),
-    "alike": (f"{{of}} lies within {ALIKE} of {{than}} at {{at}}", "difference"),
-    "falls": ("{of} is better at {at} than at {first}", "change"),
-    "rises": ("{of} is worse at {at} than at {first}", "change"),
-    "holds": ("{of} holds up to {at}", "change"),
-    "breaks": ("{of} degrades or fails at {at}", "change"),
-    "breaks_first": ("{of} breaks before {than}", "difference of changes"),
-    "early_tokens": ("{of} at {at}: nonoverlapping windows look worse", "nonoverlapping minus sliding"),
-    "reads_far": ("{of} reads text beyond its training length at {at}", "loss without the far text"),
-    "reads_past_window": ("{of} at {at} gains from text beyond its training length", "gain over the window"),
-    "stays_in_window": ("{of} at {at} gains nothing beyond its training length", "gain over the window"),
-    "solves": ("{of} solves examples of {at} tokens", "right"),
-    "misses": ("{of} does not solve examples of {at} tokens", "right"),
-}
-OF_LEVELS = ("order", "alike")
-WINDOWS = ("nonoverlapping", "sliding")
 QUICK_LENGTH = 32  # its sixteenfold is what experiment=quick scores
 QUICK_SEEDS = 2
 QUICK_SHARE = 50  # experiment=quick has a fiftieth of the default's tokens
@@ -91,32 +72,14 @@ class ScoringStep:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A sentence of a paper as data, of one of `KINDS`. at: over the training length.
-
-    of, than: names that tables give encodings; by default the only one of a sweep, as it was trained. sweep,
-    than_sweep: which of the study's sweeps they are of, where it has several.
-    """
-
-    kind: str
-    source: str
-    of: str = ""
-    at: float = 1.0
-    than: str = ""
-    sweep: str = ""
-    than_sweep: str = ""
-    protocol: Protocol = "paired"
-
-
-@dataclass(frozen=True)
 class Study:
     """A study as its file gives it.
 
     minutes: an estimate for two cores, or one GPU. times: lengths that are scored, over the training length.
-    overrides: of every run. quick_overrides: of the toy size, after all others. over: `tokens` for a study of
-    what a longer training changes, which gets a table and a picture over the training tokens. The fields from
-    `name` on are not of the file. name: the file's. size: full, or quick for a toy. text: `stdlib`, or a
-    folder with text files. search: folders with the user's own YAML.
+    overrides: of every run. quick_overrides: of the toy size, after all others. over: `tokens` or
+    `parameters` for a study of what a longer training or a larger model changes, which gets a table and a
+    picture of that. The fields from `name` on are not of the file. name: the file's. size: full, or quick for
+    a toy. text: `stdlib`, or a folder with text files. search: folders with the user's own YAML.
     """
 
     title: str
@@ -125,14 +88,14 @@ class Study:
     minutes: int
     sweeps: tuple[Sweep, ...]
     times: list[float]
-    claims: tuple[Claim, ...]
+    claims: tuple[Claim, ...] = ()
     seeds: int = 3
     length: int = 128
     tokens: int = 1_024_000
     overrides: list[str] = field(default_factory=list)
     quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
-    over: Literal["", "tokens"] = ""
+    over: Literal["", "tokens", "parameters"] = ""
     name: str = ""
     path: Path = Path()
     size: str = "full"
@@ -193,6 +156,13 @@ class Study:
         yield from (*self.overrides, *sweep.overrides, *(self.quick_overrides if is_quick else ()))
 
 
+def spell_tokens(tokens: int) -> str:
+    """Return a number of tokens as a person says it: `4M` for 4,096,000; empty for 0."""
+    if not tokens:
+        return ""
+    return f"{tokens / 1e6:.0f}M" if tokens >= 1e6 else f"{tokens / 1e3:.0f}k"
+
+
 PARTS: dict[str, type] = {"sweeps": Sweep, "scorings": ScoringStep, "claims": Claim}
 
 
@@ -207,23 +177,13 @@ def read_study(name: str, search: Sequence[Path] = ()) -> Study:
     folders = [*reversed(search), config_dir()]
     path = next(path for folder in folders if (path := folder / GROUP / f"{name}.yaml").is_file())
     try:
-        study: Study = _part(Study, parse_mapping(path.read_text(encoding="utf-8")), "study")
+        study: Study = part_of(Study, parse_mapping(path.read_text(encoding="utf-8")), "study", PARTS)
+        if path.parent.parent == config_dir():
+            study = replace(study, claims=(*study.claims, *ledger_claims(name)))
         _check(study)
     except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
         raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
     return replace(study, name=name, path=path, search=tuple(search))
-
-
-def _part(kind: type[Any], values: Any, key: str) -> Any:
-    """Return a mapping of a study's file as a dataclass. Raise `UserError` with the key."""
-    require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
-    types, parts = get_type_hints(kind), {}
-    for name, value in values.items():
-        require(name in types, unknown(str(name), f"key of {key}", types))
-        part = PARTS.get(name)
-        checked = check_type(value, list[Any] if part else types[name], f"{key}.{name}")
-        parts[name] = tuple(_part(part, one, name) for one in checked) if part else checked
-    return kind(**parts)
 
 
 def _check(study: Study) -> None:
@@ -238,7 +198,7 @@ def _check(study: Study) -> None:
         message = f"the checkpoint {sweep.checkpoint} has one encoding of its own, not {len(sweep.encodings)}"
         require(not sweep.checkpoint or len(sweep.encodings) == 1, message)
     for claim in study.claims:
-        require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
+        check_claim(claim)
     named = [name for claim in study.claims for name in (claim.sweep, claim.than_sweep)]
     for name in (*named, *(name for scoring in study.scorings for name in scoring.of)):
         require(name in earlier, unknown(name, "sweep", earlier))

@@ -247,9 +247,13 @@ def try_change(
     tried = _keep(results, tried)
     with (
         _ending_kept(results, tried),
-        said_once(lambda left: f"{count(left, 'run')} of one seed", pieces=2) as cost,
+        said_once(_runs_of_a_seed, pieces=2) as cost,
     ):
         return _train_until_sure(tried, changed, baseline, results, end, cost)
+
+
+def _runs_of_a_seed(left: int) -> str:
+    return f"{count(left, 'run')} of one seed"
 
 
 def _train_until_sure(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.results import ROW, add_run, add_task_run
 
-from pe_bench.commands.reproduce.claims import Judged, Measurements, Outcome, judge_claim
+from pe_bench.commands.reproduce.claims import UNLEARNED, Judged, Measurements, Outcome, judge_claim
 from pe_bench.commands.reproduce.outcomes import (
     Level,
     Outcomes,
@@ -20,7 +20,8 @@ from pe_bench.commands.reproduce.outcomes import (
     render,
     write_levels,
 )
-from pe_bench.commands.reproduce.study import KINDS, Claim, Step, Study, Sweep
+from pe_bench.commands.reproduce.papers import KINDS, Claim
+from pe_bench.commands.reproduce.study import Step, Study, Sweep
 from pe_bench.report.records import Paired
 from pe_bench.report.statistics import Interval
 from pe_bench.runs.rows import read_rows
@@ -86,6 +87,20 @@ def test_each_kind_of_claim_is_judged_by_its_interval(scores: Measurements, kind
         assert judged(scores, kind, "wide", 1.5).outcome == "unclear"
 
 
+def test_a_change_is_held_against_bounds_and_may_begin_at_another_length(scores: Measurements) -> None:
+    for low, high, outcome in (
+        (0.6, 0.8, "holds"),
+        (0.6, None, "holds"),
+        (None, 0.6, "contradicted"),
+        (0.7, 0.9, "unclear"),
+        (None, None, "holds"),
+    ):
+        claim = Claim("changes_by", "a test", "failing", 2, low=low, high=high)
+        assert judge_claim(claim, scores).outcome == outcome, (low, high)
+    later = judge_claim(Claim("changes_by", "a test", "failing", 4, since=2, low=0.9, high=1.1), scores)
+    assert (later.outcome, str(later)) == ("holds", "failing changes by 0.9 to 1.1 from 256 to 512")
+
+
 def test_a_claim_shows_the_length_that_decides_it(scores: Measurements) -> None:
     for of, outcome, mean in (("dip", "contradicted", 0.5), ("wide", "unclear", 0.1)):
         claim = judged(scores, "holds", of)
@@ -138,7 +153,9 @@ def test_scores_that_the_study_did_not_ask_for_have_no_part(tmp_path: Path) -> N
 def test_no_claim_is_judged_by_a_model_that_has_not_learned(
     scores: Measurements, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "unlearned", lambda series: "trigram" if series.label == "flat" else "")
+    monkeypatch.setattr(
+        scores, "unlearned", lambda series: UNLEARNED["trigram"] if series.label == "flat" else ""
+    )
     for kind, of, than in (("holds", "flat", ""), ("order", "flat", "late"), ("order", "failing", "flat")):
         claim = judged(scores, kind, of, than=than)
         assert (claim.outcome, claim.measured.interval) == ("unclear", None)

@@ -11,8 +11,9 @@ from support.commands import Command
 
 from pe_bench.commands.reproduce.claims import series_of
 from pe_bench.commands.reproduce.outcomes import read_table
+from pe_bench.commands.reproduce.papers import WINDOWS, LedgerClaim
 from pe_bench.commands.reproduce.pieces import StoredPieces
-from pe_bench.commands.reproduce.study import WINDOWS, read_study, study_names
+from pe_bench.commands.reproduce.study import read_study, study_names
 from pe_bench.config.compose import compose_config
 from pe_bench.config.groups import config_dir
 from pe_bench.errors import UserError
@@ -175,10 +176,13 @@ def test_the_claims_of_a_shipped_study_are_of_what_its_runs_score() -> None:
             trained.setdefault(sweep.name, []).extend(sweep.encodings)
             scored_with |= {text.split()[0] for text in sweep.scored_with}
         assert {*chain(*trained.values())} <= encodings
-        assert study.minutes <= 90 or StoredPieces(study).read(), "a long study is made in pieces that stay"
+        is_in_pieces = study.over or StoredPieces(study).read()
+        assert study.minutes <= 90 or is_in_pieces, "a long study is made in pieces that stay"
         scored = {("paired", time) for time in study.times} | {("task", time) for time in study.times}
         scored |= {(step.protocol, time) for step in study.scorings for time in step.times}
         for claim in study.claims:
+            if isinstance(claim, LedgerClaim) and claim.rule:  # what is predicted need not be scored yet
+                continue
             assert claim.source and (claim.than or claim.than_sweep or claim.kind not in COMPARING)
             for protocol in WINDOWS if claim.kind == "early_tokens" else [claim.protocol]:
                 assert (protocol, claim.at) in scored, (name, claim)

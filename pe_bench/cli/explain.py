@@ -1,0 +1,76 @@
+"""The `explain` command: why runs fail at longer texts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pe_bench import api
+from pe_bench.cli.data import print_runs
+from pe_bench.cli.options import command
+from pe_bench.errors import require
+from pe_bench.system.terminal import say, write_out
+from pe_bench.values import parse_lengths, require_writable
+
+if TYPE_CHECKING:
+    from pe_bench.commands.explain.explanation import Explanation
+
+
+@command("explain", api.explain)
+def explain(
+    runs: Sequence[str] = (),
+    *,
+    by: str | None = None,
+    csv: Path | None = None,
+    as_json: bool = False,
+    **options: Any,
+) -> None:
+    """Explain why runs fail at longer texts.
+
+    One layer of the trained model is changed at a time, and all together, and the
+    same targets are scored again: with a window, with sharper attention, without
+    positions, and more. The table says how much of what is lost each change restores,
+    and one sentence what follows. Without RUN, the run that finished last is explained;
+    several runs are seeds of one encoding. For hf:FOLDER, data is given as KEY=VALUE.
+
+    csv FILE: Write the numbers to FILE; - prints them instead of the table.
+
+    Examples:
+      pe-bench explain
+      pe-bench explain rope --by head
+      pe-bench explain rope --lengths 256,1024 --csv why.csv
+      pe-bench explain hf:FOLDER data=files data.path=texts --lengths 12288
+    """
+    from pe_bench.runs.find import is_checkpoint, runs_to_score
+
+    printed = csv is not None and str(csv) == "-"
+    require(not (printed and as_json), "--csv - and --json both print instead of the table: choose one")
+    if csv is not None and not printed:
+        require_writable("--csv", csv)
+    lengths = options.pop("lengths")
+    options["lengths"] = parse_lengths(",".join(lengths)) if lengths else None
+    names = list(runs)
+    if any(map(is_checkpoint, names)):
+        options["overrides"] = [name for name in names if not is_checkpoint(name)]
+        names = [name for name in names if is_checkpoint(name)]
+    if not names:
+        newest = runs_to_score((), (), options["results_dir"], everything=False)
+        say(f"the newest finished run: {newest[0]}")
+        names = [str(newest[0])]
+    found = api.explain(names, by=by, **options)
+    if as_json:
+        print_runs("explain", found.runs, explanation=found)
+    elif printed:
+        write_out(_csv(found))
+    else:
+        write_out(str(found))
+    if csv is not None and not printed:
+        from pe_bench.system.files import write_text
+
+        write_text(csv, _csv(found))
+        say(f"wrote {csv}")
+
+
+def _csv(found: "Explanation") -> str:
+    from pe_bench.commands.explain.explanation import csv_text, rows_of
+
+    return csv_text(list(rows_of(found)))

@@ -1,0 +1,203 @@
+"""`explain`: one change after another of trained models is scored, and a sentence says what follows."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pe_bench.commands.evaluate import Evaluation, load_finished, prepare
+from pe_bench.commands.explain.bench import Bench, chosen_lengths, plan_targets
+from pe_bench.commands.explain.changes import Change, changes_of, changes_of_head, made
+from pe_bench.commands.explain.effects import (
+    Effect,
+    Loss,
+    Place,
+    best_of,
+    effect_of,
+    loss_of,
+    sentence_of,
+    worst_layer,
+)
+from pe_bench.commands.explain.explanation import Explanation
+from pe_bench.commands.job import with_weights
+from pe_bench.encodings.base import LengthError
+from pe_bench.errors import RunError, require
+from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
+from pe_bench.system.cost import count, expect, said_once
+from pe_bench.system.machine import cores_of
+from pe_bench.system.terminal import Bar, progress_bar
+from pe_bench.values import check_type
+
+By = Literal["head"]
+MOST_SINGLE = 8  # layers: of a model with more, quarters of its depth come before single ones
+QUARTERS = 4
+TARGETS = 20  # blocks: as many documents as an interval over documents needs
+TARGETS_OF_CHECKPOINT = 4
+
+
+def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> Explanation:
+    """Return why runs of one encoding fail at longer texts. Raises `UserError`, `RunError`."""
+    check_type(by, By | None, "--by")
+    benches = [load_bench(name, request) for name in _found(names, request)]
+    first = benches[0].job
+    for bench in benches[1:]:
+        is_same = (bench.job.label, bench.job.setting) == (first.label, first.setting)
+        message = f"{bench.job.folder.name} is no other seed of {first.folder.name}: name one of them in full"
+        require(is_same, message)
+    lengths = chosen_lengths(first.config, request.lengths)
+    runs = tuple(bench.job.folder for bench in benches)
+    with said_once(lambda pieces: f"explaining {count(len(runs), 'run')}"):
+        work = Work(benches, lengths)
+        losses, effects = work.explain(by)
+    plan = benches[0].plans[first.config.train.length]
+    return Explanation(
+        label=first.label,
+        runs=runs,
+        train_length=first.config.train.length,
+        lengths=tuple(lengths),
+        targets=plan.targets,
+        documents=plan.documents,
+        has_bytes=not first.data.validation.loses_text,
+        losses=tuple(losses),
+        effects=tuple(effects),
+        sentence=sentence_of(first.label, first.config.train.length, losses, effects),
+    )
+
+
+def _found(names: Sequence[str], request: Evaluation) -> list[str | Path]:
+    """Return the runs that names stand for, or one checkpoint."""
+    checkpoints = [name for name in names if is_checkpoint(name)]
+    if checkpoints:
+        require(len(names) == 1, f"give one checkpoint at a time, not {', '.join(names)}")
+        return [*checkpoints]
+    return [*without_tries(find_runs(names, request.results_dir, anywhere=True))]
+
+
+def load_bench(run: str | Path, request: Evaluation) -> Bench:
+    """Load a finished run, or a checkpoint, with the targets to score. Raises `UserError`, `RunError`."""
+    is_run = isinstance(run, Path)
+    message = f"{run} has no lengths of its own that are scored: say which with --lengths"
+    require(is_run or request.lengths is not None, message)
+    targets = request.targets or (TARGETS if is_run else TARGETS_OF_CHECKPOINT)
+    planner = partial(plan_targets, request.lengths)
+    prepared = prepare(run, replace(request, targets=targets), planner=planner)
+    message = f"{prepared.folder.name} answers a task, and explain scores text: name another run"
+    require(prepared.config.task is None, message)
+    if prepared.loaded is not None:
+        job, plans, _ = prepared.loaded
+        why = "keeps its own attention, in which nothing can be changed: leave --plain out"
+        require(getattr(job.model, "state", None) is not None, f"{run} {why}")
+        return Bench.of(job, plans)
+    loaded = load_finished(prepared.folder, prepared.config, planner)
+    message = f"{prepared.folder.name} is of a Hugging Face model: say pe-bench explain hf:FOLDER"
+    require(loaded.trained is not None, message)
+    assert loaded.trained is not None
+    return Bench.of(with_weights(loaded.job, loaded.trained), loaded.plans)
+
+
+@dataclass
+class Work:
+    """The models of all seeds, and what was found of them."""
+
+    benches: list[Bench]
+    lengths: list[int]
+
+    def __post_init__(self) -> None:
+        self.train_length = self.benches[0].train_length
+        self.n_layers = self.benches[0].job.model.n_layers
+        self.levels: dict[int, np.ndarray] = {}  # as they are, [seeds, documents]
+        self.seconds: dict[int, float] = {}
+        self.done = 0
+
+    def explain(self, by: str | None) -> tuple[list[Loss], list[Effect]]:
+        """Return what is lost at each length, and what each change restores of it."""
+        losses = self._losses()
+        effects: list[Effect] = []
+        if not any(loss.is_sure for loss in losses):
+            return losses, effects
+        changes = changes_of(self.train_length)
+        singles = [Place((number,)) for number in range(self.n_layers)]
+        parts = singles if self.n_layers <= MOST_SINGLE else quarters(self.n_layers)
+        everything = Place(tuple(range(self.n_layers)), is_all=True)
+        planned = [(change, everything) for change in changes if change.of_all]
+        planned += [(change, part) for change in changes if change.of_each for part in parts]
+        effects += self._effects(planned, losses)
+        if parts is not singles:
+            best = best_of((effect for effect in effects if effect.place in parts), losses)
+            worst = parts[0] if best is None else best.place
+            planned = [(c, Place((n,))) for c in changes if c.of_each for n in worst.layers]
+            effects += self._effects(planned, losses)
+        layer = worst_layer(losses, effects)
+        if by == "head" and layer is not None:
+            heads = range(self.benches[0].job.config.model.n_heads)
+            planned = [
+                (change, Place((layer,), head))
+                for head in heads
+                for change in changes_of_head(self.train_length, head, len(heads))
+            ]
+            effects += self._effects(planned, losses)
+        order = {change.name: number for number, change in enumerate(changes)}
+        return losses, sorted(effects, key=lambda effect: order[effect.change])
+
+    def _losses(self) -> list[Loss]:
+        losses: list[Loss] = []
+        for length in (self.train_length, *self.lengths):
+            began = time.monotonic()
+            levels = [bench.plain_level(length) for bench in self.benches]
+            self.seconds[length] = time.monotonic() - began
+            reasons = [level for level in levels if isinstance(level, str)]
+            if not reasons:
+                self.levels[length] = np.stack(levels)
+            if length == self.train_length:
+                if reasons:
+                    raise RunError(f"nothing can be scored at the training length: {reasons[0]}")
+                continue
+            if reasons:
+                losses.append(Loss(length, reason=reasons[0]))
+            else:
+                losses.append(loss_of(length, self.levels[self.train_length], self.levels[length]))
+        return losses
+
+    def _effects(self, planned: Sequence[tuple[Change, Place]], losses: Sequence[Loss]) -> list[Effect]:
+        """Return the effect of each change at each length where something is lost."""
+        lost = {loss.length: loss for loss in losses if loss.is_sure}
+        jobs = [(change, place, length) for length in lost for change, place in planned]
+        jobs += [(change, place, self.train_length) for change, place in planned if change.acts_within]
+        job = self.benches[0].job
+        expect(sum(self.seconds[length] for *_, length in jobs), cores_of(job.device, job.threads))
+        effects: list[Effect] = []
+        with progress_bar("explain", len(jobs)) as bar:
+            for number, (change, place, length) in enumerate(jobs):
+                self._show(bar, number, jobs)
+                effects.append(self._effect(change, place, length, lost.get(length)))
+        return effects
+
+    def _show(self, bar: Bar, number: int, jobs: Sequence[tuple[Change, Place, int]]) -> None:
+        change, place, length = jobs[number]
+        is_next = number > 0 and jobs[number - 1][2] != length
+        line = f"length {jobs[number - 1][2]:,} done" if is_next else None
+        bar.show(number, f"length {length:,}, {change.name}, layer {place}", line)
+
+    def _effect(self, change: Change, place: Place, length: int, loss: Loss | None) -> Effect:
+        changed: list[np.ndarray] = []
+        for bench in self.benches:
+            model = made(bench.subject(length), change, place.layers, is_all=place.is_all)
+            if isinstance(model, str):
+                return Effect(change.name, change.words, place, length, reason=model)
+            try:
+                changed.append(bench.level(model, length))
+            except LengthError as error:
+                return Effect(change.name, change.words, place, length, reason=str(error))
+        levels = (self.levels[self.train_length], self.levels[length], np.stack(changed))
+        return effect_of(change, place, length, levels, loss)
+
+
+def quarters(n_layers: int) -> list[Place]:
+    """Return the quarters of a model's depth."""
+    edges = [round(n_layers * number / QUARTERS) for number in range(QUARTERS + 1)]
+    return [Place(tuple(range(*pair))) for pair in pairwise(edges)]

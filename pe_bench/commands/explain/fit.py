@@ -1,0 +1,66 @@
+"""The factor of each head's logits with which its mean entropy at a length is that at the training length."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pe_bench.commands.explain.changes import Subject
+from pe_bench.commands.explain.observe import Seen, entropies, watched
+from pe_bench.model.decoder import LanguageModel
+from pe_bench.scoring.protocols import Plan
+
+FACTORS = 2.0 ** np.linspace(-1, 3, 17)  # between these, a factor is interpolated
+EVERY = 8  # of this many targets, one is fitted on
+
+
+class Entropies:
+    """The mean entropy of each layer's heads, for each of some factors of the logits.
+
+    first: the index of the first target's query.
+    """
+
+    def __init__(self, first: int, factors: np.ndarray) -> None:
+        self.first, self.factors = first, factors
+        self.sums: dict[int, Tensor] = {}  # [factors, H]
+        self.counts: dict[int, int] = {}
+
+    def watch(self, number: int, seen: Seen) -> None:
+        index = seen.queries.index
+        rows = ((index >= self.first) & ((index - self.first) % EVERY == 0)).nonzero().flatten()
+        if not len(rows) or seen.layer.overrides("weights"):
+            return
+        block = seen.of(rows)
+        null = seen.layer.null_logit(block.queries)
+        each = [
+            entropies(block.masked, factor, null).double().sum((0, 2)) for factor in self.factors.tolist()
+        ]
+        self.sums[number] = torch.stack(each) + self.sums.get(number, 0)
+        self.counts[number] = self.counts.get(number, 0) + len(rows) * len(block.logits)
+
+    def mean(self, number: int) -> np.ndarray:
+        """Return the mean entropy [factors, H] of a layer in nats."""
+        return (self.sums[number] / self.counts[number]).cpu().numpy()
+
+
+def fitted_factors(
+    subject: Subject, within: Plan, beyond: Plan, score: Callable[[LanguageModel, Plan], object]
+) -> dict[int, Tensor]:
+    """Return the factor [H] of each layer with softmax, between 1/2 and 8, from plans of the same targets.
+
+    within, beyond: at the training length and at the subject's. score: passes a plan through a model.
+    """
+    at_training = Entropies(within.windows[0].first, np.ones(1))
+    at_length = Entropies(beyond.windows[0].first, FACTORS)
+    for measured, plan in ((at_training, within), (at_length, beyond)):
+        score(watched(subject.model, measured.watch), plan)
+    factors: dict[int, Tensor] = {}
+    for number in at_length.sums:
+        wanted = at_training.mean(number)[0]
+        found = at_length.mean(number)
+        # Entropy falls as the factor rises; np.interp wants rising points.
+        heads = range(found.shape[1])
+        logs = [np.interp(wanted[head], found[::-1, head], np.log(FACTORS)[::-1]) for head in heads]
+        factors[number] = torch.tensor(np.exp(logs), device=subject.model.device)
+    return factors

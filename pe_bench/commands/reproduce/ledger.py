@@ -1,0 +1,273 @@
+"""The ledger of claims with what all that is stored says of each: at each size, and after each budget.
+
+Nothing is trained: a claim is judged by the stored pieces of a study, or else by its table.
+"""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pe_bench.commands.reproduce.claims import (
+    NOT_SCORED,
+    Judged,
+    Measurements,
+    Scores,
+    judge_claim,
+    series_of,
+)
+from pe_bench.commands.reproduce.outcomes import read_table
+from pe_bench.commands.reproduce.papers import WINDOWS, LedgerClaim, Paper, read_papers
+from pe_bench.commands.reproduce.pieces import StoredPieces
+from pe_bench.commands.reproduce.study import Study, Sweep, read_study, spell_tokens, study_names
+from pe_bench.commands.reproduce.tables import TableScores
+from pe_bench.errors import require
+from pe_bench.runs.rows import TASK, grouped
+from pe_bench.values import unknown
+
+DECIDED = ("holds", "contradicted")
+CHANGES = "changes with size or budget"
+NOT_RUN = "not run"
+OUTCOMES = (*DECIDED, CHANGES, "unclear", NOT_RUN)
+SHORT = {CHANGES: "changes"}
+INDENT = max(map(len, DECIDED)) + 2
+ABOUT = (
+    "Each claim is judged by what is stored, alone, by 95 % intervals; Nx is N times the training length. "
+    f"changes: it {CHANGES}. probe, tiny, small, base: models of 0.1, 0.8, 5 and 30 million parameters, "
+    "with their training tokens. Of a study whose pieces are not stored, the table decides, and leaves "
+    "more unclear than the study's own report (docs/reproduce.md)."
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one sweep of a study says of a claim.
+
+    model: the name of a size, or of a Hugging Face model. tokens: that it was trained on; 0 if unknown.
+    judged: None for a sweep without any stored score.
+    """
+
+    study: str
+    sweep: str
+    model: str
+    tokens: int
+    length: int
+    judged: Judged | None
+
+    @property
+    def outcome(self) -> str:
+        return self.judged.outcome if self.judged and self.is_scored else NOT_RUN
+
+    @property
+    def is_scored(self) -> bool:
+        return self.judged is None or self.judged.measured.missing != NOT_SCORED
+
+    @property
+    def seeds(self) -> int:
+        interval = self.judged.measured.interval if self.judged else None
+        return interval.seeds if interval else 0
+
+    @property
+    def setting(self) -> tuple[str, int, int]:
+        return self.model, self.tokens, self.length
+
+    @property
+    def rank(self) -> tuple[bool, bool, int]:
+        """Return by what one of several studies of a setting is chosen: it decides, and has more seeds."""
+        return self.outcome in DECIDED, self.outcome != NOT_RUN, self.seeds
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A claim of the ledger with what each setting says of it: a size, training tokens and a length."""
+
+    claim: LedgerClaim
+    answers: Sequence[Answer]
+
+    @property
+    def outcome(self) -> str:
+        """Return one of `OUTCOMES`; settings that do not decide have no part where others do."""
+        outcomes = {answer.outcome for answer in self.answers}
+        decided = [outcome for outcome in DECIDED if outcome in outcomes]
+        if len(decided) > 1:
+            return CHANGES
+        if decided:
+            return decided[0]
+        return "unclear" if "unclear" in outcomes else NOT_RUN
+
+    @property
+    def sentence(self) -> str:
+        """Return the claim in words; a sweep is named where that says what the claim is about."""
+        claim = self.claim
+        of, than = series_of(claim)
+        if claim.of and not claim.than_sweep and claim.protocol != TASK:
+            of = of._replace(sweep="")
+            than = than._replace(sweep="")
+        return claim.say(str(of), str(than), f"{claim.at:g}x", f"{claim.since:g}x")
+
+
+class Ledger:
+    """All papers with their entries."""
+
+    def __init__(self) -> None:
+        self._studies = {name: read_study(name) for name in study_names()}
+        self._scores = {name: stored_scores(study) for name, study in self._studies.items()}
+        self.papers = {paper: [self._entry(claim) for claim in paper.claims] for paper in read_papers()}
+
+    def _entry(self, claim: LedgerClaim) -> Entry:
+        answers = [self._answer(study, sweep, claim) for study, sweep in self._places(claim)]
+        answers = [answer for answer in answers if answer.study == claim.study or answer.is_scored]
+        of_setting = grouped(answers, lambda answer: answer.setting)
+        best = [max(of_one, key=lambda answer: answer.rank) for of_one in of_setting.values()]
+        return Entry(claim, sorted(best, key=lambda answer: answer.setting))
+
+    def _places(self, claim: LedgerClaim) -> Iterator[tuple[Study, Sweep]]:
+        """Yield the sweeps that a claim is tested by, one for each name."""
+        for study in self._studies.values():
+            sweeps: dict[str, Sweep] = {}
+            for sweep in study.sweeps:
+                is_own = claim.study == study.name and claim.sweep == sweep.name
+                if is_own or is_tested_by(claim, study, sweep, self._studies.get(claim.study)):
+                    sweeps[sweep.name] = sweep
+            for sweep in sweeps.values():
+                yield study, sweep
+
+    def _answer(self, study: Study, sweep: Sweep, claim: LedgerClaim) -> Answer:
+        scores = self._scores[study.name]
+        tokens = study.tokens if sweep.after else sweep.tokens or study.tokens
+        asked = claim
+        if not claim.than_sweep:
+            asked = replace(claim, sweep=sweep.name)
+        return Answer(
+            study=study.name,
+            sweep=sweep.name,
+            model=model_of(study, sweep),
+            tokens=0 if sweep.checkpoint else tokens,
+            length=study.length,
+            judged=judge_claim(asked, scores) if scores and _is_stored(scores, sweep) else None,
+        )
+
+
+def _is_stored(scores: Scores, sweep: Sweep) -> bool:
+    return bool(scores.labels(sweep.name))
+
+
+def stored_scores(study: Study) -> Scores | None:
+    """Return the stored pieces of a study, else its table; None where neither has a score."""
+    pieces = StoredPieces(study)
+    if pieces.read():
+        return Measurements(pieces.folder, pieces.steps())
+    table = [level for level in read_table(study.table) if level["variant"] == "full"]
+    levels = [level for level in table if level["data"] != "files"]
+    return TableScores(levels, study.length) if levels else None
+
+
+def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | None) -> bool:
+    """Return whether a sweep trains a claim's encodings as the claim means them, at its lengths.
+
+    A claim between two sweeps, a later stage, a Hugging Face model and a prediction are tested by their own
+    sweep alone. own: the study that the claim names.
+    """
+    is_general = bool(claim.of) and not (claim.than_sweep or claim.rule)
+    has_own_options = any(text.startswith(("encoding.", "modifier")) for text in sweep.overrides)
+    if not is_general or has_own_options or sweep.source or sweep.checkpoint:
+        return False
+    tasks = {each.task for each in own.sweeps if each.name == claim.sweep} if own else {""}
+    if sweep.task not in tasks:
+        return False
+    labels = {*sweep.encodings}
+    scored = {(protocol, time) for protocol in ("paired", TASK) for time in study.times}
+    for scoring in study.scorings:
+        scored |= {(scoring.protocol, time) for time in scoring.times}
+        for other in scoring.scored_with or []:
+            labels |= {f"{encoding} -> {other}" for encoding in sweep.encodings}
+    protocols = WINDOWS if claim.kind == "early_tokens" else (claim.protocol,)
+    needed = {(protocol, time) for protocol in protocols for time in (claim.at, claim.since)}
+    return {claim.of, claim.than or claim.of} <= labels and needed <= scored
+
+
+def model_of(study: Study, sweep: Sweep) -> str:
+    """Return the name of a sweep's size, or of its Hugging Face model."""
+    named = [text for text in (*study.overrides, *sweep.overrides) if text.startswith("model=")]
+    default = "probe" if sweep.task else "tiny"
+    return sweep.checkpoint or (named[-1].removeprefix("model=") if named else default)
+
+
+# Text and data
+
+
+def render_ledger(papers: Mapping[Paper, Sequence[Entry]], width: int) -> str:
+    """Return the ledger as text, paper by paper."""
+    lines: list[str] = []
+    for paper, entries in papers.items():
+        lines += [f"{paper.paper}: {paper.title}", paper.link]
+        for entry in entries:
+            outcome = SHORT.get(entry.outcome, entry.outcome)
+            lines.append(f"{outcome:<{INDENT}}{entry.sentence} ({entry.claim.origin})")
+            if entry.answers:
+                lines.append(f"{'':<{INDENT}}{spell_answers(entry.answers)}")
+        lines.append("")
+    lines += [*count_entries([entry for entries in papers.values() for entry in entries]), ABOUT]
+    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    indent = " " * (INDENT if line[:INDENT].endswith("  ") else 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def spell_answers(answers: Sequence[Answer]) -> str:
+    """Return the settings by outcome: `holds: tiny 4M, 8M; contradicted: tiny 1M`."""
+    parts = []
+    for outcome in OUTCOMES:
+        tokens_of: dict[str, list[str]] = {}
+        for answer in answers:
+            if answer.outcome == outcome:
+                tokens_of.setdefault(answer.model, []).append(spell_tokens(answer.tokens))
+        if tokens_of:
+            models = [f"{model} {', '.join(tokens)}".strip() for model, tokens in tokens_of.items()]
+            parts.append(f"{outcome}: {'; '.join(models)}")
+    return " | ".join(parts)
+
+
+def count_entries(entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield how many claims have each outcome, and how many predictions were right."""
+    claims = Counter(entry.outcome for entry in entries if not entry.claim.rule)
+    if claims:
+        counts = [f"{claims[outcome]} {SHORT.get(outcome, outcome)}" for outcome in OUTCOMES]
+        yield f"claims: {claims.total()}: {', '.join(counts)}"
+    predicted = Counter(entry.outcome for entry in entries if entry.claim.rule)
+    if predicted:
+        decided = f"{predicted['holds']} right, {predicted['contradicted']} wrong"
+        others = f"{predicted['unclear']} unclear, {predicted[NOT_RUN]} not run"
+        yield f"predictions: {predicted.total()}: {decided}, {others}"
+
+
+def records_of(papers: Mapping[Paper, Sequence[Entry]]) -> list[dict[str, Any]]:
+    """Return the ledger as plain data."""
+    records = []
+    for paper, entries in papers.items():
+        claims = []
+        for entry in entries:
+            claim = asdict(entry.claim)
+            answers = [_record(answer) for answer in entry.answers]
+            claims.append({**claim, "sentence": entry.sentence, "outcome": entry.outcome, "answers": answers})
+        facts = {"name": paper.name, "paper": paper.paper, "title": paper.title, "link": paper.link}
+        records.append({**facts, "rules": paper.rules, "claims": claims})
+    return records
+
+
+def _record(answer: Answer) -> dict[str, Any]:
+    interval = answer.judged.measured.interval if answer.judged else None
+    measured = {"mean": interval.mean, "low": interval.low, "high": interval.high} if interval else {}
+    facts = {"study": answer.study, "sweep": answer.sweep, "model": answer.model, "tokens": answer.tokens}
+    return {**facts, "length": answer.length, "outcome": answer.outcome, "seeds": answer.seeds, **measured}
+
+
+def chosen_papers(ledger: Ledger, names: Sequence[str]) -> Mapping[Paper, Sequence[Entry]]:
+    """Return the papers with these names, or all. Raises `UserError` for an unknown name."""
+    known = [paper.name for paper in ledger.papers]
+    for name in names:
+        require(name in known, unknown(name, "paper", known))
+    return {paper: entries for paper, entries in ledger.papers.items() if paper.name in names or not names}

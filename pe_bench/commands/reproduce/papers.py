@@ -1,0 +1,158 @@
+"""The ledger of claims: sentences of papers, and predictions, as data; one YAML file each, in configs/claims.
+
+A study of pe-bench tests the claims that name it. A user's own study has its claims in its own file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pe_bench.config.groups import config_dir
+from pe_bench.config.schema import Protocol
+from pe_bench.errors import UserError, first_line, require
+from pe_bench.runs.untrusted import parse_mapping
+from pe_bench.values import check_type, shown, unknown
+
+GROUP = "claims"
+ALIKE = 0.02  # bits per byte, of levels that count as the same
+# What a claim of each kind says, and what its interval is of.
+KINDS = {
+    "order": ("{of} is better than {than} at {at}", "difference"),
+    "loses_less": ("{of} loses less than {than} from its training length to {at}", "difference of changes"),
+    "alike": (f"{{of}} lies within {ALIKE} of {{than}} at {{at}}", "difference"),
+    "falls": ("{of} is better at {at} than at {first}", "change"),
+    "rises": ("{of} is worse at {at} than at {first}", "change"),
+    "changes_by": ("{of} changes by {bounds} from {first} to {at}", "change"),
+    "holds": ("{of} holds up to {at}", "change"),
+    "breaks": ("{of} degrades or fails at {at}", "change"),
+    "breaks_first": ("{of} breaks before {than}", "difference of changes"),
+    "early_tokens": ("{of} at {at}: nonoverlapping windows look worse", "nonoverlapping minus sliding"),
+    "reads_far": ("{of} reads text beyond its training length at {at}", "loss without the far text"),
+    "reads_past_window": ("{of} at {at} gains from text beyond its training length", "gain over the window"),
+    "stays_in_window": ("{of} at {at} gains nothing beyond its training length", "gain over the window"),
+    "solves": ("{of} solves examples of {at} tokens", "right"),
+    "misses": ("{of} does not solve examples of {at} tokens", "right"),
+}
+OF_LEVELS = ("order", "alike")
+WINDOWS = ("nonoverlapping", "sliding")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper as data, of one of `KINDS`. at, since: over the training length.
+
+    of, than: names that tables give encodings; by default the only one of a sweep, as it was trained. sweep,
+    than_sweep: which of the study's sweeps they are of, where it has several. since: where a change begins.
+    low, high: the bounds of a change, in bits per byte; None for no bound.
+    """
+
+    kind: str
+    source: str
+    of: str = ""
+    at: float = 1.0
+    than: str = ""
+    sweep: str = ""
+    than_sweep: str = ""
+    protocol: Protocol = "paired"
+    since: float = 1.0
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def bounds(self) -> str:
+        """Return the bounds of a change in words; empty for a claim without any."""
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g} to {self.high:g}"
+        parts = {"at least": self.low, "at most": self.high}
+        return "".join(f"{word} {bound:g}" for word, bound in parts.items() if bound is not None)
+
+    def say(self, of: str, than: str, at: str, first: str) -> str:
+        """Return the claim as a sentence. at, first: lengths as they are to be spelled."""
+        sentence = KINDS[self.kind][0].format(of=of, than=than, at=at, first=first, bounds=self.bounds)
+        windows = f" ({self.protocol} windows)" if self.protocol in WINDOWS else ""
+        return sentence + windows
+
+
+@dataclass(frozen=True)
+class LedgerClaim(Claim):
+    """A claim of a paper, or a prediction.
+
+    study: that tests it under its own name; without one, all studies that have its encodings do. rule: how
+    a prediction was derived, a key of its file's `rules`; empty for a claim of a paper.
+    """
+
+    source: str = ""
+    study: str = ""
+    rule: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Return where the claim comes from: the place in a paper, or the rule of a prediction."""
+        return "; ".join(filter(None, [self.rule and f"prediction: {self.rule}", self.source]))
+
+
+@dataclass(frozen=True, eq=False)
+class Paper:
+    """A file of the ledger. paper: authors and year. rules: how predictions follow. name: of the file."""
+
+    paper: str
+    title: str
+    link: str
+    claims: tuple[LedgerClaim, ...]
+    rules: dict[str, str] = field(default_factory=dict)
+    name: str = ""
+
+
+@cache
+def read_papers() -> tuple[Paper, ...]:
+    """Return the files of the ledger by name. Raises `UserError` where one cannot be used."""
+    return tuple(_read(path) for path in sorted((config_dir() / GROUP).glob("*.yaml")))
+
+
+def ledger_claims(study: str) -> tuple[LedgerClaim, ...]:
+    """Return the claims of the ledger that a study of pe-bench tests, paper by paper."""
+    claims: list[LedgerClaim] = []
+    for paper in read_papers():
+        claims += [claim for claim in paper.claims if claim.study == study]
+    return tuple(claims)
+
+
+def _read(path: Path) -> Paper:
+    try:
+        values = parse_mapping(path.read_text(encoding="utf-8"))
+        paper: Paper = part_of(Paper, values, "paper", {"claims": LedgerClaim})
+        for claim in paper.claims:
+            check_claim(claim)
+            message = f"a claim needs source, or rule with one of: {', '.join(paper.rules) or 'none'}"
+            require(bool(claim.source) or claim.rule in paper.rules, message)
+    except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
+        raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
+    return replace(paper, name=path.stem)
+
+
+def check_claim(claim: Claim) -> None:
+    """Raise `UserError` for an unknown kind, and for a change without bounds."""
+    require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
+    has_bounds = claim.low is not None or claim.high is not None
+    require(has_bounds or claim.kind != "changes_by", "a claim of kind changes_by needs low or high")
+
+
+def part_of(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -> Any:
+    """Return a mapping of a YAML file as a dataclass. Raise `UserError` with the key.
+
+    parts: classes of the records in lists, by the key of the list.
+    """
+    require(isinstance(values, Mapping), f"{key} must hold keys and values, not {shown(values)}")
+    types = get_type_hints(kind)
+    checked: dict[str, Any] = {}
+    for name, value in values.items():
+        require(name in types, unknown(str(name), f"key of {key}", types))
+        part = parts.get(name)
+        if part is None:
+            checked[name] = check_type(value, types[name], f"{key}.{name}")
+        else:
+            records = check_type(value, list[Any], f"{key}.{name}")
+            checked[name] = tuple(part_of(part, record, name, parts) for record in records)
+    return kind(**checked)

@@ -1,0 +1,245 @@
+"""What a larger model changes: levels, changes, and how far one size orders encodings as another does.
+
+For studies with `over: parameters`, whose sweeps differ in their model and training tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.ticker import NullLocator
+
+from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, Budget, budget_of
+from pe_bench.commands.reproduce.claims import Measurements, Series
+from pe_bench.commands.reproduce.papers import Claim
+from pe_bench.commands.reproduce.study import Study, Sweep, spell_tokens
+from pe_bench.render import paper
+from pe_bench.report.statistics import MARGIN, Interval
+from pe_bench.runs.rows import grouped
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FAR, FARTHEST = 4, 16  # times the training length, at which changes and orders are shown
+ORDERED_AT = (1, FAR, FARTHEST)
+WIDTH, HEIGHT = 6.6, 3.2  # inches, of the picture's only panel
+ABOVE, BELOW = 0.5, 1.0  # inches
+
+
+@dataclass(frozen=True)
+class Size:
+    """An encoding in a sweep: a size of model after its training tokens.
+
+    parameters: of the model with this encoding. is_own: the sweep has tokens of its own for its size, and
+    not those of the study. far, farthest: changes at `FAR` and `FARTHEST` times the training length, in bits
+    per byte; None where that was not scored.
+    """
+
+    sweep: str
+    parameters: int
+    is_own: bool
+    budget: Budget
+    far: Interval | None
+    farthest: Interval | None
+
+    @property
+    def encoding(self) -> str:
+        return self.budget.encoding
+
+
+def sizes_of(study: Study, scores: Measurements) -> list[Size]:
+    """Return what is known of each encoding at each size, encoding by encoding."""
+    sizes: dict[tuple[str, str], Size] = {}
+    for sweep in study.sweeps:
+        for encoding in sweep.encodings:
+            size = _size(study, sweep, Series(encoding, sweep.name), scores)
+            if size is not None:
+                sizes[encoding, sweep.name] = size
+    order = list(dict.fromkeys(encoding for encoding, _ in sizes))
+    return sorted(
+        sizes.values(), key=lambda size: (order.index(size.encoding), size.parameters, size.budget.tokens)
+    )
+
+
+def _size(study: Study, sweep: Sweep, series: Series, scores: Measurements) -> Size | None:
+    budget = budget_of(series, scores)
+    if budget is None:
+        return None
+    rows = scores.at(series, scores.length, "paired")
+    models = [each.overrides for each in study.sweeps if each.name != sweep.name]
+    is_only = all(_model(overrides) != _model(sweep.overrides) for overrides in models)
+    return Size(
+        sweep=sweep.name,
+        parameters=rows[0].parameters,
+        is_own=is_only or sweep.tokens not in (0, study.tokens),
+        budget=budget,
+        far=scores.change(series, FAR * scores.length, "paired").interval,
+        farthest=scores.change(series, FARTHEST * scores.length, "paired").interval,
+    )
+
+
+def _model(overrides: Sequence[str]) -> list[str]:
+    return [text for text in overrides if text.startswith("model=")]
+
+
+# Orders
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two sweeps order encodings alike, by their levels at a length.
+
+    times: the length over the training length. tau: Kendall's tau (1938): 1 for the same order, -1 for the
+    opposite one. low, high: its bounds, if every pair of encodings whose order is not sure in both sweeps,
+    by the 95 % interval of their difference, may be ordered either way. encodings: how many are compared.
+    """
+
+    first: str
+    second: str
+    times: int
+    tau: float
+    low: float
+    high: float
+    encodings: int
+
+
+def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
+    """Return how far each two sweeps with three encodings in common agree, at each of `ORDERED_AT`."""
+    found = []
+    by_sweep = grouped((size for size in sizes if size.budget.has_learned), lambda size: size.sweep)
+    for first, second in combinations(by_sweep, 2):
+        there = {size.encoding for size in by_sweep[second]}
+        shared = [size.encoding for size in by_sweep[first] if size.encoding in there]
+        if len(shared) < MIN_ORDERED:
+            continue
+        for times in ORDERED_AT:
+            agreement = _agreement(first, second, times, shared, scores)
+            if agreement is not None:
+                found.append(agreement)
+    return found
+
+
+def _agreement(
+    first: str, second: str, times: int, encodings: Sequence[str], scores: Measurements
+) -> Agreement | None:
+    points, lows, highs = [], [], []
+    for of, than in combinations(encodings, 2):
+        here, there = (_difference(of, than, sweep, times, scores) for sweep in (first, second))
+        if here is None or there is None:
+            return None
+        product = here.mean * there.mean
+        point = (product > 0) - (product < 0)
+        is_sure = _is_sure(here) and _is_sure(there)
+        points.append(point)
+        lows.append(point if is_sure else -1)
+        highs.append(point if is_sure else 1)
+    tau, low, high = (sum(each) / len(points) for each in (points, lows, highs))
+    return Agreement(first, second, times, tau, low, high, len(encodings))
+
+
+def _difference(of: str, than: str, sweep: str, times: int, scores: Measurements) -> Interval | None:
+    claim = Claim("order", "", of, times, than, sweep)
+    return scores.difference_of_levels(claim, times * scores.length).interval
+
+
+def _is_sure(interval: Interval) -> bool:
+    return interval.low > 0 or interval.high < 0
+
+
+# Text
+
+
+def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements) -> Iterator[str]:
+    """Yield the lines of a table, and how far two sweeps order the encodings alike."""
+    far, farthest = f"{FAR * scores.length:,}", f"{FARTHEST * scores.length:,}"
+    headings = (
+        "",
+        "sweep",
+        "parameters",
+        "tokens",
+        "seeds",
+        f"at {scores.length}",
+        far,
+        farthest,
+        "reads far",
+    )
+    rows = [_cells(size) for size in sizes]
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
+        cells = [f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join([row[0].ljust(widths[0]), row[1].ljust(widths[1]), *cells[2:]]).rstrip()
+    yield ""
+    yield f"{far}, {farthest}: changes against {scores.length} tokens, in bits per byte"
+    yield f"reads far: uses text further back than {scores.length} tokens; -: unknown; *: not learned"
+    scored = {size.sweep for size in sizes}
+    absent = [sweep.name for sweep in study.sweeps if sweep.name not in scored]
+    if absent:
+        yield f"not run: {'; '.join(absent)}"
+    found = agreements(sizes, scores)
+    if found:
+        yield "Kendall's tau of the orders of levels, and what it may be with pairs that are not sure:"
+    for each in found:
+        bounds = f"[{each.low:+.2f}, {each.high:+.2f}]"
+        encodings = f"{each.encodings} encodings"
+        yield f"  {each.first} | {each.second} at {each.times}x: {each.tau:+.2f} {bounds}, {encodings}"
+
+
+def _cells(size: Size) -> tuple[str, ...]:
+    budget = size.budget
+    changes = [f"{interval.mean:+.3f}" if interval else "-" for interval in (size.far, size.farthest)]
+    return (
+        size.encoding,
+        size.sweep,
+        f"{size.parameters:,}",
+        spell_tokens(budget.tokens),
+        str(budget.seeds),
+        f"{budget.level:.3f}" + ("" if budget.has_learned else "*"),
+        *changes,
+        budget.reads_far or "-",
+    )
+
+
+# Picture
+
+
+def draw_sizes(sizes: Sequence[Size], study: Study, path: Path) -> None:
+    """Draw the change at `FAR` over parameters; the suffix of the path is the file's format."""
+    paper.save_picture(lambda: _draw(sizes, study), path)
+
+
+def _draw(sizes: Sequence[Size], study: Study) -> "Figure":
+    top = paper.lines_height(study.title, paper.FONT) + ABOVE
+    figure = paper.new_figure(paper.WIDTH, top + HEIGHT + BELOW)
+    paper.place_text(figure, paper.LEFT, 0, study.title)
+    axes = paper.place_axes(figure, paper.LEFT, top, WIDTH, HEIGHT)
+    axes.set_title(f"change at {FAR * study.length:,} tokens, bits per byte", loc="left", fontsize=paper.FONT)
+    axes.set_xscale("log")
+    axes.set_yscale("symlog", linthresh=LINEAR)
+    axes.axhspan(-MARGIN, MARGIN, color=paper.MARGIN_BAND, linewidth=0, zorder=0)
+    axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:+g}" if tick else "0")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("parameters")
+    axes.grid(axis="y", color=paper.RULE)
+    styles = paper.styles_of(size.encoding for size in sizes)
+    for encoding, of_encoding in grouped(sizes, lambda size: size.encoding).items():
+        style = styles[encoding]
+        own = [size for size in of_encoding if size.is_own and size.far]
+        others = [size for size in of_encoding if not size.is_own and size.far]
+        x = [size.parameters for size in own]
+        y = [size.far.mean for size in own if size.far]
+        axes.plot(x, y, color=style.colour, marker=style.marker, linestyle=style.stroke, label=encoding)
+        x = [size.parameters for size in others]
+        y = [size.far.mean for size in others if size.far]
+        axes.plot(x, y, linestyle="", marker=style.marker, markerfacecolor="none", color=style.colour)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
+    note = paper.wrapped(
+        [
+            f"Changes are against {study.length} tokens, the training length: below zero is a gain.",
+            f"Lines: each size with its own tokens. Hollow: after {spell_tokens(study.tokens)} tokens.",
+        ]
+    )
+    bottom = top + HEIGHT + 0.55
+    paper.place_text(figure, paper.LEFT, bottom, note, fontsize=paper.NOTE_FONT, color=paper.GREY)
+    return figure

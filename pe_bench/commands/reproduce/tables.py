@@ -1,0 +1,116 @@
+"""A study's table in place of the scores of its runs, for claims of a study whose pieces are not stored.
+
+A table has means over seeds and their standard deviations, and no pairs of scores. So an interval is one
+over seeds alone, Student's t, and as wide as it can be: the deviation of a difference is at most the sum of
+the deviations. A claim that such an interval decides would be decided by the pairs too, unless documents
+differ much more than seeds; many others stay unclear.
+"""
+
+import math
+from collections.abc import Sequence
+
+from scipy.special import stdtrit
+
+from pe_bench.commands.reproduce.claims import NOT_SCORED, UNLEARNED, Series, series_of
+from pe_bench.commands.reproduce.outcomes import Level
+from pe_bench.commands.reproduce.papers import Claim
+from pe_bench.report.records import BreakPoint, ContextUse, Paired
+from pe_bench.report.statistics import CONFIDENCE, Interval, Verdict, judge_change
+from pe_bench.report.verdicts import SOLVED, TaskVerdict
+from pe_bench.runs.rows import TASK
+
+LATER_STAGE = "no score of an n-gram in the table, which would say whether it has learned"
+
+
+class TableScores:
+    """The levels of a study's table. length: the training length in tokens."""
+
+    def __init__(self, levels: Sequence[Level], length: int) -> None:
+        self.length = length
+        self._level_of = {self._key(level): level for level in levels}
+
+    @staticmethod
+    def _key(level: Level) -> tuple[str, str, str, str, int]:
+        names = ("sweep", "encoding", "protocol", "control")
+        return *(level[name] for name in names), int(level["length"])  # type: ignore[return-value]
+
+    def labels(self, sweep: str) -> set[str]:
+        return {level["encoding"] for level in self._level_of.values() if level["sweep"] == sweep}
+
+    def unlearned(self, series: Series) -> str:
+        """Return why a series counts as not learned; empty for a first stage on text, of which all have."""
+        answers = self.answers(self._trained(series), self.length)
+        if answers:
+            return "" if answers[1] == "solves" else UNLEARNED["task"]
+        return LATER_STAGE if self.is_later_stage(series) else ""
+
+    def is_later_stage(self, series: Series) -> bool:
+        return ", " in self._label(series)  # as in `rope, then yarn x4 at 512 (128k)`
+
+    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Paired:
+        first = (self._trained(series), since or self.length, protocol)
+        return self._difference([(series, length, protocol)], [first])
+
+    def context_use(self, series: Series, length: int) -> ContextUse | None:
+        """Return None: the rule asks for the gains of documents."""
+        return None
+
+    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
+        lengths = {int(level["length"]) for level in self._level_of.values()}
+        longer = sorted(length for length in lengths if length > self.length)
+        changes = {length: self.change(series, length, protocol).interval for length in longer}
+        return {length: judge_change(change) for length, change in changes.items() if change}
+
+    def break_point(self, series: Series, protocol: str) -> BreakPoint:
+        return BreakPoint()
+
+    def difference_of_levels(self, claim: Claim, length: int) -> Paired:
+        of, than = series_of(claim)
+        return self._difference([(of, length, claim.protocol)], [(than, length, claim.protocol)])
+
+    def difference_of_changes(self, claim: Claim, length: int) -> Paired:
+        of, than = series_of(claim)
+        protocol = claim.protocol
+        ours = [(of, length, protocol), (self._trained(than), self.length, protocol)]
+        theirs = [(self._trained(of), self.length, protocol), (than, length, protocol)]
+        return self._difference(ours, theirs)
+
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
+        first, second = ((series, length, *kind) for kind in kinds)
+        return self._difference([first], [second])
+
+    def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None:
+        interval = self._difference([(series, length, TASK)], []).interval
+        if interval is None:
+            return None
+        if interval.low > SOLVED:
+            return interval, "solves"
+        return interval, "partial" if interval.high < SOLVED else "unclear"
+
+    def _label(self, series: Series) -> str:
+        """Return the name of a series; without one, that of the only encoding of the sweep as trained."""
+        trained = (label for label in sorted(self.labels(series.sweep)) if "->" not in label)
+        return series.label or next(trained, "")
+
+    def _trained(self, series: Series) -> Series:
+        return Series(self._label(series).partition(" -> ")[0], series.sweep)
+
+    def _difference(self, plus: Sequence[tuple], minus: Sequence[tuple]) -> Paired:
+        """Return the sum of levels less the sum of others. Each is a series, length, protocol and control."""
+        first = [self._find(*place) for place in plus]
+        second = [self._find(*place) for place in minus]
+        if None in first or None in second:
+            return Paired(missing=NOT_SCORED)
+        levels = [level for level in (*first, *second) if level is not None]
+        values = [float(level["level"]) for level in levels]
+        mean = sum(values[: len(first)]) - sum(values[len(first) :])
+        deviation = sum(float(level["seed_sd"]) for level in levels)
+        seeds = min(int(level["seeds"]) for level in levels)
+        half = math.inf
+        if seeds > 1:
+            half = float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(seeds)
+        return Paired(mean, Interval(mean, mean - half, mean + half, seeds, documents=0))
+
+    def _find(self, series: Series, length: int, protocol: str, control: str = "none") -> Level | None:
+        key = (series.sweep, self._label(series), protocol, control, length)
+        return self._level_of.get(key)

@@ -1,0 +1,156 @@
+"""The ledger: claims of papers as data, judged at each size and budget by what is stored."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.commands import Command
+
+from pe_bench.commands.reproduce import papers
+from pe_bench.commands.reproduce.claims import NOT_SCORED, Judged, Series, judge_claim
+from pe_bench.commands.reproduce.ledger import Answer, Entry, is_tested_by
+from pe_bench.commands.reproduce.outcomes import Level
+from pe_bench.commands.reproduce.papers import Claim, LedgerClaim, read_papers
+from pe_bench.commands.reproduce.study import read_study, study_names
+from pe_bench.commands.reproduce.tables import TableScores
+from pe_bench.errors import UserError
+from pe_bench.report.records import Paired
+
+CLAIM = LedgerClaim("falls", of="alibi", at=2, source="table 1")
+
+
+def level(encoding: str, length: int, mean: float, seed_sd: float = 0.001, **more: str) -> Level:
+    facts = {"sweep": "", "protocol": "paired", "control": "none", "seeds": "3"}
+    return {
+        **facts,
+        "encoding": encoding,
+        "length": str(length),
+        "level": str(mean),
+        "seed_sd": str(seed_sd),
+    } | more
+
+
+def answer(outcome: str, tokens: int, study: str = "one") -> Answer:
+    judged = None
+    if outcome != "not run":
+        judged = Judged(CLAIM, 256, outcome, Paired(), 256)  # type: ignore[arg-type]
+    return Answer(study, "", "tiny", tokens, 128, judged)
+
+
+def test_a_claim_that_holds_after_one_budget_and_not_after_another_changes_with_it() -> None:
+    for outcomes, said in (
+        (("holds", "unclear", "not run"), "holds"),
+        (("contradicted", "contradicted"), "contradicted"),
+        (("contradicted", "holds", "unclear"), "changes with size or budget"),
+        (("unclear", "not run"), "unclear"),
+        (("not run",), "not run"),
+        ((), "not run"),
+    ):
+        answers = [answer(outcome, number) for number, outcome in enumerate(outcomes)]
+        assert Entry(CLAIM, answers).outcome == said
+
+
+def test_what_a_stored_sweep_did_not_score_was_not_run() -> None:
+    unscored = Judged(CLAIM, 256, "unclear", Paired(missing=NOT_SCORED), 256)
+    for judged, said in ((unscored, "not run"), (replace(unscored, measured=Paired()), "unclear")):
+        assert Answer("one", "", "tiny", 1, 128, judged).outcome == said
+
+
+def test_a_claim_is_tested_by_the_sweeps_that_train_its_encodings_on_the_same_kind_of_text() -> None:
+    budget, copying = read_study("budget"), read_study("copy")
+    plain = budget.sweeps[0]
+    for claim, sweep, is_tested in (
+        (CLAIM, plain, True),
+        (replace(CLAIM, of="cope"), plain, False),
+        (replace(CLAIM, at=3), plain, False),
+        (replace(CLAIM, protocol="sliding"), plain, False),
+        (replace(CLAIM, kind="early_tokens"), plain, False),
+        (replace(CLAIM, rule="judgement"), plain, False),
+        (replace(CLAIM, than_sweep="1M tokens"), plain, False),
+        (CLAIM, replace(plain, overrides=["encoding.base=128"]), False),
+        (CLAIM, replace(plain, task="copy"), False),
+    ):
+        assert is_tested_by(claim, budget, sweep, None) is is_tested, (claim, sweep)
+    solved = LedgerClaim("solves", of="nope", at=2, protocol="task", source="x", study="copy", sweep="copy")
+    tested = [sweep.name for sweep in copying.sweeps if is_tested_by(solved, copying, sweep, copying)]
+    assert tested == ["copy"]
+
+
+def test_an_interval_of_a_table_is_as_wide_as_its_seeds_allow() -> None:
+    levels = [level("rope", 128, 2.0), level("rope", 256, 2.1, 0.02), level("alibi", 128, 2.0)]
+    scores = TableScores(levels, 128)
+    interval = scores.change(Series("rope"), 256, "paired").interval
+    assert interval and interval.mean == pytest.approx(0.1)
+    assert interval.high - interval.mean == pytest.approx(4.303 * 0.021 / 3**0.5, rel=1e-3)
+    for claim, outcome in (
+        (Claim("breaks", "x", "rope", 2), "holds"),
+        (Claim("falls", "x", "rope", 2), "contradicted"),
+        (Claim("order", "x", "alibi", 1, "rope"), "unclear"),
+        (Claim("falls", "x", "alibi", 2), "unclear"),
+    ):
+        assert judge_claim(claim, scores).outcome == outcome, claim
+    alone = TableScores([{**each, "seeds": "1"} for each in levels], 128)
+    assert judge_claim(Claim("breaks", "x", "rope", 2), alone).outcome == "unclear"
+
+
+def test_a_table_does_not_say_whether_a_later_stage_has_learned_and_says_it_of_a_task() -> None:
+    label = "rope, then nope (128k)"
+    scores = TableScores([level(label, 128, 3.4), level(label, 256, 3.6), level("rope", 128, 1.8)], 128)
+    assert judge_claim(Claim("holds", "x", label, 2), scores).outcome == "unclear"
+    assert judge_claim(Claim("order", "x", "rope", 1, label), scores).outcome == "holds"
+    task = {"protocol": "task"}
+    right = [level("rope", 32, 0.99, **task), level("rope", 64, 0.1, **task), level("nope", 32, 0.5, **task)]
+    answers = TableScores([*right, level("nope", 64, 0.0, **task)], 32)
+    for of, outcome in (("rope", "holds"), ("nope", "unclear")):
+        assert judge_claim(Claim("misses", "x", of, 2, protocol="task"), answers).outcome == outcome
+
+
+def test_each_claim_of_the_ledger_names_a_study_that_has_its_sweep() -> None:
+    sweeps = {name: {sweep.name for sweep in read_study(name).sweeps} for name in study_names()}
+    links = [paper.link for paper in read_papers()]
+    assert len({*links}) >= 20
+    for paper in read_papers():
+        assert paper.paper and paper.title and paper.claims
+        for claim in paper.claims:
+            if claim.study in sweeps:
+                assert {claim.sweep, claim.than_sweep or claim.sweep} <= sweeps[claim.study], claim
+            else:
+                assert claim.rule or not claim.study, f"{paper.name} names the study {claim.study}"
+
+
+def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
+    text = "paper: A 2026\ntitle: A\nlink: x\nclaims:\n  - {kind: falls, of: rope, source: table 1}\n"
+    path = tmp_path / "a.yaml"
+    for before, after, said in (
+        ("kind: falls", "kind: fals", "unknown kind of claim 'fals': did you mean 'falls'?"),
+        ("source: table 1", "at: 2", "a claim needs source, or rule"),
+        ("kind: falls", "kind: changes_by", "needs low or high"),
+        ("title: A\n", "", "missing 1 required positional argument: 'title'"),
+        ("source: table", "sorce: table", "did you mean 'source'?"),
+    ):
+        path.write_text(text.replace(before, after))
+        with pytest.raises(UserError) as error:
+            papers._read(path)
+        assert str(error.value).startswith(f"{path}: ") and said in str(error.value)
+
+
+def test_the_ledger_is_printed_in_eighty_columns_and_trains_nothing(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = command("reproduce", "--claims")
+    assert printed.code == 0 and max(map(len, printed.out.splitlines())) <= 80
+    for said in ("https://arxiv.org/abs/2108.12409", "not run: base 100M", "claims: ", "predictions: "):
+        assert said in printed.out
+    assert "changes       alibi is better at 2x than at 1x" in printed.out
+    assert not Path("results").exists()
+    one = command("reproduce", "--claims", "fire").out
+    assert "fire holds up to 4x" in one and "alibi" not in one
+    for arguments, said in (
+        (("--claims", "frie"), "did you mean 'fire'?"),
+        (("--claims", "--quick"), "--claims reads what is stored"),
+        (("--claims", "threads=1"), "--claims reads what is stored"),
+        (("alibi", "--json"), "--json is for pe-bench reproduce --claims"),
+    ):
+        refused = command("reproduce", *arguments)
+        assert refused.code == 2 and said in refused.line

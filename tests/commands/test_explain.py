@@ -1,0 +1,256 @@
+"""`explain`: what changes of a trained model restore, and what the sentence says of it."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.commands import Command, files_in, only_run
+
+import pe_bench
+from pe_bench.commands.evaluate import Evaluation
+from pe_bench.commands.explain.bench import Bench
+from pe_bench.commands.explain.changes import CutDistances, changes_of, made, reach
+from pe_bench.commands.explain.effects import (
+    Effect,
+    Loss,
+    Place,
+    loss_of,
+    sentence_of,
+    share_of,
+)
+from pe_bench.commands.explain.explain import load_bench, quarters
+from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.masks.sliding_window import SlidingWindow
+from pe_bench.encodings.nope import NoPE
+from pe_bench.encodings.rotary.rope import RoPE
+from pe_bench.model.attention import attention
+from pe_bench.report.statistics import Interval, paired_interval
+
+HALF_SCORED = "data.validation_fraction=0.5"  # so that there are documents to fit on
+
+
+def bench_of(folder: Path, targets: int = 6) -> Bench:
+    return load_bench(only_run(folder), Evaluation(results_dir=folder / "results", targets=targets))
+
+
+def explained(command: Command, folder: Path, *arguments: str):
+    return command("explain", *arguments, "--results-dir", str(folder / "results"), "--targets", "6")
+
+
+def test_changing_nothing_restores_nothing_and_a_window_in_all_layers_is_the_control(
+    begin: Command, folder: Path
+) -> None:
+    begin("encoding=rope")
+    bench = bench_of(folder)
+    plain = bench.plain_level(64)
+    assert isinstance(plain, np.ndarray)
+    unchanged = bench.job.model.changed({}, {})
+    assert np.array_equal(bench.level(unchanged, 64), plain)
+    window = next(change for change in changes_of(16) if change.name == "window")
+    model = made(bench.subject(64), window, range(2), is_all=True)
+    assert not isinstance(model, str)
+    control = replace(bench.plans[64], limit=16)
+    nll = bench.pass_through(bench.job.model, control).nll
+    assert np.array_equal(bench.pass_through(model, bench.plans[64]).nll, nll)
+    assert not np.array_equal(bench.level(model, 64), plain), "the window hides something"
+
+
+def test_changes_for_longer_texts_change_nothing_at_the_training_length(begin: Command, folder: Path) -> None:
+    begin("encoding=t5")
+    bench = bench_of(folder)
+    plain = bench.plain_level(16)
+    for change in changes_of(16):
+        model = made(bench.subject(64), change, range(2), is_all=True)
+        if change.acts_within or isinstance(model, str):
+            continue
+        assert np.allclose(bench.level(model, 16), plain, atol=2e-6) or change.name == "cut", change.name
+
+
+def test_the_model_that_is_changed_stays_what_it_is(begin: Command, folder: Path) -> None:
+    begin("encoding=rope")
+    bench = bench_of(folder)
+    plain = bench.plain_level(32)
+    for change in changes_of(16):
+        model = made(bench.subject(32), change, [1])
+        if not isinstance(model, str):
+            bench.level(model, 32)
+    assert np.array_equal(bench.level(bench.job.model, 32), plain)
+
+
+def test_cut_distances_are_those_of_rerope() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, q, k, v = (torch.randn(1, 4, 40, 8, generator=generator, dtype=torch.float64) for _ in range(4))
+    ids = torch.arange(40)
+    with torch.no_grad():
+        cut = attention(CutDistances([RoPE(8)], 5), x[:, 0], q, k, v, ids)
+        rerope = attention(ReRoPE(8, train_length=9, window=5, log_n=False), x[:, 0], q, k, v, ids)
+        assert torch.allclose(cut, rerope)
+        beyond = attention(CutDistances([ALiBi(4)], 99), x[:, 0], q, k, v, ids)
+        assert torch.allclose(beyond, attention(ALiBi(4), x[:, 0], q, k, v, ids))
+        biased = attention(CutDistances([ALiBi(4)], 5), x[:, 0], q, k, v, ids)
+
+        class Clipped(ALiBi):
+            def distance_bias(self, distance: torch.Tensor) -> torch.Tensor:
+                return super().distance_bias(distance.clamp(max=5))
+
+        assert torch.allclose(biased, attention(Clipped(4), x[:, 0], q, k, v, ids))
+
+
+def test_what_has_no_meaning_has_a_reason(begin: Command, folder: Path) -> None:
+    begin("encoding=kimi_linear", "model.n_layers=4", HALF_SCORED)
+    bench = bench_of(folder, targets=3)
+    for change in changes_of(16):
+        model = made(bench.subject(64), change, [0])
+        is_off = change.name == "off"
+        assert isinstance(model, str) is not is_off, change.name
+        assert is_off or model == "no softmax"
+    nope = {change.name: made(bench.subject(64), change, [3]) for change in changes_of(16)}
+    assert nope["cut"] == nope["no positions"] == "no positions in its attention"
+    assert nope["freeze slow"] == "no rotation of pairs"
+    assert not isinstance(nope["window"], str) and not isinstance(nope["fitted"], str)
+
+
+def test_how_far_a_layer_sees() -> None:
+    assert reach(NoPE(), 64) == 64
+    assert reach(SlidingWindow(5), 64) == 5
+
+
+def test_positions_of_the_input_are_changed_for_all_layers_together(begin: Command, folder: Path) -> None:
+    begin("encoding=sinusoidal")
+    bench = bench_of(folder)
+    changes = {change.name: change for change in changes_of(16)}
+    assert made(bench.subject(64), changes["cut"], [0]) == "no positions in its attention"
+    cut = made(bench.subject(64), changes["cut"], range(2), is_all=True)
+    without = made(bench.subject(64), changes["no positions"], range(2), is_all=True)
+    assert not isinstance(cut, str) and not isinstance(without, str)
+    assert np.array_equal(bench.level(cut, 16), bench.plain_level(16)), "no position is new"
+    assert not np.array_equal(bench.level(cut, 64), bench.plain_level(64))
+    assert not np.array_equal(bench.level(without, 16), bench.plain_level(16))
+
+
+def test_what_is_fitted_is_fitted_on_other_documents_than_are_scored(begin: Command, folder: Path) -> None:
+    begin("encoding=nope", HALF_SCORED)
+    bench = bench_of(folder, targets=3)
+    scored = {window.document for plan in bench.plans.values() for window in plan.windows}
+    fitted = {window.document for plan in bench.fitted_on.values() for window in plan.windows}
+    assert scored and fitted and not scored & fitted
+
+
+def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command, folder: Path) -> None:
+    from pe_bench.commands.explain.fit import Entropies
+    from pe_bench.commands.explain.observe import watched
+
+    begin("encoding=rope", HALF_SCORED)
+    bench = bench_of(folder, targets=3)
+    fitted = next(change for change in changes_of(16) if change.name == "fitted")
+
+    def entropies(model, length: int) -> np.ndarray:
+        plan = bench.fitted_on[length]
+        measured = Entropies(plan.windows[0].first, np.ones(1))
+        bench.pass_through(watched(model, measured.watch, [0]), plan)
+        return measured.mean(0)[0]
+
+    model = made(bench.subject(64), fitted, [0])
+    assert not isinstance(model, str)
+    trained, plain = entropies(bench.job.model, 16), entropies(bench.job.model, 64)
+    assert (plain > trained + 0.5).all()
+    assert np.allclose(entropies(model, 64), trained, atol=0.02)
+
+
+def test_a_share_is_that_of_the_means_and_its_interval_holds_what_documents_share() -> None:
+    lost = np.array([[1.0, 2.0, 3.0, 4.0]])
+    exact = share_of(0.64 * lost, lost)
+    assert exact.mean == pytest.approx(0.64) and exact.low == exact.high == pytest.approx(0.64)
+    seeds = np.random.default_rng(0).normal(1, 0.1, (3, 30))
+    share = share_of(0.5 * seeds + np.random.default_rng(1).normal(0, 0.1, (3, 30)), seeds)
+    assert share.low < 0.5 < share.high and share.high - share.low < 0.2
+    assert (share.seeds, share.documents) == (3, 30)
+    assert share.at(0.99)[0] < share.low
+
+
+def effect(change: str, place: Place, share: float, half: float = 0.02, length: int = 64) -> Effect:
+    spread = paired_interval(share + half * np.random.default_rng(0).normal(size=(1, 30))).spread
+    found = Interval(share, share - half, share + half, 1, 30, spread)
+    return Effect(change, f"the change {change}", place, length, found, found)
+
+
+ALL = Place((0, 1), is_all=True)
+LOST = [Loss(32, Interval(0.5, 0.4, 0.6, 1, 30)), Loss(64, Interval(0.9, 0.8, 1.0, 1, 30))]
+
+
+def test_the_sentence_names_the_layer_that_restores_more_than_half() -> None:
+    effects = [
+        effect("window", ALL, 0.99),
+        effect("window", Place((0,)), 0.1),
+        effect("window", Place((1,)), 0.64, 0.03),
+        effect("cut", Place((1,)), 0.55),
+        effect("cut", ALL, 0.8),
+        effect("sharpen", ALL, 0.07),
+        effect("window", Place((0,)), 0.9, length=32),
+    ]
+    sentence = sentence_of("rope", 16, LOST, effects)
+    assert sentence == (
+        "The change window in layer 1 alone restores 64 % (61 to 67 %) of what is lost at 64 tokens; "
+        "in all layers, the change sharpen 7 % and the change cut 80 %"
+    )
+
+
+def test_the_sentence_blames_no_layer_that_may_restore_less_than_half() -> None:
+    effects = [effect("window", ALL, 0.9), effect("window", Place((1,)), 0.55, 0.1)]
+    sentence = sentence_of("rope", 16, LOST, effects)
+    assert sentence.startswith("No single layer is to blame: the change window in all layers restores 90 %")
+    nothing = sentence_of("rope", 16, LOST, [effect("window", ALL, 0.01, 0.1)])
+    assert nothing == "No change surely restores anything of what is lost at 64 tokens"
+
+
+def test_the_sentence_says_where_there_is_nothing_to_explain() -> None:
+    within = np.random.default_rng(0).normal(2, 0.1, (1, 30))
+    held = loss_of(64, within, within + 0.001)
+    assert "alibi surely loses nothing up to 64 tokens" in sentence_of("alibi", 16, [held], [])
+    failed = Loss(64, reason="position 16 is past the table of 16")
+    assert sentence_of("learned", 16, [failed], []) == (
+        "learned cannot be scored past 16 tokens: position 16 is past the table of 16"
+    )
+
+
+def test_quarters_of_the_depth_hold_each_layer_once() -> None:
+    for layers in (9, 12, 30, 31):
+        parts = quarters(layers)
+        assert [number for part in parts for number in part.layers] == list(range(layers))
+        assert len(parts) == 4
+
+
+def test_a_run_is_explained_and_nothing_is_written_to_it(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    begin("encoding=rope", "train.steps=60", "train.lr=0.02")
+    before = files_in(folder / "results")
+    outcome = explained(command, folder, "rope", "--lengths", "32,64", "--by", "head")
+    assert outcome.code == 0, outcome.err
+    assert files_in(folder / "results") == before
+    assert max(map(len, outcome.out.splitlines())) <= 100
+    table = outcome.out
+    printed = explained(command, folder, "rope", "--lengths", "32,64", "--csv", "-")
+    rows = list(csv.DictReader(io.StringIO(printed.out)))
+    lost = [row for row in rows if row["change"] == "lost"]
+    assert [row["length"] for row in lost] == ["32", "64"]
+    found = pe_bench.explain("rope", [32, 64], targets=6, results_dir=folder / "results")
+    assert found.sentence in " ".join(str(found).split()) and found.sentence in " ".join(table.split())
+    assert [float(row["restored"]) for row in lost] == [loss.lost.mean for loss in found.losses if loss.lost]
+
+
+def test_seeds_of_one_encoding_are_explained_together_and_others_are_refused(
+    begin: Command, command: Command, folder: Path
+) -> None:
+    for seed in (0, 1):
+        begin("encoding=rope", "train.steps=60", "train.lr=0.02", f"seed={seed}")
+    outcome = explained(command, folder, "rope", "--lengths", "64")
+    assert outcome.code == 0 and "2 seeds" in outcome.out, outcome.err
+    begin("encoding=nope")
+    refused = explained(command, folder, "rope", "nope")
+    assert refused.code == 2 and "is no other seed of" in refused.line

@@ -1,0 +1,134 @@
+"""A cause that is planted in one layer of a trained model is the one that `explain` names."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import write_corpus
+from torch import Tensor
+
+import pe_bench
+from pe_bench.commands.evaluate import Evaluation
+from pe_bench.commands.explain.bench import Bench
+from pe_bench.commands.explain.effects import sentence_of
+from pe_bench.commands.explain.explain import Work, load_bench
+from pe_bench.encodings.base import LayerEncoding, Side
+from pe_bench.encodings.compose import stack
+
+LENGTH, LONGER, LAYERS, HEADS = 16, 64, 5, 2
+
+
+def distance_of(queries: Side, keys: Side) -> Tensor:
+    return queries.index.unsqueeze(-1) - keys.index
+
+
+class NewDistances(LayerEncoding):
+    """A bias at distances that were never trained, as an angle that is new there might have."""
+
+    def distance_bias(self, distance: Tensor) -> Tensor:
+        wrong = 12.0 * (distance >= LENGTH) * (1 + (distance.float() * 1.7).sin())
+        return wrong.expand(HEADS, -1)
+
+
+class FarKeys(LayerEncoding):
+    """Keys beyond the training length draw attention, whatever their positions are."""
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        return scores + 12.0 * (distance_of(queries, keys) >= LENGTH)
+
+
+class Diluted(LayerEncoding):
+    """Past the training length, logits are a sixth of what they were."""
+
+    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
+        return scores / (1 + 5 * (queries.index >= LENGTH)).unsqueeze(-1)
+
+
+class WrongHead(LayerEncoding):
+    """Past the training length, one head reads many times the wrong way round."""
+
+    def __init__(self, head: int) -> None:
+        super().__init__()
+        self.head = head
+
+    def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
+        read = weights @ v
+        is_wrong = (queries.index >= LENGTH)[:, None] & (torch.arange(HEADS) == self.head)[:, None, None]
+        return torch.where(is_wrong, -12 * read, read)
+
+
+# Each cause, and by which words the sentence may name it.
+CAUSES: dict[str, tuple[Callable[[int], LayerEncoding], tuple[str, ...]]] = {
+    "new distances": (
+        lambda layer: NewDistances(),
+        ("No new distances or positions in", "A window of 16 in"),
+    ),
+    "a window": (lambda layer: FarKeys(), ("A window of 16 in",)),
+    "sharpness": (lambda layer: Diluted(), ("Sharpening",)),
+    "a dead head": (lambda layer: WrongHead(layer % HEADS), ("Nothing read in head {head} of",)),
+}
+
+
+def trained(folder: Path, seed: int) -> Bench:
+    """Return a model of five layers that holds at longer texts, and 22 documents to judge it by."""
+    corpus = write_corpus(folder / "corpus", documents=64, words=40)
+    run = pe_bench.train(
+        "encoding=kerple_log",
+        "data=files",
+        f"data.path={corpus}",
+        "data.validation_fraction=0.5",
+        f"cache_dir={folder / 'cache'}",
+        f"results_dir={folder / 'results'}",
+        "threads=1",
+        f"seed={seed}",
+        *("model.d_model=32", f"model.n_layers={LAYERS}", f"model.n_heads={HEADS}", "model.d_ff=48"),
+        *(f"train.length={LENGTH}", "train.batch_tokens=256", "train.steps=300", "train.warmup_steps=20"),
+        *("train.lr=0.01", "train.validation_tokens=64", "eval.controls=none", "eval.targets=6"),
+        *(f"eval.lengths=[{LENGTH}]", f"eval.max_length={LONGER}"),
+    )
+    request = Evaluation(lengths=[LONGER], targets=22, results_dir=folder / "results", threads=1)
+    return load_bench(Path(run.path), request)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return trained(tmp_path_factory.mktemp("planted"), 0)
+
+
+def planted(bench: Bench, cause: str, layer: int) -> str:
+    """Return the sentence on the model with a cause in one layer."""
+    make, _ = CAUSES[cause]
+    model = bench.job.model
+    spoilt = model.changed({layer: stack([model.layer(layer), make(layer)])}, {})
+    work = Work([Bench(replace(bench.job, model=spoilt), bench.plans, bench.fitted_on)], [LONGER])
+    losses, effects = work.explain("head")
+    return sentence_of("kerple_log", LENGTH, losses, effects)
+
+
+def is_named(sentence: str, cause: str, layer: int) -> bool:
+    words = [each.format(head=layer % HEADS) for each in CAUSES[cause][1]]
+    return sentence.startswith(tuple(words)) and f"layer {layer} alone restores" in sentence
+
+
+def test_without_a_planted_cause_no_layer_is_named(bench: Bench) -> None:
+    losses, effects = Work([bench], [LONGER]).explain(None)
+    sentence = sentence_of("kerple_log", LENGTH, losses, effects)
+    assert "alone restores" not in sentence, sentence
+
+
+@pytest.mark.parametrize(("cause", "layer"), [*zip(CAUSES, (0, 0, 0, 2), strict=True)])
+def test_a_planted_cause_is_named_with_its_layer(bench: Bench, cause: str, layer: int) -> None:
+    sentence = planted(bench, cause, layer)
+    assert is_named(sentence, cause, layer), sentence
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(5))
+def test_a_planted_cause_is_named_in_models_of_five_seeds(tmp_path: Path, seed: int) -> None:
+    """The first three causes are in layer 0: later layers of such a model read little that is far."""
+    bench = trained(tmp_path, seed)
+    for cause, layer in zip(CAUSES, (0, 0, 0, seed), strict=True):
+        sentence = planted(bench, cause, layer)
+        assert is_named(sentence, cause, layer), sentence
