@@ -196,7 +196,7 @@ def test_the_sentence_names_the_layer_that_restores_more_than_half() -> None:
     sentence = sentence_of("rope", 16, LOST, effects)
     assert sentence == (
         "The change window in layer 1 alone restores 64 % (61 to 67 %) of what is lost at 64 tokens; "
-        "in all layers, the change sharpen 7 % and the change cut 80 %"
+        "in all layers, the change sharpen restores 7 % and the change cut restores 80 %"
     )
 
 

@@ -73,9 +73,10 @@ Maker = Callable[[Subject, int], NewLayer | str]
 class Change:
     """A change of one layer, or of several.
 
-    words: what it is, in a sentence. of_input: returns the parts of the encoding of which those that change
-    the input are others; None where there are none. of_each, of_all: it is tried in single layers, and in all
-    together. acts_within: it acts on texts of the training length too.
+    words: the change's name in a sentence, a noun. of_input: returns the encoding's parts with others for the
+    parts that change the input; None for an encoding that leaves the input alone. of_each, of_all: whether
+    the change is tried in single layers, and in all together. acts_within: whether the change also acts on
+    texts of the training length.
     """
 
     name: str
@@ -93,16 +94,16 @@ def changes_of(train_length: int) -> list[Change]:
     edges = [0.0, *(float(times * train_length) for times in BANDS), math.inf]
     changes = [
         Change("window", f"a window of {train_length:,}", _window),
-        Change("sharpen", f"sharpening by ln n / ln {train_length:,}", _sharpened),
-        Change("fitted", "sharpening to the trained entropy", _fitted),
-        Change("cut", "no new distances or positions", _cut, _cut_input),
-        Change("no positions", "no positions", _without_positions, _no_input, acts_within=True),
-        Change("freeze slow", "slow pairs frozen", _freezing(slow), acts_within=True),
-        Change("off", "no attention", _off, of_all=False, acts_within=True),
+        Change("sharpen", "sharpening", _sharpened),
+        Change("fitted", f"sharpening to the entropy at {train_length:,}", _fitted),
+        Change("cut", "cutting distances and positions to trained ones", _cut, _cut_input),
+        Change("no positions", "leaving out positions", _without_positions, _no_input, acts_within=True),
+        Change("freeze slow", "freezing slow pairs", _freezing(slow), acts_within=True),
+        Change("off", "switching attention off", _off, of_all=False, acts_within=True),
     ]
     for low, high in pairwise(edges):
         text = _band_text(low / train_length, high / train_length)
-        words = f"pairs of wavelengths {text} training lengths frozen"
+        words = f"freezing pairs of wavelengths {text} training lengths"
         freeze = _freezing((low, high))
         changes.append(Change(f"freeze {text}", words, freeze, of_each=False, acts_within=True))
     return changes
@@ -121,7 +122,7 @@ def changes_of_head(train_length: int, head: int, n_heads: int) -> list[Change]:
 
     return [
         Change("window", f"a window of {train_length:,}", window),
-        Change("off", "nothing read", off, acts_within=True),
+        Change("off", "switching attention off", off, acts_within=True),
     ]
 
 

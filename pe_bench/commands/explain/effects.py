@@ -165,7 +165,7 @@ def _others(whole: Sequence[Effect], named: str) -> str:
         of_kind = [effect for effect in whole if effect.change in kind]
         if named not in kind and of_kind:
             best = max(of_kind, key=_share)
-            parts.append(f"{best.words} {percent(_share(best))} %")
+            parts.append(f"{best.words} restores {percent(_share(best))} %")
     return f"; in all layers, {' and '.join(parts)}" if parts else ""
 
 
