@@ -253,4 +253,4 @@ def test_seeds_of_one_encoding_are_explained_together_and_others_are_refused(
     assert outcome.code == 0 and "2 seeds" in outcome.out, outcome.err
     begin("encoding=nope")
     refused = explained(command, folder, "rope", "nope")
-    assert refused.code == 2 and "is no other seed of" in refused.line
+    assert refused.code == 2 and "is not another seed of" in refused.line
