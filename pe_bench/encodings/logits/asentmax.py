@@ -15,9 +15,9 @@ of the authors, https://github.com/deep-spin/asentmax.
 
 Their models have NAPE as encoding: ALiBi with slopes 1, 1/2, 1/3, .. in half of the heads, and no slopes in
 the other half; only the other half is sharpened. Here NAPE with entmax is `encoding=alibi encoding.silent=0.5
-encoding.slopes=harmonic modifier=[asentmax] encoding.modifiers.asentmax.scaled=0.5`. tau is exact, by sorting.
-A key without weight gets no gradient. W and V are N(0, 1/D) at first, as all linear layers here. Attention
-runs on the reference path.
+encoding.slopes=harmonic modifier=[asentmax] encoding.modifiers.asentmax.scaled=0.5`. tau is exact, by
+sorting. A key without weight gets no gradient. W and V are N(0, 1/D) at first, as all linear layers here.
+Attention runs on the reference path.
 """
 
 import math
