@@ -191,7 +191,7 @@ def explain(
         print(pe_bench.explain(run))
         pe_bench.explain("rope", by="head").sentence
 
-    The runs are seeds of one encoding, named as for `evaluate`, or hf:FOLDER, for which `overrides` are
+    The runs are seeds of one encoding, named as for `evaluate`, or hf:FOLDER with `overrides`,
     KEY=VALUE of data and eval. `print` shows the command's table; `losses` and `effects` are its numbers.
     Nothing is written to a run.
 

@@ -26,11 +26,11 @@ def explain(
 ) -> None:
     """Explain why runs fail at longer texts.
 
-    One layer of the trained model is changed at a time, and all together, and the
-    same targets are scored again: with a window, with sharper attention, without
-    positions, and more. The table says how much of what is lost each change restores,
-    and one sentence what follows. Without RUN, the run that finished last is explained;
-    several runs are seeds of one encoding. For hf:FOLDER, data is given as KEY=VALUE.
+    Changes one layer of the trained model at a time, then all layers together, and
+    scores the same targets again: with a window, with sharper attention, without
+    positions, and more. The table says how much of the loss each change restores; one
+    sentence says what follows. Without RUN, explains the run that finished last; several
+    runs must be seeds of one encoding. For hf:FOLDER, give the data as KEY=VALUE.
 
     csv FILE: Write the numbers to FILE; - prints them instead of the table.
 

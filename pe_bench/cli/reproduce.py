@@ -46,8 +46,8 @@ def reproduce(
     write_table: Make the study in pieces, an encoding with its seeds each, and store the scores of
         each piece and the study's table as it ends (for maintainers). With --quick, only the levels
         of the toy are written.
-    claims: Print the ledger: the claims of all papers, or of the named ones, and what our stored
-        scores say of each, at each size and after each budget.
+    claims: Print the ledger: the claims of all papers, or of the papers named, and what our stored
+        scores say of each claim, at each model size and after each training budget.
     models DIR: The folder with the checkpoints that a study such as real scores; without it, the
         command says how to get them.
     config_dir DIR: A folder with your study/NAME.yaml and encodings.
@@ -65,7 +65,7 @@ def reproduce(
     machine = [argument for argument in arguments if "=" in argument]
     if claims:
         rest = [*machine, *config_dir]
-        message = "--claims reads what is stored: give it names of papers and --json alone"
+        message = "--claims only reads stored scores: give it names of papers and --json, nothing else"
         require(not (quick or stored or write_table or models or rest or text != "stdlib"), message)
         _print_claims(names, as_json=as_json)
         return

@@ -321,8 +321,8 @@ def prepare(
     """Return a run at a path, or a checkpoint, ready to be scored. Raises `UserError` for what cannot work.
 
     section: the section `eval` that the request changes; the run's own if None. waits: is called with a
-    message where another process works on the run, which is then waited for. planner: of what to score; None:
-    of the request.
+    message if another process works on the run, before waiting for it. planner: plans what is scored; None:
+    the request's planner.
     """
     is_run = isinstance(run, Path)
     what = "a checkpoint (hf:FOLDER)" if is_run else "a run"

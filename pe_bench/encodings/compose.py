@@ -78,9 +78,9 @@ class Composition(PositionalEncoding):
     def changed(
         self, layers: Mapping[int, LayerEncoding], parts: Sequence[PositionalEncoding] | None = None
     ) -> Self:
-        """Return the same encoding with other ones in some layers, by number; parameters are shared.
+        """Return the same encoding with some layers replaced, by number; parameters are shared.
 
-        parts: what makes position ids and changes the input, in place of the base and the modifiers.
+        parts: these make position ids and change the input, in place of the base and the modifiers.
         """
         other = copy.copy(self)
         other._layers = [layers.get(number, layer) for number, layer in enumerate(self._layers)]
@@ -125,7 +125,7 @@ def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
 
 def leaves_of(layer: LayerEncoding) -> tuple[LayerEncoding, ...]:
     """Return the encodings that act in a layer."""
-    # A class that derives from `Stack` changes what its parts do together, and so is one itself.
+    # A subclass of `Stack` changes how its parts act together, so it is a leaf itself.
     return layer.parts if type(layer) is Stack else (layer,)
 
 

@@ -72,7 +72,7 @@ class CheckpointModel(LanguageModel):
         windows: Mapping[int, int],
         parts: Sequence[PositionalEncoding] | None = None,
     ) -> Self:
-        require(parts is None, f"{type(self.causal).__name__} makes its input itself, which has no changes")
+        require(parts is None, f"{type(self.causal).__name__} makes its own input, which cannot be changed")
         changed = dict(layers)
         for number, window in windows.items():
             layer = changed.get(number) or self.layer(number)

@@ -98,8 +98,8 @@ class LanguageModel(nn.Module):
     ) -> Self:
         """Return the same weights with changes in some layers, by number; neither model is changed.
 
-        layers: encodings in place of their own. windows: of tokens, from outside, as `hidden` has one for
-        all. parts: of the encoding, as `Composition.changed` has them.
+        layers: new encodings by layer. windows: in tokens by layer, like the window of `hidden` for all
+        layers. parts: as in `Composition.changed`.
         """
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ class LanguageModel(nn.Module):
 class Decoder(LanguageModel):
     """The decoder. Its weights draw from `generator` alone, so that no encoding changes them.
 
-    windows: of single layers, by number, from outside; the others have that of the pass.
+    windows: of single layers, by number; other layers have the window of the pass.
     """
 
     windows: Mapping[int, int] = {}

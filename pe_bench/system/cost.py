@@ -16,8 +16,8 @@ from pe_bench.system.terminal import say
 FIRST_SECONDS = 3.0  # of work, by which its pace is known
 WORTH_SAYING = 20.0  # seconds: what ends sooner needs no estimate
 
-# Called with the seconds of a piece of work, and the cores that it uses, 0 for a GPU. It can be pickled:
-# a process that does a part of the work gets a copy of it.
+# Called with the seconds of a piece of work and the number of its cores, 0 for a GPU. A listener can be
+# pickled: a process that does a part of the work gets a copy.
 Listener = Callable[[float, int], None]
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
@@ -80,13 +80,13 @@ def said_once(text: Callable[[int], str], pieces: int = 1) -> Iterator[Cost]:
 
 
 def listener() -> Listener | None:
-    """Return who is told what the work at hand takes, for a process that does a part of it."""
+    """Return the listener to the expected cost, for a process that does a part of the work."""
     return _listener.get()
 
 
 @contextmanager
 def told_to(hears: Listener | None) -> Iterator[None]:
-    """Call `hears` with what the work inside is expected to take."""
+    """Call `hears` with the expected seconds and cores of the work inside."""
     token = _listener.set(hears)
     try:
         yield

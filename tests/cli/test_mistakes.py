@@ -14,7 +14,7 @@ train 'train={lr: 0.1, lrr: 3}' -> unknown key 'train.lrr': did you mean 'train.
 train 'data={paht: x}' -> unknown key 'data.paht': did you mean 'data.path'?
 train lenght=64 -> unknown key 'lenght': did you mean 'train.length'?
 train =3 -> '=3' cannot be read: say KEY=VALUE, without spaces around =
-train modifier=null -> unknown modifier 'null': there are: bipe,
+train modifier=null -> unknown modifier 'null': there are: asentmax,
 train ++encoding.foo=3 -> unknown option 'encoding.foo'
 train encoding.base=abc -> encoding.base must be a number above 1, not 'abc'
 train model.d_model=20 model.n_heads=4 -> model.d_head=5 is odd
@@ -97,7 +97,7 @@ show hf:x hf:y -> show takes one checkpoint at a time, without --plot and --samp
 explain -> no finished run in results/runs: make one with `pe-bench train encoding=rope`
 explain --lenghts 512 -> No such option: --lenghts (Possible options: --lengths
 explain hf:x hf:y --lengths 64 -> give one checkpoint at a time, not hf:x, hf:y
-explain hf:x -> hf:x has no lengths of its own that are scored: say which with --lengths
+explain hf:x -> hf:x has no default lengths to score: give them with --lengths
 explain --csv - --json -> --csv - and --json both print instead of the table: choose one
 explain --csv nowhere/a.csv -> --csv nowhere/a.csv: there is no folder
 extend -> no run is named: say pe-bench extend rope

@@ -196,7 +196,7 @@ def test_the_sentence_names_the_layer_that_restores_more_than_half() -> None:
     sentence = sentence_of("rope", 16, LOST, effects)
     assert sentence == (
         "The change window in layer 1 alone restores 64 % (61 to 67 %) of what is lost at 64 tokens; "
-        "in all layers, the change sharpen 7 % and the change cut 80 %"
+        "in all layers, the change sharpen restores 7 % and the change cut restores 80 %"
     )
 
 
@@ -253,4 +253,4 @@ def test_seeds_of_one_encoding_are_explained_together_and_others_are_refused(
     assert outcome.code == 0 and "2 seeds" in outcome.out, outcome.err
     begin("encoding=nope")
     refused = explained(command, folder, "rope", "nope")
-    assert refused.code == 2 and "is no other seed of" in refused.line
+    assert refused.code == 2 and "is not another seed of" in refused.line

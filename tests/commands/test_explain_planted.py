@@ -63,11 +63,11 @@ class WrongHead(LayerEncoding):
 CAUSES: dict[str, tuple[Callable[[int], LayerEncoding], tuple[str, ...]]] = {
     "new distances": (
         lambda layer: NewDistances(),
-        ("No new distances or positions in", "A window of 16 in"),
+        ("Cutting distances and positions to trained ones in", "A window of 16 in"),
     ),
     "a window": (lambda layer: FarKeys(), ("A window of 16 in",)),
     "sharpness": (lambda layer: Diluted(), ("Sharpening",)),
-    "a dead head": (lambda layer: WrongHead(layer % HEADS), ("Nothing read in head {head} of",)),
+    "a dead head": (lambda layer: WrongHead(layer % HEADS), ("Switching attention off in head {head} of",)),
 }
 
 

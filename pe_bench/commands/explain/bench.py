@@ -1,4 +1,4 @@
-"""The targets that a model is explained by, and its levels on them, with changes and without."""
+"""The targets that `explain` scores, and a model's levels on these targets, changed and unchanged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +16,8 @@ from pe_bench.scoring.protocols import Plan, paired_plan, scores_of
 from pe_bench.scoring.scorer import Scored, Scorer
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
-FITTED_BLOCKS = 8  # of documents without a scored target
-TIMES = (2, 4)  # the training length; the longest length is scored too
+FITTED_BLOCKS = 8  # of targets to fit on, in documents without a scored target
+TIMES = (2, 4)  # times the training length; the longest length is scored too
 
 
 def chosen_lengths(config: Config, asked: Sequence[int] | None) -> list[int]:
@@ -33,9 +33,9 @@ def chosen_lengths(config: Config, asked: Sequence[int] | None) -> list[int]:
 def plan_targets(
     asked: Sequence[int] | None, config: Config, evaluation: EvalConfig, data: Data
 ) -> list[Plan]:
-    """Return the plans of the scored targets, at the training length and longer; then those to fit on.
+    """Return the plans of the scored targets at each length, then the plans of the targets to fit on.
 
-    asked: lengths. Raises `UserError` where no document is long enough.
+    asked: lengths in tokens, beyond the training length. Raises `UserError` where no document is long enough.
     """
     lengths = [config.train.length, *chosen_lengths(config, asked)]
     count = evaluation.targets
@@ -55,7 +55,7 @@ def _not_empty(*parts: TargetBlocks) -> list[TargetBlocks]:
 class Bench:
     """A trained model on its device, and the plans of its targets.
 
-    plans, fitted_on: by length; the second are empty where there is no other document.
+    plans, fitted_on: by length; fitted_on is empty if all documents are scored.
     """
 
     job: Job
@@ -75,7 +75,7 @@ class Bench:
         return self.job.config.train.length
 
     def subject(self, length: int) -> Subject:
-        """Return the model at a length, with the factors that are fitted there."""
+        """Return the model at a length, with the factors fitted at this length."""
         if length not in self._subjects:
             first = self.plans[length].windows[0].first
             self._subjects[length] = self._fitted(Subject(self.job.model, self.train_length, length, first))
@@ -93,14 +93,14 @@ class Bench:
         return Scorer(model, self.job.data.validation, self.job.config.eval).score(plan)
 
     def plain_level(self, length: int) -> np.ndarray | str:
-        """Return what `level` does of the model as it is, or why it cannot be scored at a length."""
+        """Return the level of the unchanged model by document, or why it cannot be scored at this length."""
         scorer = Scorer(self.job.model, self.job.data.validation, self.job.config.eval)
         plan = self.plans[length]
         ((_, scored),) = scorer.scores([plan])
         return scored.reason if scored.status != "ok" else self._by_document(plan, scored)
 
     def level(self, model: LanguageModel, length: int) -> np.ndarray:
-        """Return the bits per byte of each document, or of parts of documents where they are few."""
+        """Return the bits per byte of each document, or of parts of documents if there are few documents."""
         plan = self.plans[length]
         return self._by_document(plan, self.pass_through(model, plan))
 

@@ -1,19 +1,19 @@
-r"""The changes: what the attention of a layer does otherwise past the training length L.
+r"""The changes that `explain` tries in the attention of a layer; L is the training length.
 
-Each changes one thing of a trained model and leaves its weights alone. At most L tokens, `window`, `sharpen`,
-`fitted` and `cut` change nothing; the others act at every length.
+Each changes one thing in a trained model and leaves the weights alone. In texts of at most L tokens,
+`window`, `sharpen`, `fitted` and `cut` change nothing; the others act at every length.
 
-- window: the last L tokens alone are seen.
+- window: the layer sees only the last L tokens.
 - sharpen: logits z, biases included, become z max(1, ln i / ln L) for the i-th query.
-- fitted: they become z c^t with t = ln(i / L) / ln(m / L) for L < i < m, and z c from the first target m on.
-  Each head has its c, with which the mean entropy of the targets' queries at n tokens is that at L tokens, in
-  other documents than those that are scored.
+- fitted: logits become z c^t with t = ln(i / L) / ln(m / L) for L < i < m, and z c from the first target m
+  on. Each head's c brings the mean entropy of the targets' queries at n tokens back to the value at L tokens.
+  It is fitted on documents that are not scored.
 - no positions: the layer's rotation, bias or other use of positions is left out.
 - cut: no two tokens are more than L / 2 apart: distances become min(distance, L / 2), as in ReRoPE. Positions
-  that are added to the input become those of the last L tokens, as in training, and 0 before.
-- freeze: pairs of features with some wavelengths are turned no more, as p-RoPE trains them. Slow are those
-  that make no full turn in L tokens.
-- off: the layer's attention, or a head's, reads nothing.
+  that are added to the input run from 0 to L - 1 over the last L tokens, as in training, and are 0 before.
+- freeze: pairs of features in a band of wavelengths are not rotated, as in p-RoPE. A pair is slow if it makes
+  no full turn in L tokens.
+- off: the attention of the layer, or of one head, reads nothing.
 """
 
 import math
@@ -59,13 +59,13 @@ class Subject:
 
 
 class NewLayer(NamedTuple):
-    """A changed layer: its encoding, or a window of tokens from outside."""
+    """A changed layer: a new encoding, or a window in tokens on top of its own encoding."""
 
     encoding: LayerEncoding | None = None
     window: int | None = None
 
 
-# Returns a changed layer, or why the change has no meaning there.
+# Returns the changed layer, or why the change has no meaning in the layer.
 Maker = Callable[[Subject, int], NewLayer | str]
 
 
@@ -73,9 +73,10 @@ Maker = Callable[[Subject, int], NewLayer | str]
 class Change:
     """A change of one layer, or of several.
 
-    words: what it is, in a sentence. of_input: returns the parts of the encoding of which those that change
-    the input are others; None where there are none. of_each, of_all: it is tried in single layers, and in all
-    together. acts_within: it acts on texts of the training length too.
+    words: the change's name in a sentence, a noun. of_input: returns the encoding's parts with others for the
+    parts that change the input; None for an encoding that leaves the input alone. of_each, of_all: whether
+    the change is tried in single layers, and in all together. acts_within: whether the change also acts on
+    texts of the training length.
     """
 
     name: str
@@ -88,21 +89,21 @@ class Change:
 
 
 def changes_of(train_length: int) -> list[Change]:
-    """Return the changes that are tried, in the order of the table."""
+    """Return all changes, in the order of the table."""
     slow = (float(train_length), math.inf)
     edges = [0.0, *(float(times * train_length) for times in BANDS), math.inf]
     changes = [
         Change("window", f"a window of {train_length:,}", _window),
-        Change("sharpen", f"sharpening by ln n / ln {train_length:,}", _sharpened),
-        Change("fitted", "sharpening to the trained entropy", _fitted),
-        Change("cut", "no new distances or positions", _cut, _cut_input),
-        Change("no positions", "no positions", _without_positions, _no_input, acts_within=True),
-        Change("freeze slow", "slow pairs frozen", _freezing(slow), acts_within=True),
-        Change("off", "no attention", _off, of_all=False, acts_within=True),
+        Change("sharpen", "sharpening", _sharpened),
+        Change("fitted", f"sharpening to the entropy at {train_length:,}", _fitted),
+        Change("cut", "cutting distances and positions to trained ones", _cut, _cut_input),
+        Change("no positions", "leaving out positions", _without_positions, _no_input, acts_within=True),
+        Change("freeze slow", "freezing slow pairs", _freezing(slow), acts_within=True),
+        Change("off", "switching attention off", _off, of_all=False, acts_within=True),
     ]
     for low, high in pairwise(edges):
         text = _band_text(low / train_length, high / train_length)
-        words = f"pairs of wavelengths {text} training lengths frozen"
+        words = f"freezing pairs of wavelengths {text} training lengths"
         freeze = _freezing((low, high))
         changes.append(Change(f"freeze {text}", words, freeze, of_each=False, acts_within=True))
     return changes
@@ -121,7 +122,7 @@ def changes_of_head(train_length: int, head: int, n_heads: int) -> list[Change]:
 
     return [
         Change("window", f"a window of {train_length:,}", window),
-        Change("off", "nothing read", off, acts_within=True),
+        Change("off", "switching attention off", off, acts_within=True),
     ]
 
 
@@ -135,9 +136,9 @@ def _band_text(low: float, high: float) -> str:
 def made(
     subject: Subject, change: Change, numbers: Sequence[int], *, is_all: bool = False
 ) -> LanguageModel | str:
-    """Return the model with a change in layers, where it has a meaning, or why it has none in any.
+    """Return the model with the change in each layer where it has a meaning, or why it has no meaning.
 
-    is_all: these are all layers, so that what is added to the input changes with them.
+    numbers: the layers. is_all: these are all layers, so the positions added to the input change too.
     """
     layers: dict[int, LayerEncoding] = {}
     windows: dict[int, int] = {}
@@ -174,7 +175,7 @@ def _reads_nothing_far(subject: Subject, number: int) -> str:
 
 
 def reach(layer: LayerEncoding, length: int) -> int:
-    """Return the distance to the furthest key that the last of so many tokens sees, plus 1."""
+    """Return how many tokens back the last of `length` tokens sees, its own included."""
     index = torch.arange(length)
     nothing = torch.empty(1, 1, length, 0)
     keys = Side(nothing, nothing, index, index, {})
@@ -184,7 +185,7 @@ def reach(layer: LayerEncoding, length: int) -> int:
 
 
 class WindowOfHead(LayerEncoding):
-    """One of the heads sees the last `window` tokens alone."""
+    """One head sees only the last `window` tokens."""
 
     def __init__(self, window: int, head: int, n_heads: int) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ class WindowOfHead(LayerEncoding):
 
 
 class HeadsOff(LayerEncoding):
-    """Some of the heads read nothing."""
+    """The heads with these numbers read nothing."""
 
     def __init__(self, n_heads: int, heads: Sequence[int]) -> None:
         super().__init__()
@@ -218,9 +219,9 @@ def _off(subject: Subject, number: int) -> NewLayer:
 
 
 class Sharper(LayerEncoding):
-    """Logits times max(1, ln i / ln L) for the i-th query, or times c^t with each head's c.
+    """Logits times max(1, ln i / ln L) for the i-th query, or times c^t with the c of each head.
 
-    factors: c [H]. first: the number of queries before those that they were fitted to.
+    factors: c [H], or None. first: the number of queries before the first that c was fitted to.
     """
 
     def __init__(self, train_length: int, first: int, factors: Tensor | None = None) -> None:
@@ -238,14 +239,14 @@ class Sharper(LayerEncoding):
 
 
 class SharperScores(Sharper):
-    """For a layer whose logits have no bias: fast paths know a factor of the scores."""
+    """For a layer whose logits have no bias: the fast attention paths support a factor of the scores."""
 
     def logit_scale(self, queries: Side) -> Tensor:
         return self.factor(queries)
 
 
 class SharperLogits(Sharper):
-    """For a layer whose logits are more than scores."""
+    """For a layer whose logits are more than scores, such as scores plus a bias."""
 
     def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
         return scores * self.factor(queries)
@@ -284,25 +285,25 @@ def _without_positions(subject: Subject, number: int) -> NewLayer | str:
 
 
 class CutDistances(Stack):
-    """A layer in which no distance between positions is larger than `near`."""
+    """A layer in which positions are at most `near` apart: larger distances count as `near`."""
 
     def __init__(self, parts: Sequence[LayerEncoding], near: int) -> None:
         super().__init__(parts)
         self.near = near
 
     def _far(self, queries: Side, keys: Side) -> tuple[Side, Side]:
-        """Return both sides at positions whose difference is `near`."""
+        """Return queries and keys at positions whose difference is `near`."""
         far_q = torch.full_like(queries.position, self.near)
         return queries._replace(position=far_q), keys._replace(position=torch.zeros_like(keys.position))
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        """Return what the parts do at the positions and, twice as wide, also at the far ones."""
+        """Transform queries and keys at their own and at far positions; concatenate both, twice as wide."""
         near_q, near_k = super().transform(queries, keys)
         far_q, far_k = super().transform(*self._far(queries, keys))
         return torch.cat([near_q, far_q], -1), torch.cat([near_k, far_k], -1)
 
     def _sides(self, queries: Side, keys: Side) -> tuple[tuple[Side, Side], tuple[Side, Side]]:
-        """Return both sides for near pairs, and for far ones."""
+        """Return queries and keys for near pairs, then for far pairs."""
         (near_q, far_q), (near_k, far_k) = queries.x.chunk(2, -1), keys.x.chunk(2, -1)
         near = queries._replace(x=near_q), keys._replace(x=near_k)
         return near, self._far(queries._replace(x=far_q), keys._replace(x=far_k))
@@ -352,7 +353,7 @@ def _cut(subject: Subject, number: int) -> NewLayer | str:
 
 
 class FrozenPairs(LayerEncoding):
-    """A rotation at the given frequencies [pairs] of the first features, which a factor multiplies."""
+    """Rotates the first features at the given frequencies [pairs], and multiplies them by a factor."""
 
     def __init__(self, frequencies: Tensor, factor: float, layout: Layout) -> None:
         super().__init__()
@@ -399,7 +400,7 @@ def _freezing(band: tuple[float, float]) -> Maker:
 
 
 class CutInput(PositionalEncoding):
-    """What adds to the input, with the last tokens at the positions of training, and 0 before."""
+    """Adds positions to the input: those of training for the last tokens, and 0 for all earlier tokens."""
 
     def __init__(self, part: PositionalEncoding, train_length: int) -> None:
         super().__init__()
@@ -425,9 +426,9 @@ def _no_input(subject: Subject) -> list[PositionalEncoding] | None:
 def _new_input(
     subject: Subject, make: Callable[[PositionalEncoding], PositionalEncoding]
 ) -> list[PositionalEncoding] | None:
-    """Return the parts of the encoding with others for those that change the input; None where none does.
+    """Return the encoding's parts with others for those that change the input; None if no part does.
 
-    A part that also makes the position ids stays what it is.
+    A part that also makes the position ids is kept.
     """
     parts = subject.model.encoding.parts
     acting = [part for part in parts if part.overrides("embed") and not part.overrides("ids")]

@@ -7,13 +7,14 @@ With the levels of the same targets by document, in bits per byte,
     share = mean restored / mean lost
 
 The interval of a share is that of `restored - share * lost`, whose mean is 0, over the mean of what is lost:
-numerator and denominator are of the same documents and seeds. Shares of layers need not add up to 1. What one
-layer does wrong, a later one may do wrong alone, and two changes may mend the same fault.
+numerator and denominator come from the same documents and seeds. Shares of layers need not add up to 1: a
+later layer may repeat the fault of an earlier one, and two changes may repair the same fault.
 
-The sentence says that a layer is to blame where a change of this layer alone surely restores more than half
-at the longest length where something is lost. Sure is: with a chance of error of 5 % for all changes of
-single layers together (Bonferroni). Of such changes the one with the largest share is named, or one of a
-single head whose share is not below that interval.
+The sentence blames a layer if a change of only this layer surely restores more than half at the longest
+length where something is lost. Surely means: with a chance of error of 5 % for all changes of single layers
+together (Bonferroni). The sentence names the change with the largest share; if a change of a single head
+restores a share within or above the interval of the largest share, the sentence names the head's change
+instead.
 """
 
 import math
@@ -26,15 +27,15 @@ from pe_bench.commands.explain.changes import Change
 from pe_bench.report.statistics import CONFIDENCE, MARGIN, Interval, paired_interval
 
 HALF = 0.5  # of what is lost
-# What a sentence compares a change with: the best of each kind, in all layers together.
+# The sentence compares the named change with the best change of each other kind, in all layers together.
 KINDS = (("window",), ("sharpen", "fitted"), ("cut", "no positions", "freeze slow"))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a change is made: in which layers, by number, or in one head of a layer.
+    """Where a change is made: in layers, by number, or in one head of a layer.
 
-    is_all: in all layers, and what is added to the input where the change acts on it.
+    is_all: in all layers, and in the positions added to the input if the change acts on them.
     """
 
     layers: tuple[int, ...]
@@ -64,8 +65,9 @@ class Place:
 class Effect:
     """What a change restores at a length.
 
-    restored: bits per byte (nats per token where the tokenizer loses text). share: of what is lost; None
-    where nothing is surely lost, and at the training length. reason: why there is no number.
+    words: the change in a sentence. restored: bits per byte (nats per token where the tokenizer loses text).
+    share: restored over lost; None where nothing is surely lost, and at the training length. reason: why
+    there is no number.
     """
 
     change: str
@@ -79,7 +81,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Loss:
-    """What is lost at a length: bits per byte above the training length's, or why there is no number."""
+    """What is lost at a length, in bits per byte above the training length's level, or why it is unknown."""
 
     length: int
     lost: Interval | None = None
@@ -91,7 +93,10 @@ class Loss:
 
 
 def loss_of(length: int, within: np.ndarray, beyond: np.ndarray) -> Loss:
-    """within, beyond: levels [seeds, documents] at the training length and at `length`."""
+    """Return what is lost at `length`.
+
+    within, beyond: levels [seeds, documents] at the training length and at `length`.
+    """
     return Loss(length, paired_interval(beyond - within))
 
 
@@ -100,8 +105,8 @@ def effect_of(
 ) -> Effect:
     """Return what a change restores.
 
-    levels: [seeds, documents] at the training length, at `length`, and there with the change. loss: at the
-    length; None at the training length.
+    levels: [seeds, documents] at the training length, at `length`, and at `length` with the change. loss:
+    what is lost at `length`; None at the training length.
     """
     within, beyond, changed = levels
     effect = Effect(change.name, change.words, place, length, paired_interval(beyond - changed))
@@ -124,7 +129,7 @@ def share_of(restored: np.ndarray, lost: np.ndarray) -> Interval:
 
 
 def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: Sequence[Effect]) -> str:
-    """Return what the effects say of the cause, by the rule above."""
+    """Return the cause in one sentence, by the rule at the top of this module."""
     sure = [loss for loss in losses if loss.is_sure]
     if not sure:
         reasons = [loss.reason for loss in losses if loss.reason]
@@ -150,7 +155,7 @@ def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: 
 
 
 def _most_precise(effects: Sequence[Effect]) -> Effect:
-    """Return the effect with the largest share, or that of a head that restores as much."""
+    """Return the effect with the largest share, or the effect of a head that restores about as much."""
     best = max(effects, key=_share)
     assert best.share is not None
     least = best.share.low
@@ -159,13 +164,13 @@ def _most_precise(effects: Sequence[Effect]) -> Effect:
 
 
 def _others(whole: Sequence[Effect], named: str) -> str:
-    """Return what the best change of each kind but the named one's restores in all layers."""
+    """Return what the best change of each other kind than the named change restores in all layers."""
     parts: list[str] = []
     for kind in KINDS:
         of_kind = [effect for effect in whole if effect.change in kind]
         if named not in kind and of_kind:
             best = max(of_kind, key=_share)
-            parts.append(f"{best.words} {percent(_share(best))} %")
+            parts.append(f"{best.words} restores {percent(_share(best))} %")
     return f"; in all layers, {' and '.join(parts)}" if parts else ""
 
 
@@ -204,7 +209,7 @@ def _text(effect: Effect) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent, without a sign before 0."""
+    """Return a share as a whole number of percent."""
     return f"{round(100 * share)}" if math.isfinite(share) else f"{share}"
 
 

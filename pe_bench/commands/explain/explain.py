@@ -1,4 +1,4 @@
-"""`explain`: one change after another of trained models is scored, and a sentence says what follows."""
+"""`explain`: score trained models with one change after another, and say in a sentence what follows."""
 
 import time
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from pe_bench.system.terminal import Bar, progress_bar
 from pe_bench.values import check_type
 
 By = Literal["head"]
-MOST_SINGLE = 8  # layers: of a model with more, quarters of its depth come before single ones
+MOST_SINGLE = 8  # layers: in a model with more, quarters of the depth come before single layers
 QUARTERS = 4
 TARGETS = 20  # blocks: as many documents as an interval over documents needs
 TARGETS_OF_CHECKPOINT = 4
@@ -47,7 +47,7 @@ def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> E
     first = benches[0].job
     for bench in benches[1:]:
         is_same = (bench.job.label, bench.job.setting) == (first.label, first.setting)
-        message = f"{bench.job.folder.name} is no other seed of {first.folder.name}: name one of them in full"
+        message = f"{bench.job.folder.name} is not another seed of {first.folder.name}: name one run in full"
         require(is_same, message)
     lengths = chosen_lengths(first.config, request.lengths)
     runs = tuple(bench.job.folder for bench in benches)
@@ -70,7 +70,7 @@ def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> E
 
 
 def _found(names: Sequence[str], request: Evaluation) -> list[str | Path]:
-    """Return the runs that names stand for, or one checkpoint."""
+    """Return the runs with these names, or one checkpoint."""
     checkpoints = [name for name in names if is_checkpoint(name)]
     if checkpoints:
         require(len(names) == 1, f"give one checkpoint at a time, not {', '.join(names)}")
@@ -81,7 +81,7 @@ def _found(names: Sequence[str], request: Evaluation) -> list[str | Path]:
 def load_bench(run: str | Path, request: Evaluation) -> Bench:
     """Load a finished run, or a checkpoint, with the targets to score. Raises `UserError`, `RunError`."""
     is_run = isinstance(run, Path)
-    message = f"{run} has no lengths of its own that are scored: say which with --lengths"
+    message = f"{run} has no default lengths to score: give them with --lengths"
     require(is_run or request.lengths is not None, message)
     targets = request.targets or (TARGETS if is_run else TARGETS_OF_CHECKPOINT)
     planner = partial(plan_targets, request.lengths)
@@ -94,7 +94,7 @@ def load_bench(run: str | Path, request: Evaluation) -> Bench:
         require(getattr(job.model, "state", None) is not None, f"{run} {why}")
         return Bench.of(job, plans)
     loaded = load_finished(prepared.folder, prepared.config, planner)
-    message = f"{prepared.folder.name} is of a Hugging Face model: say pe-bench explain hf:FOLDER"
+    message = f"{prepared.folder.name} is a run of a Hugging Face model: use pe-bench explain hf:FOLDER"
     require(loaded.trained is not None, message)
     assert loaded.trained is not None
     return Bench.of(with_weights(loaded.job, loaded.trained), loaded.plans)
@@ -102,7 +102,7 @@ def load_bench(run: str | Path, request: Evaluation) -> Bench:
 
 @dataclass
 class Work:
-    """The models of all seeds, and what was found of them."""
+    """The models of all seeds with their scores."""
 
     benches: list[Bench]
     lengths: list[int]

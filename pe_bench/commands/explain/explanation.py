@@ -1,4 +1,4 @@
-"""What `explain` found: tables for people, rows for programs."""
+"""The result of `explain`: tables for people, rows for programs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,20 +11,22 @@ from pe_bench.render import grid
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.statistics import Interval
 
-# Columns of a row for programs, of the causal table and of what is measured.
+# The columns of --csv.
 COLUMNS = (
     *("change", "layers", "head", "length", "restored", "restored_low", "restored_high"),
     *("share", "share_low", "share_high", "reason"),
 )
-SHARES_NOTE = "%: of what is lost, what the change restores; ± half its 95 % interval; shares need not add up"
+SHARES_NOTE = (
+    "%: share of the loss that the change restores; ± half its 95 % interval; shares need not add up"
+)
 
 
 @dataclass(frozen=True)
 class Explanation:
     """What a model loses at longer texts, and what each change restores of it.
 
-    label: the encoding. runs: one for each seed. targets: tokens at each length. sentence: of the causal
-    table alone.
+    label: the encoding. runs: one for each seed. targets: tokens at each length. sentence: what the table
+    says.
     """
 
     label: str
@@ -52,7 +54,7 @@ def tables_of(found: Explanation) -> list[Grid]:
 
 
 def _causal(found: Explanation) -> Grid:
-    """Return a row for each change and place, with shares at each length and the cost at the trained one."""
+    """Return a row for each change and place: shares by length, and the cost at the training length."""
     known: dict[tuple[str, str], dict[int, Effect]] = {}
     for effect in found.effects:
         known.setdefault((effect.change, str(effect.place)), {})[effect.length] = effect

@@ -1,4 +1,4 @@
-"""The factor of each head's logits with which its mean entropy at a length is that at the training length."""
+"""Fit a factor of each head's logits, so that its mean entropy is the same as at the training length."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan
 
 FACTORS = 2.0 ** np.linspace(-1, 3, 17)  # between these, a factor is interpolated
-EVERY = 8  # of this many targets, one is fitted on
+EVERY = 8  # the factors are fitted on one of so many targets
 
 
 class Entropies:
-    """The mean entropy of each layer's heads, for each of some factors of the logits.
+    """The mean entropy of each layer's heads, for several factors of the logits.
 
     first: the index of the first target's query.
     """
@@ -49,7 +49,8 @@ def fitted_factors(
 ) -> dict[int, Tensor]:
     """Return the factor [H] of each layer with softmax, between 1/2 and 8, from plans of the same targets.
 
-    within, beyond: at the training length and at the subject's. score: passes a plan through a model.
+    within, beyond: the plans at the training length and at the subject's length. score: scores a plan with a
+    model.
     """
     at_training = Entropies(within.windows[0].first, np.ones(1))
     at_length = Entropies(beyond.windows[0].first, FACTORS)

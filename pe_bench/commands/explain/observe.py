@@ -1,4 +1,4 @@
-"""What the layers of a model do in a pass, watched from outside: their logits and weights, block by block."""
+"""Watch a model's layers during a pass: their logits and weights, block by block."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ WATCHED = ("adjust", "weights", "mix")
 
 
 class Seen(NamedTuple):
-    """A block of queries of one layer, and the keys up to its last one.
+    """A block of queries of one layer, and the keys up to the last query.
 
     logits: before a cap, [B, H, Q, N]. visible: [Q, N] or [H, Q, N]. weights: [B, H, Q, N], which sum to less
     than 1 where there is a null logit.
@@ -28,7 +28,7 @@ class Seen(NamedTuple):
     keys: Side
 
     def of(self, rows: Tensor) -> "Seen":
-        """Return the queries with these numbers in the block."""
+        """Return the block with only the queries in `rows`."""
         return self._replace(
             logits=self.logits[:, :, rows],
             visible=self.visible[..., rows, :],
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
 
     @property
     def masked(self) -> Tensor:
-        """Return the logits of visible keys, and minus infinity for others, [B, H, Q, N]."""
+        """Return the logits [B, H, Q, N], minus infinity for keys that are not visible."""
         return self.logits.masked_fill(~self.visible, float("-inf"))
 
 
@@ -53,7 +53,7 @@ Watcher = Callable[[int, Seen], None]
 
 
 class Observed(Stack):
-    """A layer that computes by the reference, which shows its logits and weights."""
+    """A layer that computes on the reference path, and shows its logits and weights to `watch`."""
 
     def __init__(self, layer: LayerEncoding, number: int, watch: Watcher) -> None:
         super().__init__(leaves_of(layer))
@@ -77,7 +77,7 @@ class Observed(Stack):
 
 
 def watched(model: LanguageModel, watch: Watcher, numbers: Sequence[int] | None = None) -> LanguageModel:
-    """Return the model with softmax layers that show what they do. numbers: of the layers; None: all."""
+    """Return the model with softmax layers that call `watch`. numbers: of the layers; None: all."""
     layers: dict[int, LayerEncoding] = {}
     for number in range(model.n_layers) if numbers is None else numbers:
         layer = model.layer(number)
@@ -89,7 +89,7 @@ def watched(model: LanguageModel, watch: Watcher, numbers: Sequence[int] | None 
 def entropies(logits: Tensor, factor: float = 1.0, null: Tensor | None = None) -> Tensor:
     """Return the entropy [B, H, Q] of the softmax of logits [B, H, Q, N] times a factor.
 
-    null: the logit [.., Q, 1] of one more key, which nothing scales.
+    null: the logit [.., Q, 1] of one more key, which the factor does not multiply.
     """
     scaled = logits * factor
     if null is not None:

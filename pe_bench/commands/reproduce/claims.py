@@ -69,7 +69,7 @@ class Series(NamedTuple):
 
 
 class Scores(Protocol):
-    """What claims are judged by: the rows of a study's runs, or the levels of its table."""
+    """The scores that judge claims: the rows of a study's runs, or the levels of its table."""
 
     length: int
 
@@ -140,9 +140,9 @@ class Measurements:
         return {label_of(row) for row in self.rows.get(sweep, [])}
 
     def changes(self, series: Series, length: int, protocol: str, since: int = 0) -> list[tuple[Row, Row]]:
-        """Return rows with those at another length, of runs scored as they were trained.
+        """Return pairs of rows, at `length` and at `since`, of runs scored as they were trained.
 
-        since: the other length; 0 for the study's training length.
+        since: a length in tokens; 0 for the study's training length.
         """
         trained = [row for row in self.as_trained(series) if row.protocol == protocol]
         first = [row for row in trained if row.length == (since or self.length)]
@@ -151,9 +151,9 @@ class Measurements:
     def change(
         self, series: Series, length: int, protocol: str, part: str = ALL, *, since: int = 0
     ) -> Paired:
-        """Return the change against another length, of all targets or of a slice of them.
+        """Return the change from `since` to `length`, of all targets or of a slice of the targets.
 
-        since: the other length; 0 for the study's training length.
+        since: a length in tokens; 0 for the study's training length.
         """
         changes = self.changes(series, length, protocol, since)
         if part != ALL:

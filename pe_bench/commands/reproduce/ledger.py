@@ -1,6 +1,6 @@
-"""The ledger of claims with what all that is stored says of each: at each size, and after each budget.
+"""The ledger of claims: what stored scores say of each claim, at each model size and after each budget.
 
-Nothing is trained: a claim is judged by the stored pieces of a study, or else by its table.
+Nothing is trained: a claim is judged by the stored pieces of a study, or else by the study's table.
 """
 
 import textwrap
@@ -33,10 +33,10 @@ OUTCOMES = (*DECIDED, CHANGES, "unclear", NOT_RUN)
 SHORT = {CHANGES: "changes"}
 INDENT = max(map(len, DECIDED)) + 2
 ABOUT = (
-    "Each claim is judged by what is stored, alone, by 95 % intervals; Nx is N times the training length. "
+    "Each claim is judged by stored scores alone, with 95 % intervals; Nx is N times the training length. "
     f"changes: it {CHANGES}. probe, tiny, small, base: models of 0.1, 0.8, 5 and 30 million parameters, "
-    "with their training tokens. Of a study whose pieces are not stored, the table decides, and leaves "
-    "more unclear than the study's own report (docs/reproduce.md)."
+    "with their training tokens. If the scores of a study's runs are not stored, its table decides, and "
+    "more claims stay unclear than in the study's own report (docs/reproduce.md)."
 )
 
 
@@ -44,7 +44,7 @@ ABOUT = (
 class Answer:
     """What one sweep of a study says of a claim.
 
-    model: the name of a size, or of a Hugging Face model. tokens: that it was trained on; 0 if unknown.
+    model: the name of a model size, or of a Hugging Face model. tokens: training tokens; 0 if unknown.
     judged: None for a sweep without any stored score.
     """
 
@@ -74,20 +74,20 @@ class Answer:
 
     @property
     def rank(self) -> tuple[bool, bool, int]:
-        """Return by what one of several studies of a setting is chosen: it decides, and has more seeds."""
+        """Return the key to choose among studies of one setting: first if it decides, then more seeds."""
         return self.outcome in DECIDED, self.outcome != NOT_RUN, self.seeds
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A claim of the ledger with what each setting says of it: a size, training tokens and a length."""
+    """A claim of the ledger with an answer for each setting: a model size, training tokens and a length."""
 
     claim: LedgerClaim
     answers: Sequence[Answer]
 
     @property
     def outcome(self) -> str:
-        """Return one of `OUTCOMES`; settings that do not decide have no part where others do."""
+        """Return one of `OUTCOMES`; an unclear setting counts only if no setting decides."""
         outcomes = {answer.outcome for answer in self.answers}
         decided = [outcome for outcome in DECIDED if outcome in outcomes]
         if len(decided) > 1:
@@ -98,7 +98,7 @@ class Entry:
 
     @property
     def sentence(self) -> str:
-        """Return the claim in words; a sweep is named where that says what the claim is about."""
+        """Return the claim in words, with the sweep's name where the claim is about the sweep."""
         claim = self.claim
         of, than = series_of(claim)
         if claim.of and not claim.than_sweep and claim.protocol != TASK:
@@ -123,7 +123,7 @@ class Ledger:
         return Entry(claim, sorted(best, key=lambda answer: answer.setting))
 
     def _places(self, claim: LedgerClaim) -> Iterator[tuple[Study, Sweep]]:
-        """Yield the sweeps that a claim is tested by, one for each name."""
+        """Yield the sweeps that test a claim, one for each name."""
         for study in self._studies.values():
             sweeps: dict[str, Sweep] = {}
             for sweep in study.sweeps:
@@ -154,7 +154,7 @@ def _is_stored(scores: Scores, sweep: Sweep) -> bool:
 
 
 def stored_scores(study: Study) -> Scores | None:
-    """Return the stored pieces of a study, else its table; None where neither has a score."""
+    """Return the scores of a study's stored pieces, else of its table; None if neither has a score."""
     pieces = StoredPieces(study)
     if pieces.read():
         return Measurements(pieces.folder, pieces.steps())

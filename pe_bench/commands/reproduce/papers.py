@@ -1,6 +1,6 @@
-"""The ledger of claims: sentences of papers, and predictions, as data; one YAML file each, in configs/claims.
+"""The ledger: claims of papers, and predictions, as data, with a YAML file for each paper in configs/claims.
 
-A study of pe-bench tests the claims that name it. A user's own study has its claims in its own file.
+A study of pe-bench tests the claims that name this study. A user's own study has its claims in its own file.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from pe_bench.runs.untrusted import parse_mapping
 from pe_bench.values import check_type, shown, unknown
 
 GROUP = "claims"
-ALIKE = 0.02  # bits per byte, of levels that count as the same
-# What a claim of each kind says, and what its interval is of.
+ALIKE = 0.02  # bits per byte: levels closer than this count as the same
+# The sentence of each kind of claim, and the quantity whose interval decides the claim.
 KINDS = {
     "order": ("{of} is better than {than} at {at}", "difference"),
     "loses_less": ("{of} loses less than {than} from its training length to {at}", "difference of changes"),
@@ -41,11 +41,12 @@ WINDOWS = ("nonoverlapping", "sliding")
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper as data, of one of `KINDS`. at, since: over the training length.
+    """A claim of a paper as data, of one of `KINDS`.
 
-    of, than: names that tables give encodings; by default the only one of a sweep, as it was trained. sweep,
-    than_sweep: which of the study's sweeps they are of, where it has several. since: where a change begins.
-    low, high: the bounds of a change, in bits per byte; None for no bound.
+    of, than: encodings, named as in tables; by default the only encoding of a sweep, as it was trained.
+    sweep, than_sweep: the sweeps of `of` and `than`, if the study has several. at: the length, over the
+    training length. since: the length from which a change is measured, over the training length. low, high:
+    the bounds of a change, in bits per byte; None for no bound.
     """
 
     kind: str
@@ -69,7 +70,7 @@ class Claim:
         return "".join(f"{word} {bound:g}" for word, bound in parts.items() if bound is not None)
 
     def say(self, of: str, than: str, at: str, first: str) -> str:
-        """Return the claim as a sentence. at, first: lengths as they are to be spelled."""
+        """Return the claim as a sentence. at, first: the lengths of `at` and `since`, as text."""
         sentence = KINDS[self.kind][0].format(of=of, than=than, at=at, first=first, bounds=self.bounds)
         windows = f" ({self.protocol} windows)" if self.protocol in WINDOWS else ""
         return sentence + windows
@@ -79,7 +80,7 @@ class Claim:
 class LedgerClaim(Claim):
     """A claim of a paper, or a prediction.
 
-    study: that tests it under its own name; without one, all studies that have its encodings do. rule: how
+    study: the study that tests the claim; if empty, all studies with the claim's encodings test it. rule: how
     a prediction was derived, a key of its file's `rules`; empty for a claim of a paper.
     """
 
@@ -95,7 +96,7 @@ class LedgerClaim(Claim):
 
 @dataclass(frozen=True, eq=False)
 class Paper:
-    """A file of the ledger. paper: authors and year. rules: how predictions follow. name: of the file."""
+    """A file of the ledger. paper: authors and year. rules: how predictions follow. name: the file's name."""
 
     paper: str
     title: str
@@ -107,7 +108,7 @@ class Paper:
 
 @cache
 def read_papers() -> tuple[Paper, ...]:
-    """Return the files of the ledger by name. Raises `UserError` where one cannot be used."""
+    """Return the files of the ledger by name. Raises `UserError` for a file that cannot be used."""
     return tuple(_read(path) for path in sorted((config_dir() / GROUP).glob("*.yaml")))
 
 
@@ -125,7 +126,7 @@ def _read(path: Path) -> Paper:
         paper: Paper = part_of(Paper, values, "paper", {"claims": LedgerClaim})
         for claim in paper.claims:
             check_claim(claim)
-            message = f"a claim needs source, or rule with one of: {', '.join(paper.rules) or 'none'}"
+            message = f"a claim needs a source, or a rule, one of: {', '.join(paper.rules) or 'none'}"
             require(bool(claim.source) or claim.rule in paper.rules, message)
     except (OSError, ValueError, TypeError) as error:  # a key that is missing is a TypeError
         raise UserError(f"{path}: {first_line(error).replace('__init__() ', '')}") from error
@@ -140,7 +141,7 @@ def check_claim(claim: Claim) -> None:
 
 
 def part_of(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -> Any:
-    """Return a mapping of a YAML file as a dataclass. Raise `UserError` with the key.
+    """Return the values of a YAML file as the dataclass `kind`. Raise `UserError` with the key.
 
     parts: classes of the records in lists, by the key of the list.
     """

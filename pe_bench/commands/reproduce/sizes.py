@@ -1,4 +1,4 @@
-"""What a larger model changes: levels, changes, and how far one size orders encodings as another does.
+"""What a larger model changes: levels, changes, and how far two sizes agree in the order of encodings.
 
 For studies with `over: parameters`, whose sweeps differ in their model and training tokens.
 """
@@ -30,11 +30,11 @@ ABOVE, BELOW = 0.5, 1.0  # inches
 
 @dataclass(frozen=True)
 class Size:
-    """An encoding in a sweep: a size of model after its training tokens.
+    """An encoding in a sweep: one model size after its training tokens.
 
-    parameters: of the model with this encoding. is_own: the sweep has tokens of its own for its size, and
-    not those of the study. far, farthest: changes at `FAR` and `FARTHEST` times the training length, in bits
-    per byte; None where that was not scored.
+    parameters: of the model with this encoding. is_own: the sweep has training tokens for its own size,
+    not the study's tokens. far, farthest: changes at `FAR` and `FARTHEST` times the training length, in bits
+    per byte; None if that length was not scored.
     """
 
     sweep: str
@@ -50,7 +50,7 @@ class Size:
 
 
 def sizes_of(study: Study, scores: Measurements) -> list[Size]:
-    """Return what is known of each encoding at each size, encoding by encoding."""
+    """Return the levels and changes of each encoding at each size, encoding by encoding."""
     sizes: dict[tuple[str, str], Size] = {}
     for sweep in study.sweeps:
         for encoding in sweep.encodings:
@@ -89,7 +89,7 @@ def _model(overrides: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two sweeps order encodings alike, by their levels at a length.
+    """How far two sweeps agree in the order of encodings, by their levels at a length.
 
     times: the length over the training length. tau: Kendall's tau (1938): 1 for the same order, -1 for the
     opposite one. low, high: its bounds, if every pair of encodings whose order is not sure in both sweeps,
@@ -152,7 +152,7 @@ def _is_sure(interval: Interval) -> bool:
 
 
 def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements) -> Iterator[str]:
-    """Yield the lines of a table, and how far two sweeps order the encodings alike."""
+    """Yield the lines of a table, and how far every two sweeps agree in the order of encodings."""
     far, farthest = f"{FAR * scores.length:,}", f"{FARTHEST * scores.length:,}"
     headings = (
         "",
@@ -179,7 +179,7 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements) ->
         yield f"not run: {'; '.join(absent)}"
     found = agreements(sizes, scores)
     if found:
-        yield "Kendall's tau of the orders of levels, and what it may be with pairs that are not sure:"
+        yield "Kendall's tau between the orders of levels; in brackets, its range over unsure pairs:"
     for each in found:
         bounds = f"[{each.low:+.2f}, {each.high:+.2f}]"
         encodings = f"{each.encodings} encodings"

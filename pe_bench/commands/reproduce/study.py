@@ -1,4 +1,4 @@
-"""A study: the runs that it makes, and the claims of papers that these are held against; one YAML file each.
+"""A study: its runs, and the claims of papers that the runs test; one YAML file for each study.
 
 The files lie with all other YAML, in configs/study: so they are installed with the package, and a user's
 folder (--config-dir) can have more. They are no group of Hydra, because a study has no keys of one run.
@@ -77,9 +77,9 @@ class Study:
 
     minutes: an estimate for two cores, or one GPU. times: lengths that are scored, over the training length.
     overrides: of every run. quick_overrides: of the toy size, after all others. over: `tokens` or
-    `parameters` for a study of what a longer training or a larger model changes, which gets a table and a
-    picture of that. The fields from `name` on are not of the file. name: the file's. size: full, or quick for
-    a toy. text: `stdlib`, or a folder with text files. search: folders with the user's own YAML.
+    `parameters` for a study of what a longer training or a larger model changes, with a table and a picture
+    by tokens or by parameters. The fields from `name` on are not in the file. name: the file's. size: full,
+    or quick for a toy. text: `stdlib`, or a folder with text files. search: folders with the user's own YAML.
     """
 
     title: str

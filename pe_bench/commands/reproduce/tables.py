@@ -1,9 +1,9 @@
-"""A study's table in place of the scores of its runs, for claims of a study whose pieces are not stored.
+"""Judge claims by a study's table, for a study whose pieces are not stored.
 
-A table has means over seeds and their standard deviations, and no pairs of scores. So an interval is one
-over seeds alone, Student's t, and as wide as it can be: the deviation of a difference is at most the sum of
-the deviations. A claim that such an interval decides would be decided by the pairs too, unless documents
-differ much more than seeds; many others stay unclear.
+A table has means over seeds and their standard deviations, and no pairs of scores. So an interval is over
+seeds alone (Student's t), and as wide as it can be: the deviation of a difference is at most the sum of the
+deviations. If such an interval decides a claim, the pairs would decide it too, unless documents differ much
+more than seeds; many other claims stay unclear.
 """
 
 import math
@@ -38,7 +38,7 @@ class TableScores:
         return {level["encoding"] for level in self._level_of.values() if level["sweep"] == sweep}
 
     def unlearned(self, series: Series) -> str:
-        """Return why a series counts as not learned; empty for a first stage on text, of which all have."""
+        """Return why a series counts as not learned; empty for a first stage on text, which has learned."""
         answers = self.answers(self._trained(series), self.length)
         if answers:
             return "" if answers[1] == "solves" else UNLEARNED["task"]
@@ -52,7 +52,7 @@ class TableScores:
         return self._difference([(series, length, protocol)], [first])
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return None: the rule asks for the gains of documents."""
+        """Return None: the rule needs the gains of documents, which a table does not have."""
         return None
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
@@ -88,7 +88,7 @@ class TableScores:
         return interval, "partial" if interval.high < SOLVED else "unclear"
 
     def _label(self, series: Series) -> str:
-        """Return the name of a series; without one, that of the only encoding of the sweep as trained."""
+        """Return the label of a series; if empty, the label of the sweep's only encoding, as trained."""
         trained = (label for label in sorted(self.labels(series.sweep)) if "->" not in label)
         return series.label or next(trained, "")
 
@@ -96,7 +96,10 @@ class TableScores:
         return Series(self._label(series).partition(" -> ")[0], series.sweep)
 
     def _difference(self, plus: Sequence[tuple], minus: Sequence[tuple]) -> Paired:
-        """Return the sum of levels less the sum of others. Each is a series, length, protocol and control."""
+        """Return the sum of the levels `plus` less the sum of the levels `minus`.
+
+        plus, minus: of each level the series, length, protocol and control.
+        """
         first = [self._find(*place) for place in plus]
         second = [self._find(*place) for place in minus]
         if None in first or None in second:

@@ -11,10 +11,10 @@ Past the training length: defined, nothing changes.
 Press, Smith, Lewis 2022, "Train Short, Test Long", ICLR, arXiv:2108.12409, section 3 and the
 authors' released code for heads that are not a power of two.
 
-They have no slope_scale. It is for positions that move slowly: He et al. 2024, BiPE,
-arXiv:2401.16421, take 96 for numbers of segments. NAPE, Vasylenko et al. 2025, arXiv:2506.16640, is
-`silent=0.5 slopes=harmonic`: half of the heads, the last, have no slope, and the others have 1, 1/2, 1/3, ..
-With `silent` the geometric slopes are those of a model with only the other heads.
+They have no slope_scale. It is for positions that move slowly: He et al. 2024, BiPE, arXiv:2401.16421, take
+96 for numbers of segments. NAPE, Vasylenko et al. 2025, arXiv:2506.16640, is `silent=0.5 slopes=harmonic`:
+the last half of the heads has no slope, and the other heads have 1, 1/2, 1/3, .. With `silent`, the geometric
+slopes are those of a model with only the other heads.
 """
 
 import math
@@ -44,7 +44,7 @@ class ALiBi(LayerEncoding):
     """Options:
 
     slope_scale: multiplies every slope; 96 for positions that count segments
-    silent: share of the heads, the last, that have no slope
+    silent: share of heads without a slope, counted from the last head
     slopes: of the other heads: geometric, or harmonic (1, 1/2, 1/3, ..)
     """
 

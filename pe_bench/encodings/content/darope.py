@@ -1,4 +1,4 @@
-r"""DaRoPE: RoPE whose slow pairs are turned by a coordinate that the token sets, not by its position.
+r"""DaRoPE: RoPE with slow pairs rotated by a coordinate that the token's content sets, not only its position.
 
 A pair with theta_c >= 2 pi / train_length makes a full turn within the training length, and is turned by
 p theta_c as in RoPE. The other pairs are turned by c(x, p) theta_c, the same for queries and keys, where
@@ -11,15 +11,15 @@ e^{\mathrm{i} c \theta_c}, \quad c = L\, \sigma \left( w_h \cdot x + \alpha_h \o
 1/2}{L} \right)$
 
 Past the training length: defined; no pair has an angle that training has not shown. beta stays at 13.8 from
-there on, so that in slow pairs the content alone tells late tokens apart.
+that length on, so in slow pairs the content alone tells late tokens apart.
 
 Meta AI and Inria 2026, "RoPE is Dead, Long Live RoPE", arXiv:2609.34556, sections 2.1 to 2.3; w is N(0, 0.01)
 at first and alpha is 1/2, as in appendix A.2.
 
-No code of the authors was found. Their x is "the token's hidden state"; ours is normed, as all that a layer
-reads here. Their base is 500,000 for 4,096 tokens; ours is that of `rope`. Keys that heads share have the
-coordinate of each query head, of which the paper says nothing. Positions of training have to be below
-train_length, so `randomized` and `pose` do not suit it.
+No code of the authors was found. Their x is "the token's hidden state"; ours is normed, like every input
+of a layer here. Their base is 500,000 for 4,096 tokens; ours is the base of `rope`. A key that several query
+heads share has one coordinate for each of these heads; the paper does not discuss this case. Positions in
+training have to be below train_length, so DaRoPE does not suit `randomized` and `pose`.
 """
 
 import math
@@ -40,7 +40,7 @@ INITIAL_ALPHA = 0.5
 class DaRoPE(LayerEncoding):
     """Options:
 
-    train_length: pairs that make no full turn within it are turned by the coordinate, which stays below it
+    train_length: pairs without a full turn within this length are rotated by the coordinate
     base: of the geometric frequencies
     """
 
@@ -73,7 +73,7 @@ class DaRoPE(LayerEncoding):
         return turn_both(queries, keys, cos, sin)
 
     def coordinate(self, keys: Side) -> Tensor:
-        """Return where each head places each token [B, H, N], between 0 and the training length."""
+        """Return the coordinate of each token in each head [B, H, N], between 0 and the training length."""
         share = (keys.position.double() + 0.5) / self.train_length
         from_content = keys.values[FROM_CONTENT]
         from_position = _in_type(share.logit(CLIPPED), from_content)  # [N] or [B, 1, N]

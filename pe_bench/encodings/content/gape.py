@@ -1,8 +1,9 @@
-r"""GAPE: RoPE and a penalty on distance that the query scales and that keys can be spared from.
+r"""GAPE: RoPE with a penalty on distance; the query scales the penalty, and a key can switch it off.
 
 b(i, j) = -Gamma_h g_i (1 - l_j) (i - j) / train_length, with g_i = softplus(w_g . q_i + b_g), the landmark
 l_j = sigmoid(w_l . k_j + b_l) and Gamma_h = softplus(gamma_h). A key with l = 1 is seen at any distance. Each
-head of each layer has its own w_g, b_g, w_l, b_l and gamma. Queries and keys are those before the rotation.
+head of each layer has its own w_g, b_g, w_l, b_l and gamma. The penalty reads queries and keys before the
+rotation.
 
 $z_{ij} = \frac{R_{i-j}\, q_i \cdot k_j}{\sqrt{K}} - \Gamma_h\, g_i\, (1 - l_j)\, \frac{i - j}{L}, \quad
 g_i = \text{softplus}(w_g \cdot q_i + b_g), \; l_j = \sigma(w_l \cdot k_j + b_l)$
@@ -10,11 +11,12 @@ g_i = \text{softplus}(w_g \cdot q_i + b_g), \; l_j = \sigma(w_l \cdot k_j + b_l)
 Past the training length: defined; the penalty goes on falling, and the rotation is out of distribution as in
 RoPE.
 
-"Remember to Forget", arXiv:2605.10414; from a page that describes it, because the paper was not at hand.
+"Remember to Forget", arXiv:2605.10414; written from a page that describes the paper, which we could not get.
 
 That page adds Gamma g_i (j (1 - l_j) + i l_j) / T, which is the penalty above plus one number for all keys of
-a query. It does not say whether T is the training length or that of the text: with the latter, the beginning
-of a text would depend on how much follows. First values are ours: w is N(0, 1/K), b is 0 and Gamma is 1.
+a query. The page does not say whether T is the training length or the length of the text; with the length of
+the text, the beginning of a text would depend on how much follows. Initial values are ours: w is N(0, 1/K), b
+is 0 and Gamma is 1.
 """
 
 import math
@@ -25,13 +27,13 @@ from torch import Tensor, nn
 from pe_bench.encodings.base import Base, Side
 from pe_bench.encodings.rotary.rope import Layout, RoPE
 
-ONE = math.log(math.e - 1)  # whose softplus is 1
+ONE = math.log(math.e - 1)  # its softplus is 1
 
 
 class GAPE(RoPE):
     """Options:
 
-    train_length: distances are divided by it
+    train_length: divides the distances
     """
 
     claims = frozenset({"shift_invariant", "prefix_consistent", "norm_preserving"})
@@ -54,7 +56,7 @@ class GAPE(RoPE):
         return -distance * self.slope(queries).unsqueeze(-1) * self.forgotten(keys).unsqueeze(-2)
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        # From the middle of the text on, so that float32 loses least.
+        # Positions count from the middle of the text, so that float32 loses least.
         middle = keys.position[..., :1] + (keys.position[..., -1:] - keys.position[..., :1]) // 2
         slope, forgotten = self.slope(queries), self.forgotten(keys)
         of_queries = torch.stack([-(queries.position - middle) * slope, slope], -1)

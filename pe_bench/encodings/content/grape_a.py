@@ -1,19 +1,20 @@
-r"""GRAPE-A: ALiBi whose slopes the query and the key set, b(i, j) = -(i - j) (a_i + c_j).
+r"""GRAPE-A: ALiBi with slopes set by query and key, b(i, j) = -(i - j) (a_i + c_j).
 
-a_i = w_h softplus(v_h . q_i / sqrt(K)) and c_j = w_h softplus(u_h . k_j / sqrt(K)), of queries and keys that
-are not rotated. u and v are divided by their norms, and w_h = m_h softplus(omega_h), with m_h the slopes of
-ALiBi. Each head of each layer has its own u, v and omega. With `of` query or key, the other term is left out.
+a_i = w_h softplus(v_h . q_i / sqrt(K)) and c_j = w_h softplus(u_h . k_j / sqrt(K)), with queries and keys
+that are not rotated. u and v are divided by their norms, and w_h = m_h softplus(omega_h), with m_h the slopes
+of ALiBi. Each head of each layer has its own u, v and omega. With `of` query or key, the other term is left
+out.
 
 $b_{ij} = -(i - j)\, w_h \left( \text{softplus} \frac{v_h \cdot q_i}{\sqrt{K}} + \text{softplus} \frac{u_h
 \cdot k_j}{\sqrt{K}} \right), \quad w_h = m_h\, \text{softplus}(\omega_h)$
 
-Past the training length: defined; the bias goes on falling, as fast as the content says.
+Past the training length: defined; the bias goes on falling, at a rate that the content sets.
 
 Zhang et al. 2025, "Group Representational Position Encoding", arXiv:2512.07805, equation 4.6; the three forms
 as in the authors' code, https://github.com/model-architectures/GRAPE.
 
-There queries and keys are normalised first: `model.qk_norm=true` does that here. omega is ln(e - 1) at first,
-and slopes are near 1.4 times those of ALiBi.
+The paper normalises queries and keys first: `model.qk_norm=true` does so here. omega is ln(e - 1) at first,
+and slopes are then near 1.4 times those of ALiBi.
 """
 
 import math
@@ -27,13 +28,13 @@ from pe_bench.encodings.bias.alibi import alibi_slopes
 
 Of = Literal["both", "query", "key"]
 SMALLEST_NORM = 1e-6
-ONE = math.log(math.e - 1)  # whose softplus is 1
+ONE = math.log(math.e - 1)  # its softplus is 1
 
 
 class GrapeA(LayerEncoding):
     """Options:
 
-    of: whose content sets the slope: both, query or key
+    of: the content that sets the slope: both, query or key
     """
 
     per_layer = True
@@ -52,7 +53,7 @@ class GrapeA(LayerEncoding):
         return -distance * slope
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
-        # From the middle of the text on, so that float32 loses least.
+        # Positions count from the middle of the text, so that float32 loses least.
         middle = keys.position[..., :1] + (keys.position[..., -1:] - keys.position[..., :1]) // 2
         a, c = self.slope(queries, self.query), self.slope(keys, self.key)
         i, j = ((side.position - middle).to(a.dtype).expand_as(s) for side, s in ((queries, a), (keys, c)))

@@ -1,22 +1,22 @@
 r"""STRING: rotary scores whose distance r = i - j falls back to W at S tokens, to r - S + W.
 
-Distances above two thirds of the training length are rare in training. STRING leaves them unused, within that
-length too: distances from S = shift_from on are those from W = local_window on. So distances below W are told
-apart from all others, and each from W to S - 1 stands for two. Queries and keys are multiplied by
-a = attention_factor.
+Distances above two thirds of the training length are rare in training. STRING leaves them unused, within the
+training length too: distances from S = shift_from on are shortened to distances from W = local_window on. So
+each distance below W is unique, and each from W to S - 1 is used twice. The factor
+a = attention_factor multiplies queries and keys.
 
 $z_{ij} = a^2 \frac{R_\delta\, q_i \cdot k_j}{\sqrt{K}}, \quad \delta = r \text{ for } r < S, \text{ else }
 r - S + W, \quad r = i - j$
 
-Past the training length: defined; no distance is new up to train_length + S - W tokens, and those beyond are.
+Past the training length: defined; distances are new only beyond train_length + S - W tokens.
 
 An et al. 2024, "Why Does the Effective Context Length of LLMs Fall Short?", arXiv:2410.18745; defaults as in
 the code of the authors, https://github.com/HKUNLP/STRING, `string_for_llama.py`: S is a third of the
 training length (the paper tries 0.25 to 0.4 of it) and a is 0.1 ln 2 + 1.
 
-The code has W = 128 for 131,072 tokens; ours is a 32nd of the training length, at least 1.
-Its pass over a prompt counts the pairs at distance S twice, and its pass over one token does not: here each
-counts once, as in the paper. a multiplies all logits here, after partial RoPE too.
+The authors' code has W = 128 for 131,072 tokens; ours is a 32nd of the training length, at least 1. Their
+pass over a prompt counts pairs at distance S twice, and their pass over one token counts them once: here each
+pair counts once, as in the paper. Here a multiplies all logits, with partial RoPE too.
 """
 
 import math
@@ -34,9 +34,9 @@ from pe_bench.errors import require
 class String(EffectiveDistance):
     """Options:
 
-    train_length: what shift_from and local_window follow from; not read if both are given
-    shift_from: distances below it are true; null: a third of train_length
-    local_window: the distance that shift_from becomes; null: a 32nd of train_length
+    train_length: sets shift_from and local_window; ignored if both are given
+    shift_from: shorter distances are unchanged; null: a third of train_length
+    local_window: shift_from is shortened to this distance; null: a 32nd of train_length
     attention_factor: of queries and keys; null: 0.1 ln 2 + 1
     """
 

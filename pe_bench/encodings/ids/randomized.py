@@ -12,11 +12,11 @@ Past the training length: defined up to max_position, whose distances training h
 Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers",
 ACL, arXiv:2305.16843.
 
-One draw serves all layers; the authors' code draws anew in each layer for rotary positions. Its example
-has max_position = 2,048 for training lengths up to 40; whether all of the paper's runs do is unverified.
-We take 16 times the training length. With `real` the ids are T sorted draws from U(0, max_position), as in
-arXiv:2602.14050 (RFS): more tokens than max_position have ids too, and are closer together than in training.
-They are multiples of 1/1024, which float32 holds exactly up to 16,384.
+One draw serves all layers; the authors' code draws anew in each layer for rotary positions. Its example has
+max_position = 2,048 for training lengths up to 40; whether all of the paper's runs do is unverified. We take
+16 times the training length. With `real` the ids are T sorted draws from U(0, max_position), as in
+arXiv:2602.14050 (RFS): texts of more than max_position tokens have ids too, which are closer together than in
+training. The ids are multiples of 1/1024, which float32 holds exactly up to 16,384.
 """
 
 from typing import Literal
@@ -27,7 +27,7 @@ from torch import Tensor
 from pe_bench.encodings.base import AtLeast1, LengthError, PositionalEncoding
 
 ScoredWith = Literal["random", "arange", "even"]
-GRID = 1024  # real ids are multiples of its inverse, so that float32 has their differences exactly
+GRID = 1024  # real ids are multiples of 1 / GRID, so that float32 holds their differences exactly
 
 
 class Randomized(PositionalEncoding):
@@ -35,7 +35,7 @@ class Randomized(PositionalEncoding):
 
     max_position: ids are drawn below this; no less than the longest scored length
     scored_with: ids outside training: random, arange or even
-    real: true: ids are real numbers from the whole range, for encodings that take them
+    real: true: ids are real numbers, for encodings that accept them
     """
 
     claims = frozenset({"shift_invariant"})

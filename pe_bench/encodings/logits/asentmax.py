@@ -3,20 +3,21 @@ r"""ASEntmax: weights that are exactly 0 for most keys, and logits that each que
 The softmax gives way to entmax with alpha = 1.5: w_j = max(0, z_j / 2 - tau)^2, with the tau for which the
 weights of a query add up to 1. Before that, the logits of query i, from 0, are multiplied by s_i = delta +
 softplus(W_h x_i) ln(i + 2)^(gamma tanh(V_h x_i)), with x the layer's input; biases are not. Each head of each
-layer has its own W and V. With `scaled` below 1, only so many of the heads, the last, are sharpened.
+layer has its own W and V. With `scaled` below 1, only this share of the heads is sharpened, from the last on.
 
 $w_{ij} = \left[ \tfrac{1}{2} s_i z_{ij} - \tau_i \right]_+^2, \quad \sum_j w_{ij} = 1, \quad s_i = \delta +
 \text{softplus}(W_h x_i) \ln(i + 2)^{\gamma \tanh(V_h x_i)}$
 
-Past the training length: defined; keys without weight take none, however many there are.
+Past the training length: defined; more keys without weight do not dilute the others.
 
 Vasylenko et al. 2025, "Long-Context Generalization with Sparse Attention", arXiv:2506.16640; as in the code
 of the authors, https://github.com/deep-spin/asentmax.
 
-Theirs has NAPE as its encoding: ALiBi with slopes 1, 1/2, 1/3, .. in half of the heads and none in the
-others, which alone are sharpened. Here that is `encoding=alibi encoding.silent=0.5 encoding.slopes=harmonic
-modifier=[asentmax] encoding.modifiers.asentmax.scaled=0.5`. tau is exact, by sorting. A key without weight
-gets no gradient. W and V are N(0, 1/D) at first, as all linear layers here. It runs on the reference path.
+Their models have NAPE as encoding: ALiBi with slopes 1, 1/2, 1/3, .. in half of the heads, and no slopes in
+the other half; only the other half is sharpened. Here NAPE with entmax is `encoding=alibi encoding.silent=0.5
+encoding.slopes=harmonic modifier=[asentmax] encoding.modifiers.asentmax.scaled=0.5`. tau is exact, by
+sorting. A key without weight gets no gradient. W and V are N(0, 1/D) at first, as all linear layers here.
+Attention runs on the reference path.
 """
 
 import math
@@ -29,7 +30,7 @@ from torch.autograd.function import once_differentiable
 from pe_bench.encodings.base import LayerEncoding, NotNegative, Share, Side, full_precision
 
 SCALE, POWER = "asentmax_scale", "asentmax_power"
-# From the largest logit, after halving: whatever lies 1 below it has no weight.
+# Relative to the largest logit, after halving: logits 1 or more below the largest have no weight.
 BELOW_ALL = -2.0
 
 
@@ -37,8 +38,8 @@ class ASEntmax(LayerEncoding):
     """Options:
 
     delta: the least factor of the logits
-    gamma: the largest power of ln(i + 2) in it
-    scaled: share of the heads, the last, whose logits are multiplied
+    gamma: the largest power of ln(i + 2) in the factor
+    scaled: share of heads with multiplied logits, counted from the last head
     """
 
     per_layer = True
@@ -105,8 +106,8 @@ class _Entmax(torch.autograd.Function):
 def _threshold(halved: Tensor) -> Tensor:
     """Return tau [.., 1] of halved logits [.., N] whose largest is 0.
 
-    Of the k largest, with mean m and variance v, it would be m - sqrt((1 - k v) / k); k is the largest for
-    which that does not exceed the k-th.
+    The k largest logits, with mean m and variance v, give tau = m - sqrt((1 - k v) / k). k is the largest
+    number for which this tau does not exceed the k-th logit.
     """
     falling = halved.double().sort(-1, descending=True).values
     count = torch.arange(1, halved.shape[-1] + 1, device=halved.device)

@@ -12,9 +12,9 @@ Chen et al. 2025, "HoPE: A Novel Positional Encoding Without Long-Term Decay for
 Awareness and Extrapolation", ACL, arXiv:2410.21216.
 
 No code of the authors was found, and of the paper only the abstract was read: slow components give way to
-position-independent ones. That the first of them is the first with theta_c < 2 pi / train_length is the
-criterion of Chen et al. according to appendix A.2 of arXiv:2609.34556 (`darope`), and a reimplementation,
-https://github.com/0-5788719150923125/praxis, has it too.
+position-independent components. According to appendix A.2 of arXiv:2609.34556 (`darope`), Chen et al. call a
+component slow if theta_c < 2 pi / train_length; a reimplementation,
+https://github.com/0-5788719150923125/praxis, has the same criterion.
 """
 
 import math

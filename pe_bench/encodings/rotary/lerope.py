@@ -10,8 +10,8 @@ form is that of Mistral Large 4 in transformers 5.23.0 (`mistral_large4`).
 
 There the frequencies are those of YaRN, over the rotary part of a head and in three of four layers; here
 those of `rope` in all. How alpha was trained is not in that code, which only loads it. With `per_head` each
-head has its own alpha. Then it is GRAPE-M whose frequencies do not read the content (Zhang et al. 2025,
-arXiv:2512.07805), but that there each layer has its own.
+head has its own alpha: this is GRAPE-M with frequencies that do not read the content (Zhang et al. 2025,
+arXiv:2512.07805), except that in GRAPE-M each layer has its own frequencies.
 """
 
 import torch

@@ -123,7 +123,7 @@ def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     for before, after, said in (
         ("kind: falls", "kind: fals", "unknown kind of claim 'fals': did you mean 'falls'?"),
-        ("source: table 1", "at: 2", "a claim needs source, or rule"),
+        ("source: table 1", "at: 2", "a claim needs a source, or a rule"),
         ("kind: falls", "kind: changes_by", "needs low or high"),
         ("title: A\n", "", "missing 1 required positional argument: 'title'"),
         ("source: table", "sorce: table", "did you mean 'source'?"),
@@ -148,8 +148,8 @@ def test_the_ledger_is_printed_in_eighty_columns_and_trains_nothing(
     assert "fire holds up to 4x" in one and "alibi" not in one
     for arguments, said in (
         (("--claims", "frie"), "did you mean 'fire'?"),
-        (("--claims", "--quick"), "--claims reads what is stored"),
-        (("--claims", "threads=1"), "--claims reads what is stored"),
+        (("--claims", "--quick"), "--claims only reads stored scores"),
+        (("--claims", "threads=1"), "--claims only reads stored scores"),
         (("alibi", "--json"), "--json is for pe-bench reproduce --claims"),
     ):
         refused = command("reproduce", *arguments)
