@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from pe_bench.commands.explain.effects import (
 )
 from pe_bench.commands.explain.explain import load_bench, quarters
 from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.content.gape import GAPE
 from pe_bench.encodings.distance.rerope import ReRoPE
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
@@ -113,6 +115,18 @@ def test_what_has_no_meaning_has_a_reason(begin: Command, folder: Path) -> None:
     assert nope["cut"] == nope["no positions"] == "no positions in its attention"
     assert nope["freeze slow"] == "no rotation of pairs"
     assert not isinstance(nope["window"], str) and not isinstance(nope["fitted"], str)
+
+
+def test_freezing_pairs_keeps_the_penalty_of_a_rotary_layer(begin: Command, folder: Path) -> None:
+    begin("encoding=gape")
+    subject = bench_of(folder, targets=3).subject(64)
+    freeze = next(change for change in changes_of(16) if change.name == "freeze slow")
+    model = made(subject, freeze, [0])
+    assert not isinstance(model, str)
+    layer, frozen = subject.model.layer(0), model.layer(0)
+    assert isinstance(layer, GAPE) and isinstance(frozen, GAPE) and frozen.gamma is layer.gamma
+    is_slow = 2 * math.pi / layer.frequencies > 16
+    assert is_slow.any() and torch.equal(frozen.frequencies, layer.frequencies.masked_fill(is_slow, 0))
 
 
 def test_how_far_a_layer_sees() -> None:

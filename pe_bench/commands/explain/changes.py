@@ -16,6 +16,7 @@ Each changes one thing of a trained model and leaves its weights alone. At most 
 - off: the layer's attention, or a head's, reads nothing.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side
 from pe_bench.encodings.compose import Stack, leaves_of, stack
-from pe_bench.encodings.rotary.rope import Layout, rotate
+from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
 from pe_bench.encodings.scalings.rope_scaling import rotation_at
 from pe_bench.model.decoder import LanguageModel
 
@@ -370,6 +371,13 @@ class FrozenPairs(LayerEncoding):
         return torch.cat([self.factor * first, rest], -1).to(side.x.dtype)
 
 
+def _with_frequencies(layer: RoPE, frequencies: Tensor) -> RoPE:
+    """Return the layer with other frequencies; its other hooks, such as a bias, stay."""
+    other = copy.copy(layer)
+    other._buffers = {**layer._buffers, "frequencies": frequencies}
+    return other
+
+
 def _freezing(band: tuple[float, float]) -> Maker:
     """Return the change that freezes pairs whose wavelengths, in tokens, are in the band."""
 
@@ -389,7 +397,10 @@ def _freezing(band: tuple[float, float]) -> Maker:
             reason = "" if bool(is_frozen.any()) else NO_SUCH_PAIR
             layout: Layout = getattr(leaf, "layout", "half")
             kept = rotation.frequencies.masked_fill(is_frozen, 0)
-            new.append(FrozenPairs(kept, rotation.attention_factor, layout))
+            if isinstance(leaf, RoPE):
+                new.append(_with_frequencies(leaf, kept))
+            else:
+                new.append(FrozenPairs(kept, rotation.attention_factor, layout))
         return reason or NewLayer(stack(new))
 
     return freeze
