@@ -25,8 +25,10 @@ from pe_bench.commands.explain.effects import (
 )
 from pe_bench.commands.explain.explain import load_bench, quarters
 from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.compose import leaves_of
 from pe_bench.encodings.content.gape import GAPE
 from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.logits.asentmax import ASEntmax
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.rope import RoPE
@@ -127,6 +129,14 @@ def test_freezing_pairs_keeps_the_penalty_of_a_rotary_layer(begin: Command, fold
     assert isinstance(layer, GAPE) and isinstance(frozen, GAPE) and frozen.gamma is layer.gamma
     is_slow = 2 * math.pi / layer.frequencies > 16
     assert is_slow.any() and torch.equal(frozen.frequencies, layer.frequencies.masked_fill(is_slow, 0))
+
+
+def test_a_layer_without_positions_keeps_what_replaces_its_softmax(begin: Command, folder: Path) -> None:
+    begin("encoding=asentmax")
+    change = next(change for change in changes_of(16) if change.name == "no positions")
+    model = made(bench_of(folder, targets=3).subject(64), change, [0])
+    assert not isinstance(model, str)
+    assert [type(leaf) for leaf in leaves_of(model.layer(0))] == [ASEntmax]
 
 
 def test_how_far_a_layer_sees() -> None:

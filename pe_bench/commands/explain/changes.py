@@ -280,7 +280,8 @@ def _without_positions(subject: Subject, number: int) -> NewLayer | str:
     if layer.overrides("attend"):
         return NO_SOFTMAX
     leaves = leaves_of(layer)
-    kept = [leaf for leaf in leaves if not leaf.overrides(*OF_POSITIONS)]
+    # What scales or sparsifies logits, such as entmax, reads no positions.
+    kept = [leaf for leaf in leaves if leaf.family == "scale" or not leaf.overrides(*OF_POSITIONS)]
     return NO_POSITIONS if len(kept) == len(leaves) else NewLayer(stack(kept))
 
 
