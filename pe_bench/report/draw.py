@@ -30,6 +30,7 @@ NEAR_END = 0.9  # of the width: curves that end before it have no stroke to thei
 MAX_NAME, MAX_NAME_ON_PAGE = 52, 19  # characters: a stage's name stands whole in a file, which may be wide
 SIDES, ABOVE_CURVES = 0.03, 0.1  # of the axes: margins beside the curves, and above and below them
 BROKEN = "#B3261E"
+LETTER = 0.29  # the width of a letter of a number, in gaps
 STEPS = (1, 2, 2.5, 5, 10)  # between the ticks of a linear axis
 LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade, the densest first
 
@@ -248,7 +249,7 @@ def spread_apart(preferred: np.ndarray, gap: float, height: float) -> np.ndarray
 def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
     """Fix the axis of lengths of a panel, `width` points wide, with numbers at least `gap` points apart.
 
-    The training length gets its number first, then the longest.
+    Long numbers need more. The training length gets its number first, then the longest.
     """
     ends = axes.get_xlim()
     axes.set_xlim(*ends)
@@ -257,11 +258,12 @@ def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
     places = dict(
         zip(ticks, width * _shares(axes, [Point(tick, level) for tick in ticks])[:, 0], strict=True)
     )
-    numbered: list[int] = []
+    labels: dict[int, str] = {}
     for tick in sorted(ticks, key=lambda length: (length != chart.train_length, -length)):
-        if all(abs(places[tick] - places[other]) >= gap for other in numbered):
-            numbered.append(tick)
-    labels = {tick: f"{tick:,}" for tick in numbered}
+        label = f"{tick:,}"
+        widths = {other: LETTER * (len(label) + len(labels[other])) / 2 for other in labels}
+        if all(abs(places[tick] - places[other]) >= gap * max(1, widths[other]) for other in labels):
+            labels[tick] = label
     axes.set_xticks(ticks, [labels.get(tick, "") for tick in ticks])
     axes.set_xticks([], minor=True)
 
