@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,10 @@ from pe_bench.commands.explain.effects import (
 )
 from pe_bench.commands.explain.explain import load_bench, quarters
 from pe_bench.encodings.bias.alibi import ALiBi
+from pe_bench.encodings.compose import leaves_of
+from pe_bench.encodings.content.gape import GAPE
 from pe_bench.encodings.distance.rerope import ReRoPE
+from pe_bench.encodings.logits.asentmax import ASEntmax
 from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.rope import RoPE
@@ -113,6 +117,26 @@ def test_what_has_no_meaning_has_a_reason(begin: Command, folder: Path) -> None:
     assert nope["cut"] == nope["no positions"] == "no positions in its attention"
     assert nope["freeze slow"] == "no rotation of pairs"
     assert not isinstance(nope["window"], str) and not isinstance(nope["fitted"], str)
+
+
+def test_freezing_pairs_keeps_the_penalty_of_a_rotary_layer(begin: Command, folder: Path) -> None:
+    begin("encoding=gape")
+    subject = bench_of(folder, targets=3).subject(64)
+    freeze = next(change for change in changes_of(16) if change.name == "freeze slow")
+    model = made(subject, freeze, [0])
+    assert not isinstance(model, str)
+    layer, frozen = subject.model.layer(0), model.layer(0)
+    assert isinstance(layer, GAPE) and isinstance(frozen, GAPE) and frozen.gamma is layer.gamma
+    is_slow = 2 * math.pi / layer.frequencies > 16
+    assert is_slow.any() and torch.equal(frozen.frequencies, layer.frequencies.masked_fill(is_slow, 0))
+
+
+def test_a_layer_without_positions_keeps_what_replaces_its_softmax(begin: Command, folder: Path) -> None:
+    begin("encoding=asentmax")
+    change = next(change for change in changes_of(16) if change.name == "no positions")
+    model = made(bench_of(folder, targets=3).subject(64), change, [0])
+    assert not isinstance(model, str)
+    assert [type(leaf) for leaf in leaves_of(model.layer(0))] == [ASEntmax]
 
 
 def test_how_far_a_layer_sees() -> None:
@@ -211,7 +235,10 @@ def test_the_sentence_blames_no_layer_that_may_restore_less_than_half() -> None:
 def test_the_sentence_says_where_there_is_nothing_to_explain() -> None:
     within = np.random.default_rng(0).normal(2, 0.1, (1, 30))
     held = loss_of(64, within, within + 0.001)
-    assert "alibi surely loses nothing up to 64 tokens" in sentence_of("alibi", 16, [held], [])
+    nothing_sure = "No loss of alibi is sure up to 64 tokens: there is nothing to explain"
+    assert sentence_of("alibi", 16, [held], []) == nothing_sure
+    unclear = loss_of(64, within, within + np.random.default_rng(1).normal(0.1, 1, (1, 30)))
+    assert sentence_of("alibi", 16, [unclear], []) == nothing_sure
     failed = Loss(64, reason="position 16 is past the table of 16")
     assert sentence_of("learned", 16, [failed], []) == (
         "learned cannot be scored past 16 tokens: position 16 is past the table of 16"

@@ -16,6 +16,7 @@ Each changes one thing in a trained model and leaves the weights alone. In texts
 - off: the attention of the layer, or of one head, reads nothing.
 """
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm, Side
 from pe_bench.encodings.compose import Stack, leaves_of, stack
-from pe_bench.encodings.rotary.rope import Layout, rotate
+from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
 from pe_bench.encodings.scalings.rope_scaling import rotation_at
 from pe_bench.model.decoder import LanguageModel
 
@@ -280,7 +281,8 @@ def _without_positions(subject: Subject, number: int) -> NewLayer | str:
     if layer.overrides("attend"):
         return NO_SOFTMAX
     leaves = leaves_of(layer)
-    kept = [leaf for leaf in leaves if not leaf.overrides(*OF_POSITIONS)]
+    # What scales or sparsifies logits, such as entmax, reads no positions.
+    kept = [leaf for leaf in leaves if leaf.family == "scale" or not leaf.overrides(*OF_POSITIONS)]
     return NO_POSITIONS if len(kept) == len(leaves) else NewLayer(stack(kept))
 
 
@@ -371,6 +373,13 @@ class FrozenPairs(LayerEncoding):
         return torch.cat([self.factor * first, rest], -1).to(side.x.dtype)
 
 
+def _with_frequencies(layer: RoPE, frequencies: Tensor) -> RoPE:
+    """Return the layer with other frequencies; its other hooks, such as a bias, stay."""
+    other = copy.copy(layer)
+    other._buffers = {**layer._buffers, "frequencies": frequencies}
+    return other
+
+
 def _freezing(band: tuple[float, float]) -> Maker:
     """Return the change that freezes pairs whose wavelengths, in tokens, are in the band."""
 
@@ -390,7 +399,10 @@ def _freezing(band: tuple[float, float]) -> Maker:
             reason = "" if bool(is_frozen.any()) else NO_SUCH_PAIR
             layout: Layout = getattr(leaf, "layout", "half")
             kept = rotation.frequencies.masked_fill(is_frozen, 0)
-            new.append(FrozenPairs(kept, rotation.attention_factor, layout))
+            if isinstance(leaf, RoPE):
+                new.append(_with_frequencies(leaf, kept))
+            else:
+                new.append(FrozenPairs(kept, rotation.attention_factor, layout))
         return reason or NewLayer(stack(new))
 
     return freeze

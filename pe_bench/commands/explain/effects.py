@@ -136,7 +136,7 @@ def sentence_of(label: str, train_length: int, losses: Sequence[Loss], effects: 
         if len(reasons) == len(losses):
             return f"{label} cannot be scored past {train_length:,} tokens: {reasons[0].partition(': ')[0]}"
         scored = max(loss.length for loss in losses if not loss.reason)
-        return f"{label} surely loses nothing up to {scored:,} tokens: there is nothing to explain"
+        return f"No loss of {label} is sure up to {scored:,} tokens: there is nothing to explain"
     length = sure[-1].length
     known = [effect for effect in effects if effect.length == length and effect.share is not None]
     lost = f"what is lost at {length:,} tokens"

@@ -115,7 +115,8 @@ def test_each_claim_of_the_ledger_names_a_study_that_has_its_sweep() -> None:
             if claim.study in sweeps:
                 assert {claim.sweep, claim.than_sweep or claim.sweep} <= sweeps[claim.study], claim
             else:
-                assert claim.rule or not claim.study, f"{paper.name} names the study {claim.study}"
+                expected = {"", "real_gemma"} if claim.rule else {""}  # nobody has made that study yet
+                assert claim.study in expected, f"{paper.name} names the study {claim.study}"
 
 
 def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:

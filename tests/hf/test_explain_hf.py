@@ -1,0 +1,25 @@
+"""`explain` of Hugging Face models."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from support.checkpoints import write_checkpoint
+
+from pe_bench.commands.evaluate import Evaluation
+from pe_bench.commands.explain.changes import changes_of, made
+from pe_bench.commands.explain.explain import load_bench
+
+
+def test_a_window_in_all_layers_of_a_hugging_face_model_is_the_control(folder: Path) -> None:
+    write_checkpoint(folder / "llama", "llama")
+    keys = ("data=files", f"data.path={folder / 'corpus'}")
+    request = Evaluation(lengths=[64], targets=6, overrides=keys, results_dir=folder / "results")
+    bench = load_bench(f"hf:{folder / 'llama'}", request)
+    window = next(change for change in changes_of(32) if change.name == "window")
+    model = made(bench.subject(64), window, range(4), is_all=True)
+    assert not isinstance(model, str)
+    plan = bench.plans[64]
+    nll = bench.pass_through(model, plan).nll
+    assert np.array_equal(nll, bench.pass_through(bench.job.model, replace(plan, limit=32)).nll)
+    assert not np.array_equal(nll, bench.pass_through(bench.job.model, plan).nll)
