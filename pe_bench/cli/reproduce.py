@@ -233,5 +233,6 @@ def _draw(study: "Study", measured: "Measurements", results_dir: Path, path: Pat
     }
     by = tuple(key for key, of_key in values.items() if len(of_key) > 1)
     plot_tables(build_tables(results_dir, names, selection=Selection(where=where, by=by)), path)
-    encodings = " ".join(dict.fromkeys(name for sweep in sweeps for name in sweep.encodings))
-    say(f"tables of the runs: pe-bench report {encodings}{results_option(results_dir)}")
+    # The runs of a checkpoint are not named after its encoding.
+    trained = dict.fromkeys(name for sweep in sweeps if not sweep.checkpoint for name in sweep.encodings)
+    say(f"tables of the runs: {' '.join(['pe-bench report', *trained])}{results_option(results_dir)}")
