@@ -89,3 +89,15 @@ def test_the_benchmark_of_stages_finds_all_parts_of_a_run() -> None:
         [sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "patch", sorted((ROOT / "tests" / "planted").glob("*.patch")), ids=lambda path: path.stem
+)
+def test_a_planted_fault_still_applies_and_names_tests_that_there_are(patch: Path) -> None:
+    what, tests, *_ = patch.read_text(encoding="utf-8").splitlines()
+    assert what.endswith(".") and tests.startswith("Tests: ")
+    assert all((ROOT / path).exists() for path in tests.removeprefix("Tests: ").split())
+    checked = ["git", "apply", "--check", "--recount", str(patch)]
+    done = subprocess.run(checked, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -183,7 +183,7 @@ class Decoder(LanguageModel):
         parts: Sequence[PositionalEncoding] | None = None,
     ) -> Self:
         other = self._with(self.encoding.changed(layers, parts))
-        other.windows = windows
+        other.windows = {**self.windows, **windows}
         return other
 
     @property

@@ -388,7 +388,8 @@ def _freezing(band: tuple[float, float]) -> Maker:
         if layer.overrides("attend"):
             return NO_SOFTMAX
         new: list[LayerEncoding] = []
-        reason = NOT_TURNED
+        turns = False
+        freezes = False
         for leaf in leaves_of(layer):
             rotation = rotation_at(leaf, subject.length)
             if rotation is None:
@@ -396,14 +397,17 @@ def _freezing(band: tuple[float, float]) -> Maker:
                 continue
             lengths = 2 * math.pi / rotation.frequencies
             is_frozen = (lengths > band[0]) & (lengths <= band[1]) & (rotation.frequencies > 0)
-            reason = "" if bool(is_frozen.any()) else NO_SUCH_PAIR
+            turns = True
+            freezes |= bool(is_frozen.any())
             layout: Layout = getattr(leaf, "layout", "half")
             kept = rotation.frequencies.masked_fill(is_frozen, 0)
             if isinstance(leaf, RoPE):
                 new.append(_with_frequencies(leaf, kept))
             else:
                 new.append(FrozenPairs(kept, rotation.attention_factor, layout))
-        return reason or NewLayer(stack(new))
+        if freezes:
+            return NewLayer(stack(new))
+        return NO_SUCH_PAIR if turns else NOT_TURNED
 
     return freeze
 

@@ -73,9 +73,9 @@ class Answer:
         return self.model, self.tokens, self.length
 
     @property
-    def rank(self) -> tuple[bool, bool, int]:
-        """Return the key to choose among studies of one setting: first if it decides, then more seeds."""
-        return self.outcome in DECIDED, self.outcome != NOT_RUN, self.seeds
+    def rank(self) -> tuple[bool, int, bool]:
+        """Return the key to choose among studies of one setting: more seeds, then the one that decides."""
+        return self.outcome != NOT_RUN, self.seeds, self.outcome in DECIDED
 
 
 @dataclass(frozen=True)

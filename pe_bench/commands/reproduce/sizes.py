@@ -140,7 +140,7 @@ def _agreement(
 
 
 def _difference(of: str, than: str, sweep: str, times: int, scores: Measurements) -> Interval | None:
-    claim = Claim("order", "", of, times, than, sweep)
+    claim = Claim(kind="order", source="", of=of, at=times, than=than, sweep=sweep)
     return scores.difference_of_levels(claim, times * scores.length).interval
 
 
