@@ -15,6 +15,7 @@ from pe_bench.commands.reproduce.study import read_study, study_names
 from pe_bench.commands.reproduce.tables import TableScores
 from pe_bench.errors import UserError
 from pe_bench.report.records import Paired
+from pe_bench.report.statistics import Interval
 
 CLAIM = LedgerClaim("falls", of="alibi", at=2, source="table 1")
 
@@ -48,6 +49,17 @@ def test_a_claim_that_holds_after_one_budget_and_not_after_another_changes_with_
     ):
         answers = [answer(outcome, number) for number, outcome in enumerate(outcomes)]
         assert Entry(CLAIM, answers).outcome == said
+
+
+def test_of_studies_of_one_setting_the_one_with_most_seeds_counts_even_if_it_does_not_decide() -> None:
+    def seen_by(outcome: str, seeds: int) -> Answer:
+        measured = Paired(0.0, Interval(0.0, -1.0, 1.0, seeds, 10))
+        return Answer("one", "", "tiny", 1, 128, Judged(CLAIM, 256, outcome, measured, 256))  # type: ignore[arg-type]
+
+    best = max([seen_by("contradicted", 1), seen_by("unclear", 5)], key=lambda answer: answer.rank)
+    assert (best.outcome, best.seeds) == ("unclear", 5)
+    best = max([seen_by("unclear", 3), seen_by("holds", 3)], key=lambda answer: answer.rank)
+    assert best.outcome == "holds"
 
 
 def test_what_a_stored_sweep_did_not_score_was_not_run() -> None:
@@ -143,7 +155,7 @@ def test_the_ledger_is_printed_in_eighty_columns_and_trains_nothing(
     assert printed.code == 0 and max(map(len, printed.out.splitlines())) <= 80
     for said in ("https://arxiv.org/abs/2108.12409", "not run: base 100M", "claims: ", "predictions: "):
         assert said in printed.out
-    assert "changes       alibi is better at 2x than at 1x" in printed.out
+    assert "changes       t5 is better than alibi at 1x" in printed.out
     assert not Path("results").exists()
     one = command("reproduce", "--claims", "fire").out
     assert "fire holds up to 4x" in one and "alibi" not in one
