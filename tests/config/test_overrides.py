@@ -169,7 +169,10 @@ def test_options_of_a_swept_encoding_need_not_be_options_of_the_default(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["encoding=t5,alibi", "encoding.buckets=8"], "'encoding.buckets': there are: encoding.slope_scale"),
+        (
+            ["encoding=t5,alibi", "encoding.buckets=8"],
+            "'encoding.buckets': there are: encoding.silent, encoding.slope_scale",
+        ),
         (["task=index,copy", "encoding=rope,nope", "task.reach=4"], "unknown key 'task.reach'"),
         (["train.lr=1e-3,x"], "train.lr must be a number above 0, not 'x'"),
     ],
