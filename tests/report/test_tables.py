@@ -1,12 +1,13 @@
 """The rows that share a table, its numbers, and its layout."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.results import add_run
+from support.results import ROW, add_run
 from support.tables import BREAKING, bits_at, line_of, only, printed
 
 from pe_bench.config.schema import LOSES_TEXT
@@ -14,7 +15,7 @@ from pe_bench.report.columns import details_of, short
 from pe_bench.report.curves import chart_of
 from pe_bench.report.notes import meanings
 from pe_bench.report.statistics import paired_interval
-from pe_bench.report.verdicts import find_break_point
+from pe_bench.report.verdicts import find_break_point, pairs_of
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.scores import score_file
 
@@ -191,3 +192,14 @@ def test_levels_of_a_tokenizer_that_loses_text_are_ranked_and_drawn_in_nats_per_
         table = only(tmp_path / tokenizer)
         assert any(note.startswith(f"ranked by {short_unit} at 256") for note in table.notes)
         assert chart_of(table, "change").y_label == f"change against 128, {unit} (+ is worse)"
+
+
+def test_rows_are_paired_on_the_same_targets_and_the_same_slice_of_them() -> None:
+    longer = replace(ROW, length=2 * ROW.length)
+    assert pairs_of([longer], [ROW]) == [(longer, ROW)]
+    for other in (
+        replace(ROW, target_hash="else"),
+        replace(ROW, slice_hash="else"),
+        replace(ROW, run="else"),
+    ):
+        assert pairs_of([longer], [other]) == []
