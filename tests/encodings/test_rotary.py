@@ -9,14 +9,14 @@ from support.encodings import turned_sides
 from support.reference_inputs import H, fill, near, series
 from torch import Tensor, nn
 
-from pe_bench.encodings.base import LayerEncoding, LengthError
+from pe_bench.encodings.base import LayerEncoding, LengthError, Side
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.hope import HoPE
 from pe_bench.encodings.rotary.lerope import LeRoPE
 from pe_bench.encodings.rotary.p_rope import PRoPE
 from pe_bench.encodings.rotary.partial_rope import PartialRoPE
 from pe_bench.encodings.rotary.pope import PoPE
-from pe_bench.encodings.rotary.rope import Form, Layout, RoPE, rope_frequencies, rotate
+from pe_bench.encodings.rotary.rope import Form, Layout, RoPE, rope_frequencies, rotate, turn_both
 from pe_bench.encodings.rotary.xpos import XPos
 from pe_bench.encodings.spec import EncodingSpec
 
@@ -128,3 +128,13 @@ def test_imaginary_heads_of_rope_pp_are_rope_with_queries_turned_back_by_a_quart
     quarter = torch.cat([second, -first], -1)  # each pair (a, b) turned by -90 degrees is (b, -a)
     turned, keys = turned_sides(RoPE(8).double(), quarter, K8.double(), position, position)
     assert near(imaginary @ keys.mT, turned @ keys.mT, 1e-12)
+
+
+def test_the_last_queries_are_turned_by_the_last_angles() -> None:
+    x = torch.randn(1, 2, 7, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    index = torch.arange(7)
+    angles = index[:, None] * torch.tensor([1.0, 0.5, 0.25, 0.125], dtype=torch.float64)
+    keys = Side(x, x, index, index, {})
+    queries = Side(x[:, :, 4:], x[:, :, 4:], index[4:], index[4:], {})
+    turned_q, turned_k = turn_both(queries, keys, angles.cos(), angles.sin())
+    torch.testing.assert_close(turned_q, turned_k[:, :, 4:], rtol=0, atol=1e-12)
