@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import datasets
+import numpy as np
 import pytest
 import yaml
 
@@ -264,3 +265,9 @@ def test_a_dataset_that_the_hub_does_not_give_is_one_line_with_the_way_out():
     config = replace(config, path="parquet")  # a format of the library, and no name of a dataset
     with pytest.raises(UserError, match="data.path=parquet is not the OWNER/NAME of a dataset on the Hub"):
         read_corpus(config)
+
+
+def test_no_window_is_lost_where_a_long_text_is_hashed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = np.random.default_rng(0).bytes(1_000)
+    monkeypatch.setattr(split, "CHUNK_BYTES", 100)
+    assert np.array_equal(split._sampled(text, 1), split.window_hashes(text))

@@ -215,3 +215,8 @@ def test_training_may_start_from_a_run_and_what_that_lacks_begins_anew(begin, tr
     outcome = start("encoding=rope", "model.n_layers=1")
     assert outcome.code == 2 and "do not fit this model" in outcome.line
     assert len(list(source.parent.iterdir())) == 3
+
+
+def test_the_validation_loss_is_of_the_positions_of_scoring(folder: Path) -> None:
+    plain, drawn = (trainer_of(folder, f"encoding={name}", "train.length=16") for name in ("rope", "pose"))
+    assert drawn.validation_loss() == pytest.approx(plain.validation_loss(), abs=1e-6)
