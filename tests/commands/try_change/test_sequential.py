@@ -31,6 +31,10 @@ SPREADS = (1, 2, 4, 8)  # between seeds, over those of the priors
 # Of the levels of two encodings with the same seed, that is the same weights and batches: 0.75 for rope and
 # alibi, 0.96 for rope and rope base=100000 (256,000 tokens, five seeds).
 CORRELATION = 0.75
+# The studies whose spreads over seeds gave the priors. A study that is not named here may grow without them.
+# The runs of extend are the rope of alibi, trained further, those of base that rope with other bases, and
+# those of budget after one million tokens are alibi's and kerple's: their levels would count twice.
+STUDIES = ("alibi", "kerple", "longer_training", "nope_same_targets", "scalings", "windowed")
 
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -38,10 +42,7 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 def noise(length: int) -> pd.DataFrame:
     """Return the levels of the committed studies at a length, with their spread over seeds."""
     folder = Path(__file__).parents[3] / "configs" / "study"
-    # The runs of extend are the rope of alibi.csv, trained further; those of base are that rope with other
-    # bases. Their levels vary with its own from seed to seed.
-    files = [file for file in sorted(folder.glob("*.csv")) if file.stem not in ("extend", "base")]
-    levels = pd.concat(map(pd.read_csv, files))
+    levels = pd.concat(pd.read_csv(folder / f"{study}.csv") for study in STUDIES)
     levels = levels[(levels.protocol == "paired") & (levels.control == "none") & (levels.variant == "full")]
     is_trained = ~levels.encoding.str.contains("->")
     return levels.loc[is_trained & (levels.seeds >= 3) & (levels.length == length)]
