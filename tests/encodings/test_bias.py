@@ -18,6 +18,7 @@ from pe_bench.encodings.bias.t5 import T5, t5_buckets
 from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.dape import DAPE
 from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.content.grape_ap import GrapeAP
 from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.logits.asentmax import ASEntmax
 from pe_bench.encodings.relative.shaw import Shaw
@@ -120,3 +121,15 @@ def test_silent_heads_leave_the_slopes_of_a_smaller_alibi_to_the_others() -> Non
     assert ALiBi(4, silent=0.5).slopes.tolist() == [*ALiBi(2).slopes.tolist(), 0.0, 0.0]
     assert "decaying" not in ALiBi(4, silent=0.5).claims
     assert ALiBi(4, silent=1.0).slopes.tolist() == [0.0] * 4
+
+
+@torch.no_grad()
+def test_grape_ap_without_content_is_alibi_times_ln_2_from_block_to_block_of_keys() -> None:
+    tokens = 1_200  # more than two blocks of a running sum
+    q = torch.randn(1, H, tokens, K, dtype=torch.float64)
+    sides = {}
+    for encoding in (GrapeAP(8, H).double(), ALiBi(H).double()):
+        x = torch.zeros(1, tokens, 8, dtype=torch.float64)
+        queries, keys = project(encoding, x, q[:, :, -3:], q, torch.arange(tokens))
+        sides[type(encoding)] = encoding.bias(queries, keys).expand(1, H, 3, tokens).tril(tokens - 3)
+    assert near(sides[GrapeAP], math.log(2) * sides[ALiBi])
