@@ -226,7 +226,10 @@ def try_change(
     results_dir: str | Path,
     check: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Do what `pe_bench.try_change` says. check: called before anything is written."""
+    """Do what `pe_bench.try_change` says.
+
+    check: called before anything is written, unless this very change was tried in this folder before.
+    """
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
     kind: Kind = "confirm" if confirm else "try"
@@ -243,7 +246,8 @@ def try_change(
     changed = planned_job(overrides, search, choice=overrides_in(change), values=values)
     baseline = planned_job(overrides, search, choice=overrides_in(against), values=values)
     tried = _prepared(kind, changed.config, baseline.config)
-    check()
+    if all(kept.change_run != tried.change_run for kept in read_tries(results)):
+        check()  # a run's name has the hash of its encoding's code, and what was kept was checked
     tried = _keep(results, tried)
     with (
         _ending_kept(results, tried),
