@@ -59,6 +59,7 @@ def meanings_of_words(table: Table) -> list[str]:
         *_holding(NOT_LEARNED, table),
         *(_target_sets(table) if len(table.lines) > 1 else ()),
         "" if table.baseline else _sets_of_their_own(table),
+        _gap_text(table),
         f"works to {unsure}?: unclear from a shorter length on" if unsure else "",
         later_text(table) if "^" in marks else "",
         context + (reads_nothing if "reads nothing" in answers else "") if answers else "",
@@ -66,6 +67,14 @@ def meanings_of_words(table: Table) -> list[str]:
         f"{list_lengths(below)}: {BELOW}" if below else "",
     ]
     return [*dict.fromkeys(filter(None, found))]
+
+
+def _gap_text(table: Table) -> str:
+    """Return what the two lengths of a break point mean; empty where no line has two."""
+    point = next((line.break_point for line in table.lines if line.break_point.has_gap), None)
+    if point is None:
+        return ""
+    return f'"{point.works_to_text}": {point.predicate}; nothing between was scored'
 
 
 def later_text(table: Table) -> str:
