@@ -121,7 +121,7 @@ class Outcome:
             return f"{head}, {place}: {names} {has} learned nothing yet, so give more train.tokens"
         if self.answer == "mixed":
             head += f" ({self._where_it_is_mixed()})"
-        works_to, of_baseline = (point.works_to_text or "an unknown length" for point in self.works_to)
+        of_change, of_baseline = (point.predicate for point in self.works_to)
         at_training, at_longest = seen.bounds
         trained = _of_length(seen.at_training.mean, at_training, self.unit)
         longest = _of_length(seen.at_longest.mean, at_longest, self.unit)
@@ -129,7 +129,7 @@ class Outcome:
             f"{head}, {place}",
             f"  at {tried.train_length:,}, trained: {trained}",
             f"  at {max(tried.lengths):,}, longest: {longest}",
-            f"  works to {works_to} ({tried.baseline}: {of_baseline})",
+            f"  {of_change} ({tried.baseline} {of_baseline})",
             f"  a step takes {self.time_ratio:.2f} times as long, with {self.parameters:,} parameters more",
         ]
         if not seen.is_sure:
