@@ -116,8 +116,9 @@ class Ledger:
         self.papers = {paper: [self._entry(claim) for claim in paper.claims] for paper in read_papers()}
 
     def _entry(self, claim: LedgerClaim) -> Entry:
+        own = {claim.study, *claim.also}
         answers = [self._answer(study, sweep, claim) for study, sweep in self._places(claim)]
-        answers = [answer for answer in answers if answer.study == claim.study or answer.is_scored]
+        answers = [answer for answer in answers if answer.study in own or answer.is_scored]
         of_setting = grouped(answers, lambda answer: answer.setting)
         best = [max(of_one, key=lambda answer: answer.rank) for of_one in of_setting.values()]
         return Entry(claim, sorted(best, key=lambda answer: answer.setting))
@@ -127,8 +128,9 @@ class Ledger:
         for study in self._studies.values():
             sweeps: dict[str, Sweep] = {}
             for sweep in study.sweeps:
-                is_own = claim.study == study.name and claim.sweep == sweep.name
-                if is_own or is_tested_by(claim, study, sweep, self._studies.get(claim.study)):
+                if claim.is_of(study.name, sweep.name) or is_tested_by(
+                    claim, study, sweep, self._studies.get(claim.study)
+                ):
                     sweeps[sweep.name] = sweep
             for sweep in sweeps.values():
                 yield study, sweep

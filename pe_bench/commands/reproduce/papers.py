@@ -80,18 +80,24 @@ class Claim:
 class LedgerClaim(Claim):
     """A claim of a paper, or a prediction.
 
-    study: the study that tests the claim; if empty, all studies with the claim's encodings test it. rule: how
-    a prediction was derived, a key of its file's `rules`; empty for a claim of a paper.
+    study: the study that tests the claim; if empty, all studies with the claim's encodings test it. also:
+    other studies that report on the claim, each with the name of its sweep. rule: how a prediction was
+    derived, a key of its file's `rules`; empty for a claim of a paper.
     """
 
     source: str = ""
     study: str = ""
+    also: dict[str, str] = field(default_factory=dict)
     rule: str = ""
 
     @property
     def origin(self) -> str:
         """Return where the claim comes from: the place in a paper, or the rule of a prediction."""
         return "; ".join(filter(None, [self.rule and f"prediction: {self.rule}", self.source]))
+
+    def is_of(self, study: str, sweep: str) -> bool:
+        """Return whether the claim names this sweep of a study."""
+        return (study, sweep) in ((self.study, self.sweep), *self.also.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +122,12 @@ def ledger_claims(study: str) -> tuple[LedgerClaim, ...]:
     """Return the claims of the ledger that a study of pe-bench tests, paper by paper."""
     claims: list[LedgerClaim] = []
     for paper in read_papers():
-        claims += [claim for claim in paper.claims if claim.study == study]
+        for claim in paper.claims:
+            if claim.study == study:
+                claims.append(claim)
+            elif study in claim.also:
+                source = f"{paper.paper}, {claim.source}"
+                claims.append(replace(claim, study=study, sweep=claim.also[study], also={}, source=source))
     return tuple(claims)
 
 

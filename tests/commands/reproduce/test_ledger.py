@@ -10,7 +10,7 @@ from pe_bench.commands.reproduce import papers
 from pe_bench.commands.reproduce.claims import NOT_SCORED, Judged, Series, judge_claim
 from pe_bench.commands.reproduce.ledger import Answer, Entry, is_tested_by
 from pe_bench.commands.reproduce.outcomes import Level
-from pe_bench.commands.reproduce.papers import Claim, LedgerClaim, read_papers
+from pe_bench.commands.reproduce.papers import Claim, LedgerClaim, ledger_claims, read_papers
 from pe_bench.commands.reproduce.study import read_study, study_names
 from pe_bench.commands.reproduce.tables import TableScores
 from pe_bench.errors import UserError
@@ -124,11 +124,23 @@ def test_each_claim_of_the_ledger_names_a_study_that_has_its_sweep() -> None:
     for paper in read_papers():
         assert paper.paper and paper.title and paper.claims
         for claim in paper.claims:
-            if claim.study in sweeps:
+            if claim.study:
+                assert claim.study in sweeps, f"{paper.name} names the study {claim.study}"
                 assert {claim.sweep, claim.than_sweep or claim.sweep} <= sweeps[claim.study], claim
-            else:
-                expected = {"", "real_gemma"} if claim.rule else {""}  # nobody has made that study yet
-                assert claim.study in expected, f"{paper.name} names the study {claim.study}"
+            for study, sweep in claim.also.items():
+                assert study in sweeps and sweep in sweeps[study], claim
+
+
+def test_a_paper_has_each_claim_once_and_every_study_that_it_names_reports_on_it() -> None:
+    for paper in read_papers():
+        said = [(Entry(claim, []).sentence, claim.rule) for claim in paper.claims]
+        assert len(said) == len({*said}), paper.name
+    of_budget = {(claim.kind, claim.of, claim.at): claim for claim in ledger_claims("budget")}
+    claim = of_budget["holds", "alibi", 16]
+    assert (claim.study, claim.sweep) == ("budget", "8M tokens")
+    assert claim.origin == "Press et al. 2022, table 2, -0.020 at 30 times"
+    of_alibi = [claim.origin for claim in ledger_claims("alibi") if (claim.kind, claim.at) == ("holds", 16)]
+    assert of_alibi == ["table 2, -0.020 at 30 times"]
 
 
 def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
