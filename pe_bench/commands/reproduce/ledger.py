@@ -88,6 +88,8 @@ class Entry:
     @property
     def outcome(self) -> str:
         """Return one of `OUTCOMES`; an unclear setting counts only if no setting decides."""
+        if self.claim.outcome:
+            return self.claim.outcome
         outcomes = {answer.outcome for answer in self.answers}
         decided = [outcome for outcome in DECIDED if outcome in outcomes]
         if len(decided) > 1:
@@ -209,6 +211,8 @@ def render_ledger(papers: Mapping[Paper, Sequence[Entry]], width: int) -> str:
             lines.append(f"{outcome:<{INDENT}}{entry.sentence} ({entry.claim.origin})")
             if entry.answers:
                 lines.append(f"{'':<{INDENT}}{spell_answers(entry.answers)}")
+            if entry.claim.evidence:
+                lines.append(f"{'':<{INDENT}}measured: {entry.claim.evidence}")
         lines.append("")
     lines += [*count_entries([entry for entries in papers.values() for entry in entries]), ABOUT]
     return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
