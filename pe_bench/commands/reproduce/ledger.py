@@ -180,12 +180,10 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     tasks = {each.task for each in own.sweeps if each.name == claim.sweep} if own else {""}
     if sweep.task not in tasks:
         return False
-    labels = {*sweep.encodings}
+    labels = {*study.labels_of(sweep)}
     scored = {(protocol, time) for protocol in ("paired", TASK) for time in study.times}
     for scoring in study.scorings:
         scored |= {(scoring.protocol, time) for time in scoring.times}
-        for other in scoring.scored_with or []:
-            labels |= {f"{encoding} -> {other}" for encoding in sweep.encodings}
     protocols = WINDOWS if claim.kind == "early_tokens" else (claim.protocol,)
     needed = {(protocol, time) for protocol in protocols for time in (claim.at, claim.since)}
     return {claim.of, claim.than or claim.of} <= labels and needed <= scored
