@@ -171,7 +171,8 @@ def _train_and_score(
 def _train(
     job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
 ) -> checkpoint.Checkpoint:
-    config, name = job.config, job.folder.name
+    name = job.folder.name
+    config = job.config
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     begun = checkpoint.latest_checkpoint(job.folder / "checkpoints")
     if begun is None or begun.step < steps:

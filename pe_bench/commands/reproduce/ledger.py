@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, product
 from typing import Any
 
 from pe_bench.commands.reproduce.claims import (
@@ -113,13 +114,13 @@ class Ledger:
     def __init__(self) -> None:
         self._studies = {name: read_study(name) for name in study_names()}
         self._scores = {name: stored_scores(study) for name, study in self._studies.items()}
-        self.papers = {paper: [self._entry(claim) for claim in paper.claims] for paper in read_papers()}
+        self.papers = {paper: list(map(self._entry, paper.claims)) for paper in read_papers()}
 
     def _entry(self, claim: LedgerClaim) -> Entry:
         answers = [self._answer(study, sweep, claim) for study, sweep in self._places(claim)]
         answers = [answer for answer in answers if answer.study == claim.study or answer.is_scored]
-        of_setting = grouped(answers, lambda answer: answer.setting)
-        best = [max(of_one, key=lambda answer: answer.rank) for of_one in of_setting.values()]
+        by_setting = grouped(answers, lambda answer: answer.setting)
+        best = [max(alike, key=lambda answer: answer.rank) for alike in by_setting.values()]
         return Entry(claim, sorted(best, key=lambda answer: answer.setting))
 
     def _places(self, claim: LedgerClaim) -> Iterator[tuple[Study, Sweep]]:
@@ -177,13 +178,13 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     if sweep.task not in tasks:
         return False
     labels = {*sweep.encodings}
-    scored = {(protocol, time) for protocol in ("paired", TASK) for time in study.times}
+    scored = set(product(("paired", TASK), study.times))
     for scoring in study.scorings:
         scored |= {(scoring.protocol, time) for time in scoring.times}
         for other in scoring.scored_with or []:
             labels |= {f"{encoding} -> {other}" for encoding in sweep.encodings}
     protocols = WINDOWS if claim.kind == "early_tokens" else (claim.protocol,)
-    needed = {(protocol, time) for protocol in protocols for time in (claim.at, claim.since)}
+    needed = set(product(protocols, (claim.at, claim.since)))
     return {claim.of, claim.than or claim.of} <= labels and needed <= scored
 
 
@@ -208,8 +209,9 @@ def render_ledger(papers: Mapping[Paper, Sequence[Entry]], width: int) -> str:
             if entry.answers:
                 lines.append(f"{'':<{INDENT}}{spell_answers(entry.answers)}")
         lines.append("")
-    lines += [*count_entries([entry for entries in papers.values() for entry in entries]), ABOUT]
-    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
+    lines += [*count_entries(list(chain.from_iterable(papers.values()))), ABOUT]
+    wrapped = chain.from_iterable(_wrap(line, width) for line in lines)
+    return "".join(f"{line}\n" for line in wrapped)
 
 
 def _wrap(line: str, width: int) -> list[str]:

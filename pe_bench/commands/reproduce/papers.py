@@ -18,16 +18,18 @@ from pe_bench.values import check_type, shown, unknown
 GROUP = "claims"
 ALIKE = 0.02  # bits per byte: levels closer than this count as the same
 # The sentence of each kind of claim, and the quantity whose interval decides the claim.
-KINDS = {
+OF_TWO_ENCODINGS = {
     "order": ("{of} is better than {than} at {at}", "difference"),
     "loses_less": ("{of} loses less than {than} from its training length to {at}", "difference of changes"),
     "alike": (f"{{of}} lies within {ALIKE} of {{than}} at {{at}}", "difference"),
+    "breaks_first": ("{of} breaks before {than}", "difference of changes"),
+}
+OF_ONE_ENCODING = {
     "falls": ("{of} is better at {at} than at {first}", "change"),
     "rises": ("{of} is worse at {at} than at {first}", "change"),
     "changes_by": ("{of} changes by {bounds} from {first} to {at}", "change"),
     "holds": ("{of} holds up to {at}", "change"),
     "breaks": ("{of} degrades or fails at {at}", "change"),
-    "breaks_first": ("{of} breaks before {than}", "difference of changes"),
     "early_tokens": ("{of} at {at}: nonoverlapping windows look worse", "nonoverlapping minus sliding"),
     "reads_far": ("{of} reads text beyond its training length at {at}", "loss without the far text"),
     "reads_past_window": ("{of} at {at} gains from text beyond its training length", "gain over the window"),
@@ -35,6 +37,7 @@ KINDS = {
     "solves": ("{of} solves examples of {at} tokens", "right"),
     "misses": ("{of} does not solve examples of {at} tokens", "right"),
 }
+KINDS = OF_TWO_ENCODINGS | OF_ONE_ENCODING
 OF_LEVELS = ("order", "alike")
 WINDOWS = ("nonoverlapping", "sliding")
 
@@ -72,8 +75,7 @@ class Claim:
     def say(self, of: str, than: str, at: str, first: str) -> str:
         """Return the claim as a sentence. at, first: the lengths of `at` and `since`, as text."""
         sentence = KINDS[self.kind][0].format(of=of, than=than, at=at, first=first, bounds=self.bounds)
-        windows = f" ({self.protocol} windows)" if self.protocol in WINDOWS else ""
-        return sentence + windows
+        return f"{sentence} ({self.protocol} windows)" if self.protocol in WINDOWS else sentence
 
 
 @dataclass(frozen=True)

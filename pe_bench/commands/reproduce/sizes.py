@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import NullLocator
 
-from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, Budget, budget_of
+from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, Budget, budget_of, spell_mean
 from pe_bench.commands.reproduce.claims import Measurements, Series
 from pe_bench.commands.reproduce.papers import Claim
 from pe_bench.commands.reproduce.study import Study, Sweep, spell_tokens
@@ -188,7 +188,7 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements) ->
 
 def _cells(size: Size) -> tuple[str, ...]:
     budget = size.budget
-    changes = [f"{interval.mean:+.3f}" if interval else "-" for interval in (size.far, size.farthest)]
+    changes = map(spell_mean, (size.far, size.farthest))
     return (
         size.encoding,
         size.sweep,
