@@ -202,9 +202,11 @@ def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
 
 def _empty_row(job: Job, plan: Plan) -> Row:
     """Return a row with all that is known before anything is scored."""
+    plan_values = {name: getattr(plan, name) for name in OF_PLAN}
+    job_values = {name: getattr(job, name) for name in OF_JOB}
     return Row(
-        **{name: getattr(plan, name) for name in OF_PLAN},
-        **{name: getattr(job, name) for name in OF_JOB},
+        **plan_values,
+        **job_values,
         **dict.fromkeys(MEASURED),
         **_model_values(job),
         **_environment(job),
@@ -218,7 +220,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
     )
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: Job) -> dict[str, Any]:
     """Return the columns of a row that say where and when it was made."""
     return {
         "device": device_name(job.device),
