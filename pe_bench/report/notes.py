@@ -57,6 +57,7 @@ def meanings_of_words(table: Table) -> list[str]:
         notes += _target_sets(table)
     if not table.baseline:
         notes.append(_sets_of_their_own(table))
+    notes.append(_gap_text(table))
     points = [cells.works_to(line) for line in table.lines]
     unsure = [cell.text for cell in points if "?" in cell.mark]
     if unsure:
@@ -79,6 +80,14 @@ def _context_text(table: Table) -> str:
     if any(cells.context_answer(line).text == "reads nothing" for line in table.lines):
         text += f"; reads nothing: no better at {length:,} than at {quarter_of(length):,}"
     return text
+
+
+def _gap_text(table: Table) -> str:
+    """Return what the two lengths of a break point mean; empty where no line has two."""
+    point = next((line.break_point for line in table.lines if line.break_point.has_gap), None)
+    if point is None:
+        return ""
+    return f'"{point.works_to_text}": {point.predicate}; nothing between was scored'
 
 
 def later_text(table: Table) -> str:

@@ -162,8 +162,23 @@ class BreakPoint:
             return ""
         if self.works_to == 0:
             return "not at all"
-        is_near = self.stops_by is None or self.stops_by <= NEAR * self.works_to
-        return f"{self.works_to:,}" if is_near else f"{self.works_to:,} to {self.stops_by:,}"
+        return f"{self.works_to:,} to {self.stops_by:,}" if self.has_gap else f"{self.works_to:,}"
+
+    @property
+    def predicate(self) -> str:
+        """Return the same as the predicate of a sentence about an encoding."""
+        if self.works_to is None:
+            return "works to an unknown length"
+        if self.works_to == 0:
+            return "does not work at the training length"
+        if self.has_gap:
+            return f"works at {self.works_to:,} and no longer at {self.stops_by:,}"
+        return f"works to {self.works_to:,}"
+
+    @property
+    def has_gap(self) -> bool:
+        """Return whether the first length that does not work is far from the last one that does."""
+        return bool(self.works_to) and self.stops_by is not None and self.stops_by > NEAR * self.works_to
 
     def __str__(self) -> str:
         if self.length is None:

@@ -96,7 +96,10 @@ def _plans(
         count, seed, half = evaluation.targets, evaluation.seed, evaluation.half
         blocks = target_blocks(data.validation, longest, size, count, seed, data.hash, half)
         yield from (paired_plan(blocks, length) for length in lengths)
-        yield from control_plans(evaluation, blocks, list(lengths), config.train.length)
+        is_checkpoint = config.checkpoint is not None
+        yield from control_plans(
+            evaluation, blocks, list(lengths), config.train.length, longest_too=is_checkpoint
+        )
         return
     text = _text(data, evaluation, longest)
     for length in lengths:
@@ -109,10 +112,19 @@ def _plans(
 
 
 def control_plans(
-    evaluation: EvalConfig, blocks: TargetBlocks, lengths: list[int], train_length: int
+    evaluation: EvalConfig,
+    blocks: TargetBlocks,
+    lengths: list[int],
+    train_length: int,
+    *,
+    longest_too: bool = False,
 ) -> Iterator[Plan]:
-    """Yield the controls of these lengths, which score one set of targets."""
-    for length in controlled_lengths(evaluation, lengths, train_length, blocks.target_tokens):
+    """Yield the controls of these lengths, which score one set of targets.
+
+    longest_too: see `controlled_lengths`.
+    """
+    size = blocks.target_tokens
+    for length in controlled_lengths(evaluation, lengths, train_length, size, longest_too=longest_too):
         plan = paired_plan(blocks, length)
         yield replace(plan, control="window", limit=train_length)
         yield replace(plan, control="swap", windows=[*_swapped(blocks, plan.windows, train_length)])
@@ -132,12 +144,20 @@ def _swapped(blocks: TargetBlocks, windows: list[Window], train_length: int) -> 
 
 
 def controlled_lengths(
-    evaluation: EvalConfig, lengths: list[int], train_length: int, target_tokens: int
+    evaluation: EvalConfig,
+    lengths: list[int],
+    train_length: int,
+    target_tokens: int,
+    *,
+    longest_too: bool = False,
 ) -> list[int]:
     """Return the lengths that get controls: by default those of 2 and 16 times the training length.
 
     Where neither is scored, only the longest possible length does. A control needs a token that is further
     than the training length before the first target.
+
+    longest_too: by default the longest possible length gets controls too, as for a Hugging Face model, whose
+    lengths are rarely multiples of the length that it is measured from.
     """
     if evaluation.controls == "none":
         return []
@@ -148,8 +168,11 @@ def controlled_lengths(
     possible = list(filter(has_far_token, lengths))
     if evaluation.controls == "all":
         return possible
-    usual = [times * train_length for times in CONTROLLED_TIMES]
-    return [length for length in possible if length in usual] or possible[-1:]
+    multiples = [times * train_length for times in CONTROLLED_TIMES]
+    default = [length for length in possible if length in multiples]
+    if longest_too or not default:
+        default += possible[-1:]
+    return sorted({*default})
 
 
 def _text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:

@@ -34,7 +34,7 @@ class Piece:
     """An encoding of a sweep with its seeds.
 
     settings: a hash of what the study's file sets for its runs, so that a changed file has other pieces.
-    runs: the names of its runs, where they are stored.
+    runs: the names of its runs that are stored, in the order of their seeds.
     """
 
     sweep: str
@@ -97,9 +97,17 @@ class StoredPieces:
         return list(chain.from_iterable(pieces_of(self.study, sweep) for sweep in self.study.sweeps))
 
     def missing(self) -> list[Piece]:
-        """Return the pieces of the study that are not stored."""
-        stored = {piece.key for piece in self.read()}
-        return [piece for piece in self._pieces if piece.key not in stored]
+        """Return the pieces of the study that are not stored whole, with the runs that are stored."""
+        stored = self.read()
+        keys = {piece.key for piece in stored}
+        missing: list[Piece] = []
+        for sweep in self.study.sweeps:
+            pieces = [piece for piece in pieces_of(self.study, sweep) if piece.key not in keys]
+            # What goes on from a run, or scores it once more, needs its weights, which no piece has.
+            if not sweep.source and not self.study.scorings_of(sweep):
+                pieces = [replace(piece, runs=_runs_of_fewer_seeds(piece, stored)) for piece in pieces]
+            missing += pieces
+        return missing
 
     def steps(self) -> list[Step]:
         """Return what the stored pieces of the study measured: all of their rows.
@@ -132,7 +140,7 @@ class StoredPieces:
         return list(chain.from_iterable(folder.rows for folder in folders))
 
     def add(self, piece: Piece, steps: Sequence[Step], results_dir: Path) -> None:
-        """Store a piece, whose runs are in a folder of results.
+        """Store a piece, whose other runs are in a folder of results.
 
         steps: the sweep of the piece and the scorings of its runs. Raises `UserError` for rows of another
         text, other targets or another version of PyTorch than what is stored, before anything is written.
@@ -149,7 +157,7 @@ class StoredPieces:
             keep_run(results_dir / "runs" / name, rows, self.folder / "runs" / name)
             keep_anchors(results_dir / "anchors", rows, self.folder / "anchors")
         others = [stored for stored in self.read() if stored.key != piece.key]
-        made = replace(piece, runs=names)
+        made = replace(piece, runs=(*piece.runs, *names))
         write_json(self._index, {"pieces": [asdict(each) for each in (*others, made)]})
 
     def require_torch(self) -> None:
@@ -179,6 +187,16 @@ class StoredPieces:
                 here, there = getattr(row, column), getattr(other, column)
                 another = f"{piece} has another {quantity} at {row.length} ({here})"
                 require(here == there, f"{another} than what is stored ({there})")
+
+
+def _runs_of_fewer_seeds(piece: Piece, stored: Sequence[Piece]) -> tuple[str, ...]:
+    """Return the runs of the stored piece that differs from this one in having fewer seeds, or none."""
+    begun = [
+        each
+        for each in stored
+        if each.seeds < piece.seeds and replace(each, seeds=piece.seeds).key == piece.key
+    ]
+    return max((each.runs for each in begun), key=len, default=())
 
 
 def minor_version(version: str) -> str:
