@@ -179,12 +179,12 @@ class Evaluation:
         return without_none({name: getattr(self, name) for name in MACHINE_KEYS})
 
     @property
-    def of_runs(self) -> dict[str, Any]:
+    def run_options(self) -> dict[str, Any]:
         """Return the options that checkpoints do not have."""
         return {"key_tokens_of": self.key_tokens_of, "code": self.code}
 
     @property
-    def of_checkpoints(self) -> dict[str, Any]:
+    def checkpoint_options(self) -> dict[str, Any]:
         """Return the options that runs do not have."""
         return {"overrides": self.overrides, "plain": self.plain, "reference": self.reference}
 
@@ -231,8 +231,8 @@ class Probing(Evaluation):
         return changes
 
     @property
-    def of_checkpoints(self) -> dict[str, Any]:
-        return {**super().of_checkpoints, "task": self.task}
+    def checkpoint_options(self) -> dict[str, Any]:
+        return {**super().checkpoint_options, "task": self.task}
 
 
 class Loaded(NamedTuple):
@@ -331,10 +331,10 @@ def prepare(
     """
     if isinstance(run, Path):
         others_have = "a checkpoint (hf:FOLDER)"
-        options = request.of_checkpoints
+        options = request.checkpoint_options
     else:
         others_have = "a run"
-        options = request.of_runs
+        options = request.run_options
     for name, value in options.items():
         require(not value, f"{name} is for {others_have}: leave it out")
     for path in request.code:

@@ -139,7 +139,7 @@ def extend_runs(
     request = replace(request, lengths=chosen)
     scored = _score(paths, length, requested, request, is_trained=tokens is not None)
     if tokens is not None:
-        stages = Stages(paths, config, length, request, typed.of_jobs)
+        stages = Stages(paths, config, length, request, typed.job_overrides)
         jobs = stages.further(requested, tokens)
         if long:
             jobs += stages.from_the_start(tokens)
@@ -180,7 +180,7 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     is_alike = len({(row.setting, row.encoding) for row in rows}) == 1
     differ = f"{names} differ in {', '.join(differing[:3]) or 'their code'}"
     require(is_alike, f"{differ}: name runs that differ only in the seed")
-    jobs = planned(typed.of_jobs, config.search, choice=own_choice(config), values=own_values(config))
+    jobs = planned(typed.job_overrides, config.search, choice=own_choice(config), values=own_values(config))
     for text in typed.runs:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)

@@ -187,7 +187,7 @@ def _open(config: Config, source: Source) -> Opened:
 
 
 def _facts(config: Config, settings: Settings, data: Data, other: OtherEncoding) -> dict[str, Any]:
-    """Return what the weights of a training follow from, as JSON has it."""
+    """Return the facts that decide the weights of a training, as JSON has them."""
     assert config.checkpoint is not None
     train = settings.train
     names = ("length", "batch_tokens", "lr", "final_lr", "warmup_steps", "weight_decay", "betas", "clip")

@@ -149,7 +149,7 @@ def describe(job: Job) -> None:
 
 
 def describe_data(job: Job) -> str:
-    """Return which text a run trains on, how much of it there is, and how it is split."""
+    """Return a line on the text that a run trains on: its amount, and the split."""
     text = summary(job.data, job.config.train.length)
     source = job.config.data
     if source.source != "files" or job.data.task is not None:

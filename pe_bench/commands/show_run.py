@@ -57,7 +57,7 @@ def draw_run(job: Job, picture: Path) -> None:
 
 
 def text_written(job: Job) -> str:
-    """Return what a trained model writes after its training length and after the longest scored length.
+    """Return the text that a trained model writes after its training length and the longest scored length.
 
     Each next token is the likeliest one after as many tokens as the prompt has, so that the model reads
     texts of one length throughout.

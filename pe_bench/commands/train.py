@@ -200,7 +200,7 @@ def _train(
 
 
 def _steps_of_scoring(job: Job, plans: Sequence[Plan]) -> float:
-    """Return how many training steps take about as long as scoring the plans."""
+    """Return the number of training steps that take about as long as scoring the plans."""
     train = job.config.train
-    of_step = FORWARD_PASSES * train.batch * operations_of_pass(job, train.length)
-    return operations(job, plans) / of_step
+    step_operations = FORWARD_PASSES * train.batch * operations_of_pass(job, train.length)
+    return operations(job, plans) / step_operations

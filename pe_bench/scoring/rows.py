@@ -57,7 +57,7 @@ def score(
 
 
 def _name_of(plan: Plan) -> str:
-    """Return what progress calls a plan: all ranges of positions are one, and all depths of a probe."""
+    """Return the name of a plan in progress lines: all ranges of positions, or all depths, have one name."""
     if plan.protocol == POSITIONS:
         return POSITIONS
     name = plan.protocol if plan.control in ("none", REPLACED) else f"{plan.control} control"

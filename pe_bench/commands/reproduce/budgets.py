@@ -58,7 +58,7 @@ class Budget:
 
 
 def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
-    """Return what is known of each encoding at each budget, encoding by encoding."""
+    """Return the results of each encoding at each budget, encoding by encoding."""
     known: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
     order: dict[str, int] = {}  # of the encodings
     names = chain.from_iterable(product(sweep.encodings, [sweep.name]) for sweep in study.sweeps)
@@ -71,7 +71,7 @@ def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
 
 
 def budget_of(series: Series, scores: Measurements) -> Budget | None:
-    """Return what is known of a series; None where its training length was not scored."""
+    """Return the results of a series; None where its training length was not scored."""
     length = scores.length
     trained = scores.at(series, length, "paired")
     if not trained:
@@ -105,9 +105,9 @@ def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
     It reads far at that budget and at all larger ones; None for an encoding that does not.
     """
     first: dict[str, int | None] = {}
-    for encoding, of_encoding in grouped(budgets, lambda budget: budget.encoding).items():
+    for encoding, alike in grouped(budgets, lambda budget: budget.encoding).items():
         first[encoding] = None
-        for budget in sorted(of_encoding, key=lambda budget: -budget.tokens):
+        for budget in sorted(alike, key=lambda budget: -budget.tokens):
             if budget.reads_far != "yes":
                 break
             first[encoding] = budget.tokens
@@ -129,7 +129,7 @@ class Agreement:
 
 
 def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
-    """Return how far each larger budget orders the encodings as the smallest budget does.
+    """Return the agreement of each larger budget with the smallest budget in the order of encodings.
 
     The smallest budget is the first at which three encodings have learned, and a larger budget is left out
     where fewer than three have learned at both.
@@ -198,7 +198,7 @@ def table_of(budgets: Sequence[Budget], length: int) -> Iterator[str]:
 
 
 def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
-    """Yield how far the order of levels changes with the budget."""
+    """Yield the lines on the agreement of budgets in the order of levels."""
     known = agreements(budgets)
     if not known:
         return

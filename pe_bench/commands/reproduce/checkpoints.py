@@ -43,7 +43,7 @@ def score_checkpoint(
         with_=tuple(read_with(scored_with, study.search)),
         config_dir=study.search if scored_with else (),
         results_dir=results_dir,
-        overrides=(*study.of_each(sweep), *machine),
+        overrides=(*study.shared_overrides(sweep), *machine),
     )
     say(f"{study.name} {sweep.checkpoint}: {', '.join(scored_with) or 'unchanged'}")
     scored = prepare(f"hf:{models / sweep.checkpoint}", request, waits=say).score()

@@ -172,7 +172,7 @@ class Measurements:
         return paired(changes, self._runs, NOT_SCORED)
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return what the controls say of the text beyond the training length; None without a score."""
+        """Return the use of text beyond the training length by the controls; None without a score."""
         swaps = self.at(series, length, "paired", "swap")
         windows = self.at(series, length, "paired", "window")
         if not swaps and not windows:
@@ -194,7 +194,7 @@ class Measurements:
         return {length: judge_change(interval) for length, interval in changes.items() if interval}
 
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
-        """Return how far a series works, by the rule of the tables."""
+        """Return the break point of a series, by the rule of the tables."""
         rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
         rows = [row for row in rows if (row.protocol, row.control) == (protocol, "none")]
         records: dict[int, Record] = {}
@@ -265,7 +265,7 @@ class Judged:
 
     @property
     def evidence(self) -> str:
-        """Return what was measured with its interval, and how far the encodings work."""
+        """Return the measured difference with its interval, and the lengths that the encodings work to."""
         judged = {name: point for name, point in self.works_to.items() if point.works_to is not None}
         works_to = [f"{name} {point.predicate}" for name, point in judged.items()]
         return "; ".join([self._measured_text, *works_to])
@@ -285,7 +285,7 @@ class Judged:
 
 
 def judge_claim(claim: Claim, scores: Scores) -> Judged:
-    """Return what our runs say of a claim; it is unclear if they lack scores for it."""
+    """Return the outcome of a claim by our runs; it is unclear if they lack scores for the claim."""
     length = round(claim.at * scores.length)
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
@@ -309,7 +309,7 @@ def judge_claim(claim: Claim, scores: Scores) -> Judged:
 
 
 def series_of(claim: Claim) -> tuple[Series, Series]:
-    """Return what a claim is about, and what it compares that with."""
+    """Return the two series of a claim: the series it is about, and the series it is compared with."""
     return Series(claim.of, claim.sweep), Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
 
 

@@ -234,7 +234,7 @@ def spell_answers(answers: Sequence[Answer]) -> str:
 
 
 def count_entries(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield how many claims have each outcome, and how many predictions were right."""
+    """Yield the numbers of claims by outcome, and of right and wrong predictions."""
     claims = Counter(entry.outcome for entry in entries if not entry.claim.rule)
     if claims:
         counts = [f"{claims[outcome]} {SHORT.get(outcome, outcome)}" for outcome in OUTCOMES]

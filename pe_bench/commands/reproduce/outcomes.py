@@ -60,7 +60,7 @@ class Outcomes:
 
 
 def judge_study(study: Study, scores: Measurements, table: Sequence[Level]) -> Outcomes:
-    """Return what the scores say of a study's claims, and how their levels compare with those of a table."""
+    """Return the outcomes of a study's claims by the scores, and the comparison of levels with a table."""
     judged = [judge_claim(claim, scores) for claim in study.claims]
     ours = levels_of(scores.rows, study.size, scores.machines)
     return Outcomes(study, judged, ours, *compare(ours, table))
@@ -110,7 +110,7 @@ def _differ(ours: Level, table: Level) -> bool:
 
 
 def tolerance(level: Level) -> float:
-    """Return by how much another may differ from a level: also by three standard deviations over seeds."""
+    """Return the allowed difference from a level, which is at least three standard deviations over seeds."""
     return max(TOLERANCE, 3 * float(level["seed_sd"]))
 
 
@@ -206,7 +206,7 @@ def _claims(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _origin(claim: Claim) -> str:
-    """Return where a claim comes from: a place in a paper, or the rule of a prediction."""
+    """Return the source of a claim: a place in a paper, or the rule of a prediction."""
     if isinstance(claim, LedgerClaim) and claim.rule:
         return claim.origin
     return f"paper: {claim.source}"

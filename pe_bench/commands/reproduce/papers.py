@@ -92,7 +92,7 @@ class LedgerClaim(Claim):
 
     @property
     def origin(self) -> str:
-        """Return where the claim comes from: the place in a paper, or the rule of a prediction."""
+        """Return the source of the claim: the place in a paper, or the rule of a prediction."""
         return "; ".join(filter(None, [self.rule and f"prediction: {self.rule}", self.source]))
 
 

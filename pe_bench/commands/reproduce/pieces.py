@@ -54,7 +54,7 @@ class Piece:
 
 def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
     """Return the pieces of a sweep in the order in which they are made."""
-    overrides = [text for text in study.of_each(sweep) if not text.startswith("data.path=")]
+    overrides = [text for text in study.shared_overrides(sweep) if not text.startswith("data.path=")]
     encodings = [*sweep.encodings, *sweep.scored_with]
     settings = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
     return [Piece(sweep.name, encoding, study.seeds_of(sweep), settings) for encoding in encodings]
@@ -110,7 +110,7 @@ class StoredPieces:
         return missing
 
     def steps(self) -> list[Step]:
-        """Return what the stored pieces of the study measured: all of their rows.
+        """Return a step for each stored piece of the study, with all of the piece's rows.
 
         Raises `UserError` where none is stored, or where a part of one is missing or damaged.
         """

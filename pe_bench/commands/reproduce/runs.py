@@ -88,8 +88,10 @@ class StudyRuns:
         from pe_bench.commands.sweep.run import launch
 
         name = f"{self.study.name} {sweep.name}".strip()
-        of_these = f" ({stored} stored)" if stored else ""
-        say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds_of(sweep)}{of_these}")
+        seeds = f"seeds: {self.study.seeds_of(sweep)}"
+        if stored:
+            seeds += f" ({stored} stored)"
+        say(f"{name}: {', '.join(sweep.encodings)}, {seeds}")
         summary = launch(self._jobs(sweep, sources, stored), self._typed(sweep).launcher)
         summary.end()
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
@@ -98,11 +100,11 @@ class StudyRuns:
 
     def _typed(self, sweep: Sweep) -> Typed:
         """Return the overrides of all runs of a sweep."""
-        return sorted_by_use([*self.study.of_each(sweep), *self.machine])
+        return sorted_by_use([*self.study.shared_overrides(sweep), *self.machine])
 
     def _jobs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> list[Planned]:
         """Return a job for each encoding of a sweep and each seed that is not stored, or each source."""
-        overrides = self._typed(sweep).of_jobs
+        overrides = self._typed(sweep).job_overrides
         values_of_each = self._values_of_each(sweep, sources, stored)
         jobs = []
         for encoding in sweep.encodings:
@@ -119,7 +121,7 @@ class StudyRuns:
         return jobs
 
     def _values_of_each(self, sweep: Sweep, sources: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
-        """Return what differs from one run of an encoding to the next, by the word that says so."""
+        """Return the values in which the runs of an encoding differ, by the word that names each run."""
         if not sweep.source:
             return {f"seed={seed}": {"seed": seed} for seed in range(stored, self.study.seeds_of(sweep))}
         key = "train.from" if sweep.after else "train.beside"
@@ -140,7 +142,7 @@ class StudyRuns:
 
         study = self.study
         choice = [f"encoding={sweep.encodings[0]}"]
-        config = planned_job(self._typed(sweep).of_jobs, study.search, choice=choice).config
+        config = planned_job(self._typed(sweep).job_overrides, study.search, choice=choice).config
         evaluation = replace(config.eval, first_length=study.length if sweep.source else None)
         if study.size == "quick":
             evaluation = replace(evaluation, tokens=QUICK_TOKENS)

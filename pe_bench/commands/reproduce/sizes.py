@@ -106,7 +106,7 @@ class Agreement:
 
 
 def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
-    """Return how far each two sweeps with three encodings in common agree, at each of `ORDERED_AT`."""
+    """Return the agreement of each two sweeps with three encodings in common, at each of `ORDERED_AT`."""
     found = []
     by_sweep = grouped((size for size in sizes if size.budget.has_learned), lambda size: size.sweep)
     for first, second in combinations(by_sweep, 2):
@@ -223,10 +223,10 @@ def _draw(sizes: Sequence[Size], study: Study) -> "Figure":
     axes.set_xlabel("parameters")
     axes.grid(axis="y", color=paper.RULE)
     styles = paper.styles_of(size.encoding for size in sizes)
-    for encoding, of_encoding in grouped(sizes, lambda size: size.encoding).items():
+    for encoding, alike in grouped(sizes, lambda size: size.encoding).items():
         style = styles[encoding]
-        own = [size for size in of_encoding if size.is_own and size.far]
-        others = [size for size in of_encoding if not size.is_own and size.far]
+        own = [size for size in alike if size.is_own and size.far]
+        others = [size for size in alike if not size.is_own and size.far]
         x = [size.parameters for size in own]
         y = [size.far.mean for size in own if size.far]
         axes.plot(x, y, color=style.colour, marker=style.marker, linestyle=style.stroke, label=encoding)

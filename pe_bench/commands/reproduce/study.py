@@ -104,7 +104,7 @@ class Study:
 
     @property
     def runs(self) -> int:
-        """Return how many runs it has; a run that two sweeps of one name share counts once."""
+        """Return the number of runs; a run that two sweeps of one name share counts once."""
         seeds: dict[tuple[str, str], int] = {}
         for sweep in self.sweeps:
             for encoding in (*sweep.encodings, *sweep.scored_with):
@@ -117,17 +117,17 @@ class Study:
         return [scoring for scoring in self.scorings if not scoring.of or sweep.name in scoring.of]
 
     def seeds_of(self, sweep: Sweep) -> int:
-        """Return how many seeds the runs of a sweep have; a toy has no more than a toy of the study."""
+        """Return the number of seeds of a sweep; the sweep of a toy has no more than `QUICK_SEEDS`."""
         seeds = sweep.seeds or self.seeds
         return min(seeds, QUICK_SEEDS) if self.size == "quick" else seeds
 
     @property
     def table(self) -> Path:
-        """Return where its table lies: beside its file, so that it is installed with it."""
+        """Return the path of the study's table, which is beside the study's file and is installed with it."""
         return self.path.with_suffix(".csv")
 
     def picture(self, results_dir: Path) -> Path:
-        """Return where its picture lies, which is drawn when all is done."""
+        """Return the path of the study's picture, which is drawn when all runs are done."""
         words = [self.name]
         if self.size == "quick":
             words.append("quick")
@@ -142,7 +142,7 @@ class Study:
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})
 
-    def of_each(self, sweep: Sweep) -> Iterator[str]:
+    def shared_overrides(self, sweep: Sweep) -> Iterator[str]:
         """Yield the overrides that all runs of a sweep have in common."""
         tokens = sweep.tokens or self.tokens
         lengths = self.lengths(self.times)

@@ -95,7 +95,7 @@ class Sweep:
         return states
 
     def latest(self, state: JobState) -> JobState:
-        """Return what was last written of a job."""
+        """Return the state of a job that was written last."""
         return next((written for written in self.states() if written.number == state.number), state)
 
     def write_job(self, number: int, job: Planned) -> None:

@@ -138,7 +138,7 @@ def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summar
 
 
 def _summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]) -> Summary:
-    """Return how the jobs ended that `start` has a launcher run. overrides: those that name it."""
+    """Return the ends of the jobs that `start` runs. overrides: the command's, which name the launcher."""
     problem = ""
     if "hydra/launcher=submitit_slurm" in overrides:
         _ask_slurm_in_time()
@@ -194,7 +194,7 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
 
 
 def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
-    """Return what a launcher calls for each job, in this process or in another one, maybe elsewhere.
+    """Return the function that a launcher calls for each job, in this process or in another one.
 
     keys: those that the sweep is over.
     """

@@ -76,7 +76,7 @@ class Try:
 
     @property
     def question(self) -> tuple[str, str]:
-        """Return what tries are counted by. Another evaluation is another chance of a wrong answer."""
+        """Return the key that tries are counted by; another evaluation gives another chance of an error."""
         return self.kind, self.baseline_run
 
     def is_same(self, other: "Try") -> bool:
@@ -321,7 +321,7 @@ def _outcome(
     seconds: float,
     results: Path,
 ) -> Outcome:
-    """Return what a try found. pairs: runs of the change and of the baseline, one a seed. lines: of both."""
+    """Return the outcome of a try. pairs: runs of the change and the baseline by seed. lines: of both."""
     works_to = lines[0].break_point, lines[1].break_point
     first_rows = [(run.scored[0], other.scored[0]) for run, other in pairs]
     time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first_rows)
@@ -352,7 +352,7 @@ def _refuse_chosen(overrides: Sequence[str]) -> None:
 
 
 def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try:
-    """Return what is to be tried. Raise `UserError` for what cannot work."""
+    """Return the try of a change, before any look. Raise `UserError` for configurations that cannot work."""
     configs = [replace(config, seed=FIRST_SEED[kind]) for config in (change_config, baseline_config)]
     _refuse_task(configs)
     change, baseline = (prepare(config)[0] for config in configs)
