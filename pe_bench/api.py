@@ -279,18 +279,25 @@ def extend(
     count = plain_value(tokens)
     if isinstance(count, str):
         count = read_count(count)
+    if count is not None:
+        count = check_type(count, AtLeast1, "tokens")
+    if train_layers is not None:
+        train_layers = check_type(train_layers, AtLeast1, "train_layers")
     check_texts("overrides", *listed(overrides))
+    is_long = check_type(long, bool, "long")
     chosen = [] if lengths is None else list_of_numbers(lengths)
+    chosen = check_type(chosen, list[AtLeast1], "lengths")
+    target_count = check_type(plain_value(targets), AtLeast1 | None, "targets")
     return extend_runs(
         [str(run) for run in listed(runs)],
         str(to),
         listed(with_),
-        tokens=None if count is None else check_type(count, AtLeast1, "tokens"),
+        tokens=count,
         text=None if text is None else Path(text),
-        train_layers=None if train_layers is None else check_type(train_layers, AtLeast1, "train_layers"),
-        long=check_type(long, bool, "long"),
-        lengths=check_type(chosen, list[AtLeast1], "lengths"),
-        targets=check_type(plain_value(targets), AtLeast1 | None, "targets"),
+        train_layers=train_layers,
+        long=is_long,
+        lengths=chosen,
+        targets=target_count,
         overrides=listed(overrides),
         results=_folder(results_dir),
     )

@@ -150,7 +150,7 @@ class CheckpointModel(LanguageModel):
         return torch.cat(ends)
 
     def _after(self, tokens_CT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return what `hidden` does of tokens [C, T] whose prefix of `first` tokens the state has."""
+        """Return the output of `hidden` for tokens [C, T] after a prefix of `first` tokens in the state."""
         assert self.state is not None
         arguments: dict[str, Any] = {"input_ids": tokens_CT, "use_cache": False}
         if self.takes_positions:

@@ -58,7 +58,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return what `hidden` does of B x C windows, [B C, T - first, D], B of them at a time.
+        """Return the output of `hidden` for B x C windows, [B C, T - first, D], computed B windows at a time.
 
         The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
         """
@@ -78,7 +78,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def with_encoding(self, encoding: Composition) -> Self:
-        """Return the same weights under another encoding; neither model is changed. Raise `UserError`."""
+        """Return a model with these weights and another encoding. Raise `UserError` where they do not fit."""
         return self._with(encoding)
 
     def _with(self, encoding: Composition) -> Self:
@@ -96,7 +96,7 @@ class LanguageModel(nn.Module):
         windows: Mapping[int, int],
         parts: Sequence[PositionalEncoding] | None = None,
     ) -> Self:
-        """Return the same weights with changes in some layers, by number; neither model is changed.
+        """Return a model with these weights and changes in some layers, by the numbers of the layers.
 
         layers: new encodings by layer. windows: in tokens by layer, like the window of `hidden` for all
         layers. parts: as in `Composition.changed`.
