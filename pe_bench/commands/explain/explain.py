@@ -168,14 +168,22 @@ class Work:
         lost = {loss.length: loss for loss in losses if loss.is_sure}
         jobs = [(change, place, length) for length in lost for change, place in planned]
         jobs += [(change, place, self.train_length) for change, place in planned if change.acts_within]
+        # By the first changed layer, so that the inputs of one layer are kept at a time.
+        jobs.sort(key=lambda job: (job[2], job[1].layers[0]))
         job = self.benches[0].job
-        expect(sum(self.seconds[length] for *_, length in jobs), cores_of(job.device, job.threads))
+        seconds = sum(self._cost(place, length) for _, place, length in jobs)
+        expect(seconds, cores_of(job.device, job.threads))
         effects: list[Effect] = []
         with progress_bar("explain", len(jobs)) as bar:
             for number, (change, place, length) in enumerate(jobs):
                 self._show(bar, number, jobs)
                 effects.append(self._effect(change, place, length, lost.get(length)))
         return effects
+
+    def _cost(self, place: Place, length: int) -> float:
+        """Return the seconds to score a change; layers below it are computed once for many changes."""
+        shared = place.layers[0] if self.benches[0].job.model.has_parts else 0
+        return self.seconds[length] * (1 - shared / self.n_layers)
 
     def _show(self, bar: Bar, number: int, jobs: Sequence[tuple[Change, Place, int]]) -> None:
         change, place, length = jobs[number]
