@@ -31,8 +31,16 @@ class LanguageModel(nn.Module):
     encoding: Composition
     n_layers: int
     vocab_size: int
-    # Whether `part` can compute some of the layers.
-    has_parts: bool = False
+    windows: Mapping[int, int] = {}  # of single layers, in tokens; other layers have the window of the pass
+    # What a pass computes, as in `part`.
+    numbers: range
+    inputs: Iterator[Tensor] | None = None
+    outputs: list[Tensor] | None = None
+
+    @property
+    def has_parts(self) -> bool:
+        """Return whether `part` can compute some of the layers."""
+        return False
 
     @property
     def device(self) -> torch.device:
@@ -114,24 +122,25 @@ class LanguageModel(nn.Module):
         adds the output [B, T, D] of its last layer. Without the last layer of all, what `hidden` returns says
         nothing.
         """
-        raise NotImplementedError
+        other = self._with(self.encoding)
+        other.numbers = numbers
+        other.inputs = None if inputs is None else iter(inputs)
+        other.outputs = outputs
+        return other
 
     def first_difference(self, other: "LanguageModel") -> int:
         """Return the first layer in which a model changed by `changed` differs from this model."""
-        raise NotImplementedError
+        if [*map(id, other.encoding.parts)] != [*map(id, self.encoding.parts)]:
+            return 0
+        for number in range(self.n_layers):
+            is_same_layer = other.layer(number) is self.layer(number)
+            if not is_same_layer or other.windows.get(number) != self.windows.get(number):
+                return number
+        return self.n_layers
 
 
 class Decoder(LanguageModel):
-    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them.
-
-    windows: of single layers, by number; other layers have the window of the pass. numbers, inputs, outputs:
-    as in `part`.
-    """
-
-    has_parts = True
-    windows: Mapping[int, int] = {}
-    inputs: Iterator[Tensor] | None = None
-    outputs: list[Tensor] | None = None
+    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them."""
 
     def __init__(
         self,
@@ -151,6 +160,10 @@ class Decoder(LanguageModel):
         self.head = None if model.tie_embeddings else Linear(model.d_model, vocab_size)
         self.loss = TokenLoss()
         self._initialise(model, generator)
+
+    @property
+    def has_parts(self) -> bool:
+        return True
 
     def control_refusal(self, control: str, length: int) -> str:
         layers = (self.encoding.layer(number) for number in range(self.n_layers))
@@ -210,25 +223,6 @@ class Decoder(LanguageModel):
         other = self._with(self.encoding.changed(layers, parts))
         other.windows = {**self.windows, **windows}
         return other
-
-    def part(
-        self, numbers: range, inputs: Iterable[Tensor] | None = None, outputs: list[Tensor] | None = None
-    ) -> Self:
-        other = self._with(self.encoding)
-        other.numbers = numbers
-        other.inputs = None if inputs is None else iter(inputs)
-        other.outputs = outputs
-        return other
-
-    def first_difference(self, other: LanguageModel) -> int:
-        assert isinstance(other, Decoder), "a changed decoder is a decoder"
-        if [*map(id, other.encoding.parts)] != [*map(id, self.encoding.parts)]:
-            return 0
-        for number in range(self.n_layers):
-            is_same_layer = other.layer(number) is self.layer(number)
-            if not is_same_layer or other.windows.get(number) != self.windows.get(number):
-                return number
-        return self.n_layers
 
     @property
     def output_weight(self) -> Tensor:
