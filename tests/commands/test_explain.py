@@ -210,7 +210,7 @@ def test_what_is_fitted_is_fitted_on_other_documents_than_are_scored(begin: Comm
 
 def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command, folder: Path) -> None:
     from pe_bench.commands.explain.fit import Entropies
-    from pe_bench.commands.explain.observe import watched
+    from pe_bench.commands.explain.observe import queries_of, watched
 
     begin("encoding=rope", HALF_SCORED)
     bench = bench_of(folder, targets=3)
@@ -218,7 +218,7 @@ def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command,
 
     def entropies(model, length: int) -> np.ndarray:
         plan = bench.fitted_on[length]
-        measured = Entropies(plan.windows[0].first, np.ones(1))
+        measured = Entropies(queries_of(plan), np.ones(1))
         bench.pass_through(watched(model, measured, [0]), plan)
         return measured.mean(0)[0]
 

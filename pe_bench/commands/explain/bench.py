@@ -9,6 +9,8 @@ from torch import Tensor
 
 from pe_bench.commands.explain.changes import Subject
 from pe_bench.commands.explain.fit import fitted_factors
+from pe_bench.commands.explain.measures import Measuring
+from pe_bench.commands.explain.observe import queries_of, watched
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
 from pe_bench.errors import require
@@ -123,6 +125,20 @@ class Bench:
             if first:
                 model = model.part(range(first, model.n_layers), self._inputs_of(first, length).of_passes)
         return self._by_document(plan, self.pass_through(model, plan))
+
+    def measured(self, length: int) -> dict[tuple[int, str], np.ndarray]:
+        """Return what is measured in the unchanged model, by layer and name, float64 [targets]."""
+        plan = self.plans[length]
+        measuring = Measuring(self.train_length, length, queries_of(plan))
+        self.pass_through(watched(self.job.model, measuring), plan)
+        return measuring.of_targets(plan.targets)
+
+    @property
+    def clusters(self) -> np.ndarray:
+        """Return the document of each target, or its part of a document, int64 [targets]."""
+        plan = self.plans[self.train_length]
+        nothing = np.zeros(plan.targets, np.float32)
+        return scores_of(plan, self.job.data.validation, nothing).clusters.index
 
     def _inputs_of(self, layer: int, length: int) -> Inputs:
         """Return what a layer above the first gets; it is computed from the kept inputs of a lower layer."""

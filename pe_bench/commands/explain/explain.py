@@ -24,25 +24,37 @@ from pe_bench.commands.explain.effects import (
     worst_layer,
 )
 from pe_bench.commands.explain.explanation import Explanation
+from pe_bench.commands.explain.measures import Measure, measures_of
 from pe_bench.commands.job import with_weights
 from pe_bench.encodings.base import LengthError
 from pe_bench.errors import RunError, require
-from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
+from pe_bench.report.verdicts import unlearned
+from pe_bench.runs.find import ScoredRuns, find_runs, is_checkpoint, read_anchors, without_tries
+from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.system.cost import count, expect, said_once
 from pe_bench.system.machine import cores_of
 from pe_bench.system.terminal import Bar, progress_bar
 from pe_bench.values import check_type
 
-By = Literal["head"]
+UNLEARNED = {
+    "frequencies": "has learned nothing: it is no better than token frequencies at the training length",
+    "trigram": "has not learned yet: it is worse than a trigram model at the training length",
+}
+By = Literal["head", "layer"]
 MOST_SINGLE = 8  # layers: in a model with more, quarters of the depth come before single layers
 QUARTERS = 4
 TARGETS = 20  # blocks: as many documents as an interval over documents needs
 TARGETS_OF_CHECKPOINT = 4
 
 
-def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> Explanation:
-    """Return why runs of one encoding fail at longer texts. Raises `UserError`, `RunError`."""
-    check_type(by, By | None, "--by")
+def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -> Explanation:
+    """Return why runs of one encoding fail at longer texts.
+
+    by: head: also change the heads of the layer that matters most; layer: also measure each layer. Raises
+    `UserError`, `RunError`.
+    """
+    for each in by:
+        check_type(each, By, "--by")
     benches = [load_bench(name, request) for name in _found(names, request)]
     first = benches[0].job
     for bench in benches[1:]:
@@ -53,7 +65,8 @@ def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> E
     runs = tuple(bench.job.folder for bench in benches)
     with said_once(lambda pieces: f"explaining {count(len(runs), 'run')}"):
         work = Work(benches, lengths)
-        losses, effects = work.explain(by)
+        losses, effects = work.explain(by_head="head" in by)
+        measures = work.measures() if "layer" in by else []
     plan = benches[0].plans[first.config.train.length]
     return Explanation(
         label=first.label,
@@ -65,6 +78,8 @@ def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> E
         has_bytes=not first.data.validation.loses_text,
         losses=tuple(losses),
         effects=tuple(effects),
+        measures=tuple(measures),
+        unlearned=_unlearned([bench.job.folder for bench in benches]),
         sentence=sentence_of(first.label, first.config.train.length, losses, effects),
     )
 
@@ -76,6 +91,18 @@ def _found(names: Sequence[str], request: Evaluation) -> list[str | Path]:
         require(len(names) == 1, f"give one checkpoint at a time, not {', '.join(names)}")
         return [*checkpoints]
     return [*without_tries(find_runs(names, request.results_dir, anywhere=True))]
+
+
+def _unlearned(folders: Sequence[Path]) -> str:
+    """Return what runs have not learned to beat at their training length, by their stored scores.
+
+    Empty for runs that have learned, for later stages of a training, and where the scores do not tell.
+    """
+    runs = [RunFolder(folder) for folder in folders if (folder / "result.json").is_file()]
+    rows = [row for run in runs if not run.first_stage for row in run.rows]
+    anchors = read_anchors(folders[0].parent.parent / "anchors")
+    lacks = unlearned(rows, ScoredRuns(folders_in(folders[0].parent), anchors))
+    return UNLEARNED.get(lacks, "")
 
 
 def load_bench(run: str | Path, request: Evaluation) -> Bench:
@@ -114,7 +141,7 @@ class Work:
         self.seconds: dict[int, float] = {}
         self.done = 0
 
-    def explain(self, by: str | None) -> tuple[list[Loss], list[Effect]]:
+    def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
         """Return what is lost at each length, and what each change restores of it."""
         losses = self._losses()
         effects: list[Effect] = []
@@ -133,7 +160,7 @@ class Work:
             planned = [(c, Place((n,))) for c in changes if c.of_each for n in worst.layers]
             effects += self._effects(planned, losses)
         layer = worst_layer(losses, effects)
-        if by == "head" and layer is not None:
+        if by_head and layer is not None:
             heads = range(self.benches[0].job.config.model.n_heads)
             planned = [
                 (change, Place((layer,), head))
@@ -143,6 +170,15 @@ class Work:
             effects += self._effects(planned, losses)
         order = {change.name: number for number, change in enumerate(changes)}
         return losses, sorted(effects, key=lambda effect: order[effect.change])
+
+    def measures(self) -> list[Measure]:
+        """Return what is measured in each layer at each length that was scored."""
+        values: dict[int, list[dict[tuple[int, str], np.ndarray]]] = {}
+        for length in self.levels:
+            values[length] = [bench.measured(length) for bench in self.benches]
+        model = self.benches[0].job.model
+        layers = [model.layer(number) for number in range(self.n_layers)]
+        return measures_of(values, self.benches[0].clusters, layers, self.train_length)
 
     def _losses(self) -> list[Loss]:
         losses: list[Loss] = []

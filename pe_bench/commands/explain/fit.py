@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pe_bench.commands.explain.changes import Subject
-from pe_bench.commands.explain.observe import Seen, Watch, entropies, watched
+from pe_bench.commands.explain.observe import Seen, Watch, entropies, queries_of, watched
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan
 
@@ -18,11 +18,11 @@ EVERY = 8  # the factors are fitted on one of so many targets
 class Entropies(Watch):
     """The mean entropy of each layer's heads, for several factors of the logits.
 
-    first: the index of the first target's query.
+    queries: the indices of the targets' queries. factors: of the logits.
     """
 
-    def __init__(self, first: int, factors: np.ndarray) -> None:
-        super().__init__(first)
+    def __init__(self, queries: range, factors: np.ndarray) -> None:
+        super().__init__(queries)
         self.factors = factors
         self.sums: dict[int, Tensor] = {}  # [factors, H]
         self.counts: dict[int, int] = {}
@@ -31,7 +31,7 @@ class Entropies(Watch):
         for block in blocks:
             if block.layer.overrides("weights"):
                 return
-            rows = ((block.queries.index - self.first) % EVERY == 0).nonzero().flatten()
+            rows = ((block.queries.index - self.queries.start) % EVERY == 0).nonzero().flatten()
             null = block.layer.null_logit(block.queries)
             if null is not None:
                 null = null.expand(*block.logits.shape[:-1], 1)[:, :, rows]
@@ -53,8 +53,8 @@ def fitted_factors(
     within, beyond: the plans at the training length and at the subject's length. score: scores a plan with a
     model.
     """
-    at_training = Entropies(within.windows[0].first, np.ones(1))
-    at_length = Entropies(beyond.windows[0].first, FACTORS)
+    at_training = Entropies(queries_of(within), np.ones(1))
+    at_length = Entropies(queries_of(beyond), FACTORS)
     for measured, plan in ((at_training, within), (at_length, beyond)):
         score(watched(subject.model, measured), plan)
     factors: dict[int, Tensor] = {}

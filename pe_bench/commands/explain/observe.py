@@ -12,6 +12,7 @@ from pe_bench.encodings.compose import Around, leaves_of, stack
 from pe_bench.encodings.recurrent.recurrence import Recurrent, State
 from pe_bench.model.attention.reference import REFERENCE_ELEMENTS, logits, take, weigh
 from pe_bench.model.decoder import LanguageModel
+from pe_bench.scoring.protocols import Plan
 
 
 class Seen(NamedTuple):
@@ -46,12 +47,12 @@ class Seen(NamedTuple):
 class Watch:
     """What is to be done with each layer in each pass.
 
-    first: the index of the first query that is watched. shift: by how many positions queries are moved away
-    from the keys for `Seen.far_queries`.
+    queries: the indices of the watched queries. shift: by how many positions queries are moved away from the
+    keys for `Seen.far_queries`.
     """
 
-    def __init__(self, first: int, shift: int = 0) -> None:
-        self.first, self.shift = first, shift
+    def __init__(self, queries: range, shift: int = 0) -> None:
+        self.queries, self.shift = queries, shift
 
     def softmax(self, number: int, blocks: Iterator[Seen]) -> None:
         """Look at the blocks of layer `number` in rising order, each with its queries' keys."""
@@ -85,10 +86,9 @@ class Observed(Around):
         layer = stack(self.parts)
         before = len(keys.index) - len(queries.index)  # tokens without a query
         scale = 1 / math.sqrt(queries.raw.shape[-1])
-        tokens = len(keys.index)
-        size = max(1, REFERENCE_ELEMENTS // (queries.x.shape[0] * queries.x.shape[1] * tokens))
-        for start in range(max(self.watch.first, before), tokens, size):
-            stop = min(start + size, tokens)
+        size = max(1, REFERENCE_ELEMENTS // (queries.x.shape[0] * queries.x.shape[1] * len(keys.index)))
+        for start in range(self.watch.queries.start, self.watch.queries.stop, size):
+            stop = min(start + size, self.watch.queries.stop)
             rows = range(start - before, stop - before)
             asking = take(queries, rows)
             seen = take(keys, range(stop))
@@ -105,6 +105,12 @@ class Observed(Around):
 
     def overrides(self, *hooks: str) -> bool:
         return "transform" in hooks or super().overrides(*hooks)
+
+
+def queries_of(plan: Plan) -> range:
+    """Return the indices of the queries whose next token is a target, in each window of a plan."""
+    window = plan.windows[0]
+    return range(window.first, window.first + window.targets)
 
 
 def watched(model: LanguageModel, watch: Watch, numbers: Sequence[int] | None = None) -> LanguageModel:
