@@ -99,13 +99,17 @@ class StoredPieces:
         stored = {piece.key for piece in self.read()}
         return [piece for piece in self._of_study if piece.key not in stored]
 
+    def of_study(self) -> list[Piece]:
+        """Return the stored pieces that the study's file still has."""
+        keys = {piece.key for piece in self._of_study}
+        return [piece for piece in self.read() if piece.key in keys]
+
     def steps(self) -> list[Step]:
         """Return what the stored pieces of the study measured: all of their rows.
 
         Raises `UserError` where none is stored, or where a part of one is missing or damaged.
         """
-        keys = {piece.key for piece in self._of_study}
-        pieces = [piece for piece in self.read() if piece.key in keys]
+        pieces = self.of_study()
         study = self.study.name
         has_hf_models = any(sweep.checkpoint for sweep in self.study.sweeps)
         models = " --models MODELS" if has_hf_models else ""
