@@ -95,8 +95,8 @@ def evaluate(
     max_length NUMBER: Score the same targets at every length up to this.  [default: 16 x training length]
     targets NUMBER: Target blocks at each length (paired).
     stride NUMBER: Tokens between windows (sliding).
-    controls NAME: auto (at 2 and 16 x training length), offset (auto, and moved positions), all or none; for
-        paired.
+    controls NAME: auto (at 2 and 16 x training length, and the longest of a checkpoint), offset (auto, and
+        moved positions), all or none; for paired.
     per_position: Also score by position, at the longest length.
     precision NAME: float32, or bfloat16, which is coarser and has its own table.
     half NAME: both, or the first or second half of the documents, which has its own table.

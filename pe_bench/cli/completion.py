@@ -27,14 +27,18 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete KEY=VALUE. Bash breaks `encoding=ro` into three words and replaces the last one alone."""
     typed = ctx.params.get("overrides") or ctx.params.get("arguments") or []
     words = re.sub(" ?= ?", "=", " ".join(typed)).split(" ")
-    is_broken = words[-1].endswith("=") or (words[-1] and not incomplete and "=" not in words[-1])
-    kept = f"{words[-1].rstrip('=')}=" if is_broken else ""
+    last = words[-1]
+    kept = ""
+    if last.endswith("=") or (last and not incomplete and "=" not in last):
+        kept = f"{last.rstrip('=')}="
     return [word.removeprefix(kept) for word in complete_word(kept + incomplete, words)]
 
 
 def complete_inspected(ctx: typer.Context, incomplete: str) -> list[str]:
-    overrides = complete_override(ctx, incomplete) if "=" in incomplete or "." in incomplete else []
-    return [*_names("encoding", incomplete), *overrides]
+    names = _names("encoding", incomplete)
+    if "=" in incomplete or "." in incomplete:
+        names += complete_override(ctx, incomplete)
+    return names
 
 
 def complete_shown(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -34,8 +34,10 @@ def plain(value: Any) -> Any:
     """Return a value as JSON has it: records by their fields, and a number that is none as a word."""
     if hasattr(value, "tolist"):  # of numpy
         value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Path):
@@ -53,27 +55,29 @@ def plain(value: Any) -> Any:
 
 def _found(line: Any) -> dict[str, Any]:
     """Return what a probe found at each length and depth, or the reason why there is no number."""
-    return {
-        "found": [
-            {"length": length, "depth": depth, "reason": found if isinstance(found, str) else ""}
-            | ({} if isinstance(found, str) else plain(found))
-            for (length, depth), found in line.found.items()
-        ]
-    }
+    findings = []
+    for (length, depth), found in line.found.items():
+        finding = {"length": length, "depth": depth, "reason": ""}
+        findings.append(finding | ({"reason": found} if isinstance(found, str) else plain(found)))
+    return {"found": findings}
 
 
 def _bounds(look: Any) -> dict[str, Any]:
     """Return the two differences of a look with the bounds by which it judges."""
-    names = ("at_training", "at_longest")
+    differences = {}
+    for name, (low, high) in zip(("at_training", "at_longest"), look.bounds, strict=True):
+        differences[name] = plain(getattr(look, name)) | {"low": plain(low), "high": plain(high)}
+    return differences
+
+
+def _answers(outcome: Any) -> dict[str, Any]:
+    """Return the answer of a try, and the break point of each of its sides."""
+    change, baseline = outcome.works_to
     return {
-        name: plain(getattr(look, name)) | dict(zip(("low", "high"), plain(bounds), strict=True))
-        for name, bounds in zip(names, look.bounds, strict=True)
+        "answer": outcome.answer,
+        "works_to": {"change": change.works_to, "baseline": baseline.works_to},
+        "stops_by": {"change": change.stops_by, "baseline": baseline.stops_by},
     }
-
-
-def _sides(outcome: Any) -> list[tuple[str, Any]]:
-    """Return the break point of each side of a try, with the side's name."""
-    return list(zip(("change", "baseline"), outcome.works_to, strict=True))
 
 
 # What records of these classes say beside their fields.
@@ -81,9 +85,5 @@ MORE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "Line": lambda line: {"label": line.label},
     "ProbeLine": _found,
     "Look": _bounds,
-    "Outcome": lambda outcome: {
-        "answer": outcome.answer,
-        "works_to": {side: point.works_to for side, point in _sides(outcome)},
-        "stops_by": {side: point.stops_by for side, point in _sides(outcome)},
-    },
+    "Outcome": _answers,
 }

@@ -55,7 +55,8 @@ def cite(runs: Sequence[str] = (), *, results_dir: Path = Path("results")) -> No
         say(f"{results_dir} has no finished run: pe-bench alone is cited")
     for name in _users_own(tables):
         say(f"{name} is not one of pe-bench's encodings: add its paper yourself")
-    entries, printed = bibliography(), [OWN.format(version=own_version())]
+    entries = bibliography()
+    printed = [OWN.format(version=own_version())]
     printed += [entries[cited] for cited in _cited(tables, untrained)]
     write_out("\n\n".join(dict.fromkeys(printed)) + "\n")
 
@@ -72,15 +73,21 @@ def bibliography() -> dict[str, str]:
 
 
 def _labels(tables: "Sequence[Table]") -> set[str]:
-    lines = [line for table in tables for line in table.lines]
-    return {label for line in lines for label in (line.encoding, line.scored_with)}
+    """Return the names under which the lines of tables were trained and scored."""
+    labels: set[str] = set()
+    for table in tables:
+        for line in table.lines:
+            labels |= {line.encoding, line.scored_with}
+    return labels
 
 
 def _users_own(tables: "Sequence[Table]") -> list[str]:
     """Return the encodings and modifiers that pe-bench does not ship, whose papers are not known."""
     from pe_bench.config.groups import names_in
 
-    named = [part for label in _labels(tables) for part in re.split(r"[\s,]", label)[0].split("+")]
+    named: list[str] = []
+    for label in _labels(tables):
+        named += re.split(r"[\s,]", label)[0].split("+")
     shipped = {*names_in("encoding"), *names_in("modifier")}
     return sorted({part.partition("@")[0] for part in named} - shipped)
 
@@ -90,10 +97,12 @@ def _cited(tables: "Sequence[Table]", encodings: Sequence[str] = ()) -> Iterator
     from pe_bench.config.groups import names_in, paper
     from pe_bench.inspection.catalogue import catalogue
 
-    words = {word for label in (*_labels(tables), *encodings) for word in re.split(r"[\s+,=]+", label)}
-    for record in catalogue() if words else ():
-        if record["encoding"] in words:
-            yield record["paper"]
+    labels = [*_labels(tables), *encodings]
+    words = re.split(r"[\s+,=]+", " ".join(labels))
+    if labels:
+        for record in catalogue():
+            if record["encoding"] in words:
+                yield record["paper"]
     for data in {table.key.data for table in tables} & {*names_in("data")}:
         if cited := paper(data, "data"):
             yield cited

@@ -83,7 +83,7 @@ def check_each(arguments: Sequence[str], search: Sequence[Path]) -> dict[str, Re
 
 def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json: bool = False) -> None:
     """Print counts and what failed. Raises `RunError` where a property fails."""
-    states = [finding.state for result in results.values() for finding in result.values()]
+    states = states_of(results)
     if as_json:
         print_data("check", encodings=[_data(name, result) for name, result in results.items()])
     else:
@@ -96,11 +96,20 @@ def print_checks(results: dict[str, Results], *, verbose: bool = False, as_json:
         write_out(f"\n{len(states) - states.count('not claimed')} checks hold, none fails\n")
 
 
+def states_of(results: dict[str, Results]) -> list[str]:
+    """Return the states of all properties of all encodings: holds, fails or not claimed."""
+    states: list[str] = []
+    for result in results.values():
+        states += [finding.state for finding in result.values()]
+    return states
+
+
 def _data(name: str, result: Results) -> dict[str, Any]:
-    findings = [
-        {"property": prop.name, "means": prop.means, "look": prop.look, **finding._asdict()}
-        for prop, finding in result.items()
-    ]
+    """Return the findings about an encoding as data for programs."""
+    findings = []
+    for prop, finding in result.items():
+        facts = {"property": prop.name, "means": prop.means, "look": prop.look}
+        findings.append(facts | finding._asdict())
     return {"encoding": name, "findings": findings}
 
 
@@ -111,17 +120,20 @@ def _grids(results: dict[str, Results], *, verbose: bool) -> "Iterator[Grid]":
 
     summary: list[list[Cell | str]] = []
     for name, result in results.items():
-        names = {sign: [prop.name for prop, each in result.items() if each.state == sign] for sign in SIGNS}
-        failing, holds = ", ".join(names["fails"]), f"{len(names['holds'])} of {len(result)}"
-        fails = replace(verdict_cell("fails" if failing else ""), text=failing or "0")
+        names: dict[str, list[str]] = {state: [] for state in SIGNS}
+        for prop, finding in result.items():
+            names[finding.state].append(prop.name)
+        holds = f"{len(names['holds'])} of {len(result)}"
+        failing = ", ".join(names["fails"])
+        fails = replace(verdict_cell("fails"), text=failing) if failing else Cell("0")
         summary.append([name, holds, fails, ", ".join(names["not claimed"])])
     yield plain_grid(("encoding", "holds", "fails", "unclaimed"), summary)
     for name, result in results.items():
-        shown = [(prop, each) for prop, each in result.items() if verbose or each.state == "fails"]
-        rows = [
-            [replace(verdict_cell(each.state), text=prop.name), Cell(_explain(prop, each, verbose))]
-            for prop, each in shown
-        ]
+        rows = []
+        for prop, finding in result.items():
+            if verbose or finding.state == "fails":
+                cell = replace(verdict_cell(finding.state), text=prop.name)
+                rows.append([cell, Cell(_explain(prop, finding, verbose))])
         if rows:
             yield plain_grid(("property" if verbose else "fails", name), rows)
 
@@ -282,7 +294,8 @@ def speed(
     from pe_bench.render import grid
     from pe_bench.system.machine import environment, resolve_device, set_threads
 
-    threads, device = set_threads(config.threads), resolve_device(config.device)
+    threads = set_threads(config.threads)
+    device = resolve_device(config.device)
     facts = environment(device, threads)
     shared = {"setting": setting, "pass": "score", "dtype": config.eval.precision}
     bench = Bench(shared | {name: facts[name] for name in FACTS}, device, repeats)
@@ -294,7 +307,8 @@ def speed(
                 rows.append(row)
                 write_rows(file, rows)  # as they come: an interruption leaves those that there are
                 name, length, path, milliseconds, *_ = texts_of(row)
-                line = f"{name} at {length}: {f'{milliseconds} ms' if milliseconds else path}"
+                result = f"{milliseconds} ms" if milliseconds else path
+                line = f"{name} at {length}: {result}"
                 bar.show(len(rows), line, line)
     finally:
         if rows:

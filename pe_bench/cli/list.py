@@ -52,8 +52,9 @@ def list_(
     """
     from pe_bench.render.grid import plain_grid, show
 
-    if name not in LISTS:
-        raise UserError(unknown(name, "list", LISTS) if name else f"name what to list: {', '.join(LISTS)}")
+    if not name:
+        raise UserError(f"name what to list: {', '.join(LISTS)}")
+    require(name in LISTS, unknown(name, "list", LISTS))
     message = f"--family and --papers are for pe-bench list encodings: leave them out of list {name}"
     require(name == "encodings" or not (family or papers), message)
     require(name == "runs" or tag is None, f"--tag is for pe-bench list runs: leave it out of list {name}")
@@ -69,7 +70,9 @@ def list_(
     if as_json:
         print_data("list", list=name, rows=listing.records)
         return
-    rows = [[read(record) for read in listing.columns.values()] for record in listing.records]
+    rows = []
+    for record in listing.records:
+        rows.append([read(record) for read in listing.columns.values()])
     show([plain_grid([*listing.columns], rows).draw])
     for remark in listing.remarks:
         say(remark)
@@ -107,13 +110,15 @@ def _encodings(family: str | None, *, papers: bool) -> Listing:
 
 
 def names_of(record: Record) -> str:
-    """Return what an encoding's name stands for, and by which others it goes."""
-    parts = [
-        record["label"] if record["label"] != record["encoding"] else "",
-        "also as modifier" if record["modifier"] else "",
-        f"also called {', '.join(record['aliases'])}" if record["aliases"] else "",
-    ]
-    return "; ".join(filter(None, parts))
+    """Return the label that a name stands for, if that is another, and the encoding's other names."""
+    parts = []
+    if record["label"] != record["encoding"]:
+        parts.append(record["label"])
+    if record["modifier"]:
+        parts.append("also as modifier")
+    if record["aliases"]:
+        parts.append(f"also called {', '.join(record['aliases'])}")
+    return "; ".join(parts)
 
 
 def _runs(results_dir: Path, tag: str | None) -> Listing:
@@ -138,7 +143,9 @@ def _runs(results_dir: Path, tag: str | None) -> Listing:
 def _steps(record: Record) -> str:
     """Return the steps done, and of how many where that differs."""
     steps, total = record["steps"], record["total"]
-    return "" if steps is None else f"{steps:,}" + (f" of {total:,}" if steps != total else "")
+    if steps is None:
+        return ""
+    return f"{steps:,}" if steps == total else f"{steps:,} of {total:,}"
 
 
 def _lengths(record: Record) -> str:

@@ -50,16 +50,18 @@ SHARED = {
     "where": ("CONDITION", "Only what meets the condition, such as encoding=rope or seed<3; repeatable."),
 }
 # Options that few need, by command.
+ADVANCED_EVAL = (
+    *("protocol", "max_length", "stride", "controls", "per_position", "precision", "half", "force"),
+    *("plain", "reference", "key_tokens_of", "config_dir", "code", "data_path", "cache_dir", "as_json"),
+)
+ADVANCED_PROBE = (
+    *("depths", "windows", "precision", "force", "plain", "config_dir", "code", "data_path"),
+    *("cache_dir", "as_json"),
+)
 ADVANCED = {
     "report": ("best", "margin", "protocol", "slice", "sort", "plot_of", "csv", "latex", "probe", "as_json"),
-    "eval": (
-        *("protocol", "max_length", "stride", "controls", "per_position", "precision", "half", "force"),
-        *("plain", "reference", "key_tokens_of", "config_dir", "code", "data_path", "cache_dir", "as_json"),
-    ),
-    "probe": (
-        *("depths", "windows", "precision", "force", "plain", "config_dir", "code", "data_path"),
-        *("cache_dir", "as_json"),
-    ),
+    "eval": ADVANCED_EVAL,
+    "probe": ADVANCED_PROBE,
     "explain": ("targets", "device", "threads", "code", "data_path", "cache_dir", "as_json", "csv"),
 }
 # Commands that write to runs, and do not share the work among processes.
@@ -74,8 +76,12 @@ class Command(TyperCommand):
         advanced: list[tuple[str, str]] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
-                (advanced if param.name in ADVANCED.get(self.name or "", ()) else first).append(record)
+            if record is None:
+                continue
+            if param.name in ADVANCED.get(self.name or "", ()):
+                advanced.append(record)
+            else:
+                first.append(record)
         with formatter.section("Options"):
             formatter.write_dl(first)
         if advanced:
@@ -122,8 +128,11 @@ def command(name: str, *like: Callable[..., Any]) -> Callable[[Callable[..., Non
 
 
 def _parameters(*functions: Callable[..., Any]) -> dict[str, Parameter]:
-    each = (parameter for one in functions for parameter in inspect.signature(one).parameters.values())
-    return {parameter.name: parameter for parameter in each if parameter.kind is not Parameter.VAR_KEYWORD}
+    """Return the parameters of functions by their names, without `**options`."""
+    parameters: dict[str, Parameter] = {}
+    for function in functions:
+        parameters |= inspect.signature(function).parameters
+    return {key: each for key, each in parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
 
 
 def _is_option(parameter: Parameter) -> bool:
@@ -134,12 +143,16 @@ def _for_typer(parameter: Parameter, metavar: str, meaning: str) -> Parameter:
     """Return what typer makes an option of, or an argument where a parameter has no keyword."""
     kind = _kind(parameter.annotation)
     typed = kind if kind is bool or parameter.default is parameter.empty else kind | None
-    how: dict[str, Any] = {"help": meaning, "autocompletion": COMPLETIONS.get(metavar)}
-    how |= {} if kind is bool else {"metavar": metavar}
-    how |= {"min": 1} if kind is int else {}
-    names = SPELLED.get(parameter.name, (f"--{parameter.name.strip('_').replace('_', '-')}",))
-    # The command's help has its arguments.
-    info = typer.Option(*names, **how) if _is_option(parameter) else typer.Argument(hidden=True, **how)
+    facts: dict[str, Any] = {"help": meaning, "autocompletion": COMPLETIONS.get(metavar)}
+    if kind is not bool:
+        facts["metavar"] = metavar
+    if kind is int:
+        facts["min"] = 1
+    if _is_option(parameter):
+        usual = f"--{parameter.name.strip('_').replace('_', '-')}"
+        info = typer.Option(*SPELLED.get(parameter.name, (usual,)), **facts)
+    else:  # the command's help has its arguments
+        info = typer.Argument(hidden=True, **facts)
     default = None if parameter.default == () else parameter.default
     return parameter.replace(annotation=Annotated[typed, info], default=default, kind=Parameter.KEYWORD_ONLY)
 

@@ -63,8 +63,10 @@ def run(arguments: list[str]) -> int:
         code, message = getattr(error, "exit_code", None), getattr(error, "format_message", None)
         if code is None or message is None:
             raise
-        is_key = arguments[:1] == ["train"] and "No such option" in message()
-        return _fail(message() + ("; keys are KEY=VALUE: `pe-bench list keys`" if is_key else ""), code)
+        text = message()
+        if arguments[:1] == ["train"] and "No such option" in text:
+            text += "; keys are KEY=VALUE: `pe-bench list keys`"
+        return _fail(text, code)
     return _fail("interrupted", EXIT_CODE) if code == EXIT_CODE else code
 
 

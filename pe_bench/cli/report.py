@@ -92,11 +92,13 @@ def _destinations(
 
     check_type(plot_of, PlotValues, "--plot-of")
     paths = {option: path for option, path in files.items() if path is not None}
-    for option in ("--csv", "--latex", "--plot") if probe else ():
-        require(option not in paths, f"{option} has no probes: say --markdown, --html or --json")
+    if probe:
+        for option in ("--csv", "--latex", "--plot"):
+            require(option not in paths, f"{option} has no probes: say --markdown, --html or --json")
     printed = [option for option, path in paths.items() if str(path) == "-"]
-    both = [*printed, *(["--json"] if as_json else [])]
-    require(len(both) < 2, f"{' and '.join(both)} all print instead of the table: choose one of them")
+    together = [*printed, "--json"] if as_json else printed
+    message = f"{' and '.join(together)} all print instead of the table: choose one of them"
+    require(len(together) < 2, message)
     for option in printed:
         require(option in TEXTS, f"{option} - would print something other than text: name a file")
     written = {option: path for option, path in paths.items() if option not in printed}
@@ -150,10 +152,15 @@ def _text(report: "Report", option: str, *, details: bool, probe: bool) -> str:
     if option == "--html":
         from pe_bench.report.page import to_html
 
-        runs = {run for table in tables for line in table.lines for run in line.runs}
-        return to_html(tables, report.probes, {run: report.folder_of(run).losses for run in runs})
+        losses = {}
+        for table in tables:
+            for line in table.lines:
+                losses |= {run: report.folder_of(run).losses for run in line.runs}
+        return to_html(tables, report.probes, losses)
     if probe:
         return grid.to_markdown(map(grid_of, report.probes))
     if option == "--csv":
         return to_csv(tables)
-    return (to_latex if option == "--latex" else to_markdown)(tables, details=details)
+    if option == "--latex":
+        return to_latex(tables, details=details)
+    return to_markdown(tables, details=details)

@@ -2,8 +2,9 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,8 +118,9 @@ def _check_machine(text: str) -> None:
     from pe_bench.config.overrides import parse_override
     from pe_bench.config.schema import MACHINE_KEYS
 
-    key, keys = parse_override(text).key, ", ".join(MACHINE_KEYS)
+    key = parse_override(text).key
     is_of_machine = re.split("[./]", key)[0] == "hydra" or key in MACHINE_KEYS
+    keys = ", ".join(MACHINE_KEYS)
     require(is_of_machine, f"{text} would change the study: reproduce takes {keys} and Hydra's keys alone")
 
 
@@ -218,15 +220,15 @@ def _show(
 
     study = runs.study
     outcomes = judge_study(study, measured, table)
-    budgets = budgets_of(study, measured) if study.over == "tokens" else []
-    sizes = sizes_of(study, measured) if study.over == "parameters" else []
-    lines = list(table_of(budgets, measured.length)) if budgets else []
-    lines += table_of_sizes(sizes, study, measured) if sizes else []
-    if lines:
-        write_out("".join(f"{line}\n" for line in (*lines, "")))
-    write_out(render(outcomes, min(width_of(sys.stdout), 100)))
     path = study.picture(runs.results_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
+    budgets = budgets_of(study, measured) if study.over == "tokens" else []
+    sizes = sizes_of(study, measured) if study.over == "parameters" else []
+    if budgets:
+        _write_lines(table_of(budgets, measured.length))
+    elif sizes:
+        _write_lines(table_of_sizes(sizes, study, measured))
+    write_out(render(outcomes, min(width_of(sys.stdout), 100)))
     if budgets:
         draw_budgets(budgets, study, path)
     elif sizes:
@@ -235,6 +237,11 @@ def _show(
         _draw(study, measured, measured_in, path)
     say(f"the picture: {path}")
     return outcomes
+
+
+def _write_lines(lines: Iterable[str]) -> None:
+    """Print the lines of a table, and an empty line after them."""
+    write_out("".join(f"{line}\n" for line in (*lines, "")))
 
 
 def _draw(study: "Study", measured: "Measurements", results_dir: Path, path: Path) -> None:
@@ -246,19 +253,23 @@ def _draw(study: "Study", measured: "Measurements", results_dir: Path, path: Pat
     from pe_bench.runs.rows import TASK
     from pe_bench.runs.typed import results_option
 
-    rows = [row for rows in measured.rows.values() for row in rows if row.protocol in ("paired", TASK)]
-    where = tuple(
-        Condition(column, "=", tuple(sorted({str(getattr(row, column)) for row in rows})))
-        for column in ("target_hash", "length", "scored_with")
-    )
-    names, sweeps = sorted({row.run for row in rows}), study.sweeps
+    rows = [row for row in chain.from_iterable(measured.rows.values()) if row.protocol in ("paired", TASK)]
+    where = []
+    for column in ("target_hash", "length", "scored_with"):
+        values = {str(getattr(row, column)) for row in rows}
+        where.append(Condition(column, "=", tuple(sorted(values))))
+    names = sorted({row.run for row in rows})
     # Sweeps that differ in these keys are lines of one panel, instead of a panel each.
-    values = {
-        "train.tokens": {sweep.tokens for sweep in sweeps if not sweep.source},
-        "train.lr": {"".join(text for text in each.overrides if "train.lr=" in text) for each in sweeps},
-    }
-    by = tuple(key for key, of_key in values.items() if len(of_key) > 1)
-    plot_tables(build_tables(results_dir, names, selection=Selection(where=where, by=by)), path)
+    budgets = {sweep.tokens for sweep in study.sweeps if not sweep.source}
+    rates = {tuple(text for text in sweep.overrides if "train.lr=" in text) for sweep in study.sweeps}
+    by = []
+    if len(budgets) > 1:
+        by.append("train.tokens")
+    if len(rates) > 1:
+        by.append("train.lr")
+    selection = Selection(where=tuple(where), by=tuple(by))
+    plot_tables(build_tables(results_dir, names, selection=selection), path)
     # The runs of a checkpoint are not named after its encoding.
-    trained = dict.fromkeys(name for sweep in sweeps if not sweep.checkpoint for name in sweep.encodings)
-    say(f"tables of the runs: {' '.join(['pe-bench report', *trained])}{results_option(results_dir)}")
+    trained = chain.from_iterable(sweep.encodings for sweep in study.sweeps if not sweep.checkpoint)
+    command = " ".join(["pe-bench report", *dict.fromkeys(trained)])
+    say(f"tables of the runs: {command}{results_option(results_dir)}")

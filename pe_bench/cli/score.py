@@ -1,6 +1,7 @@
 """`eval` and `probe`: finished runs and checkpoints, scored, and their tables."""
 
 from collections.abc import Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,11 +52,12 @@ def evaluate(
     from pe_bench.commands.evaluate import Evaluation
 
     scored, failures = _score(Evaluation, runs, where, everything, options)
-    # One that lies elsewhere has no folder of results to be compared in.
+    # A run that lies elsewhere has no folder of results to be compared in.
     is_one = len(scored) == 1 and baseline is None
     alone = [run for run in scored if is_one or run.path.parent.name != "runs"]
     compared = [run.path for run in scored if run not in alone]
-    hashes = dict.fromkeys(row.target_hash for run in scored for row in run.scored)
+    rows = chain.from_iterable(run.scored for run in scored)
+    hashes = dict.fromkeys(row.target_hash for row in rows)
     by = ("model",) if sum(map(is_checkpoint, runs)) > 1 else ()
     lengths = scored[0].lengths if scored else ()
     together = scored_together(SweepTable(compared, list(hashes), None), lengths, by=by, baseline=baseline)
@@ -107,7 +109,8 @@ def _print_probes(
     from pe_bench.report.probes import show_probes
 
     runs = {run.name: run for run in scored}
-    tables = probes_of_rows([row for run in scored for row in run.scored], runs.__getitem__)
+    rows = list(chain.from_iterable(run.scored for run in scored))
+    tables = probes_of_rows(rows, runs.__getitem__)
     if as_json:
         print_runs("probe", [run.path for run in scored], failures, probes=tables)
     else:
@@ -143,12 +146,16 @@ def _score(
     options["overrides"], options["reference"] = with_one_length(
         checkpoints, overrides, options.get("reference")
     )
-    tasks = options["task"].split(",") if options.get("task") else [None]
-    requests = [kind.read(**(options if task is None else {**options, "task": task})) for task in tasks]
-    runs = [score(name, request) for name in checkpoints for request in requests]
+    if options.get("task"):
+        requests = [kind.read(**{**options, "task": task}) for task in options["task"].split(",")]
+    else:
+        requests = [kind.read(**options)]
+    runs = [score(name, request) for name, request in product(checkpoints, requests)]
     return runs, [run.failure for run in runs if run.failure]
 
 
 def _raise_failures(failures: Sequence[str]) -> None:
+    if len(failures) > 1:
+        raise RunError(f"{failures[0]} (and {len(failures) - 1} more)")
     if failures:
-        raise RunError(failures[0] + (f" (and {len(failures) - 1} more)" if failures[1:] else ""))
+        raise RunError(failures[0])

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,18 +52,20 @@ def scored_together(part: "SweepTable", lengths: Sequence[int] = (), **choice: A
 def print_scored(command: str, parts: Iterable[Scored], failures: Iterable[str], *, as_json: bool) -> None:
     """Print the tables of runs, or their data, and where the runs are."""
     parts = list(parts)
-    if as_json:
-        runs = dict.fromkeys(run for part in parts for run in part.runs)
-        print_runs(command, runs, failures, tables=[table for part in parts for table in part.tables])
+    if not as_json:
+        for part in parts:
+            _print_part(part)
         return
-    for part in parts:
-        _print_part(part)
+    runs = dict.fromkeys(chain.from_iterable(part.runs for part in parts))
+    tables = list(chain.from_iterable(part.tables for part in parts))
+    print_runs(command, runs, failures, tables=tables)
 
 
 def print_quick(parts: Sequence[Scored]) -> None:
     """Say that a quick run went well. Its scores mean nothing, so the table is only named."""
-    runs = [run for part in parts for run in part.runs]
-    lines = sum(len(table.lines) for part in parts for table in part.tables)
+    runs = list(chain.from_iterable(part.runs for part in parts))
+    tables = chain.from_iterable(part.tables for part in parts)
+    lines = sum(len(table.lines) for table in tables)
     rows = "1 row" if lines == 1 else f"{lines} rows"
     say(f"training, scoring and the table ({rows}) work; after so few steps the scores mean nothing")
     for folder in dict.fromkeys(run.parent for run in runs):
@@ -70,10 +73,15 @@ def print_quick(parts: Sequence[Scored]) -> None:
 
 
 def _print_part(part: Scored) -> None:
-    runs, folder = part.runs, part.runs[0].parent
-    option, is_in_results = results_option(folder.parent), folder.name == "runs"
-    encodings = sorted({encoding_in(run.name) for run in runs})
-    names = [runs[0].name] if len(runs) == 1 else encodings if len(encodings) <= MAX_NAMES else []
+    runs = part.runs
+    folder = runs[0].parent
+    is_in_results = folder.name == "runs"
+    option = results_option(folder.parent)
+    names = sorted({encoding_in(run.name) for run in runs})
+    if len(names) > MAX_NAMES:
+        names = []
+    if len(runs) == 1:
+        names = [runs[0].name]
     command = f"pe-bench report{option} {shlex.join([*names, '--details'])}"
     show(part.tables, hint=f"95 % intervals, controls, speed: {command}" if is_in_results else "")
     say(f"the run: {runs[0]}" if len(runs) == 1 else f"the runs: {folder}")

@@ -1,6 +1,7 @@
 """The commands that train: `train`, for a run or a sweep, `extend` and `try`."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ def _train_many(overrides: Sequence[str], search: Sequence[Path], *, as_json: bo
     require(world_size() == 1, "torchrun starts one run: start a sweep without it, with train.processes=N")
     summary = launch_overrides(overrides, search)
     failures = [f"{state.label}: {state.text}" for state in summary.failed]
-    parts = (scored for table in summary.tables for scored in scored_together(table))
+    parts = chain.from_iterable(map(scored_together, summary.tables))
     if QUICK in overrides and not as_json and not failures:
         print_quick(list(parts))
     else:
@@ -124,7 +125,8 @@ def extend(runs: Sequence[str] = (), *, plot: Path | None = None, **options: Any
       pe-bench extend hf:FOLDER --text DIR --with yarn
       pe-bench extend hf:FOLDER --to 2x --with yarn --tokens 1M --text DIR
     """
-    names, overrides = ([word for word in runs if ("=" in word) is is_key] for is_key in (False, True))
+    names = [word for word in runs if "=" not in word]
+    overrides = [word for word in runs if "=" in word]
     require(bool(names), "no run is named: say pe-bench extend rope, or the beginning of a run's name")
     options["lengths"] = parse_lengths(",".join(options["lengths"])) if options["lengths"] else None
     results_dir = options["results_dir"]
@@ -184,12 +186,12 @@ def try_(
 
 def _check(change: str, search: Sequence[Path], *, as_json: bool) -> None:
     """Say that all properties of an encoding hold, or print which fail and raise `RunError`."""
-    from pe_bench.cli.inspect import check_each, print_checks
+    from pe_bench.cli.inspect import check_each, print_checks, states_of
     from pe_bench.config.arguments import overrides_in
 
     names = [text.removeprefix("encoding=").removeprefix("encoding.") for text in overrides_in(change)]
     results = check_each(names, search)
-    states = [finding.state for result in results.values() for finding in result.values()]
+    states = states_of(results)
     if "fails" in states:
         print_checks(results, as_json=as_json)
     say(f"check: {states.count('holds')} properties hold, none fails")
@@ -211,5 +213,10 @@ def _list_tries(results_dir: Path, *, as_json: bool) -> None:
 
 
 def _row_of(tried: "Try") -> list[str | int]:
-    means = ["" if mean is None else f"{mean:+.4f}" for mean in (tried.at_training, tried.at_longest)]
-    return [f"{tried.kind} {tried.number}", tried.change, tried.baseline, *means, tried.seeds, tried.answer]
+    number = f"{tried.kind} {tried.number}"
+    means = (_signed(tried.at_training), _signed(tried.at_longest))
+    return [number, tried.change, tried.baseline, *means, tried.seeds, tried.answer]
+
+
+def _signed(mean: float | None) -> str:
+    return "" if mean is None else f"{mean:+.4f}"

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from pe_bench.config.compose import compose
 from pe_bench.config.groups import GROUPS, find_name, keys_in
@@ -34,7 +36,8 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
     overrides = [parse_override(text) for text in texts]
     options = [override for override in overrides if _is_option(override)]
     shared = [str(override) for override in overrides if not _is_option(override)]
-    composed, used = {}, set()
+    composed: dict[str, dict[str, Any]] = {}
+    used: set[Override] = set()
     for name in names:
         values = compose([f"encoding={name}", *shared], search)
         in_whole = {option: in_full(name, values["encoding"], option) for option in options}
@@ -42,7 +45,7 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
         chosen = [str(option) for option in in_whole.values() if option]
         composed[name] = compose([f"encoding={name}", *shared, *chosen], search) if chosen else values
     for key in [option.key for option in options if option not in used]:
-        keys = [each for values in composed.values() for each in keys_in(values)]
+        keys = [*chain.from_iterable(map(keys_in, composed.values()))]
         raise unknown_key(key if "." in key or close_to(key, keys) else f"encoding.{key}", keys)
     return {name: parse_config(values, search) for name, values in composed.items()}
 
@@ -77,6 +80,10 @@ def overrides_in(text: str) -> list[str]:
     encoding, *modifiers = name.split("+")
     for option in options:
         require("=" in option, f"'{text}': {option} is no option; say KEY=VALUE, such as base=500000")
-    of_encoding = [option if "." in option.split("=")[0] else f"encoding.{option}" for option in options]
-    of_modifiers = [f"modifier=[{','.join(modifiers)}]"] if modifiers else []
-    return [f"encoding={encoding}", *of_modifiers, *of_encoding]
+    overrides = [f"encoding={encoding}"]
+    if modifiers:
+        overrides.append(f"modifier=[{','.join(modifiers)}]")
+    for option in options:
+        is_whole_key = "." in option.partition("=")[0]
+        overrides.append(option if is_whole_key else f"encoding.{option}")
+    return overrides

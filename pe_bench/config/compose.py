@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def compose_over(
     completed = complete_overrides([*choice, *overrides], search)
     if not values:
         return _compose(completed, search)
-    named = {key for override in map(parse_override, overrides) for key in _keys_of(override)}
+    named = {*chain.from_iterable(_keys_of(parse_override(text)) for text in overrides)}
     with explain_hydra_errors(completed, search), _hydra(search):
         composed = hydra_compose(CONFIG, completed)
         for key, value in values.items():

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,8 +139,8 @@ def read_model(file: Path) -> dict[str, Any]:
 
 def names_in(group: str, search: Sequence[Path] = ()) -> list[str]:
     """Return the names that a group offers, in the shipped folder and in the user's own."""
-    folders = [config_dir(), *search]
-    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+    files = [(folder / group).glob("*.yaml") for folder in (config_dir(), *search)]
+    return sorted({file.stem for file in chain.from_iterable(files)})
 
 
 def read_choice(group: str, name: str, search: Sequence[Path] = ()) -> dict[str, Any]:
@@ -191,7 +191,10 @@ def plain_keys() -> list[str]:
 
 def option_keys(overrides: Sequence[str], search: Sequence[Path] = ()) -> Iterator[str]:
     """Yield the keys of the options of the encodings, modifiers and tasks that overrides choose."""
-    chosen = {key: value for key, _, value in (text.partition("=") for text in overrides)}
+    chosen: dict[str, str] = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        chosen[key] = value
     names = {group: CHOICE.findall(chosen.get(group, "")) for group in ("encoding", "modifier", "task")}
     for name in names["encoding"] or [DEFAULT_ENCODING]:
         with suppress(UserError):  # of a name that is half typed

@@ -166,7 +166,8 @@ def _checked(text: str, search: Sequence[Path]) -> Override:
     for a list without brackets.
     """
     override = _with_counts(parse_override(text))
-    group, value = override.key, override.value or ""
+    group = override.key
+    value = override.value or ""
     if not KEY.fullmatch(group) or (override.value is None and override.prefix != "~"):
         of = next((each for each in GROUPS if text in names_in(each, search)), None)
         raise UserError(
@@ -180,9 +181,8 @@ def _checked(text: str, search: Sequence[Path]) -> Override:
     is_none = group in MAY_BE_NONE and value == "null"
     if group not in GROUPS or is_none or not NAMES.fullmatch(value):
         return override
-    parts = re.split(r"([][,])", value)  # names, and the commas and brackets between
-    names = [part if part in ("", *"[],") else find_name(group, part, search) for part in parts]
-    return replace(override, value="".join(names))
+    in_full = re.sub(r"[^][,]+", lambda match: find_name(group, match[0], search), value)
+    return replace(override, value=in_full)
 
 
 def _with_counts(override: Override) -> Override:
@@ -265,7 +265,8 @@ def _refused_in_mapping(key: str, overrides: Sequence[str], known: Sequence[str]
 
 def unknown_key(key: str, keys: Iterable[str]) -> UserError:
     """Return the error for a key that is none of these."""
-    names, section = [*keys, *GROUPS], key.rpartition(".")[0]
+    names = [*keys, *GROUPS]
+    section = key.rpartition(".")[0]
     has_options = any(name.startswith(f"{section}.") for name in names)
     if section.startswith("encoding") and not has_options:
         return UserError(f"unknown key '{key}': {section} has no options")

@@ -145,18 +145,17 @@ class TrainConfig:
         return self.batch_tokens // self.length
 
     def check(self) -> None:
-        length, tokens, parts = self.length, self.batch_tokens, self.processes * self.micro_batches
         require(self.steps != 0, "train.steps must be a whole number of at least 1, not 0")
         require(max(self.betas) < 1, f"train.betas must be below 1, not {self.betas}")
         message = "train.from and train.beside exclude each other: go on from a run, or start anew beside it"
         require(self.from_run is None or self.beside is None, message)
         message = "train.only=encoding goes on from a run whose other weights stay: give train.from=RUN"
         require(self.from_run is not None or self.only is None, message)
-        message = f"train.batch_tokens={tokens} is not a multiple of train.length={length}: give one"
-        require(tokens % length == 0, message)
+        message = f"train.batch_tokens={self.batch_tokens} is not a multiple of train.length={self.length}"
+        require(self.batch_tokens % self.length == 0, f"{message}: give one")
         message = f"train.processes={self.processes} times train.micro_batches={self.micro_batches} does not "
         windows = f"divide the {self.batch} windows of a step (train.batch_tokens / train.length)"
-        require(self.batch % parts == 0, message + windows)
+        require(self.batch % (self.processes * self.micro_batches) == 0, message + windows)
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,8 @@ class EvalConfig:
 
         Of the default ones those that are too short to score are left out.
         """
-        shortest, first = MIN_PAIRED_LENGTH if self.protocol == "paired" else 1, self.first_length
+        shortest = MIN_PAIRED_LENGTH if self.protocol == "paired" else 1
+        first = self.first_length
         usual = [round(times * (first or train_length)) for times in DEFAULT_LENGTHS]
         chosen = self.lengths or [length for length in usual if length >= shortest]
         # Of a later stage also a quarter of its length, which tells whether a model reads that far.
@@ -295,9 +295,10 @@ class Config:
         check_margin(self.report.margin, "report.margin")
         if self.checkpoint is None:
             self.train.check()
-        data, protocol, task = self.data.source, self.eval.protocol, (self.task or {}).get("name", "null")
+        protocol = self.eval.protocol
+        task = "null" if self.task is None else self.task["name"]
         require(
-            (self.task is not None) == (data == "task") == (protocol == "task"),
+            (self.task is not None) == (self.data.source == "task") == (protocol == "task"),
             f"data={self.data.name} and eval.protocol={protocol} do not fit task={task}: "
             "say task=NAME, such as task=majority, and leave the two others out",
         )

@@ -206,20 +206,22 @@ def _values(override: Any, search: Sequence[Path]) -> list[str]:
     """Return the values of a sweep as overrides of one value."""
     from hydra.core.override_parser.types import Glob
 
-    text, pattern = parse_override(override.input_line), override.value()
+    pattern = override.value()
     if isinstance(pattern, Glob):
         values = pattern.filter(names_in(override.key_or_group, search))
     else:
         values = list(override.sweep_string_iterator())
-    require(bool(values), f"{text} gives no values: name at least one")
+    require(bool(values), f"{parse_override(override.input_line)} gives no values: name at least one")
     return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def _each_value_once(options: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return combinations with every value once, with the first of the others."""
     first = tuple(values[0] for values in options)
-    changed = [(*first[:i], value, *first[i + 1 :]) for i, values in enumerate(options) for value in values]
-    return list(dict.fromkeys([first, *changed]))
+    combinations = [first]
+    for place, values in enumerate(options):
+        combinations += [(*first[:place], value, *first[place + 1 :]) for value in values]
+    return list(dict.fromkeys(combinations))
 
 
 def with_swept_options(overrides: Sequence[str]) -> list[str]:

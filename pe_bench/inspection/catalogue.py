@@ -25,19 +25,19 @@ def shipped(overrides: Sequence[str] = ()) -> list[ResolvedEncoding]:
 
 def catalogue(subjects: Sequence[ResolvedEncoding] = ()) -> list[dict[str, Any]]:
     """Return the facts of each encoding, of all that are shipped by default, and its other names."""
-    modifiers, first_names = names_in("modifier"), aliases()
-    return [
-        {
-            **_facts(subject),
-            "modifier": subject.name in modifiers,
-            "aliases": sorted(alias for alias, first in first_names.items() if first == subject.name),
-        }
-        for subject in subjects or shipped()
-    ]
+    modifiers = names_in("modifier")
+    first_names = aliases()
+    rows = []
+    for subject in subjects or shipped():
+        others = sorted(alias for alias, first in first_names.items() if first == subject.name)
+        rows.append({**_facts(subject), "modifier": subject.name in modifiers, "aliases": others})
+    return rows
 
 
 def _facts(subject: ResolvedEncoding) -> dict[str, Any]:
-    declared = [subject.spec.base, *subject.spec.modifiers.values()][-1].encoding_class
+    parts = [subject.spec.base, *subject.spec.modifiers.values()]
+    declared = parts[-1].encoding_class
+    names = [subject.spec.values["name"], *subject.spec.modifiers]
     return {
         "encoding": subject.name,
         "family": declared.family,
@@ -45,5 +45,5 @@ def _facts(subject: ResolvedEncoding) -> dict[str, Any]:
         "what_it_is": description("encoding", subject.name),
         "past_training": subject.encoding.past_training,
         "paper": paper(subject.name) or declared.paper,
-        "label": "+".join([subject.spec.values["name"], *subject.spec.modifiers]),
+        "label": "+".join(names),
     }

@@ -6,6 +6,7 @@ from the last token, so that the last query's scores for the keys, read backward
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +40,14 @@ def kinds(encoding: Composition, n_layers: int) -> list[tuple[int, ...]]:
     """Return the numbers of the layers of each kind, which share structure and tables, but not parameters."""
     groups: dict[str, list[int]] = {}
     for number in range(n_layers):
-        modules = [module for leaf in leaves_of(encoding.layer(number)) for module in leaf.modules()]
-        groups.setdefault(str(list(map(_traits, modules))), []).append(number)
+        traits = [_traits(module) for module in _modules_of(encoding.layer(number))]
+        groups.setdefault(str(traits), []).append(number)
     return [tuple(group) for group in groups.values()]
+
+
+def _modules_of(layer: LayerEncoding) -> list[nn.Module]:
+    """Return the modules of all parts of a layer's encoding."""
+    return list(chain.from_iterable(leaf.modules() for leaf in leaves_of(layer)))
 
 
 def _traits(module: nn.Module) -> list[object]:
@@ -60,7 +66,8 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     samples = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
-    sums, visible = torch.zeros(2, model.n_heads, length), torch.empty(0)
+    sums = torch.zeros(2, model.n_heads, length)
+    visible = torch.empty(0)
     for x_part, heads_part in zip(x.split(samples), heads.split(samples), strict=True):
         queries, keys = _sides(subject, layer, x_part, heads_part, length)
         last = take(queries, range(length - 1, length))
@@ -70,10 +77,12 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
         sizes = (len(x_part), model.n_heads, length)
         sums += torch.stack([part[..., 0, :].expand(sizes).sum(0) for part in (scores, weights)])
     scores, weights = sums / len(x)
-    is_weight = layer.overrides("weights")
-    shown = weights.log().clamp(min=-1e4) if is_weight else scores
-    meaning = "log of expected weight" if is_weight else Scores.meaning
-    return Scores(shown.masked_fill(~visible[..., 0, :], math.nan).flip(-1), weights.flip(-1), meaning)
+    meaning = Scores.meaning
+    if layer.overrides("weights"):
+        scores = weights.log().clamp(min=-1e4)
+        meaning = "log of expected weight"
+    shown = scores.masked_fill(~visible[..., 0, :], math.nan)
+    return Scores(shown.flip(-1), weights.flip(-1), meaning)
 
 
 def _decays(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Scores:
@@ -114,12 +123,12 @@ def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool
 def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
     """Return 2 pi / theta of the pairs [pairs], for each frequency table, in a window of `length` tokens."""
     rows: list[Tensor] = []
-    for module in (module for leaf in leaves_of(layer) for module in leaf.modules()):
+    for module in _modules_of(layer):
         scaled = module.scaled(length) if isinstance(module, RopeScaling) else module
         table = getattr(scaled, "frequencies", None)
         if isinstance(table, Tensor):
-            rows += [row for row in table.detach().double().reshape(-1, table.shape[-1]) if row.any()]
-    return [2 * math.pi / row.abs() for row in rows]
+            rows += table.detach().double().reshape(-1, table.shape[-1])
+    return [2 * math.pi / row.abs() for row in rows if row.any()]
 
 
 @torch.no_grad()

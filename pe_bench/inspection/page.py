@@ -32,13 +32,15 @@ def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: b
     """
     width = min(width, PIPED_WIDTH)  # longer lines are hard to read
     where = f"(model={subject.config.model.name}, train.length={subject.config.train.length})"
+    claims = ", ".join(sorted(subject.encoding.claims))
     facts = [
         ("parameters", f"{parameter_count(subject.encoding):,}  {where}"),
         ("past training", subject.encoding.past_training),
-        ("claims", ", ".join(sorted(subject.encoding.claims)) or "none"),
+        ("claims", claims or "none"),
     ]
-    blocks = [block for part in subject.spec.parts for block in _describe_part(subject, part, width)]
-    blocks = [reflow(_preset(subject), width), *blocks]
+    blocks = [reflow(_preset(subject), width)]
+    for part in subject.spec.parts:
+        blocks += _describe_part(subject, part, width)
     if not has_formulas:
         blocks = [FORMULA.sub("", block) for block in blocks]
     return _page_of(subject.label, [*blocks, align(facts, width)])
@@ -50,16 +52,20 @@ def _page_of(title: str, blocks: Sequence[str]) -> str:
 
 def _describe_part(subject: ResolvedEncoding, part: PartSpec, width: int) -> list[str]:
     """Return the docstring, the options and the declarations of the encoding or one of its modifiers."""
-    encoding_class, path = part.encoding_class, part.code.path
+    encoding_class = part.encoding_class
     docstring = sys.modules[encoding_class.__module__].__doc__ or encoding_class.__doc__ or "(no docstring)"
-    facts = [
-        ("family", encoding_class.family),
-        ("file", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)),
-        ("compatible with", ", ".join(sorted(encoding_class.compatible_with))),
-        ("changeable", ", ".join(sorted(encoding_class.changeable_after_training))),
-    ]
+    path = part.code.path
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    facts = {
+        "family": encoding_class.family,
+        "file": str(path),
+        "compatible with": ", ".join(sorted(encoding_class.compatible_with)),
+        "changeable": ", ".join(sorted(encoding_class.changeable_after_training)),
+    }
     options = align(list(options_of(subject, part)), width)
-    return [reflow(docstring, width), options, align([fact for fact in facts if fact[1]], width)]
+    known = [(name, fact) for name, fact in facts.items() if fact]
+    return [reflow(docstring, width), options, align(known, width)]
 
 
 def reflow(docstring: str, width: int) -> str:
@@ -80,17 +86,22 @@ def options_of(subject: ResolvedEncoding, part: PartSpec) -> Iterator[tuple[str,
         value = part.values[option.name]
         follows = option.default is MISSING and option.name in part.values.get("derived", [])
         origin = f"from {USUAL[option.name][2:-1]}" if follows and option.name in USUAL else ""
-        text = value if isinstance(value, str) and "\n" not in value else json.dumps(value)
-        shown = "(no default)" if option.name in subject.examples else text
-        yield f"{part.key}.{option.name}", shown, origin, option.meaning
+        text = json.dumps(value)
+        if option.name in subject.examples:
+            text = "(no default)"
+        elif isinstance(value, str) and "\n" not in value:
+            text = value
+        yield f"{part.key}.{option.name}", text, origin, option.meaning
 
 
 def _preset(subject: ResolvedEncoding) -> str:
-    """Return what the comment of an encoding's file says below its description, as that of a preset does."""
+    """Return the comment of an encoding's file below its description, as presets have one; else nothing."""
     file = f"encoding/{subject.config.encoding['name']}.yaml"
-    paths = [path for folder in (*subject.config.search, config_dir()) if (path := folder / file).is_file()]
-    lines = head_comment(paths[0]) if paths else []
-    return "\n".join(lines[lines.index("") + 1 :]) if "" in lines else ""
+    for folder in (*subject.config.search, config_dir()):
+        if (folder / file).is_file():
+            lines = head_comment(folder / file)
+            return "\n".join(lines[lines.index("") + 1 :]) if "" in lines else ""
+    return ""
 
 
 def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
@@ -111,9 +122,12 @@ def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIP
     task = build_task(config.task)
     size = max(task.least, min(EXAMPLE_SIZE, task.size_at(config.train.length)))
     tokens, is_answer, _ = task.example(np.random.default_rng(config.seed), size)
-    texts = [task.vocabulary[token] for token in tokens]
-    shown = " ".join(f"[{text}]" if right else text for text, right in zip(texts, is_answer, strict=True))
-    example = f"an example of size {size}, with its answers in brackets:\n\n{wrap(f'    {shown}', width, 4)}"
+    texts = []
+    for token, is_right in zip(tokens, is_answer, strict=True):
+        text = task.vocabulary[token]
+        texts.append(f"[{text}]" if is_right else text)
+    shown = wrap(f"    {' '.join(texts)}", width, 4)
+    example = f"an example of size {size}, with its answers in brackets:\n\n{shown}"
     options = [(f"task.{name}", str(value)) for name, value in config.task.items() if name != "name"]
     docstring = reflow(sys.modules[type(task).__module__].__doc__ or "", width)
     return _page_of(task.name, [docstring, align(options, width), example])

@@ -65,27 +65,33 @@ class Row:
 def rows_of(subjects: Sequence[ResolvedEncoding]) -> list[Row]:
     """Return the rows of encodings, up to the training length where they have no meaning past it."""
     styles = styles_of(subject.label for subject in subjects)
-    return [row for subject in subjects for row in _rows(subject, styles[subject.label].colour)]
+    rows = []
+    for subject in subjects:
+        rows += _rows(subject, styles[subject.label].colour)
+    return rows
 
 
 def _rows(subject: ResolvedEncoding, colour: str) -> Iterator[Row]:
-    label, length = subject.label, subject.config.train.length
+    length = subject.config.train.length
     is_defined = subject.encoding.past_training != "undefined"
-    reach, mask_reach = (REACH * length, MASK_REACH * length) if is_defined else (length, length)
+    reach = REACH * length if is_defined else length
+    mask_reach = MASK_REACH * length if is_defined else length
     added = input_row(subject, colour, reach)
     kinds = curves.kinds(subject.encoding, subject.config.model.n_layers)
     for stroke, numbers in zip(len(kinds) * STROKES, kinds, strict=False):
         layer = subject.encoding.layer(numbers[0])
         if added is not None and len(kinds) == 1 and type(layer) is LayerEncoding:
             continue
-        title = label if len(kinds) == 1 else f"{label}, {name_numbers('layer', numbers)}"
+        title = subject.label
+        if len(kinds) > 1:
+            title += f", {name_numbers('layer', numbers)}"
         scores = curves.scores_by_distance(subject, layer, reach)
-        meaning = scores.meaning
         weights = scores.weights.numpy().mean(0)
         wavelengths = [values.numpy() for values in curves.wavelengths(layer, reach)]
         mask = curves.mask(subject, layer, min(mask_reach, MAX_MASK)).numpy()
-        mask = None if np.array_equal(mask, np.tril(np.ones_like(mask))) else mask
-        drawn = (scores.scores.numpy(), meaning, weights, wavelengths, mask)
+        if np.array_equal(mask, np.tril(np.ones_like(mask))):
+            mask = None
+        drawn = (scores.scores.numpy(), scores.meaning, weights, wavelengths, mask)
         yield Row(title, colour, stroke, length, *drawn, is_untrained=parameter_count(subject.encoding) > 0)
     if added is not None:
         yield added
@@ -158,13 +164,16 @@ def draw_curves(axes: Axes, row: Row, limits: tuple[float, float]) -> None:
     heads: list[list[int]] = []
     for head, values in enumerate(row.curves):
         same = [group for group in heads if np.allclose(row.curves[group[0]], values, 1e-5, 1e-3, True)]
-        heads += [] if same else [[]]
-        (same or heads[-1:])[0].append(head)
+        if same:
+            same[0].append(head)
+        else:
+            heads.append([head])
     for index, group in enumerate(heads):
         values = row.curves[group[0]]
         last = int(np.flatnonzero(np.isfinite(values))[-1]) + 1
-        name = "all heads" if len(heads) == 1 else name_numbers("head", group)
-        label = name if last == len(values) else f"{name} (masked from {last:,})"
+        label = "all heads" if len(heads) == 1 else name_numbers("head", group)
+        if last < len(values):
+            label += f" (masked from {last:,})"
         look: dict[str, Any] = {"color": row.colour, "alpha": 1 - 0.7 * index / len(heads)}
         axes.plot(values, **look, linestyle=STROKES[index % len(STROKES)], linewidth=1.3, label=label)
     axes.set_ylabel(row.meaning)

@@ -64,7 +64,8 @@ class ResolvedEncoding:
         return label if len(label) <= MAX_LABEL else self.name
 
     def with_examples(self) -> "ResolvedEncoding":
-        values, typed = self.spec.with_examples().values, self.config.encoding
+        values = self.spec.with_examples().values
+        typed = self.config.encoding
         examples = {option: value for option, value in values.items() if typed.get(option, {}) != value}
         return replace(self, config=replace(self.config, encoding=values), examples=examples)
 

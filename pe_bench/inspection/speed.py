@@ -74,7 +74,8 @@ class ScoringPass:
     def __init__(self, config: Config, encoding: EncodingSpec, length: int, device: torch.device):
         data = random_data(length + 1)
         model = build_decoder(config, data.vocabulary, encoding).to(device).eval()
-        zero, end = np.zeros(1, np.int64), np.array([length + 1])
+        zero = np.zeros(1, np.int64)
+        end = np.array([length + 1])
         targets = tokens_in_a_part(config.eval.resolved_target_tokens(config.train.length), length)
         self.plan = paired_plan(TargetBlocks(zero, end, zero, zero, end, length, targets, ""), length)
         self.scorer = Scorer(model, data.validation, config.eval)
@@ -124,7 +125,8 @@ class Bench:
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
             self._pass(subjects[0], lengths[0])()  # the first pass loads libraries, which cost no encoding
         for length in lengths:
-            reference, milliseconds = None, 0.0
+            reference = None
+            milliseconds = 0.0
             for subject in subjects:
                 row, timed = self._row(subject, length, reference, milliseconds)
                 if subject is subjects[0] and timed is not None:
@@ -163,16 +165,23 @@ def time_pass(
     timed: Pass, reference: Pass | None, repeats: int | None, device: torch.device
 ) -> tuple[list[float], list[float]]:
     """Return the milliseconds of each pass, and their ratios to a pass of the reference just before."""
-    milliseconds, ratios = [], []
+    milliseconds: list[float] = []
+    ratios: list[float] = []
     if reference is not None:
         reference()
     began = time.perf_counter()
-    while len(milliseconds) < (repeats or REPEATS) or (
-        repeats is None and len(milliseconds) < MAX_REPEATS and time.perf_counter() - began < SHORT
-    ):
+
+    def is_enough() -> bool:
+        count = len(milliseconds)
+        if repeats is not None or count < REPEATS:
+            return count >= (repeats or REPEATS)
+        return count >= MAX_REPEATS or time.perf_counter() - began >= SHORT
+
+    while not is_enough():
         before = None if reference is None else _milliseconds(reference, device)
         milliseconds.append(_milliseconds(timed, device))
-        ratios += [milliseconds[-1] / before] if before else []
+        if before:
+            ratios.append(milliseconds[-1] / before)
     return milliseconds, ratios
 
 
@@ -191,17 +200,17 @@ def wait_for(device: torch.device) -> None:
 
 def numbers_of(milliseconds: Sequence[float], ratios: Sequence[float], reference: float, tokens: int) -> Row:
     """Return the columns of numbers of passes with so many tokens; `reference` is in milliseconds."""
-    low, relative, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist() if ratios else (None, None, None)
-    usual = reference * relative if relative else median(milliseconds)
-    numbers = {
-        "milliseconds": usual,
-        "tokens_per_second": 1e3 * tokens / usual,
-        "relative_low": low,
-        "relative": relative,
-        "relative_high": high,
-    }
-    rounded = {name: None if value is None else round(value, 4) for name, value in numbers.items()}
-    return {"repeats": len(milliseconds), **rounded}
+    usual = median(milliseconds)
+    relatives: dict[str, float | None] = dict.fromkeys(("relative_low", "relative", "relative_high"))
+    if ratios:
+        low, relative, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+        usual = reference * relative
+        relatives = {"relative_low": low, "relative": relative, "relative_high": high}
+    numbers = {"milliseconds": usual, "tokens_per_second": 1e3 * tokens / usual, **relatives}
+    row: Row = {"repeats": len(milliseconds)}
+    for name, value in numbers.items():
+        row[name] = None if value is None else round(value, 4)
+    return row
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
@@ -228,12 +237,17 @@ def peak_of(first: Pass, device: torch.device) -> float | None:
     with PeakMemory(device) as peak:
         first()
         wait_for(device)
-    return None if peak.mb is None or before.mb is None else max(0.0, round(peak.mb - before.mb, 4))
+    if peak.mb is None or before.mb is None:
+        return None
+    return max(0.0, round(peak.mb - before.mb, 4))
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Add rows to a file, in place of those that measured the same."""
-    texts = [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+    texts = []
+    for row in rows:
+        known = {name: str(value) for name, value in row.items() if value is not None}
+        texts.append(dict.fromkeys(COLUMNS, "") | known)
     every = pandas.DataFrame(texts, columns=COLUMNS)
     with name_write_errors(path):
         if path.exists():
@@ -261,13 +275,16 @@ def grid_of(rows: Sequence[Row]) -> Grid:
     title = [
         f"{OF_PASS[first['pass']]}, {first['model']} model, random bytes, {first['dtype']}",
         f"{machine}, threads={first['threads']}, torch {first['torch']}, pe-bench {first['pe_bench']}",
-        *filter(None, [first["setting"]]),
     ]
+    if first["setting"]:
+        title.append(first["setting"])
     # The cheapest at the longest length comes first, and those without a number there last.
     longest = max(row["length"] for row in rows)
     costs = {row["encoding"]: row["relative"] or math.inf for row in rows if row["length"] == longest}
     ordered = sorted(rows, key=lambda row: (costs[row["encoding"]], row["encoding"], row["length"]))
-    columns = [Column(name, name in WORDS, MIN_FOLDED if name in WORDS else 0) for name in TABLE]
+    columns = []
+    for name in TABLE:
+        columns.append(Column(name, is_left=True, least=MIN_FOLDED) if name in WORDS else Column(name))
     reasons = {f"{row['encoding']} at {row['length']:,}: {row['reason']}" for row in rows if row["reason"]}
     cells = [list(map(Cell, texts_of(row))) for row in ordered]
     return Grid(columns, cells, title, notes=[*NOTES, *sorted(reasons)], keys=2)
@@ -278,12 +295,15 @@ def texts_of(row: Row) -> list[str]:
     texts = [row["encoding"], f"{row['length']:,}"]
     if row["status"] != "ok":
         return [*texts, row["status"].replace("_", " "), *[""] * 5]
-    relative, low, high = (row[name] for name in ("relative", "relative_low", "relative_high"))
-    memory, spread = row["peak_memory_mb"], ""
-    if low is not None and row["repeats"] > 1:
-        spread = f"{max(relative - low, high - relative) / relative:.0%}"
+    texts += [row["path"], number(row["milliseconds"]), f"{row['tokens_per_second']:,.0f}"]
+    relative = row["relative"]
+    spread = ""
+    if row["relative_low"] is not None and row["repeats"] > 1:
+        furthest = max(relative - row["relative_low"], row["relative_high"] - relative)
+        spread = f"{furthest / relative:.0%}"
+    memory = row["peak_memory_mb"]
     return [
-        *(*texts, row["path"], number(row["milliseconds"]), f"{row['tokens_per_second']:,.0f}"),
+        *texts,
         "" if relative is None else f"{relative:.2f}",
         spread,
         "" if memory is None else f"{memory:,.0f}",

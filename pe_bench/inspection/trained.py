@@ -54,8 +54,11 @@ def attention_by_layer(model: Decoder, tokens_BT: Tensor, ids: Tensor) -> list[n
 
     def keep(module: SelfAttention, arguments: tuple[Any, ...], output: Tensor) -> None:
         x_BTD, layer, ids = arguments[:3]
-        weights = None if layer.overrides("attend") else _weights(module, x_BTD, layer, ids)
-        kept.append(None if weights is None else weights[0].mean(0).cpu().numpy())
+        if layer.overrides("attend"):
+            kept.append(None)
+        else:
+            weights = _weights(module, x_BTD, layer, ids)
+            kept.append(weights[0].mean(0).cpu().numpy())
 
     blocks = [cast(Block, block) for block in model.blocks]
     hooks = [block.attention.register_forward_hook(keep) for block in blocks]

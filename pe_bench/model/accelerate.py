@@ -147,8 +147,9 @@ def finish_block_fused(
     """Return the output of a block from its input and what its attention read."""
     x_BTD = functional.linear(read, output) + x_BTD
     normed_BTD = functional.rms_norm(x_BTD, norm_D.shape, norm_D, EPSILON)
-    gated = functional.silu(functional.linear(normed_BTD, gate_FD)) * functional.linear(normed_BTD, up_FD)
-    return x_BTD + functional.linear(gated, down_DF)
+    gate_BTF = functional.silu(functional.linear(normed_BTD, gate_FD))
+    up_BTF = functional.linear(normed_BTD, up_FD)
+    return x_BTD + functional.linear(gate_BTF * up_BTF, down_DF)
 
 
 @fused_on_gpu
@@ -173,18 +174,24 @@ class Projections(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_normed: Tensor | None, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad_normed: Tensor | None, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight_D, normed, factor_N, *matrices = ctx.saved_tensors
         rows_ND = normed.flatten(0, -2)
-        of_rows_ND = None if of_normed is None else of_normed.reshape(rows_ND.shape)
-        slopes_N = [None if slope is None else slope.reshape(-1, slope.shape[-1]) for slope in slopes]
-        of_matrices = iter(weight_gradients(rows_ND, *(slope for slope in slopes_N if slope is not None)))
-        for matrix, slope_N in zip(matrices, slopes_N, strict=True):
-            if slope_N is not None:
-                of_rows_ND = mm(slope_N, matrix) if of_rows_ND is None else addmm(of_rows_ND, slope_N, matrix)
-        assert of_rows_ND is not None, "some output has a gradient"
-        of_x, of_weight = native.rms_norm_backward(of_rows_ND.contiguous(), x, weight_D, factor_N, None)
-        return of_x, of_weight, *(None if slope is None else next(of_matrices) for slope in slopes)
+        grad_rows_ND = None if grad_normed is None else grad_normed.reshape(rows_ND.shape)
+        slopes_N = []  # of the products with a gradient
+        for matrix, slope in zip(matrices, slopes, strict=True):
+            if slope is None:
+                continue
+            slope_N = slope.reshape(-1, slope.shape[-1])
+            slopes_N.append(slope_N)
+            if grad_rows_ND is None:
+                grad_rows_ND = mm(slope_N, matrix)
+            else:
+                grad_rows_ND = addmm(grad_rows_ND, slope_N, matrix)
+        assert grad_rows_ND is not None, "some output has a gradient"
+        grads = iter(weight_gradients(rows_ND, *slopes_N))
+        grad_x, grad_weight = native.rms_norm_backward(grad_rows_ND.contiguous(), x, weight_D, factor_N, None)
+        return grad_x, grad_weight, *(None if slope is None else next(grads) for slope in slopes)
 
 
 class AfterAttention(torch.autograd.Function):
@@ -213,14 +220,15 @@ class AfterAttention(torch.autograd.Function):
             ctx.saved_tensors
         )
         slope_ND = slope.reshape(x_ND.shape).contiguous()
-        of_down = mm(slope_ND.t(), product_NF)
-        of_both_NE = native.swiglu_backward(mm(slope_ND, down_DF), both_NE)
-        of_gate, of_up = weight_gradients(normed_ND, of_both_NE)[0].chunk(2)
-        of_normed_ND = mm(of_both_NE, both_ED)
-        of_x_ND, of_weight = native.rms_norm_backward(of_normed_ND, x_ND, weight_D, factor_N, slope_ND)
-        of_read = mm(of_x_ND, output).view(*slope.shape[:-1], -1)
-        of_output = mm(of_x_ND.t(), read_N)
-        return of_x_ND.view(slope.shape), of_read, of_output, of_weight, of_gate, of_up, of_down
+        grad_down = mm(slope_ND.t(), product_NF)
+        grad_both_NE = native.swiglu_backward(mm(slope_ND, down_DF), both_NE)
+        grad_gate, grad_up = weight_gradients(normed_ND, grad_both_NE)[0].chunk(2)
+        grad_normed_ND = mm(grad_both_NE, both_ED)
+        grad_x_ND, grad_norm = native.rms_norm_backward(grad_normed_ND, x_ND, weight_D, factor_N, slope_ND)
+        grad_x = grad_x_ND.view(slope.shape)
+        grad_read = mm(grad_x_ND, output).view(*slope.shape[:-1], -1)
+        grad_output = mm(grad_x_ND.t(), read_N)
+        return grad_x, grad_read, grad_output, grad_norm, grad_gate, grad_up, grad_down
 
 
 class NLL(torch.autograd.Function):
@@ -236,7 +244,7 @@ class NLL(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope_N: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        hidden_ND, weight_VD, *of_nll = ctx.saved_tensors
-        of_logits_NV = native.nll_backward(slope_N.contiguous(), *of_nll)
-        [of_weight_VD] = weight_gradients(hidden_ND, of_logits_NV)
-        return mm(of_logits_NV, weight_VD), of_weight_VD, None
+        hidden_ND, weight_VD, logits_NV, targets_N, normalizers = ctx.saved_tensors
+        grad_logits_NV = native.nll_backward(slope_N.contiguous(), logits_NV, targets_N, normalizers)
+        [grad_weight_VD] = weight_gradients(hidden_ND, grad_logits_NV)
+        return mm(grad_logits_NV, weight_VD), grad_weight_VD, None

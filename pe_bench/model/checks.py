@@ -4,6 +4,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -217,6 +218,6 @@ def is_users_own(encoding: nn.Module) -> bool:
 
 def _users_files(encodings: Sequence[nn.Module]) -> list[str | None]:
     """Return the files of the classes of encodings that are not pe-bench's own."""
-    parts = [type(part) for encoding in encodings for part in encoding.modules()]
-    names = [part.__module__ for part in parts if issubclass(part, (LayerEncoding, PositionalEncoding))]
+    parts = chain.from_iterable(encoding.modules() for encoding in encodings)
+    names = [type(part).__module__ for part in parts if isinstance(part, (LayerEncoding, PositionalEncoding))]
     return [sys.modules[name].__file__ for name in dict.fromkeys(names) if not name.startswith("pe_bench.")]

@@ -73,11 +73,11 @@ class LanguageModel(nn.Module):
         The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
         """
         count = tokens_BCT.shape[1]
-        windows = [
-            self.hidden(tokens_BCT[:, choice], ids if ids.dim() == 1 else ids[choice::count], None, first)
-            for choice in range(count)
-        ]
-        return torch.stack(windows, 1).flatten(0, 1)
+        outputs = []
+        for choice in range(count):
+            own_ids = ids if ids.dim() == 1 else ids[choice::count]
+            outputs.append(self.hidden(tokens_BCT[:, choice], own_ids, None, first))
+        return torch.stack(outputs, 1).flatten(0, 1)
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Return the negative log-likelihood of each target in nats, float32 [N]."""
@@ -200,7 +200,8 @@ class Decoder(LanguageModel):
             return super().ends(tokens_BCT, ids, first)
         count = tokens_BCT.shape[1]
         whole_BTD = self.embed(tokens_BCT.flatten(0, 1), ids)
-        shared_BTD, end_BTD = whole_BTD[::count], whole_BTD[:, first:]
+        shared_BTD = whole_BTD[::count]
+        end_BTD = whole_BTD[:, first:]
         for number, block in enumerate(self.blocks):
             layer = self.encoding.layer(number)
             window = self.windows.get(number)
@@ -241,8 +242,9 @@ class Decoder(LanguageModel):
         for block in self.blocks:
             for name, linear in block.named_modules():
                 if isinstance(linear, nn.Linear):
-                    residual = name.endswith(("attention.output", "feedforward.down"))
-                    std = linear.in_features**-0.5 / (math.sqrt(2 * model.n_layers) if residual else 1)
+                    std = linear.in_features**-0.5
+                    if name.endswith(("attention.output", "feedforward.down")):
+                        std /= math.sqrt(2 * model.n_layers)
                     nn.init.normal_(linear.weight, std=std, generator=generator)
         if self.head is not None:
             nn.init.normal_(self.head.weight, std=model.d_model**-0.5, generator=generator)

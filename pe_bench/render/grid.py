@@ -6,6 +6,8 @@ The page's template draws the same grid, in `report/templates/table.html.jinja`.
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 from rich.box import Box
 from rich.cells import cell_len
@@ -71,13 +73,18 @@ class Grid:
 
     def without_empty(self) -> "Grid":
         """Return the grid without columns in which no row has a text."""
-        shown = [index for index in range(len(self.columns)) if any(row[index].text for row in self.rows)]
-        return self.chosen(shown)
+        filled: set[int] = set()
+        for row in self.rows:
+            filled.update(index for index, cell in enumerate(row) if cell.text)
+        return self.chosen(sorted(filled))
 
     def chosen(self, indexes: Sequence[int]) -> "Grid":
         """Return the grid with these of its columns."""
-        rows = [[row[index] for index in indexes] for row in self.rows]
-        return replace(self, columns=[self.columns[index] for index in indexes], rows=rows)
+
+        def of_these(items: Sequence[Any]) -> list[Any]:
+            return [items[index] for index in indexes]
+
+        return replace(self, columns=of_these(self.columns), rows=[*map(of_these, self.rows)])
 
     def width(self, *, folded: bool = False) -> int:
         """Return how many columns of a terminal it takes, with its texts folded as far as they may be."""
@@ -93,8 +100,11 @@ class Grid:
         parts += _wrapped(self.why, width, "italic")
         for block in _blocks(self, width) if self.keys else [self]:
             parts += [*([Text()] if parts else []), _table(block)]
-        notes = [line for note in self.notes for line in _wrapped(note, width, "dim")]
-        return [*parts, *([Text(), *notes] if notes else [])]
+        if any(self.notes):
+            parts.append(Text())
+        for note in self.notes:
+            parts += _wrapped(note, width, "dim")
+        return parts
 
 
 def plain_grid(
@@ -192,9 +202,11 @@ def _texts(grid: Grid) -> list[list[str]]:
     columns = []
     for index, column in enumerate(grid.columns):
         cells = [row[index] for row in grid.rows]
-        marks = max((len(cell.mark) for cell in cells), default=0)
-        texts = [f"{cell.text}{cell.mark:<{0 if cell.value is None else marks}}" for cell in cells]
-        lines = [*column.heading.split("\n"), *texts]
+        width_of_marks = max((len(cell.mark) for cell in cells), default=0)
+        lines = column.heading.split("\n")
+        for cell in cells:
+            mark = cell.mark if cell.value is None else cell.mark.ljust(width_of_marks)
+            lines.append(cell.text + mark)
         width = 0 if column.is_left else max(map(cell_len, lines))
         columns.append([" " * (width - cell_len(line)) + line for line in lines])
     return columns
@@ -206,7 +218,8 @@ def _table(grid: Grid) -> Table:
     table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 0, 0, padding))
     columns = []
     for column, texts in zip(grid.columns, _texts(grid), strict=True):
-        height, least = column.heading.count("\n") + 1, column.least if column.is_left else 0
+        height = column.heading.count("\n") + 1
+        least = column.least if column.is_left else 0
         sizes = {"min_width": min(least, max(map(cell_len, texts))), "no_wrap": not least}
         table.add_column(Text("\n".join(texts[:height])), overflow="fold", **sizes)
         columns.append(texts[height:])
@@ -223,7 +236,8 @@ def _table(grid: Grid) -> Table:
 
 def to_markdown(grids: Iterable[Grid]) -> str:
     """Return grids as tables of GitHub's Markdown, one below the other, each with its title and notes."""
-    return "\n\n".join(filter(None, (part for grid in grids for part in _markdown_parts(grid)))) + "\n"
+    parts = chain.from_iterable(map(_markdown_parts, grids))
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _markdown_parts(grid: Grid) -> list[str]:
@@ -235,11 +249,9 @@ def _markdown_parts(grid: Grid) -> list[str]:
         return f"**{text}**" if cell.is_best else text
 
     title = outside_text.markdown(" · ".join(grid.title))
-    table = [
-        row(outside_text.markdown(column.heading.replace("\n", " ")) for column in grid.columns),
-        row("---" if column.is_left else "---:" for column in grid.columns),
-        *(row(map(shown, cells)) for cells in grid.rows),
-    ]
+    headings = [outside_text.markdown(column.heading.replace("\n", " ")) for column in grid.columns]
+    sides = ["---" if column.is_left else "---:" for column in grid.columns]
+    table = [row(headings), row(sides), *(row(map(shown, cells)) for cells in grid.rows)]
     notes = "\n".join(f"- {_markdown_note(note)}" for note in grid.notes)
     return [f"**{title}**" if title else "", outside_text.markdown(grid.why), "\n".join(table), notes]
 
@@ -264,25 +276,27 @@ def _latex_table(grid: Grid, number: int) -> str:
     def row(cells: Iterable[str]) -> str:
         return " & ".join(cells) + r" \\"
 
+    comments = [f"% {outside_text.one_line(note)}" for note in (grid.why, *grid.notes) if note]
+    caption = outside_text.latex(". ".join((", ".join(grid.title), *grid.notes[:1])))
     sides = "".join("l" if column.is_left else "r" for column in grid.columns)
-    return "\n".join(
-        [
-            *(f"% {outside_text.one_line(note)}" for note in (grid.why, *grid.notes) if note),
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{outside_text.latex('. '.join((', '.join(grid.title), *grid.notes[:1])))}.}}",
-            rf"\label{{tab:pe-bench-{number}}}",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-            rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}",
-            r"\toprule",
-            row(outside_text.latex(column.heading.replace("\n", " ")) for column in grid.columns),
-            r"\midrule",
-            *(row(map(_latex_cell, cells)) for cells in grid.rows),
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\end{table}",
-        ]
-    )
+    headings = [outside_text.latex(column.heading.replace("\n", " ")) for column in grid.columns]
+    lines = [
+        *comments,
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{caption}.}}",
+        rf"\label{{tab:pe-bench-{number}}}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{@{{}}{sides}@{{}}}}",
+        r"\toprule",
+        row(headings),
+        r"\midrule",
+        *(row(map(_latex_cell, cells)) for cells in grid.rows),
+        r"\bottomrule",
+        r"\end{tabular}}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
 
 
 def _latex_cell(cell: Cell) -> str:

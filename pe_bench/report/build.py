@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pe_bench.report.lines import (
     Source,
     anchor_lines,
     check_sort,
+    lengths_of,
     lines_of,
     ordered,
     with_baseline,
@@ -95,7 +97,9 @@ def read_report(
     part = check_type(options.get("slice") or ALL, Slice, "slice")
     named = listed(runs)
     several = sum(map(is_checkpoint, named)) > 1
-    keys = parse_by(by) if by is not None else ("model",) if several else ()
+    keys = ("model",) if several else ()
+    if by is not None:
+        keys = parse_by(by)
     if sort is not None:
         check_sort(sort)
     if margin is not None:
@@ -103,8 +107,17 @@ def read_report(
     if best is not None:
         check_best(best, keys)
     where = tuple(map(parse_condition, listed(options.get("where"))))
-    baseline, shown = options.get("baseline"), tuple(lengths)
-    selection = Selection(where, keys, best, sort, baseline, margin, part, numbers_only, shown)
+    selection = Selection(
+        where,
+        keys,
+        best,
+        sort,
+        baseline=options.get("baseline"),
+        margin=margin,
+        slice=part,
+        numbers_only=numbers_only,
+        lengths=tuple(lengths),
+    )
     folder = Path(results_dir)
     check_folder(folder, "--results-dir")
     names = _names_of(named, folder) if named else None
@@ -120,31 +133,39 @@ def read_report(
     elif newest_only:
         names = _newest_tag(folder)
     report = build_report(folder, names, protocol, selection, newest_only=newest_only)
-    for problem in report.problems if numbers_only else ():  # else notes below the tables
-        say(f"warning: {problem}")
-    levels = "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
-    probes = "nothing was probed here: make probes with `pe-bench probe RUN`"
-    require(bool(report.probes if probe else report.tables), probes if probe else levels)
+    if numbers_only:  # else they are notes below the tables
+        for problem in report.problems:
+            say(f"warning: {problem}")
+    if probe:
+        require(bool(report.probes), "nothing was probed here: make probes with `pe-bench probe RUN`")
+    else:
+        message = (
+            "these runs were only probed and have no levels: say pe-bench report --probe to see the probes"
+        )
+        require(bool(report.tables), message)
     return report
 
 
 def _names_of(named: Sequence[str], results_dir: Path) -> list[str]:
     """Return the names of the runs that are named, and of evaluations of checkpoints that have not ended."""
-    unfinished = read_unfinished(results_dir)
+    unfinished = [each.folder for each in read_unfinished(results_dir)]
     names: list[str] = []
     finished: list[str] = []
     for name in named:
-        matching = [
-            each.folder.path.name
-            for each in unfinished
-            if each.folder.path.name.startswith(name)
-            or (is_checkpoint(name) and scores_checkpoint(each.folder, name))
-        ]
+        matching = [folder.path.name for folder in unfinished if _is_named(folder, name)]
         names += matching
         if not matching:
             finished.append(name)
-    found = find_runs(finished, results_dir) if finished else []
-    return [*names, *(run.name for run in found)]
+    if finished:
+        names += [run.name for run in find_runs(finished, results_dir)]
+    return names
+
+
+def _is_named(folder: RunFolder, name: str) -> bool:
+    """Return whether a name is the beginning of the run's, or the Hugging Face model that it scores."""
+    if folder.path.name.startswith(name):
+        return True
+    return is_checkpoint(name) and scores_checkpoint(folder, name)
 
 
 def _newest_tag(results_dir: Path) -> list[str] | None:
@@ -187,19 +208,19 @@ def build_report(
     if selection.where:
         rows = runs.select(rows, selection.where)
     if selection.margin is None:
-        margins = {runs.folder_of(row.run).flat_config.get("report.margin", "") for row in one_a_run(rows)}
-        margins = {float(margin) for margin in margins if is_number(margin)}
-        selection = replace(selection, margin=margins.pop() if len(margins) == 1 else MARGIN)
+        selection = replace(selection, margin=_common_margin(rows, runs))
+    varying = selection.by  # in which rows of a table may differ
     if selection.best is not None:
         rows, note = keep_best(rows, runs, selection.best)
         problems.append(note)
-    varying = (*selection.by, *filter(None, [selection.best]))  # in which rows of a table may differ
-    groups, probed = (
-        group_rows([row for row in rows if row.protocol in protocols], runs, varying)
-        for protocols in ({row.protocol for row in rows}.difference(APART), {PROBE})
-    )
-    shown = groups_of_newest(groups, results_dir) if newest_only and len(groups) > 1 else groups
-    probed = groups_of_newest(probed, results_dir) if newest_only and len(probed) > 1 else probed
+        varying = (*varying, selection.best)
+    groups = group_rows([row for row in rows if row.protocol not in APART], runs, varying)
+    probed = group_rows([row for row in rows if row.protocol == PROBE], runs, varying)
+    shown = groups
+    if newest_only and len(groups) > 1:
+        shown = groups_of_newest(groups, results_dir)
+    if newest_only and len(probed) > 1:
+        probed = groups_of_newest(probed, results_dir)
     probes = tuple(probe_tables(probed, runs, selection)) if probed else ()
     if not groups and probes:  # a checkpoint that was only probed
         return Report([], 0, runs.folder_of, tuple(problems), probes)
@@ -209,6 +230,13 @@ def build_report(
     last = tables[-1]
     last = replace(last, notes=(*last.notes, *problems), caveats=(*problems, *last.caveats))
     return Report([*tables[:-1], last], others, runs.folder_of, tuple(problems), probes)
+
+
+def _common_margin(rows: Sequence[Row], runs: ScoredRuns) -> float:
+    """Return the margin that all runs' configurations name, or MARGIN where they name several or none."""
+    named = {runs.folder_of(row.run).flat_config.get("report.margin", "") for row in one_a_run(rows)}
+    margins = {float(margin) for margin in named if is_number(margin)}
+    return margins.pop() if len(margins) == 1 else MARGIN
 
 
 def run_tables(
@@ -250,23 +278,24 @@ def _read(results_dir: Path, runs: Sequence[str] | None) -> tuple[list[Row], lis
     """Return the rows of all runs or of those named that can be read, and what is left out."""
     gathered = read_all(results_dir)
     unfinished = read_unfinished(results_dir)
-    rows = [*gathered.rows, *(row for each in unfinished for row in each.rows)]
+    rows = [*gathered.rows]
+    for each in unfinished:
+        rows += each.rows
     if not rows and gathered.problems:
         raise RunError("\n".join(dict.fromkeys(gathered.problems.values())))
     if not rows and unfinished:
         raise UserError("\n".join(each.text for each in unfinished))
-    folder = results_dir / "runs"
+    message = f"no scored run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
     tries = results_dir / "tries"
-    hint = f" (runs of try: --results-dir {tries})" if (tries / "runs").is_dir() else ""
-    message = f"no scored run in {folder}: make one with `pe-bench train encoding=rope`{hint}"
+    if (tries / "runs").is_dir():
+        message += f" (runs of try: --results-dir {tries})"
     require(bool(rows), message)
     left_out = [f"left out: {line}" for line in dict.fromkeys(gathered.problems.values())]
-    names = None if runs is None else [Path(run).name for run in runs]
-    for each in unfinished:
-        if each.rows and (names is None or each.folder.path.name in names):
-            left_out.append(each.text)
-    if names is None:
-        return rows, left_out
+    partly_scored = [each for each in unfinished if each.rows]
+    if runs is None:
+        return rows, [*left_out, *(each.text for each in partly_scored)]
+    names = [Path(run).name for run in runs]
+    left_out += [each.text for each in partly_scored if each.folder.path.name in names]
     readable = {row.run for row in rows}
     if readable.isdisjoint(names):
         raise RunError("\n".join(gathered.problems.get(name, f"unknown run {name!r}") for name in names))
@@ -290,38 +319,36 @@ def _references(rows: Sequence[Row], run: Path, unchanged: RunFolder) -> list[Ro
     They are its own at a quarter of its training length, by which it is known what it gains within it, and
     those of the unchanged model of a later stage.
     """
-    scored, sets = {row.key for row in rows}, {(row.target_hash, row.score_dtype) for row in rows}
+    scored = {row.key for row in rows}
+    sets = {(row.target_hash, row.score_dtype) for row in rows}
     lengths = {row.length for row in rows}
-    quarters = [
-        row
-        for row in read_rows(run / "eval.csv")
-        if row.length == quarter_of(row.train_length)
-        and row.protocol == "paired"  # other protocols may share their targets with each other
-    ]
-    of_unchanged = [row for row in unchanged.rows if unchanged.path != run and row.length in lengths]
-    of_unchanged = [row for row in of_unchanged if row.scored_with == row.encoding]
-    return [
-        row
-        for row in [*quarters, *of_unchanged]
-        if (row.target_hash, row.score_dtype) in sets and row.key not in scored
-    ]
+    # Other protocols may share their targets with each other.
+    paired_rows = [row for row in read_rows(run / "eval.csv") if row.protocol == "paired"]
+    references = [row for row in paired_rows if row.length == quarter_of(row.train_length)]
+    if unchanged.path != run:
+        at_lengths = [row for row in unchanged.rows if row.length in lengths]
+        references += [row for row in at_lengths if row.scored_with == row.encoding]
+    on_same_sets = [row for row in references if (row.target_hash, row.score_dtype) in sets]
+    return [row for row in on_same_sets if row.key not in scored]
 
 
 def _require_shown(tables: Sequence[Table], selection: Selection, others: int) -> None:
     """Raises `UserError` where the options leave nothing, or name what is nowhere."""
     elsewhere = f" ({others} other tables: --all)" if others else ""
-    lengths = sorted({length for table in tables for length in table.lengths})
+    lengths = set().union(*(table.lengths for table in tables))
     conditions = ", ".join(map(str, selection.where))
     message = f"no score is left by --where {conditions}: `pe-bench list runs` shows what there is"
     require(bool(lengths), message)
     if selection.baseline is not None and not any(table.baseline for table in tables):
-        labels = {line.label for table in tables for line in table.all_lines}
+        lines = chain.from_iterable(table.all_lines for table in tables)
+        labels = {line.label for line in lines}
         raise UserError(unknown(selection.baseline, "--baseline", labels) + elsewhere)
-    sort = [int(selection.sort)] if selection.sort and selection.sort.isdecimal() else []
-    for option, named in (("--sort", sort), ("--lengths", selection.lengths)):
-        for length in named:
-            message = f"{option} {length}: nothing was scored at that length; pe-bench eval RUN --lengths"
-            require(length in lengths, f"{message} {length} adds it{elsewhere}")
+    named = [("--lengths", length) for length in selection.lengths]
+    if selection.sort and selection.sort.isdecimal():
+        named.insert(0, ("--sort", int(selection.sort)))
+    for option, length in named:
+        message = f"{option} {length}: nothing was scored at that length; pe-bench eval RUN --lengths"
+        require(length in lengths, f"{message} {length} adds it{elsewhere}")
 
 
 # Tables
@@ -341,23 +368,33 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "
         "pe-bench eval RUN... adds recall and novel without scoring again; --key-tokens-of JUDGE adds key",
     )
-    if selection.slice == ALL and not selection.numbers_only:
-        for key, of_group in groups_of_slice(groups, RECALL, runs).items():
-            recall, of_all = _table(key, *of_group, (), runs, selection), replace(key, slice=ALL)
-            table = tables[of_all]
-            rank = {line.label: number for number, line in enumerate(table.lines)}
-            lines = tuple(sorted(recall.lines, key=lambda line: rank.get(line.label, len(rank))))
-            if lines:
-                recall = replace(recall, lines=lines, chosen=table.chosen, ranked_at=None)
-                tables[of_all] = replace(table, recall=recall)
-    if len(tables) > 1 and not selection.numbers_only:
+    if selection.numbers_only:
+        return in_one_line([*tables.values()])
+    if selection.slice == ALL:
+        for key, group in groups_of_slice(groups, RECALL, runs).items():
+            recall = _table(key, *group, (), runs, selection)
+            key_of_all = replace(key, slice=ALL)
+            tables[key_of_all] = _with_recall(tables[key_of_all], recall)
+    if len(tables) > 1:
         swept = differing_keys(groups.values(), runs)
         for number, (key, table) in enumerate(tables.items()):
-            names = {run for line in table.lines for run in line.runs}
-            of_table = [row for row in one_a_run(rows) if row.run in names]
-            values = {name: [runs.value(row, name) for row in of_table] for name in swept}
+            names = set().union(*(line.runs for line in table.lines))
+            table_rows = [row for row in one_a_run(rows) if row.run in names]
+            values = {}
+            for name in swept:
+                values[name] = [runs.value(row, name) for row in table_rows]
             tables[key] = replace(table, why=explain_separation(number, [*tables], values))
     return in_one_line([*tables.values()])
+
+
+def _with_recall(table: Table, recall: Table) -> Table:
+    """Return the table with the table of its recall targets, whose lines are in the same order."""
+    if not recall.lines:
+        return table
+    rank = {line.label: number for number, line in enumerate(table.lines)}
+    lines = sorted(recall.lines, key=lambda line: rank.get(line.label, len(rank)))
+    recall = replace(recall, lines=tuple(lines), chosen=table.chosen, ranked_at=None)
+    return replace(table, recall=recall)
 
 
 def _table(
@@ -375,30 +412,36 @@ def _table(
     """
     ranks = rank_sets(row for row in sliced if row.control == "none")
     source = Source(sliced, unsliced, ranks, runs, selection.margin or MARGIN, key.train_length)
+    is_of_all = key.slice == ALL
     names = {row.run for row in sliced}
-    positions = [row for row in rows if row.protocol == POSITIONS and row.run in names and key.slice == ALL]
-    by = labels_by([*sliced, *positions], runs, selection.by)
-    lines = with_short_labels(lines_of([*sliced, *positions], source, by))
+    positions = [row for row in rows if row.protocol == POSITIONS and row.run in names]
+    shown = [*sliced, *positions] if is_of_all else sliced
+    by = labels_by(shown, runs, selection.by)
+    lines = with_short_labels(lines_of(shown, source, by))
     lines += anchor_lines(source, key.slice)
     baseline = _baseline_in(lines, selection.baseline, runs) if selection.baseline else ""
     if baseline:
         lines = with_baseline(lines, baseline, source)
-    lines = [line for line in (_shown(line, key.train_length, selection) for line in lines) if line.records]
-    is_named = any((condition.key, condition.sign) == ("length", "=") for condition in selection.where)
+    lines = [_shown(line, key.train_length, selection) for line in lines]
+    lines = [line for line in lines if line.records]
     order = ordered([line for line in lines if not line.is_anchor], selection.sort, key.loss)
-    lengths = tuple(sorted({length for line in order.lines for length in line.records}))
+    lengths = lengths_of(order.lines)
+    chosen = [length for length in lengths if length in selection.lengths]
+    if any((condition.key, condition.sign) == ("length", "=") for condition in selection.where):
+        chosen = lengths
     table = Table(
         key=key,
-        lengths=lengths,
+        lengths=tuple(lengths),
         lines=tuple(order.lines),
         ranked_at=order.ranked_at,
         baseline=baseline,
-        chosen=tuple(length for length in lengths if is_named or length in selection.lengths),
+        chosen=tuple(chosen),
         margin=source.margin,
         anchors=tuple(line for line in lines if line.is_anchor),
-        share=1.0 if key.slice == ALL else share_of(sliced, unsliced),
-        lacking="" if key.slice == ALL else lacking_runs(sliced, unsliced),
     )
+    if not is_of_all:
+        share = share_of(sliced, unsliced)
+        table = replace(table, share=share, lacking=lacking_runs(sliced, unsliced))
     return table if selection.numbers_only else with_notes(table, source, order)
 
 
@@ -414,9 +457,9 @@ def _baseline_in(lines: Sequence[Line], name: str, runs: ScoredRuns) -> str:
 
     Or of a checkpoint, by hf:....
     """
-    named = [line.label for line in lines if name in (line.label, replace(line, has_short_label=False).label)]
-    if named:
-        return named[0]
+    for line in lines:
+        if name in (line.label, replace(line, has_short_label=False).label):
+            return line.label
     trained = [line for line in lines if line.encoding == line.scored_with]
     if is_checkpoint(name):
         labels = [line.label for line in trained if scores_checkpoint(runs.folder_of(line.runs[0]), name)]

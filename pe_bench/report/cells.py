@@ -26,8 +26,10 @@ def number_text(value: float, sign: str = "") -> str:
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
     """Return a number with its verdict's mark. The mark for these models alone precedes that of `unclear`."""
     look = look_of(verdict)
-    first = look_of(of_models).of_models if verdict == "unclear" else ""
-    return Cell(number_text(number, sign), first + look.mark, verdict, value=number, colour=look.colour)
+    mark = look.mark
+    if verdict == "unclear":
+        mark = look_of(of_models).of_models + mark
+    return Cell(number_text(number, sign), mark, verdict, value=number, colour=look.colour)
 
 
 def has_trained_level(table: Table) -> bool:
@@ -42,14 +44,16 @@ def short_lengths(table: Table) -> list[int]:
     """
     if not has_trained_level(table):
         return list(table.lengths)
+    return [length for length in table.lengths if _is_short_length(length, table)]
+
+
+def _is_short_length(length: int, table: Table) -> bool:
     train_length = table.key.train_length
-    return [
-        length
-        for length in table.lengths
-        if (length > train_length and not table.baseline)
-        or (length != train_length and length in table.chosen)
-        or (length >= train_length and table.baseline and _is_compared(length, table))
-    ]
+    if length != train_length and length in table.chosen:
+        return True
+    if table.baseline:
+        return length >= train_length and _is_compared(length, table)
+    return length > train_length
 
 
 def _is_compared(length: int, table: Table) -> bool:
@@ -64,8 +68,10 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
         return None
     if not table.has_common_targets(record):
         return Cell(OTHER_TARGETS)
-    if line.unlearned or record.answers is None:
-        return judged(record.level, UNLEARNED if line.unlearned else "")
+    if line.unlearned:
+        return judged(record.level, UNLEARNED)
+    if record.answers is None:
+        return judged(record.level)
     return judged(record.level, record.verdict, record.verdict_of_models)
 
 
@@ -92,11 +98,11 @@ def value_at(line: Line, length: int, table: Table) -> Cell | None:
         is_common = difference.target_hash in ("", common_targets(table.lines, length))
         return _marked(judged(difference.mean, difference.verdict, sign="+"), is_common=is_common)
     if table.is_task:
-        return judged(record.level, UNLEARNED if line.unlearned else record.verdict, record.verdict_of_models)
+        verdict = UNLEARNED if line.unlearned else record.verdict
+        return judged(record.level, verdict, record.verdict_of_models)
     if record.change is None:
         return None
-    knows_nothing = line.unlearned == "frequencies"
-    verdict = UNLEARNED if knows_nothing else record.verdict
+    verdict = UNLEARNED if line.unlearned == "frequencies" else record.verdict
     cell = judged(record.change, verdict, record.verdict_of_models, "+")
     return _marked(cell, is_common=table.has_targets_of_levels(record.compared))
 
@@ -118,7 +124,9 @@ def works_to(line: Line) -> Cell:
     if point.works_to == 0:
         return Cell(point.works_to_text)
     mark = "" if point.holds_to == point.works_to else "?"
-    return Cell(point.works_to_text, mark + ("^" if line.longest else ""), value=point.works_to)
+    if line.longest:
+        mark += "^"
+    return Cell(point.works_to_text, mark, value=point.works_to)
 
 
 def context_answer(line: Line) -> Cell:
@@ -131,8 +139,9 @@ def context_answer(line: Line) -> Cell:
     answers = {record.use.uses_context for record in line.records.values() if record.use} - {""}
     if not answers:
         return Cell(MISSING)
-    answer = "yes" if "yes" in answers else "unclear" if len(answers) > 1 else answers.pop()
-    return verdict_cell(answer)
+    if "yes" in answers:
+        return verdict_cell("yes")
+    return verdict_cell("unclear" if len(answers) > 1 else answers.pop())
 
 
 def by_importance(

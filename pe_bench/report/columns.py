@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +29,35 @@ MAX_IN_PAPER = 5  # lengths of a table in LaTeX, unless more were named
 MIN_LENGTHS = 3  # that stay before a long name is folded
 NAME = Column("encoding", is_left=True, least=16)
 WORKS_TO = Column("works to")
-FRAME_COLUMNS = (
+SETTING_COLUMNS = (
     *("model", "data", "data_hash", "tokenizer", "train_length", "steps", "setting", "protocol"),
-    *("stride_rule", "score_dtype", "encoding", "scored_with", "by", "run", "length", "stride"),
-    *("slice", "judge", "status", "reason", "seeds", "documents", "targets", "anchor"),
-    "unlearned",
+    *("stride_rule", "score_dtype"),
+)
+LINE_COLUMNS = (
+    *("encoding", "scored_with", "by", "run", "length", "stride", "slice", "judge", "status", "reason"),
+    *("seeds", "documents", "targets", "anchor", "unlearned"),
+)
+LEVEL_COLUMNS = (
     *("accuracy", "exact", "exact_low", "exact_high", "chance"),
     *("bits_per_byte", "perplexity", "change", "change_low", "change_high", "verdict"),
     *("change_of_models_low", "change_of_models_high", "verdict_of_models", "seed_low", "seed_high"),
     *("break_point", "holds_to", "works_to", "stops_by", "breaks_at"),
+)
+CONTEXT_COLUMNS = (
     *("uses_context", "beats_window", "swap_gain", "swap_gain_low", "swap_gain_high"),
     *("window_gain", "window_gain_low", "window_gain_high"),
+)
+BASELINE_COLUMNS = (
     *("baseline", "difference", "difference_low", "difference_high", "compared_seeds", "comparison"),
-    *("parameters", "tokens_per_second", "peak_memory_mb", "target_hash"),
+)
+COST_COLUMNS = ("parameters", "tokens_per_second", "peak_memory_mb", "target_hash")
+FRAME_COLUMNS = (
+    *SETTING_COLUMNS,
+    *LINE_COLUMNS,
+    *LEVEL_COLUMNS,
+    *CONTEXT_COLUMNS,
+    *BASELINE_COLUMNS,
+    *COST_COLUMNS,
 )
 WHOLE_OR_MISSING = (
     "stride",
@@ -62,7 +78,8 @@ def short(
     """
     lengths = cells.short_lengths(table) if lengths is None else lengths
     lines = table.shown_lines
-    columns, parts = [NAME], [[Cell(line.label) for line in lines]]
+    columns = [NAME]
+    parts = [[Cell(line.label) for line in lines]]
     works_to = [cells.works_to(line) for line in lines]
     if is_narrow and not is_small:
         columns.append(WORKS_TO)
@@ -81,7 +98,7 @@ def short(
     if any(record.use for record in table.records):
         columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
         parts.append([cells.context_answer(line) for line in lines])
-    rows = [_dimmed(row) if line.is_anchor else row for line, *row in zip(lines, *parts, strict=True)]
+    rows = [_row_of(line, row) for line, *row in zip(lines, *parts, strict=True)]
     dropped = [length for length in cells.short_lengths(table) if length not in lengths]
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
 
@@ -92,62 +109,76 @@ def details_of(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
     lines: those of the table that it has; all by default.
     """
     lines = table.shown_lines if lines is None else lines
-    rows = [
-        _score_row(line, line.records[length], table)
-        for line in lines
-        for length in table.lengths
-        if length in line.records
-    ]
+    rows = []
+    for line in lines:
+        rows += [
+            _score_row(line, line.records[length], table)
+            for length in table.lengths
+            if length in line.records
+        ]
     by_length = Grid(_score_columns(table), rows, table.title, table.why, keys=2).without_empty()
     return [by_length, _whole_lines(table, lines)]
 
 
 def point_text(line: Line, record: Record, table: Table) -> str:
     """Return all that is known at a point of a curve, a line each; the first names it."""
-    columns, parts = _score_columns(table), _score_row(line, record, table)
-    facts = [
-        f"{column.heading} {cell.text}".replace("\n", " ")
-        for column, cell in list(zip(columns, parts, strict=True))[2:]
-        if cell.text
-    ]
+    row = zip(_score_columns(table), _score_row(line, record, table), strict=True)
+    facts = [f"{column.heading} {cell.text}".replace("\n", " ") for column, cell in [*row][2:] if cell.text]
     return "\n".join([f"{line.label} at {record.length:,} tokens", *facts]).replace("\n±", " ±")
 
 
 def _score_columns(table: Table) -> list[Column]:
-    baseline = f"vs\n{table.baseline}"
-    return [
-        *(NAME, Column("length"), Column(table.measure.name), Column("95 %"), Column("accuracy")),
-        *(Column("ppl"), Column("change"), Column("±"), Column("verdict", is_left=True)),
-        *(Column(baseline, least=8), Column("±"), Column("verdict", is_left=True)),
-        *(Column("uses\ncontext", is_left=True), Column("beats\nwindow", is_left=True), Column("MB")),
-    ]
+    verdict = Column("verdict", is_left=True)
+    half = Column("±")
+    level = [Column(table.measure.name), Column("95 %"), Column("accuracy"), Column("ppl")]
+    difference = Column(f"vs\n{table.baseline}", least=8)
+    answers = [Column("uses\ncontext", is_left=True), Column("beats\nwindow", is_left=True)]
+    changes = [Column("change"), half, verdict, difference, half, verdict]
+    return [NAME, Column("length"), *level, *changes, *answers, Column("MB")]
 
 
 def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
     """Return the cells of a line at a length, in the order of the columns of the details."""
-    interval, accuracy = Cell(), Cell()
-    if record.answers is not None:
-        exact = record.answers.exact
-        interval = Cell(f"{cells.number_text(exact.low)} to {cells.number_text(exact.high)}")
-        accuracy = Cell(cells.number_text(record.answers.accuracy.mean))
-    difference, use = record.baseline or Paired(), record.use
-    answers = (use.uses_context or MISSING, use.beats_window or MISSING) if use else ("", "")
-    is_common = table.has_common_targets(record)
-    has_perplexity = record.perplexity is not None and record.answers is None and is_common
-    change_mark = "" if table.has_targets_of_levels(record.compared) else cells.OTHER_TARGETS
-    difference_mark = "" if difference.target_hash in ("", record.target_hash) else cells.OTHER_TARGETS
-    difference_mark = difference_mark if is_common else cells.OTHER_TARGETS
-    parts = [
-        *(Cell(line.label), Cell(f"{record.length:,}"), _level(line, record, table), interval, accuracy),
-        Cell(f"{record.perplexity:.4g}" if has_perplexity else ""),
-        *(_signed(record.change, change_mark), half_width(record.interval)),
+    difference = record.baseline or Paired()
+    has_levels_targets = table.has_targets_of_levels(record.compared)
+    is_same_set = difference.target_hash in ("", record.target_hash) and table.has_common_targets(record)
+    level_cells = [_level(line, record, table), *_answer_cells(record), _perplexity(record, table)]
+    change_cells = [
+        _signed(record.change, is_common=has_levels_targets),
+        half_width(record.interval),
         verdict_cell(record.verdict if record.levels else ""),
-        *(_signed(difference.mean, difference_mark), half_width(difference.interval)),
-        verdict_cell(difference.verdict),
-        *map(verdict_cell, answers),
-        Cell("" if record.peak_memory_mb is None else f"{record.peak_memory_mb:,.0f}"),
     ]
-    return _dimmed(parts) if line.is_anchor else parts
+    difference_cells = [
+        _signed(difference.mean, is_common=is_same_set),
+        half_width(difference.interval),
+        verdict_cell(difference.verdict),
+    ]
+    memory = "" if record.peak_memory_mb is None else f"{record.peak_memory_mb:,.0f}"
+    row = [Cell(line.label), Cell(f"{record.length:,}"), *level_cells, *change_cells, *difference_cells]
+    return _row_of(line, [*row, *_context_cells(record.use), Cell(memory)])
+
+
+def _answer_cells(record: Record) -> list[Cell]:
+    """Return the interval of a task's exact answers, and the accuracy; both empty for text."""
+    if record.answers is None:
+        return [Cell(), Cell()]
+    exact = record.answers.exact
+    bounds = f"{cells.number_text(exact.low)} to {cells.number_text(exact.high)}"
+    return [Cell(bounds), Cell(cells.number_text(record.answers.accuracy.mean))]
+
+
+def _perplexity(record: Record, table: Table) -> Cell:
+    """Return the perplexity; empty for a task, and where it is of other targets than other lines'."""
+    if record.perplexity is None or record.answers is not None or not table.has_common_targets(record):
+        return Cell()
+    return Cell(f"{record.perplexity:.4g}")
+
+
+def _context_cells(use: ContextUse | None) -> list[Cell]:
+    """Return the two answers about far context; empty where no control was scored."""
+    if use is None:
+        return [verdict_cell(""), verdict_cell("")]
+    return [verdict_cell(use.uses_context or MISSING), verdict_cell(use.beats_window or MISSING)]
 
 
 def _level(line: Line, record: Record, table: Table) -> Cell:
@@ -159,17 +190,27 @@ def _level(line: Line, record: Record, table: Table) -> Cell:
         return replace(verdict_cell("fails"), text=record.status.replace("_", " "))
     if not table.has_common_targets(record):
         return Cell(cells.OTHER_TARGETS)
-    seeds, mark = len(record.levels), look_of(cells.UNLEARNED).mark if line.unlearned else ""
-    return Cell(f"{cells.number_text(record.level)}{mark}" + (f" (n={seeds})" if seeds != line.seeds else ""))
+    text = cells.number_text(record.level)
+    if line.unlearned:
+        text += look_of(cells.UNLEARNED).mark
+    if len(record.levels) != line.seeds:
+        text += f" (n={len(record.levels)})"
+    return Cell(text)
 
 
-def _dimmed(cells_of_line: Sequence[Cell]) -> list[Cell]:
-    """Return the cells of an anchor's line, which is judged by nothing and is read after the others."""
-    return [replace(cell, verdict="", colour=look_of("anchor").colour) for cell in cells_of_line]
+def _row_of(line: Line, row: list[Cell]) -> list[Cell]:
+    """Return the row of a line; an anchor's is dim and without verdicts, because nothing judges it."""
+    if not line.is_anchor:
+        return row
+    return [replace(cell, verdict="", colour=look_of("anchor").colour) for cell in row]
 
 
-def _signed(value: float | None, mark: str) -> Cell:
-    return Cell() if value is None else Cell(cells.number_text(value, "+"), mark, value=value)
+def _signed(value: float | None, *, is_common: bool) -> Cell:
+    """Return a number with its sign, and with a mark where its targets are not those of the levels."""
+    if value is None:
+        return Cell()
+    mark = "" if is_common else cells.OTHER_TARGETS
+    return Cell(cells.number_text(value, "+"), mark, value=value)
 
 
 def half_width(interval: Interval | None) -> Cell:
@@ -182,14 +223,11 @@ def half_width(interval: Interval | None) -> Cell:
 def _whole_lines(table: Table, lines: Sequence[Line]) -> Grid:
     """Return what is known of each line as a whole, and the notes of all the details."""
     columns = (NAME, *map(Column, ("break point", "seeds", "parameters", "trained\ntokens/s")))
-    rows = [
-        [
-            *(Cell(line.label), Cell(str(line.break_point)), Cell(f"{line.seeds}")),
-            *(Cell(f"{line.parameters:,}"), _training_speed(line)),
-        ]
-        for line in lines
-        if not line.is_anchor
-    ]
+    rows = []
+    for line in lines:
+        if not line.is_anchor:
+            texts = (line.label, str(line.break_point), f"{line.seeds}", f"{line.parameters:,}")
+            rows.append([*map(Cell, texts), _training_speed(line)])
     below = [*notes.legend(table), *notes.meanings_of_words(table), *table.notes]
     return Grid(columns, rows, ("each encoding as a whole",), notes=below, keys=1).without_empty()
 
@@ -230,13 +268,11 @@ def _for_paper(table: Table) -> Grid:
         lengths = sorted(_by_importance(table)[: max(MAX_IN_PAPER, len(table.chosen))])
     grid = _with_best(short(table, lengths), table, lengths)
     headings = {f"{length:,}": length for length in lengths}
-    rows = [
-        [
-            _with_interval(cell, line, headings.get(column.heading), table)
-            for cell, column in zip(row, grid.columns, strict=True)
-        ]
-        for line, row in zip(table.shown_lines, grid.rows, strict=True)
-    ]
+    lengths_of_columns = [headings.get(column.heading) for column in grid.columns]
+    rows = []
+    for line, row in zip(table.shown_lines, grid.rows, strict=True):
+        columns = zip(row, lengths_of_columns, strict=True)
+        rows.append([_with_interval(cell, line, length, table) for cell, length in columns])
     return replace(grid, rows=rows)
 
 
@@ -245,7 +281,9 @@ def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> 
     record = None if length is None else line.records.get(length)
     if record is None or cell.value is None or not cell.text.startswith(("+", "-", "0")):
         return cell
-    compared = (record.baseline or Paired()) if table.baseline else record.compared
+    compared = record.compared
+    if table.baseline:
+        compared = record.baseline or Paired()
     half = half_width(compared.interval)
     return replace(cell, text=f"{cell.text} ± {half.text}") if half.text else cell
 
@@ -253,20 +291,19 @@ def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> 
 def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
     """Return the grids of documents, in which the best of each column is bold."""
     if details:
-        return [grid for table in tables for grid in details_of(table)]
+        return list(chain.from_iterable(map(details_of, tables)))
     return [_with_best(short(table), table, cells.short_lengths(table)) for table in tables]
 
 
 def _with_best(grid: Grid, table: Table, lengths: Sequence[int]) -> Grid:
     """Return the short form with the best number of each column marked, and a note that explains the mark."""
-    numbers = cells.has_trained_level(table) + len(lengths)  # columns beside the names
-    columns = [
-        _mark_best(column, table) if 0 < index <= numbers else column
-        for index, column in enumerate(zip(*grid.rows, strict=True))
-    ]
-    rows = [*zip(*columns, strict=True)]
-    is_shown = any(cell.is_best for row in rows for cell in row)
-    return replace(grid, rows=rows, notes=[*grid.notes, *([notes.best_text(table)] if is_shown else [])])
+    numbers = cells.has_trained_level(table) + len(lengths)  # columns after that of the names
+    columns: list[Sequence[Cell]] = [*zip(*grid.rows, strict=True)]
+    columns[1 : 1 + numbers] = [_mark_best(column, table) for column in columns[1 : 1 + numbers]]
+    below = [*grid.notes]
+    if any(cell.is_best for cell in chain.from_iterable(columns)):
+        below.append(notes.best_text(table))
+    return replace(grid, rows=[*zip(*columns, strict=True)], notes=below)
 
 
 def _mark_best(column: Sequence[Cell], table: Table) -> Sequence[Cell]:
@@ -341,7 +378,7 @@ def _by_importance(table: Table) -> list[int]:
 
 def _recall(table: Table) -> Grid:
     """Return the small table of a slice below that of all targets, with the lengths that tell most."""
-    controlled = {length for line in table.lines for length, cell in line.records.items() if cell.use}
+    controlled = {record.length for record in table.records if record.use}
     lengths = cells.short_lengths(table)
     lengths = [length for length in lengths if length in controlled or length == lengths[-1]]
     below = [f"{notes.slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
@@ -374,47 +411,57 @@ def to_frame(tables: Sequence[Table]) -> "pandas.DataFrame":
 
 def _frame_rows(tables: Sequence[Table]) -> list[dict[str, Any]]:
     """Return the values of each line and length by their columns; what is missing is left out."""
-    return [
-        {**vars(table.key), **vars(line), **vars(record), **_derived(table, line, record)}
-        for table in tables
-        for line in table.all_lines
-        for _, record in sorted(line.records.items())
-    ]
+    rows = []
+    for table in tables:
+        for line in table.all_lines:
+            facts = {**vars(table.key), **vars(line), **_line_values(line)}
+            for _, record in sorted(line.records.items()):
+                rows.append({**facts, **vars(record), **_record_values(record, table)})
+    return rows
 
 
-def _derived(table: Table, line: Line, record: Record) -> dict[str, Any]:
-    """Return what is no field of a line or a record; intervals by their mean and bounds."""
-    use, difference = record.use or ContextUse(), record.baseline or Paired()
-    answers, compared = record.answers, record.compared
-    values = {
+def _line_values(line: Line) -> dict[str, Any]:
+    """Return the columns of a line that are no fields of it."""
+    return {
         "anchor": line.is_anchor,
         "break_point": str(line.break_point),
         "holds_to": line.break_point.holds_to,
         "works_to": line.break_point.works_to,
         "stops_by": line.break_point.stops_by,
         "breaks_at": line.break_point.breaks_at,
+    }
+
+
+def _record_values(record: Record, table: Table) -> dict[str, Any]:
+    """Return the columns of a record that are no fields of it; intervals by their mean and bounds."""
+    use = record.use or ContextUse()
+    difference = record.baseline or Paired()
+    compared = record.compared
+    values = {
         "bits_per_byte": record.level if table.measure is BITS else None,
         "change": compared.mean,
         "seeds": len(record.levels),
-        "accuracy": answers and answers.accuracy.mean,
-        "chance": answers and answers.chance,
         "seed_low": min(record.changes, default=None),
         "seed_high": max(record.changes, default=None),
         "uses_context": use.uses_context,
         "beats_window": use.beats_window,
         "baseline": table.baseline,
         "difference": difference.mean,
-        "compared_seeds": difference.interval and difference.interval.seeds,
         "comparison": difference.verdict,
     }
     intervals = {
         "change": compared.interval,
         "change_of_models": compared.of_models,
-        "exact": answers and answers.exact,
         "swap_gain": use.swap_gain,
         "window_gain": use.window_gain,
         "difference": difference.interval,
     }
+    if difference.interval is not None:
+        values["compared_seeds"] = difference.interval.seeds
+    if record.answers is not None:
+        values["accuracy"] = record.answers.accuracy.mean
+        values["chance"] = record.answers.chance
+        intervals["exact"] = record.answers.exact
     for name, interval in intervals.items():
         if interval is not None:
             values |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}

@@ -5,7 +5,7 @@ Files and the page draw the same charts (`draw`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf, isfinite
 from typing import Literal
@@ -94,8 +94,10 @@ class Chart:
         Levels are logarithmic where the highest is more than four times the lowest. Changes are beyond the
         margin where some are large, so that one curve that fails does not flatten the others.
         """
-        values = [point.value for point in self.points] or [0.0]
-        low, high, span = min(values), max(values), MIN_SPAN * self.table.margin
+        values = [point.value for point in self.points]
+        low = min(values, default=0.0)
+        high = max(values, default=0.0)
+        span = MIN_SPAN * self.table.margin
         if self.values == "change":
             return "symlog" if max(-low, high) > span else "linear"
         is_wide = low > NEARLY_ZERO and high > LOGARITHMIC_FROM * low and high - low >= span
@@ -107,36 +109,33 @@ class Chart:
             return f"change against {self.train_length:,}, {self.table.key.loss.unit} (+ is worse)"
         measure = self.table.measure
         better = "higher" if measure.higher_is_better else "lower"
-        return f"{measure.unit}{', log scale' if self.shape == 'log' else ''} ({better} is better)"
+        scale = ", log scale" if self.shape == "log" else ""
+        return f"{measure.unit}{scale} ({better} is better)"
 
     @property
     def notes(self) -> list[str]:
         """Return what the crosses, gaps, bands, rings, grey margin and thin curves that are drawn mean."""
         lines = self.table.lines
-        verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
-        beyond = "; beyond it the axis is logarithmic" if self.shape == "symlog" else ""
-        notes = {
-            "Dashed: scored with an encoding that was not trained.": any(line.longest for line in lines)
-            and any(line.scored_with != line.encoding for line in lines),
-            f"Cross: the break point, the first length seen to {verbs}.": any(
-                curve.broken_at for curve in self.curves
-            ),
-            "Gap: the targets are others from there on.": any(
-                len(curve.segments) > 1 for curve in self.curves
-            ),
-            f"Bands: {self._band_text()}.": any(
-                point.low < point.high and isfinite(point.low) for point in self.points
-            ),
-            "Ringed: uses the context beyond the training length.": any(
-                point.uses_context for point in self.points
-            ),
-            f"Grey: within the margin of {self.table.margin:g}, where a change holds{beyond}.": (
-                self.values == "change"
-            ),
-            f"Thin grey: {', '.join(curve.label for curve in self.anchors)}, counted on the same training "
-            "tokens.": bool(self.anchors),
-        }
-        return [note for note, is_seen in notes.items() if is_seen]
+        notes = []
+        if any(line.longest for line in lines) and any(line.scored_with != line.encoding for line in lines):
+            notes.append("Dashed: scored with an encoding that was not trained.")
+        if any(curve.broken_at for curve in self.curves):
+            verbs = "be solved in part or not at all" if self.table.is_task else "degrade or fail"
+            notes.append(f"Cross: the break point, the first length seen to {verbs}.")
+        if any(len(curve.segments) > 1 for curve in self.curves):
+            notes.append("Gap: the targets are others from there on.")
+        if any(point.low < point.high and isfinite(point.low) for point in self.points):
+            notes.append(f"Bands: {self._band_text()}.")
+        if any(point.uses_context for point in self.points):
+            notes.append("Ringed: uses the context beyond the training length.")
+        if self.values == "change":
+            beyond = "; beyond it the axis is logarithmic" if self.shape == "symlog" else ""
+            margin = f"within the margin of {self.table.margin:g}"
+            notes.append(f"Grey: {margin}, where a change holds{beyond}.")
+        if self.anchors:
+            names = ", ".join(curve.label for curve in self.anchors)
+            notes.append(f"Thin grey: {names}, counted on the same training tokens.")
+        return notes
 
     def _band_text(self) -> str:
         """Describe the bands. Those of two seeds are no interval, which would be many times as wide."""
@@ -148,57 +147,54 @@ class Chart:
         """Return what a name adds where a curve ends early or has no point."""
         if not curve.points and self._has_other_targets(curve.label):
             return "(other targets)"
+        if not curve.points and self.values == "change":
+            return f"(none past {self.train_length:,})"
         if not curve.points:
-            return f"(none past {self.train_length:,})" if self.values == "change" else "(no number)"
+            return "(no number)"
         last = curve.points[-1].x
         return f"(to {last:,.0f})" if last < self.lengths[-1] else ""
 
     def _has_other_targets(self, label: str) -> bool:
         """Return whether a line has levels of other targets than those of the curves."""
-        lines = [line for line in self.table.lines if line.label == label]
-        records = [record for line in lines for record in line.records.values()]
-        return any(each.levels and not self.table.is_drawn(each, each.target_hash) for each in records)
+        line = next(line for line in self.table.lines if line.label == label)
+        records = [record for record in line.records.values() if record.levels]
+        return not all(self.table.is_drawn(record, record.target_hash) for record in records)
 
 
 def chart_of(table: Table, values: PlotValues = "levels") -> Chart:
     """Return the chart of a table over context length."""
-    values = "levels" if table.is_task else values  # lengths of a task are not paired, so have no change
-    first = table.key.train_length if values == "change" else 0
-    anchors = (_length_curve(line, table, values) for line in table.shown_anchors if values == "levels")
-    return Chart(
-        table,
-        tuple(_length_curve(line, table, values) for line in table.lines),
-        values,
-        tuple(length for length in table.lengths if length >= first) or (table.key.train_length,),
-        anchors=tuple(anchor for anchor in anchors if anchor.points),
-    )
+    train_length = table.key.train_length
+    curves = tuple(_length_curve(line, table, values) for line in table.lines)
+    if values == "change" and not table.is_task:  # lengths of a task are not paired, so have no change
+        lengths = tuple(length for length in table.lengths if length >= train_length)
+        return Chart(table, curves, "change", lengths or (train_length,))
+    anchors = [_length_curve(line, table, "levels") for line in table.shown_anchors]
+    drawn = tuple(anchor for anchor in anchors if anchor.points)
+    return Chart(table, curves, "levels", table.lengths or (train_length,), anchors=drawn)
 
 
 def chart_over_position(table: Table) -> Chart:
     """Return the chart of a table over the position of tokens: each has text of its own, and no verdict."""
-    curves = tuple(
-        Curve(
-            line.label,
-            tuple(_level_point(at.context, at.levels) for at in line.positions if _is_drawable(at.levels)),
-        )
-        for line in table.lines
-        if line.positions
-    )
-    longest = max((point.x for curve in curves for point in curve.points), default=1.0)
+    curves = []
+    longest = 1.0
+    for line in table.lines:
+        drawable = [position for position in line.positions if _is_drawable(position.levels)]
+        points = tuple(_level_point(position.context, position.levels) for position in drawable)
+        longest = max([longest, *(point.x for point in points)])
+        if line.positions:
+            curves.append(Curve(line.label, points))
     ticks = (2**power for power in range(int(math.log2(longest)) + 1))
-    return Chart(table, curves, "levels", tuple(ticks), POSITION_LABEL)
+    return Chart(table, tuple(curves), "levels", tuple(ticks), POSITION_LABEL)
 
 
 def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
     """Return levels at all lengths, or changes from the training length on: below it less context costs."""
     scored = [record for _, record in sorted(line.records.items()) if _is_drawable(record.levels)]
     scored = [record for record in scored if table.is_drawn(record, record.target_hash)]
-    if values == "levels":
-        # Each length of a task has examples of its own, which break no curve.
-        points = [
-            _level_point(record.length, record.levels, "" if table.is_task else record.target_hash, record)
-            for record in scored
-        ]
+    if table.is_task:  # each length has examples of its own, which break no curve
+        points = [_level_point(record.length, record.levels, "", record) for record in scored]
+    elif values == "levels":
+        points = [_level_point(record.length, record.levels, record.target_hash, record) for record in scored]
     else:
         comparable = [record for record in scored if _is_comparable(record, table)]
         points = _changes(comparable, table.key.train_length)
@@ -209,20 +205,28 @@ def _length_curve(line: Line, table: Table, values: PlotValues) -> Curve:
 def _changes(records: Sequence[Record], train_length: int) -> list[Point]:
     """Return the changes that are known, after a zero at the training length."""
     points = [
-        Point(
-            record.length,
-            record.change,
-            *((record.interval.low, record.interval.high) if record.interval else (-inf, inf)),
-            record.compared.target_hash,
-            _uses_context(record),
-            len(record.levels),
-        )
+        _change_point(record, record.change)
         for record in records
-        if record.change is not None and _is_drawable([record.change]) and record.length >= train_length
+        if record.length >= train_length and record.change is not None and _is_drawable([record.change])
     ]
-    starts = (record for record in records if record.length == train_length and record.change is None)
-    zeros = (Point(train_length, 0.0, scored_on=points[0].scored_on) for _ in starts if points)
-    return [*zeros, *points]
+    is_start_known = any(record.length == train_length and record.change is None for record in records)
+    if points and is_start_known:
+        points.insert(0, Point(train_length, 0.0, scored_on=points[0].scored_on))
+    return points
+
+
+def _change_point(record: Record, change: float) -> Point:
+    """Return the point of a record's change, with the change's interval as its band."""
+    point = Point(
+        record.length,
+        change,
+        scored_on=record.compared.target_hash,
+        uses_context=_uses_context(record),
+        seeds=len(record.levels),
+    )
+    if record.interval is None:
+        return point
+    return replace(point, low=record.interval.low, high=record.interval.high)
 
 
 def _is_comparable(record: Record, table: Table) -> bool:
@@ -242,5 +246,8 @@ def _level_point(
     x: float, levels: Sequence[float], scored_on: str = "", record: Record | None = None
 ) -> Point:
     values = np.array(levels)
-    low, high = (min(levels), max(levels)) if len(levels) == 2 else student_interval(values)
+    low, high = student_interval(values)
+    if len(levels) == 2:
+        low = min(levels)
+        high = max(levels)
     return Point(x, float(values.mean()), low, high, scored_on, _uses_context(record), len(levels))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,14 @@ def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
 
     Each has its title above and its notes below, and is as high as the names of its curves need.
     """
-    styles, charts = _styles(tables), [chart_of(table, values) for table in tables]
+    styles = _styles(tables)
+    charts = [chart_of(table, values) for table in tables]
     titles = [paper.lines_height(chart.title, paper.FONT) for chart in charts]
     panels = [max(PANEL_HEIGHT, NAME_GAP / 72 * len(chart.curves)) for chart in charts]
     notes = [paper.wrapped(chart.notes) for chart in charts]
     spaces = [ABOVE + BELOW + BETWEEN + paper.lines_height(note, paper.NOTE_FONT) for note in notes]
-    figure, top = paper.new_figure(paper.WIDTH, sum(titles) + sum(panels) + sum(spaces)), 0.0
+    figure = paper.new_figure(paper.WIDTH, sum(titles) + sum(panels) + sum(spaces))
+    top = 0.0
     for chart, title, panel, note, space in zip(charts, titles, panels, notes, spaces, strict=True):
         paper.place_text(figure, paper.LEFT, top, chart.title)
         axes = paper.place_axes(figure, paper.LEFT, top + title + ABOVE, PANEL_WIDTH, panel)
@@ -69,12 +72,13 @@ def draw(tables: Sequence[Table], values: PlotValues = "levels") -> Figure:
 
 def _styles(tables: Sequence[Table]) -> Styles:
     """Return the styles of curves; in a family, lines scored with an untrained encoding are dashed."""
-    lines = [line for table in tables for line in table.lines]
+    lines = list(chain.from_iterable(table.lines for table in tables))
     styles = paper.styles_of(line.label for line in lines)
-    if not any(line.longest for line in lines):
-        return styles
-    as_is = {line.label for line in lines if line.scored_with != line.encoding}
-    return {label: replace(style, stroke="--" if label in as_is else "-") for label, style in styles.items()}
+    if any(line.longest for line in lines):
+        for line in lines:
+            stroke = "-" if line.scored_with == line.encoding else "--"
+            styles[line.label] = replace(styles[line.label], stroke=stroke)
+    return styles
 
 
 # For the page
@@ -112,8 +116,10 @@ def chart_svg(
 
 def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Mapping[str, str]) -> str:
     """Return the training losses of a table's runs as an element of a page; empty where none is known."""
-    trained = [line for line in table.lines if line.scored_with == line.encoding]
-    curves = [(line.label, losses[run]) for line in trained for run in line.runs if losses.get(run)]
+    curves = []
+    for line in table.lines:
+        if line.scored_with == line.encoding:
+            curves += [(line.label, losses[run]) for run in line.runs if losses.get(run)]
     if not curves:
         return ""
 
@@ -122,7 +128,8 @@ def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Map
         axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
         for label, points in curves:
             look: Look = {"color": styles[label].colour, "linestyle": styles[label].stroke, "linewidth": 1.0}
-            steps, values = zip(*points[:: math.ceil(len(points) / MAX_LOSSES)], strict=True)
+            every = math.ceil(len(points) / MAX_LOSSES)
+            steps, values = zip(*points[::every], strict=True)
             axes.plot(steps, values, gid=f"losses of {label}", **look)
         axes.grid(axis="y", color=paper.RULE)
         axes.set_xlabel("step")
@@ -149,7 +156,10 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     The curves set the axes; bands, which may be very wide, do not.
     """
     axes.set_xscale("log")
-    axes.set_yscale(chart.shape, **({"linthresh": chart.table.margin} if chart.shape == "symlog" else {}))
+    if chart.shape == "symlog":
+        axes.set_yscale("symlog", linthresh=chart.table.margin)
+    else:
+        axes.set_yscale(chart.shape)
     axes.margins(SIDES, ABOVE_CURVES)
     for curve in chart.curves:
         style = styles[curve.label]
@@ -159,7 +169,8 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
         _plot(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
     paper.mark_length(axes, chart.train_length, f"training length {chart.train_length:,}")
     _set_values(axes, chart)
-    _set_lengths(axes, chart, 72 * width, TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE)
+    tick_gap = TICK_GAP if max_name == MAX_NAME else TICK_GAP_ON_PAGE
+    _set_lengths(axes, chart, 72 * width, tick_gap)
     if chart.values == "change":
         margin = chart.table.margin
         axes.axhspan(-margin, margin, color=paper.MARGIN_BAND, linewidth=0, zorder=0, gid="margin")
@@ -192,7 +203,8 @@ def _draw_marks(axes: Axes, curve: Curve, colour: str) -> None:
 
 def _mark(axes: Axes, points: Sequence[Point], **style: Any) -> None:
     if points:
-        x, values = [point.x for point in points], [point.value for point in points]
+        x = [point.x for point in points]
+        values = [point.value for point in points]
         axes.plot(x, values, linestyle="none", clip_on=False, zorder=3, **style)
 
 
@@ -202,25 +214,26 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
     width and height are in points. A curve without a number has its name at the right foot.
     """
     curves = [*chart.curves, *chart.anchors]
-    low = axes.get_ylim()[0]
-    lasts = [curve.points[-1] if curve.points else Point(axes.get_xlim()[1], low) for curve in curves]
-    ends = _shares(axes, lasts)
+    foot = Point(axes.get_xlim()[1], axes.get_ylim()[0])
+    ends = _shares(axes, [[foot, *curve.points][-1] for curve in curves])
     places = spread_apart(height * ends[:, 1], NAME_GAP, height)
-    for curve, end, height_of_name in zip(curves, ends, places, strict=True):
+    look: Look = {"va": "center", "annotation_clip": False}
+    for curve, (x, y), place in zip(curves, ends, places, strict=True):
         colour = styles[curve.label].colour if curve in chart.curves else paper.GREY
-        stroke: Look = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
-        is_near = end[0] > NEAR_END  # a long stroke would look like a curve
+        stroke: Look | None = None
+        if x > NEAR_END:  # a longer stroke would look like a curve
+            stroke = {"arrowstyle": "-", "color": colour, "linewidth": 0.6}
+            stroke |= {"shrinkA": 0, "shrinkB": 3, "relpos": (0, 0.5)}
         axes.annotate(
             f"{paper.shortened(curve.label, max_name)} {chart.remark(curve)}".rstrip(),
-            (end[0], end[1]),
+            (x, y),
             xycoords="axes fraction",
-            xytext=(1 + paper.FONT / width, height_of_name / height),
+            xytext=(1 + paper.FONT / width, place / height),
             textcoords="axes fraction",
-            va="center",
             color=colour,
-            annotation_clip=False,
-            arrowprops={**stroke, "relpos": (0, 0.5)} if is_near else None,
+            arrowprops=stroke,
             gid=f"name of {curve.label}",
+            **look,
         )
 
 
@@ -254,25 +267,31 @@ def _set_lengths(axes: Axes, chart: Chart, width: float, gap: float) -> None:
     ends = axes.get_xlim()
     axes.set_xlim(*ends)
     ticks = sorted(length for length in chart.lengths if ends[0] <= length <= ends[1])
-    level = axes.get_ylim()[1]
-    places = dict(
-        zip(ticks, width * _shares(axes, [Point(tick, level) for tick in ticks])[:, 0], strict=True)
-    )
+    top = axes.get_ylim()[1]
+    shares = _shares(axes, [Point(tick, top) for tick in ticks])
+    places = dict(zip(ticks, width * shares[:, 0], strict=True))
     labels: dict[int, str] = {}
+
+    def has_room(tick: int, other: int) -> bool:
+        letters = (len(f"{tick:,}") + len(labels[other])) / 2
+        return abs(places[tick] - places[other]) >= gap * max(1, LETTER * letters)
+
     for tick in sorted(ticks, key=lambda length: (length != chart.train_length, -length)):
-        label = f"{tick:,}"
-        widths = {other: LETTER * (len(label) + len(labels[other])) / 2 for other in labels}
-        if all(abs(places[tick] - places[other]) >= gap * max(1, widths[other]) for other in labels):
-            labels[tick] = label
+        if all(has_room(tick, other) for other in labels):
+            labels[tick] = f"{tick:,}"
     axes.set_xticks(ticks, [labels.get(tick, "") for tick in ticks])
     axes.set_xticks([], minor=True)
 
 
 def _set_values(axes: Axes, chart: Chart) -> None:
     """Fix the axis of values of a panel, with some round numbers, and a sign at those of changes."""
-    low, high = (-SIDES, 1 + SIDES) if chart.table.is_task else axes.get_ylim()  # shares are 0 to 1
+    low, high = axes.get_ylim()
+    if chart.table.is_task:  # shares are 0 to 1
+        low = -SIDES
+        high = 1 + SIDES
     missing = max(0.0, MIN_SPAN * chart.table.margin - (high - low)) / 2
-    low, high = low - missing, high + missing
+    low -= missing
+    high += missing
     axes.set_ylim(low, high)
     numbers = "g"
     if chart.shape == "symlog":
@@ -284,8 +303,12 @@ def _set_values(axes: Axes, chart: Chart) -> None:
     else:
         locator = MaxNLocator(MAX_TICKS, steps=STEPS)
         axes.yaxis.set_major_locator(locator)
-        values = locator.tick_values(low, high)
-        numbers = f".{max(len(f'{value:g}'.partition('.')[2]) for value in values)}f"
+        decimals = [f"{value:g}".partition(".")[2] for value in locator.tick_values(low, high)]
+        numbers = f".{max(map(len, decimals))}f"
     sign = "+" if chart.values == "change" else ""
-    axes.yaxis.set_major_formatter(lambda tick, _: f"{tick:{sign if tick else ''}{numbers}}")
+
+    def number_at(tick: float, _: float) -> str:
+        return f"{tick:{sign}{numbers}}" if tick else f"{tick:{numbers}}"
+
+    axes.yaxis.set_major_formatter(number_at)
     axes.yaxis.set_minor_locator(NullLocator())

@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,13 @@ class Selection:
 
         scored_with: None for an anchor, of which no encoding is asked.
         """
+        if self.lengths and length not in (*self.lengths, train_length):
+            return False
+        if self.labels is not None and scored_with not in (None, *self.labels):
+            return False
         values = {"length": length, "scored_with": scored_with}
-        is_named = not self.lengths or length in (*self.lengths, train_length)
-        is_labelled = self.labels is None or scored_with in (None, *self.labels)
-        is_met = all(
-            condition.holds(values[condition.key])
-            for condition in self.where
-            if values.get(condition.key) is not None
-        )
-        return is_named and is_labelled and is_met
+        conditions = [condition for condition in self.where if values.get(condition.key) is not None]
+        return all(condition.holds(values[condition.key]) for condition in conditions)
 
 
 EVERYTHING = Selection()
@@ -105,13 +104,17 @@ def keep_best(rows: Sequence[Row], runs: ScoredRuns, key: str) -> tuple[list[Row
     runs.require(rows, key, "--best")
     families: dict[tuple[Any, ...], dict[str, dict[int, Row]]] = {}
     for row in one_a_run(rows):
-        family = (row.encoding, row.data_hash, row.tokenizer, setting_without(row, runs, (key,)), row.steps)
-        families.setdefault(family, {}).setdefault(str(runs.value(row, key)), {})[row.seed] = row
+        setting = setting_without(row, runs, (key,))
+        family = (row.encoding, row.data_hash, row.tokenizer, setting, row.steps)
+        values = families.setdefault(family, {})
+        values.setdefault(str(runs.value(row, key)), {})[row.seed] = row
     kept: set[str] = set()
     chosen: list[str] = []
     for (encoding, *_), values in families.items():
-        best = min(values, key=lambda value: _mean_loss(values, value, runs))
-        chosen.append(f"{encoding} {best}" + (f" of {', '.join(sorted(values))}" if len(values) > 1 else ""))
+        losses = {value: _mean_loss(values, value, runs) for value in values}
+        best = min(losses, key=losses.__getitem__)
+        others = f" of {', '.join(sorted(values))}" if len(values) > 1 else ""
+        chosen.append(f"{encoding} {best}{others}")
         kept |= {row.run for row in values[best].values()}
     note = (
         f"the best {key} of each encoding: {'; '.join(chosen)}. Chosen by the mean validation loss at the "
@@ -139,16 +142,15 @@ def _mean_loss(values: Mapping[str, Mapping[int, Row]], value: str, runs: Scored
 
 def group_rows(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Groups:
     """Return the rows of each table; those of quick runs are last. by: keys that may differ in a table."""
-    groups = {
-        replace(key, **_chosen_values(group, runs, by)): group
-        for key, group in grouped(rows, lambda row: _table_key(row, runs, by)).items()
-    }
-    return dict(
-        sorted(
-            groups.items(),
-            key=lambda item: (max(row.train_tokens for row in item[1]) <= QUICK_TOKENS, _order(item[0])),
-        )
-    )
+    groups: Groups = {}
+    for key, group in grouped(rows, lambda row: _table_key(row, runs, by)).items():
+        groups[replace(key, **_chosen_values(group, runs, by))] = group
+
+    def rank(key: TableKey) -> tuple[bool, tuple[object, ...]]:
+        most_tokens = max(row.train_tokens for row in groups[key])
+        return most_tokens <= QUICK_TOKENS, _order(key)
+
+    return {key: groups[key] for key in sorted(groups, key=rank)}
 
 
 def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
@@ -163,18 +165,28 @@ def _as_first_stage(row: Row, runs: ScoredRuns) -> Row:
 def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
     """Return the key of a row's table, without what all its runs chose."""
     row = _as_first_stage(row, runs)
-    model, tokenizer, setting = row.model, row.tokenizer, row.setting
-    if any("." in key for key in by):
-        setting = setting_without(row, runs, by)
-    if "model" in by and is_checkpoint(row.model):
-        # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
-        model, tokenizer, setting = CHECKPOINTS, LOSES_TEXT if row.loses_text else "", ""
-    return TableKey(
-        *(model, row.data, row.data_hash, tokenizer, row.train_length),
-        row.steps if {"train.steps", "train.tokens"}.isdisjoint(by) else 0,
-        *(setting, row.protocol, row.stride_rule, row.score_dtype),
+    key = TableKey(
+        model=row.model,
+        data=row.data,
+        data_hash=row.data_hash,
+        tokenizer=row.tokenizer,
+        train_length=row.train_length,
+        steps=row.steps,
+        setting=row.setting,
+        protocol=row.protocol,
+        stride_rule=row.stride_rule,
+        score_dtype=row.score_dtype,
         half=row.half,
     )
+    if any("." in name for name in by):
+        key = replace(key, setting=setting_without(row, runs, by))
+    if "train.steps" in by or "train.tokens" in by:
+        key = replace(key, steps=0)
+    if "model" in by and is_checkpoint(row.model):
+        # The hash of the data is of its tokens too: where it is the same, so are the tokenizers.
+        tokenizer = LOSES_TEXT if row.loses_text else ""
+        key = replace(key, model=CHECKPOINTS, tokenizer=tokenizer, setting="")
+    return key
 
 
 def _order(key: TableKey) -> tuple[object, ...]:
@@ -230,7 +242,8 @@ def _changed_model(config: Mapping[str, Any], by: Sequence[str]) -> str:
             changed[name] = chosen
     if not {"n_layers", "d_model"}.isdisjoint(changed):
         layers = config["model.n_layers"]
-        return f"{layers} layer{'' if layers == 1 else 's'} of {config['model.d_model']}"
+        noun = "layer" if layers == 1 else "layers"
+        return f"{layers} {noun} of {config['model.d_model']}"
     return ", ".join(f"{name}={value}" for name, value in changed.items())
 
 
@@ -264,22 +277,24 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
 
     These are the values of these keys, and of those in which later stages of one name differ.
     """
-    is_later = {row.run: runs.folder_of(row.run).first_stage is not None for row in one_a_run(rows)}
-    stages = [row for row in rows if is_later[row.run]]
+    runs_of_later_stages = {row.run for row in one_a_run(rows) if runs.folder_of(row.run).first_stage}
+    later_rows = [row for row in rows if row.run in runs_of_later_stages]
     differing: dict[str, list[str]] = {}
-    for encoding, of_stage in grouped(stages, lambda row: row.encoding).items():
-        settings = grouped(of_stage, lambda row: row.setting)
+    for encoding, stage_rows in grouped(later_rows, lambda row: row.encoding).items():
+        settings = grouped(stage_rows, lambda row: row.setting)
         keys = differing_keys(settings.values(), runs) if len(settings) > 1 else []
         differing[encoding] = [key for key in keys if key not in (*SOURCES, *by)]
 
+    def part(row: Row, key: str) -> str:
+        if key == "model" and is_checkpoint(row.model):
+            return f"of {name_of_checkpoint(row.model, _size_of_checkpoint(row, runs))}"
+        return f"{key}={runs.value(row, key)}"
+
     def label(row: Row) -> str:
-        keys = [*by, *(differing[row.encoding] if is_later[row.run] else [])]
-        return " ".join(
-            f"of {name_of_checkpoint(row.model, _size_of_checkpoint(row, runs))}"
-            if key == "model" and is_checkpoint(row.model)
-            else f"{key}={runs.value(row, key)}"
-            for key in keys
-        )
+        keys = [*by]
+        if row.run in runs_of_later_stages:
+            keys += differing[row.encoding]
+        return " ".join(part(row, key) for key in keys)
 
     return label
 
@@ -287,17 +302,17 @@ def labels_by(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> Calla
 def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
     """Return the run of these rows that finished last; quick runs count as the oldest."""
     finished = {run.name: number for number, run in enumerate(finished_runs(results_dir))}
-    newest = max(
-        one_a_run(rows),
-        key=lambda row: (row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)),
-        default=None,
-    )
+
+    def age(row: Row) -> tuple[bool, int]:
+        return row.train_tokens > QUICK_TOKENS, finished.get(row.run, -1)
+
+    newest = max(one_a_run(rows), key=age, default=None)
     return None if newest is None else results_dir / "runs" / newest.run
 
 
 def groups_of_newest(groups: Groups, results_dir: Path) -> Groups:
     """Return the groups that hold the run that finished last, or others of the sweep that trained it."""
-    newest = newest_run([row for group in groups.values() for row in group], results_dir)
+    newest = newest_run(chain.from_iterable(groups.values()), results_dir)
     if newest is None:
         return {}
     names = {run.name for run in (newest, *runs_of_sweep(newest, results_dir))}
@@ -327,7 +342,8 @@ def groups_of_slice(
     """
     sliced = {}
     for key, unsliced in groups.items():
-        for judge, rows in sorted(grouped(runs.of_slice(unsliced, name), lambda row: row.judge).items()):
+        rows_by_judge = grouped(runs.of_slice(unsliced, name), lambda row: row.judge)
+        for judge, rows in sorted(rows_by_judge.items()):
             counts = Counter((row.target_hash, row.slice_hash) for row in rows).most_common()
             chosen = {target_hash: slice_hash for (target_hash, slice_hash), _ in reversed(counts)}
             kept = [row for row in rows if chosen[row.target_hash] == row.slice_hash]
@@ -337,9 +353,12 @@ def groups_of_slice(
 
 def share_of(rows: Sequence[Row], unsliced: Sequence[Row]) -> float:
     """Return the share of the targets in a slice, for the largest set of targets."""
-    sizes, counted = ({row.target_hash: row.targets for row in part} for part in (unsliced, rows))
-    largest = max(counted, key=lambda target_hash: sizes[target_hash], default=None)
-    return 1.0 if largest is None else counted[largest] / sizes[largest]
+    if not rows:
+        return 1.0
+    sizes = {row.target_hash: row.targets for row in unsliced}
+    targets = {row.target_hash: row.targets for row in rows}
+    largest = max(targets, key=sizes.__getitem__)
+    return targets[largest] / sizes[largest]
 
 
 def lacking_runs(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
@@ -348,12 +367,14 @@ def lacking_runs(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
     lacking = {row.run: row.encoding for row in unsliced if has_number(row) and row.run not in runs}
     if not lacking or not rows:
         return ""
-    judge, name = rows[0].judge, rows[0].slice
-    of_judge, option = (f" of {judge}", f" --key-tokens-of {shlex.quote(judge)}") if judge else ("", "")
-    return (
-        f"without the slice {name}{of_judge}, and so not in this table: {few_names(lacking.values())}; "
-        f"pe-bench eval RUN...{option} adds it"
-    )
+    name = rows[0].slice
+    command = "pe-bench eval RUN..."
+    judge = rows[0].judge
+    if judge:
+        name += f" of {judge}"
+        command += f" --key-tokens-of {shlex.quote(judge)}"
+    names = few_names(lacking.values())
+    return f"without the slice {name}, and so not in this table: {names}; {command} adds it"
 
 
 # What separates tables
@@ -364,17 +385,18 @@ def differing_keys(groups: Iterable[Sequence[Row]], runs: ScoredRuns) -> list[st
     values_of_groups: list[dict[str, set[str]]] = []
     for rows in groups:
         values: dict[str, set[str]] = {}
-        for of_run in grouped(rows, BY_RUN).values():
-            for key, value in runs.folder_of(of_run[0].run).flat_config.items():
+        for run in dict.fromkeys(map(BY_RUN, rows)):
+            for key, value in runs.folder_of(run).flat_config.items():
                 values.setdefault(key, set()).add(str(value))
         values_of_groups.append(values)
-    names = dict.fromkeys(key for values in values_of_groups for key in values if _is_setting(key))
-    return [
-        key
-        for key in names
-        if key != "train.length"  # lines of one table have one training length
-        and any(values.get(key) != values_of_groups[0].get(key) for values in values_of_groups)
-    ]
+    keys = dict.fromkeys(chain.from_iterable(values_of_groups))
+    keys.pop("train.length", None)  # lines of one table have one training length
+    differing = []
+    for key in filter(_is_setting, keys):
+        first, *others = [values.get(key) for values in values_of_groups]
+        if any(other != first for other in others):
+            differing.append(key)
+    return differing
 
 
 def explain_separation(
@@ -385,15 +407,20 @@ def explain_separation(
     swept: the keys of configurations that differ between the tables, with their values in this one.
     """
     names = [name for name in vars(tables[number]) if name != "setting"]
-    values = {name: {getattr(key, name) for key in tables} for name in names}
+    values = {}
+    for name in names:
+        values[name] = {getattr(key, name) for key in tables}
     values["stride_rule"].discard("")  # of the other protocols
     differing = [name.replace("_", " ") for name in names if len(values[name]) > 1]
     together = ""
-    if len({tuple(getattr(key, name) for name in names) for key in tables}) < len(tables):
-        unnamed = f"training settings (here {tables[number].setting[:8]}; see the runs' config.yaml)"
-        here = {key: ", ".join(dict.fromkeys(map(str, used))) for key, used in (swept or {}).items()}
-        differing += [f"{key} (here {used})" for key, used in here.items()] or [unnamed]
-        together = f"; lines of one table: pe-bench report --by {','.join(here)}" if here else ""
+    named = {replace(key, setting="") for key in tables}
+    if len(named) < len(tables) and swept:
+        for key, used in swept.items():
+            differing.append(f"{key} (here {', '.join(dict.fromkeys(map(str, used)))})")
+        together = f"; lines of one table: pe-bench report --by {','.join(swept)}"
+    elif len(named) < len(tables):
+        setting = tables[number].setting[:8]
+        differing.append(f"training settings (here {setting}; see the runs' config.yaml)")
     if len(values["data"]) == 1 < len(values["data_hash"]) and values["model"] == {CHECKPOINTS}:
         together += "; other tokenizers make other targets of a text: compare bits per byte by eye"
     return (

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from pe_bench.report.records import (
     Unlearned,
     common_targets,
 )
-from pe_bench.report.statistics import corrected_comparisons, judge_change, reads_nothing
+from pe_bench.report.statistics import Interval, corrected_comparisons, judge_change, reads_nothing
 from pe_bench.report.verdicts import (
     Rank,
     answers_of,
@@ -79,14 +80,15 @@ def lines_of(
     belong together is then unknown, so each is a line.
     """
     lines: list[Line] = []
-    for (*_, text), of_line in grouped(rows, lambda row: (row.encoding, row.scored_with, by(row))).items():
-        of_runs = grouped(of_line, BY_RUN)
-        if len({of_run[0].seed for of_run in of_runs.values()}) == len(of_runs):
-            of_runs = {"": [row for of_run in of_runs.values() for row in of_run]}
-        for run, of_run in of_runs.items():
-            levels = [row for row in of_run if row.control == "none" and row.protocol != POSITIONS]
+    for (*_, text), line_rows in grouped(rows, lambda row: (row.encoding, row.scored_with, by(row))).items():
+        rows_by_run = grouped(line_rows, BY_RUN)
+        seeds = {run_rows[0].seed for run_rows in rows_by_run.values()}
+        if len(seeds) == len(rows_by_run):
+            rows_by_run = {"": list(chain.from_iterable(rows_by_run.values()))}
+        for run, run_rows in rows_by_run.items():
+            levels = [row for row in run_rows if row.control == "none" and row.protocol != POSITIONS]
             if levels:
-                lines.append(_make_line(run, text, levels, of_run, source, is_anchor=is_anchor))
+                lines.append(_make_line(run, text, levels, run_rows, source, is_anchor=is_anchor))
     return lines
 
 
@@ -95,23 +97,29 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
 
     name: the slice of the rows.
     """
-    scored = [row for row in source.rows if row.control == "none"]
-    keys = [(label, *anchor_key(row)) for label in (TRIGRAM, COPYING) for row in scored]
+    keys = [anchor_key(row) for row in source.rows if row.control == "none"]
     stored = source.runs.anchors.rows
-    rows = list(dict.fromkeys(stored[key] for key in keys if key in stored))
-    rows = rows if name == ALL else source.runs.of_slice(rows, name)
+    rows: list[Row] = []
+    for label in (TRIGRAM, COPYING):
+        rows += [stored[label, *key] for key in dict.fromkeys(keys) if (label, *key) in stored]
+    if name != ALL:
+        rows = source.runs.of_slice(rows, name)
     differ_in_steps = len({row.steps for row in rows}) > 1
-    of_anchors = replace(source, rows=rows, unsliced=rows)
-    return lines_of(
-        rows, of_anchors, lambda row: f"of {row.steps} steps" if differ_in_steps else "", is_anchor=True
-    )
+
+    def steps_text(row: Row) -> str:
+        return f"of {row.steps} steps" if differ_in_steps else ""
+
+    return lines_of(rows, replace(source, rows=rows, unsliced=rows), steps_text, is_anchor=True)
 
 
 def with_short_labels(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines with short labels, but for those whose short labels would be the same."""
-    short = [replace(line, has_short_label=True) for line in lines]
-    counts = Counter(line.label for line in short)
-    return [one if counts[one.label] == 1 else line for one, line in zip(short, lines, strict=True)]
+    """Return the lines with short labels, but for lines whose short labels would be the same."""
+    shortened = [replace(line, has_short_label=True) for line in lines]
+    counts = Counter(line.label for line in shortened)
+    return [
+        replace(line, has_short_label=counts[short.label] == 1)
+        for line, short in zip(lines, shortened, strict=True)
+    ]
 
 
 def _make_line(
@@ -131,38 +139,48 @@ def _make_line(
     controls = [row for row in rows if row.control != "none"]
     names = sorted({row.run for row in levels})
     stages = {name: source.runs.folder_of(name).first_stage for name in names}
-    stage, in_table = stages[names[0]], {row.run for row in source.rows}
-    references = {name: name if first is None else first.run for name, first in stages.items()}
+    stage = stages[names[0]]
+    themselves = {name: name for name in names}
+    references = themselves | {name: first.run for name, first in stages.items() if first is not None}
+    in_table = {row.run for row in source.rows}
     if in_table.isdisjoint(references.values()):
-        references = {name: name for name in names}
+        references = themselves
     row_of = {row.run: row for row in source.unsliced}
     counted_on = {name: row_of[first] for name, first in references.items() if first in row_of}
     scores = [row for row in source.unsliced if row.run in names]
-    lacks = "" if is_anchor else unlearned(scores, source.runs, counted_on)
-    judged_from = source.train_length
-    records, gains_nothing = _records(levels, controls, references, judged_from, source, lacks, is_anchor)
+    lacks: Unlearned = "" if is_anchor else unlearned(scores, source.runs, counted_on)
+    records, gains_nothing = _records(
+        levels, controls, references, source.train_length, source, lacks, is_anchor
+    )
     judged = records
+    judged_from = source.train_length
     if stage is not None:
-        judged_from, references = stage.longest, {name: name for name in names}
-        judged, gains_nothing = _records(levels, controls, references, judged_from, source, lacks, is_anchor)
+        judged_from = stage.longest
+        judged, gains_nothing = _records(levels, controls, themselves, judged_from, source, lacks, is_anchor)
         records = {length: replace(record, use=judged[length].use) for length, record in records.items()}
-    positions = [row for row in rows if row.protocol == POSITIONS and has_number(row)]
-    has_break_point = not is_anchor and lacks not in ("frequencies", "task")
-    first, speed_of = levels[0], {row.run: row.tokens_per_second for row in levels}
-    return Line(
+    break_point = BreakPoint()
+    if not is_anchor and lacks not in ("frequencies", "task"):
+        break_point = find_break_point(judged, judged_from)
+    seeds = {row.seed for row in levels}
+    speeds = {row.run: row.tokens_per_second for row in levels}
+    first = levels[0]
+    line = Line(
         encoding=first.encoding,
         scored_with=first.scored_with,
         run=run,
-        seeds=len({row.seed for row in levels}),
+        seeds=len(seeds),
         parameters=first.parameters,
-        tokens_per_second=sum(speed_of.values()) / len(speed_of),
+        tokens_per_second=sum(speeds.values()) / len(speeds),
         records=records,
         runs=tuple(names),
         rows=levels,
         by=by,
-        break_point=find_break_point(judged, judged_from) if has_break_point else BreakPoint(),
+    )
+    return replace(
+        line,
+        break_point=break_point,
         reads_nothing=gains_nothing,
-        positions=_positions(positions) if positions else (),
+        positions=_positions([row for row in rows if row.protocol == POSITIONS and has_number(row)]),
         forced=first.forced,
         knows_length=any(row.knows_length and has_number(row) for row in levels),
         unlearned=lacks,
@@ -187,24 +205,26 @@ def _records(
     judged either, nor a model that is no better than token frequencies: it would hold by knowing nothing. A
     model that has not learned its task at the training length is not judged past it.
     """
-    sliced, unsliced = (
-        [row for row in part if row.run in references.values() and is_as_trained(row)]
-        for part in (source.rows, source.unsliced)
-    )
-    trained = [row for row in sliced if row.length == train_length]
+
+    def trained_at(length: int, rows: Sequence[Row]) -> list[Row]:
+        at_length = [row for row in rows if row.length == length]
+        return [row for row in at_length if row.run in references.values() and is_as_trained(row)]
+
+    trained = trained_at(train_length, source.rows)
     # The gain describes the weights: another encoding may be worse at a quarter of the length alone.
-    quarter = [row for row in unsliced if row.length == quarter_of(train_length)]
-    whole = [row for row in unsliced if row.length == train_length]
+    quarter = trained_at(quarter_of(train_length), source.unsliced)
+    whole = trained_at(train_length, source.unsliced)
     gain = paired(pairs_of(quarter, whole), source.runs)
     is_judged = not is_anchor and lacks != "frequencies"
     controls_at = grouped(controls, lambda row: row.length)
     why_open = why_open_within(train_length, gain, source.margin) if controls else ""
     records = {}
-    for length, of_length in sorted(grouped(scored, lambda row: row.length).items()):
-        has_verdict = is_judged and (length == train_length or (length > train_length and lacks != "task"))
-        record = make_record(of_length, trained, references, source, has_verdict=has_verdict)
-        if is_judged and length > train_length and length in controls_at:
-            use = judge_context(of_length, controls_at[length], trained, why_open, source.margin, source.runs)
+    for length, rows in sorted(grouped(scored, lambda row: row.length).items()):
+        is_longer = length > train_length
+        has_verdict = is_judged and (length == train_length or (is_longer and lacks != "task"))
+        record = make_record(rows, trained, references, source, has_verdict=has_verdict)
+        if is_judged and is_longer and length in controls_at:
+            use = judge_context(rows, controls_at[length], trained, why_open, source.margin, source.runs)
             record = replace(record, use=use)
         records[length] = record
     return records, gain.interval is not None and reads_nothing(gain.interval, source.margin)
@@ -224,12 +244,16 @@ def make_record(
     several sets of targets, the levels are of the one that most seeds were scored on, or else of the highest
     rank. Which set the change is of does not depend on other lines.
     """
-    first, scored = rows[0], [row for row in rows if has_number(row)]
+    first = rows[0]
+    scored = [row for row in rows if has_number(row)]
     if not scored:
-        status = "undefined" if first.status == "ok" else first.status
-        reason, target_hash = first.reason, first.target_hash
         return Record(
-            first.length, status, reason, verdict="undefined", target_hash=target_hash, stride=first.stride
+            first.length,
+            status="undefined" if first.status == "ok" else first.status,
+            reason=first.reason,
+            verdict="undefined",
+            target_hash=first.target_hash,
+            stride=first.stride,
         )
     seeds = Counter(row.target_hash for row in scored)
     chosen = max(seeds, key=lambda target_hash: (seeds[target_hash], source.ranks[target_hash]))
@@ -250,20 +274,23 @@ def make_record(
         return _with_answers(record, shown, source.runs, has_verdict=has_verdict)
     nll = [row.nll for row in shown if row.nll is not None]
     pairs = pairs_of(scored, trained, lambda row: references.get(row.run, row.run))
+    is_training_length = bool(pairs) and all(row is reference for row, reference in pairs)
     change = Paired()
     if not any(map(has_number, trained)):
         change = Paired(missing="the training length has no score to compare with")
-    elif not pairs or any(row is not reference for row, reference in pairs):  # not the training length itself
+    elif not is_training_length:
         change = paired(pairs, source.runs, "scored on other targets than the training length")
     pairs = [pair for pair in pairs if change.target_hash in ("", pair[0].target_hash)]
-    intervals = (change.interval, change.of_models, change.of_seeds)
-    judge = partial(judge_change, margin=source.margin)
+    verdicts = {}
+    if has_verdict:
+        judge = partial(judge_change, margin=source.margin)
+        verdicts = judge_intervals(judge, change.interval, change.of_models, change.of_seeds)
     return replace(
         record,
         perplexity=perplexity_of(float(np.mean(nll))) if nll else None,
         compared=change,
         changes=tuple(level_of(row) - level_of(reference) for row, reference in pairs),
-        **(judge_intervals(judge, *intervals) if has_verdict else {}),
+        **verdicts,
     )
 
 
@@ -278,14 +305,17 @@ def _with_answers(record: Record, rows: Sequence[Row], runs: ScoredRuns, *, has_
 
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
-    """Return those of the set of windows that reaches furthest."""
+    """Return the levels by position of the set of windows with the longest context; none without rows."""
+    if not rows:
+        return ()
     chosen = max(rows, key=lambda row: (row.length, row.target_hash)).target_hash
     shown = [row for row in rows if row.target_hash == chosen]
     ranges = grouped(sorted(shown, key=lambda row: (row.length, row.run)), lambda row: row.length)
-    return tuple(
-        Position(of_seeds[0].context_mean or of_seeds[0].length, tuple(map(level_of, of_seeds)))
-        for of_seeds in ranges.values()
-    )
+    positions = []
+    for length, seeds in ranges.items():
+        context = seeds[0].context_mean or length
+        positions.append(Position(context, tuple(map(level_of, seeds))))
+    return tuple(positions)
 
 
 def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
@@ -299,38 +329,45 @@ def on_other_targets(lines: Sequence[Line], length: int) -> list[str]:
 
 
 def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[Line]:
-    """Return the lines with their differences from the line of that label, which has none itself.
+    """Return the lines with their differences from the line with the label `baseline`, which gets none.
 
-    Those at one length are corrected together; an anchor is compared, and not judged.
+    The differences at one length are corrected together; an anchor is compared, and not judged.
     """
     base = next(line for line in lines if line.label == baseline)
+    is_task = base.rows[0].protocol == TASK
     records = [dict(line.records) for line in lines]
-    for length in sorted({length for line in lines for length in line.records}):
-        differences = {
-            number: _difference(line, base, length, source.runs)
-            for number, line in enumerate(lines)
-            if line is not base and length in line.records and line.records[length].levels
-        }
-        intervals = {
-            number: difference.interval.mirrored if base.rows[0].protocol == TASK else difference.interval
-            for number, difference in differences.items()
-            if difference.interval is not None and not lines[number].is_anchor
-        }
-        verdicts = dict(
-            zip(intervals, corrected_comparisons([*intervals.values()], source.margin), strict=True)
-        )
+    for length in lengths_of(lines):
+        differences: dict[int, Paired] = {}
+        intervals: dict[int, Interval] = {}
+        for number, line in enumerate(lines):
+            if line is base or length not in line.records or not line.records[length].levels:
+                continue
+            difference = _difference(line, base, length, source.runs)
+            differences[number] = difference
+            if difference.interval is not None and not line.is_anchor:
+                intervals[number] = difference.interval.mirrored if is_task else difference.interval
+        comparisons = corrected_comparisons([*intervals.values()], source.margin)
+        verdicts = dict(zip(intervals, comparisons, strict=True))
         for number, difference in differences.items():
             compared = replace(difference, verdict=verdicts.get(number, ""))
             records[number][length] = replace(records[number][length], baseline=compared)
     return [replace(line, records=changed) for line, changed in zip(lines, records, strict=True)]
 
 
+def lengths_of(lines: Sequence[Line]) -> list[int]:
+    """Return all lengths that a line was scored at, from the shortest on."""
+    return sorted(set().union(*(line.records for line in lines)))
+
+
 def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Paired:
-    rows, of_base = ([row for row in one.rows if row.length == length] for one in (line, base))
-    if {row.target_hash for row in rows} & {row.target_hash for row in of_base}:
-        return paired(pairs_of(rows, of_base, BY_SEED), runs, f"no seed in common with {base.label}")
-    why = "was scored on other targets" if of_base else "has no score at this length"
-    return Paired(missing=f"{base.label} {why}")
+    """Return the difference of a line from the baseline at a length, or why there is none."""
+    rows = [row for row in line.rows if row.length == length]
+    base_rows = [row for row in base.rows if row.length == length]
+    if not base_rows:
+        return Paired(missing=f"{base.label} has no score at this length")
+    if {row.target_hash for row in rows}.isdisjoint(row.target_hash for row in base_rows):
+        return Paired(missing=f"{base.label} was scored on other targets")
+    return paired(pairs_of(rows, base_rows, BY_SEED), runs, f"no seed in common with {base.label}")
 
 
 # In which order lines stand: by their level at a length, or by another of their numbers
@@ -370,20 +407,23 @@ def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Or
     by_name = sorted(lines, key=lambda line: line.label)
     if sort in KEYS:
         return Order(sorted(by_name, key=KEYS[sort]), None, f"in order of {sort}")
-    is_task = any(record.answers for line in lines for record in line.records.values())
+    is_task = any(map(_is_of_task, lines))
     if sort is None and is_task:
         text = "in order of the length that a line works to, then of its mean over lengths"
         return Order(sorted(by_name, key=_reach), None, text, is_caveat=False)
-    scored = {length for line in lines for length, record in line.records.items() if record.level is not None}
-    is_scored = sort is not None and int(sort) in scored
+    is_scored = sort is not None and any(_level_at(line, int(sort)) is not None for line in lines)
     length = int(sort) if sort is not None and is_scored else _longest_of_most(lines)
     if length is None:
         return Order(by_name, None, "in order of names: no length has a number for most lines")
-    levels = {line.label: line.records[length].level for line in lines if length in line.records}
-    losses = {label: -level if is_task else level for label, level in levels.items() if level is not None}
-    losses = {label: math.inf if math.isnan(loss) else loss for label, loss in losses.items()}
-    # What has not learned to beat the anchors is below all that has.
-    by_level = sorted(by_name, key=lambda line: (not line.is_ranked, losses.get(line.label, math.inf)))
+
+    def rank(line: Line) -> tuple[bool, float]:
+        """Return a rank that puts lines that have not learned to beat the anchors below all others."""
+        level = _level_at(line, length)
+        if level is None or math.isnan(level):
+            return not line.is_ranked, math.inf
+        return not line.is_ranked, -level if is_task else level
+
+    by_level = sorted(by_name, key=rank)
     if len(lines) > 1 and on_other_targets(lines, length):
         text = (
             f"not ranked, because the levels at {length:,} are of different targets: in order of "
@@ -392,11 +432,23 @@ def ordered(lines: Sequence[Line], sort: str | None, loss: Measure = BITS) -> Or
             "--lengths, --max-length and --targets"
         )
         return Order(by_level if is_scored else by_name, None, text)
-    chosen = "" if is_scored else ", the longest length that most have a number at"
-    below = [line.label for line in by_level if line.label not in losses]
-    text = f"ranked by {EXACT.name if is_task else loss.name} at {length:,}{chosen}"
-    text += f"; below: {', '.join(below)}" if below else ""
+    measure = EXACT if is_task else loss
+    text = f"ranked by {measure.name} at {length:,}"
+    if not is_scored:
+        text += ", the longest length that most have a number at"
+    below = [line.label for line in by_level if _level_at(line, length) is None]
+    if below:
+        text += f"; below: {', '.join(below)}"
     return Order(by_level, length, text, is_caveat=is_scored)
+
+
+def _is_of_task(line: Line) -> bool:
+    return any(record.answers for record in line.records.values())
+
+
+def _level_at(line: Line, length: int) -> float | None:
+    record = line.records.get(length)
+    return None if record is None else record.level
 
 
 def _reach(line: Line) -> tuple[bool, int, float]:
@@ -407,9 +459,10 @@ def _reach(line: Line) -> tuple[bool, int, float]:
 
 def _longest_of_most(lines: Sequence[Line]) -> int | None:
     """Return the longest length that has a level for more than half of the lines that can be scored there."""
-    for length in sorted({length for line in lines for length in line.records}, reverse=True):
+    for length in reversed(lengths_of(lines)):
         records = [line.records.get(length) for line in lines]
         able = [record for record in records if record is None or record.status != "undefined"]
-        if 2 * sum(record is not None and bool(record.levels) for record in able) > len(able):
+        scored = [record for record in able if record is not None and record.levels]
+        if 2 * len(scored) > len(able):
             return length
     return None

@@ -18,7 +18,7 @@ class Look:
     of_models: str = ""
 
 
-VERDICTS = {
+OF_NUMBERS = {
     "improves": Look("cyan", "v", "v"),
     "holds": Look("green", "", "="),
     "degrades": Look("yellow", ">", ">"),
@@ -27,17 +27,22 @@ VERDICTS = {
     "better": Look("cyan", "b", "b"),
     "same": Look("green"),
     "worse": Look("bold red", "w", "w"),
+}
+OF_TASKS = {
     "solves": Look("green", "", "="),
     "partial": Look("yellow", ">", ">"),
     "chance": Look("bold red", "!", "!"),
     "finds": Look("green"),
     "partly": Look("yellow"),
+}
+OF_LINES = {
     "yes": Look("green"),
     "no": Look("yellow"),
     "not learned": Look("", "*"),
     "not claimed": Look("dim"),
     "anchor": Look("dim"),
 }
+VERDICTS = OF_NUMBERS | OF_TASKS | OF_LINES
 NO_LOOK = Look()
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pe_bench.config.schema import BY_COMMAND, CHECKPOINT_IDENTITY, quarter_of
+from pe_bench.render.grid import Cell
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
@@ -13,7 +14,7 @@ from pe_bench.report.records import NATS, Line, Note, Table, label_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
 from pe_bench.report.verdicts import NEAR_CHANCE, SOLVED, has_few_targets
-from pe_bench.runs.find import COPYING, TRIGRAM
+from pe_bench.runs.find import COPYING, TRIGRAM, ScoredRuns
 from pe_bench.runs.rows import ALL, TASK, Row, level_of, one_a_run
 from pe_bench.runs.scores import KEY, MIN_DOCUMENTS, NOVEL, RECALL
 
@@ -33,46 +34,69 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
 
     dropped: lengths for which there was no room.
     """
-    no_room = f"no room for {list_lengths(dropped)}: --details has them" if dropped else ""
-    return [*meanings(table), *table.caveats, *filter(None, [no_room])]
+    notes = [*meanings(table), *table.caveats]
+    if dropped:
+        notes.append(f"no room for {list_lengths(dropped)}: --details has them")
+    return notes
 
 
 def meanings(table: Table) -> list[str]:
     """Return what the numbers, the marks and the words mean that are in the table, in short sentences."""
     numbers = ": ".join(filter(None, (_numbers_text(table), _marks_text(table))))
-    return [*filter(None, [numbers]), *meanings_of_words(table)]
+    words = meanings_of_words(table)
+    return [numbers, *words] if numbers else words
 
 
 def meanings_of_words(table: Table) -> list[str]:
     """Return what the words in the table mean, and the marks that are not of a number's verdict."""
-    train_length = table.key.train_length
-    marks = {mark for line in table.lines for mark in cells.works_to(line).mark}
-    has_controls = any(record.use for record in table.records)
-    answers = {cells.context_answer(line).text for line in table.lines if has_controls}
-    has_changes = cells.has_trained_level(table) and not table.baseline
-    below = [length for length in cells.short_lengths(table) if has_changes and length < train_length]
-    context = f"uses context: gains from reading more than {train_length:,} tokens back"
-    reads_nothing = f"; reads nothing: no better at {train_length:,} than at {quarter_of(train_length):,}"
-    unsure = next((cells.works_to(line).text for line in table.lines if "?" in cells.works_to(line).mark), "")
-    found = [
-        slice_text(table) if table.key.slice != ALL else "",
-        *_holding(NOT_LEARNED, table),
-        *(_target_sets(table) if len(table.lines) > 1 else ()),
-        "" if table.baseline else _sets_of_their_own(table),
-        f"works to {unsure}?: unclear from a shorter length on" if unsure else "",
-        later_text(table) if "^" in marks else "",
-        context + (reads_nothing if "reads nothing" in answers else "") if answers else "",
-        *(ANCHORS[line.encoding] for line in table.shown_anchors),
-        f"{list_lengths(below)}: {BELOW}" if below else "",
-    ]
-    return [*dict.fromkeys(filter(None, found))]
+    notes = []
+    if table.key.slice != ALL:
+        notes.append(slice_text(table))
+    notes += _holding(NOT_LEARNED, table)
+    if len(table.lines) > 1:
+        notes += _target_sets(table)
+    if not table.baseline:
+        notes.append(_sets_of_their_own(table))
+    notes.append(_gap_text(table))
+    points = [cells.works_to(line) for line in table.lines]
+    unsure = [cell.text for cell in points if "?" in cell.mark]
+    if unsure:
+        notes.append(f"works to {unsure[0]}?: unclear from a shorter length on")
+    if any("^" in cell.mark for cell in points):
+        notes.append(later_text(table))
+    if any(record.use for record in table.records):
+        notes.append(_context_text(table))
+    notes += [ANCHORS[line.encoding] for line in table.shown_anchors]
+    below = [length for length in cells.short_lengths(table) if length < table.key.train_length]
+    if below and cells.has_trained_level(table) and not table.baseline:
+        notes.append(f"{list_lengths(below)}: {BELOW}")
+    return [*dict.fromkeys(filter(None, notes))]
+
+
+def _context_text(table: Table) -> str:
+    """Return the meaning of the column of context use, with its words that the table has."""
+    length = table.key.train_length
+    text = f"uses context: gains from reading more than {length:,} tokens back"
+    if any(cells.context_answer(line).text == "reads nothing" for line in table.lines):
+        text += f"; reads nothing: no better at {length:,} than at {quarter_of(length):,}"
+    return text
+
+
+def _gap_text(table: Table) -> str:
+    """Return what the two lengths of a break point mean; empty where no line has two."""
+    point = next((line.break_point for line in table.lines if line.break_point.has_gap), None)
+    if point is None:
+        return ""
+    return f'"{point.works_to_text}": {point.predicate}; nothing between was scored'
 
 
 def later_text(table: Table) -> str:
     """Return which level lines of several training lengths are judged from; empty without such lines."""
     lengths = sorted({line.longest for line in table.lines} - {0})
+    if not lengths:
+        return ""
     at = " or ".join(f"{length:,}" for length in lengths)
-    return f"^: from the line's own level at {at}, the longest length that it was trained at" if at else ""
+    return f"^: from the line's own level at {at}, the longest length that it was trained at"
 
 
 def best_text(table: Table) -> str:
@@ -107,33 +131,41 @@ def _numbers_text(table: Table) -> str:
         return f"levels: without a score at {train_length:,}, the training length, there are no changes"
     if not cells.short_lengths(table):
         return ""
-    is_another = any(line.scored_with != line.encoding for line in table.lines)
-    whose = " with the trained encoding" if is_another else ""
+    level = f"change from {train_length:,}"
     if any(line.longest for line in table.lines):
-        whose = " of the unchanged model"
-    return f"change from {train_length:,}{whose} on the same text"
+        level += " of the unchanged model"
+    elif any(line.scored_with != line.encoding for line in table.lines):
+        level += " with the trained encoding"
+    return f"{level} on the same text"
 
 
 def _marks_text(table: Table) -> str:
     """Return what the marks after numbers mean; empty where no number can have one."""
     lengths = cells.short_lengths(table)
-    shown = [cells.value_at(line, length, table) for line in table.lines for length in lengths]
-    marks = {cell.mark.removesuffix(cells.OTHER_TARGETS) for cell in shown if cell is not None}
-    doubled = sorted(mark for mark in marks if len(mark) > 1)
-    of_models = f" ({' '.join(doubled)}: sure of these models, not of other seeds)" if doubled else ""
-    if table.is_task and not table.baseline:
-        words, right = ("partial", "chance", "unclear"), f"solves more than {100 * SOLVED:g} % for sure"
-    elif table.baseline:
-        words, right = ("worse", "better", "unclear"), "same"
-    elif cells.has_trained_level(table) and any(
-        cell is not None and cell.verdict not in ("", cells.UNLEARNED) for cell in shown
-    ):
-        words, right = ("degrades", "fails", "improves", "unclear"), "holds"
+    shown: list[Cell] = []
+    for line in table.lines:
+        shown += filter(None, [cells.value_at(line, length, table) for length in lengths])
+    has_verdicts = any(cell.verdict not in ("", cells.UNLEARNED) for cell in shown)
+    if table.baseline:
+        unmarked = "same"
+        words = ("worse", "better", "unclear")
+    elif table.is_task:
+        unmarked = f"solves more than {100 * SOLVED:g} % for sure"
+        words = ("partial", "chance", "unclear")
+    elif has_verdicts and cells.has_trained_level(table):
+        unmarked = "holds"
+        words = ("degrades", "fails", "improves", "unclear")
     else:
         return ""
-    seen = {sign for mark in marks for sign in mark}
-    explained = [f"{look_of(word).mark} {word}" for word in words if look_of(word).mark in seen]
-    return f"{', '.join([f'no mark {right}', *explained])}{of_models}"
+    marks = {cell.mark.removesuffix(cells.OTHER_TARGETS) for cell in shown}
+    seen = set().union(*marks)
+    parts = [f"no mark {unmarked}"]
+    parts += [f"{look_of(word).mark} {word}" for word in words if look_of(word).mark in seen]
+    text = ", ".join(parts)
+    doubled = sorted(mark for mark in marks if len(mark) > 1)
+    if doubled:
+        text += f" ({' '.join(doubled)}: sure of these models, not of other seeds)"
+    return text
 
 
 # Below the details
@@ -174,26 +206,15 @@ def legend(table: Table) -> list[str]:
 
 def with_notes(table: Table, source: Source, order: Order) -> Table:
     """Return the table of these rows with its notes, each once."""
-    lines, shown, has_several = table.lines, set(table.lengths), len(table.lines) > 1
-    if not lines:
+    if not table.lines:
         return table
-    rows, unsliced = ([row for row in part if row.length in shown] for part in (source.rows, source.unsliced))
-    fewest = min((record.documents for record in table.records if record.levels), default=MIN_DOCUMENTS)
-    few = f"few documents ({fewest}): intervals over so few say little about other documents"
-    configs = {row: source.runs.folder_of(row.run).flat_config for row in one_a_run(rows)}
-    caveats = [
-        *(_checkpoint(row, config) for row, config in configs.items() if "checkpoint.source" in config),
-        *_statuses(lines),
-        *_not_scored(table),
-        OF_PROTOCOL.get(table.key.protocol, ""),
-        LOSSY if table.measure is NATS else "",
-        *(RUNS_APART.format(label) for label in dict.fromkeys(label_of(line) for line in lines if line.run)),
-        *(() if table.key.is_of_checkpoints else _holding(FEW_SEEDS, table)),
-        few if fewest < MIN_DOCUMENTS else "",
-    ]
-    notes = [
-        Note(order.text if has_several else "", order.is_caveat),
-        *map(Note, caveats),
+    rows = [row for row in source.rows if row.length in table.lengths]
+    unsliced = [row for row in source.unsliced if row.length in table.lengths]
+    notes = []
+    if len(table.lines) > 1:
+        notes.append(Note(order.text, order.is_caveat))
+    notes += [
+        *map(Note, _caveats(table, rows, source.runs)),
         *unclear_notes(table, unsliced, source.runs),
         *map(Note, _holding(SCORED_WITH, table)),
         *_missing(table),
@@ -202,8 +223,28 @@ def with_notes(table: Table, source: Source, order: Order) -> Table:
     ]
     notes = [note for note in notes if note.text]
     texts = tuple(dict.fromkeys(note.text for note in notes))
-    kept = tuple(dict.fromkeys(note.short or note.text for note in notes if note.is_caveat))
-    return replace(table, notes=texts, caveats=kept)
+    caveats = tuple(dict.fromkeys(note.short or note.text for note in notes if note.is_caveat))
+    return replace(table, notes=texts, caveats=caveats)
+
+
+def _caveats(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[str]:
+    """Yield what changes how the numbers of all lines, or of some, are read."""
+    for row in one_a_run(rows):
+        config = runs.folder_of(row.run).flat_config
+        if "checkpoint.source" in config:
+            yield _checkpoint(row, config)
+    yield from _statuses(table.lines)
+    yield from _not_scored(table)
+    yield OF_PROTOCOL.get(table.key.protocol, "")
+    if table.measure is NATS:
+        yield LOSSY
+    for label in dict.fromkeys(label_of(line) for line in table.lines if line.run):
+        yield RUNS_APART.format(label)
+    if not table.key.is_of_checkpoints:
+        yield from _holding(FEW_SEEDS, table)
+    fewest = min((record.documents for record in table.records if record.levels), default=MIN_DOCUMENTS)
+    if fewest < MIN_DOCUMENTS:
+        yield f"few documents ({fewest}): intervals over so few say little about other documents"
 
 
 # Lines and lengths
@@ -268,14 +309,12 @@ def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
 
 def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
     """Return what is known of a checkpoint, which pe-bench did not train."""
-    layers, of_layers = config.get("checkpoint.layers"), config["model.n_layers"]
-    begin = config.get("checkpoint.begin")
     length_from = str(config.get("checkpoint.train_length_from"))
     trained = config.get("checkpoint.train_length") or row.train_length
     about = f"{row.model}: trained at {trained:,} tokens according to {length_from}"
     if length_from == BY_COMMAND:
-        what = "measured from" if trained == row.train_length else "trained at"
-        about = f"{row.model}: {what} {trained:,} tokens, as the command says"
+        verb = "measured from" if trained == row.train_length else "trained at"
+        about = f"{row.model}: {verb} {trained:,} tokens, as the command says"
     if trained != row.train_length:
         about += f", and measured from {row.train_length:,}"
     if scaling := config.get("checkpoint.unused_scaling"):
@@ -283,12 +322,15 @@ def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
     if (config.get("checkpoint.identity_version") or 1) < CHECKPOINT_IDENTITY:
         again = f"score it again with pe-bench eval {config['checkpoint.source']}"
         about += f"; {row.run} is of an older identity, and its scores may be others now: {again}"
+    all_layers = config["model.n_layers"]
     without = config.get("checkpoint.without_attention") or 0
     if without:
-        about += f"; {without} of {of_layers} layers have no attention"
-    of_layers -= without
-    if layers and layers < of_layers:
-        about += f"; {layers} of {of_layers} layers have this encoding, the others keep their own"
+        about += f"; {without} of {all_layers} layers have no attention"
+    attending = all_layers - without
+    layers = config.get("checkpoint.layers")
+    if layers and layers < attending:
+        about += f"; {layers} of {attending} layers have this encoding, the others keep their own"
+    begin = config.get("checkpoint.begin")
     if isinstance(begin, list):
         about += f"; each window begins with tokens {', '.join(map(str, begin))}, as its tokenizer has it"
     elif begin is not None:
@@ -311,10 +353,10 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
 
 def _not_scored(table: Table) -> Iterator[str]:
     """Yield which lines have no score at lengths that others of the short form have."""
-    shown = [*cells.short_lengths(table), table.key.train_length]
+    shown = {*cells.short_lengths(table), table.key.train_length}.intersection(table.lengths)
     lacking: dict[tuple[int, ...], list[str]] = {}
     for line in table.lines:
-        lengths = tuple(sorted(length for length in {*shown} - {*line.records} if length in table.lengths))
+        lengths = tuple(sorted(shown.difference(line.records)))
         if lengths:
             lacking.setdefault(lengths, []).append(line.label)
     for lengths, labels in lacking.items():
@@ -364,33 +406,33 @@ def _missing(table: Table) -> Iterator[Note]:
             for kind, part in kinds.items():
                 if part is not None and part.missing:
                     places.setdefault((kind, part.missing), {}).setdefault(line.label, []).append(length)
-    for (kind, reason), lengths_of in places.items():
-        lengths = [length for of_line in lengths_of.values() for length in of_line]
+    for (kind, reason), lengths_of_lines in places.items():
         if kind == CONTEXT:
-            yield Note(f"{kind}{_which(lengths_of, table.lines)}: {reason}", is_caveat=False)
+            yield Note(f"{kind}{_which(lengths_of_lines, table.lines)}: {reason}", is_caveat=False)
         else:
-            where = f"{', '.join(lengths_of)} at {list_lengths(lengths)}"
+            lengths = set().union(*lengths_of_lines.values())
+            where = f"{', '.join(lengths_of_lines)} at {list_lengths(lengths)}"
             yield Note(f"{kind}: {where}: {reason}", max(lengths) >= table.key.train_length)
 
 
 def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
     """Yield how the level at the training length moves where all its positions are later."""
-    labels = {(run, line.scored_with): line.label for line in table.lines for run in line.runs}
-    levels = {
-        (row.run, row.scored_with, row.target_hash): level_of(row)
-        for row in rows
-        if row.control == "none" and row.length == row.train_length
-    }
+    labels: dict[tuple[str, str], str] = {}
+    for line in table.lines:
+        for run in line.runs:
+            labels[run, line.scored_with] = line.label
+    plain = [row for row in rows if row.control == "none" and row.length == row.train_length]
+    levels = {(row.run, row.scored_with, row.target_hash): level_of(row) for row in plain}
     for row in rows:
-        label, level = labels.get((row.run, row.scored_with)), level_of(row)
-        reference = levels.get((row.run, row.scored_with, row.target_hash))
+        label = labels.get((row.run, row.scored_with))
         if row.control != "offset" or label is None:
             continue
+        level = level_of(row)
+        reference = levels.get((row.run, row.scored_with, row.target_hash))
         if level is None or reference is None:
             yield Note(f"offset control: {label} up to position {row.length:,}: {row.reason}")
-        else:
-            yield Note(
-                f"offset control: {label} changes by {level - reference:+.3f} where windows of "
-                f"{row.train_length:,} tokens end at position {row.length:,} (seed {row.seed})",
-                is_caveat=abs(level - reference) > table.margin,
-            )
+            continue
+        change = level - reference
+        where = f"windows of {row.train_length:,} tokens end at position {row.length:,} (seed {row.seed})"
+        text = f"offset control: {label} changes by {change:+.3f} where {where}"
+        yield Note(text, is_caveat=abs(change) > table.margin)

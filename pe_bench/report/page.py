@@ -4,6 +4,7 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -50,7 +51,8 @@ def to_html(
         lstrip_blocks=True,
     )
     style, script = _resource("style.css"), _resource("script.js")
-    styles = styles_of(line.label for table in tables for line in table.lines)
+    lines = chain.from_iterable(table.lines for table in tables)
+    styles = styles_of(line.label for line in lines)
     return templates.get_template("page.html.jinja").render(
         title=one_line(title),
         style=style,
@@ -77,9 +79,9 @@ def _describe_recall(table: Table) -> str:
     longest = max(table.lengths, default=0)
     gains: dict[str, float] = {}
     for line in table.shown_lines:
-        change = line.records[longest].change if longest in line.records else None
-        if change is not None and line.encoding != TRIGRAM:
-            gains[line.label] = -change
+        record = line.records.get(longest)
+        if record is not None and record.change is not None and line.encoding != TRIGRAM:
+            gains[line.label] = -record.change
     of_copying = gains.pop(COPYING, 0.0)
     if table.key.slice != RECALL or of_copying <= 0 or not gains:
         return ""
@@ -98,12 +100,17 @@ def _describe_holding(table: Table) -> str:
         return "No line has learned enough to be ranked."
     held = [line.label for line in ranked if line.break_point.holds_to == longest]
     unclear = sum(line.break_point.works_to == longest for line in ranked) - len(held)
-    not_learned = len(table.lines) - len(ranked)
-    names = f": {', '.join(held)}" if 0 < len(held) <= MAX_NAMES else ""
     times = f"{longest:,} tokens, {longest / table.key.train_length:g} times the training length"
-    doubtful = f", {unclear} more may" if unclear else ""
-    others = f" {not_learned} more did not learn enough to be ranked." if not_learned else ""
-    return f"{len(held)} of {len(ranked)} surely hold to {times}{names}{doubtful}.{others}"
+    text = f"{len(held)} of {len(ranked)} surely hold to {times}"
+    if 0 < len(held) <= MAX_NAMES:
+        text += f": {', '.join(held)}"
+    if unclear:
+        text += f", {unclear} more may"
+    text += "."
+    not_learned = len(table.lines) - len(ranked)
+    if not_learned:
+        text += f" {not_learned} more did not learn enough to be ranked."
+    return text
 
 
 def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Losses) -> dict[str, Any]:
@@ -113,30 +120,35 @@ def _section(table: Table, prefix: str, styles: Mapping[str, Style], losses: Los
     is read; notes: all else there is to say.
     """
     grid = short(table)
-    keys = {line.label: f"{prefix}-{number}" for number, line in enumerate(table.shown_lines)}
-    of_changes = [] if table.is_task else [chart_of(table, "change")]
-    charts = [chart_of(table), *of_changes, chart_over_position(table)]
-    lines = zip(table.shown_lines, grid.rows, strict=True)
+    keys: dict[str, str] = {}
+    classes: dict[str, str] = {}
+    lines = []
+    for number, (line, (_, *cells)) in enumerate(zip(table.shown_lines, grid.rows, strict=True)):
+        keys[line.label] = f"{prefix}-{number}"
+        classes[line.label] = "anchor" if line.is_anchor else class_of(styles[line.label])
+        lines.append((line.label, cells, _details(line, table)))
+    charts = [chart_of(table), chart_over_position(table)]
+    if not table.is_task:
+        charts.insert(1, chart_of(table, "change"))
+    pictures = []
+    for number, chart in enumerate(charts):
+        if chart.points:
+            pictures.append((chart, _picture(chart, f"{prefix}-{number}", keys, styles)))
+    losses_picture = losses_svg(table, losses, styles, f"{prefix}-losses", keys)
+    below = [note for note in table.notes if note not in table.caveats]
     return {
         "table": table,
         "key_of": keys,
-        "classes": {
-            line.label: "anchor" if line.is_anchor else class_of(styles[line.label])
-            for line in table.shown_lines
-        },
+        "classes": classes,
         "result": describe_result(table),
-        "pictures": [
-            (chart, _picture(chart, f"{prefix}-{number}", keys, styles))
-            for number, chart in enumerate(charts)
-            if chart.points
-        ],
-        "losses": Markup(losses_svg(table, losses, styles, f"{prefix}-losses", keys)),
+        "pictures": pictures,
+        "losses": Markup(losses_picture),
         "grid": grid,
-        "lines": [(line.label, cells, _details(line, table)) for line, (_, *cells) in lines],
+        "lines": lines,
         "is_tall": len(grid.rows) > TALL,
         "title": " · ".join(table.title[:-1]),  # without the unit, which the pictures have
         "reading": [*grid.notes, HINT],
-        "notes": [*legend(table), *(note for note in table.notes if note not in table.caveats)],
+        "notes": [*legend(table), *below],
     }
 
 
@@ -147,7 +159,9 @@ def _details(line: Line, table: Table) -> list[Grid]:
 
 
 def _picture(chart: Chart, key: str, keys: Mapping[str, str], styles: Mapping[str, Style]) -> Markup:
-    texts = [[_point_text(curve, point, chart) for point in curve.points] for curve in chart.curves]
+    texts = []
+    for curve in chart.curves:
+        texts.append([_point_text(curve, point, chart) for point in curve.points])
     return Markup(chart_svg(chart, styles, key, keys, texts))
 
 
@@ -166,7 +180,10 @@ def _resource(name: str) -> Markup:
 
 def _policy(style: str, script: str) -> str:
     """Return a policy by which nothing is fetched, and no other style or script than the page's is used."""
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
-    return (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'"
-    )
+    return f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {_source(script)}"
+
+
+def _source(text: str) -> str:
+    """Return the source expression of a content security policy that allows this text alone."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -94,7 +95,7 @@ def probe_tables(
 
     shown = {key: list(filter(is_shown, rows)) for key, rows in groups.items()}
     shown = {key: rows for key, rows in shown.items() if rows}
-    by = labels_by([row for rows in shown.values() for row in rows], runs, selection.by)
+    by = labels_by(list(chain.from_iterable(shown.values())), runs, selection.by)
     tables = []
     for number, (key, rows) in enumerate(shown.items()):
         table = _table(key, rows, _short_labels(rows, by), read)
@@ -126,18 +127,26 @@ def _table(key: TableKey, rows: Sequence[Row], label: Label, read: Read) -> Prob
     shown = [row for row in rows if row.target_hash == chosen[_length_and_depth(row)]]
     # A line's number at a length is over the depths that most rows have there.
     counts = Counter(map(_length_and_depth, shown))
-    most = {length: max(counts[at] for at in counts if at[0] == length) for length, _ in counts}
+    most: dict[int, int] = {}
+    for (length, _), count in counts.items():
+        most[length] = max(count, most.get(length, 0))
     common = {at for at, count in counts.items() if count == most[at[0]]}
-    lines = [_line(name, of_line, common, read) for name, of_line in sorted(grouped(shown, label).items())]
+    lines = [
+        _line(name, line_rows, common, read) for name, line_rows in sorted(grouped(shown, label).items())
+    ]
+    notes = _notes(lines)
     left_out = sorted({label(row) for row in rows} - {line.label for line in lines})
-    why_left = "with other windows than most runs: probe all of them with the same --windows"
+    if left_out:
+        why_left = "with other windows than most runs: probe all of them with the same --windows"
+        notes.append(f"left out: {', '.join(left_out)}, {why_left}")
+    depths = {row.depth for row in shown if row.depth is not None}
     return ProbeTable(
         key=key,
         lengths=tuple(sorted({row.length for row in shown})),
-        depths=tuple(sorted({row.depth for row in shown if row.depth is not None})),
+        depths=tuple(sorted(depths)),
         lines=tuple(lines),
         chance=max(row.chance or 0.0 for row in shown),
-        notes=(*_notes(lines), *([f"left out: {', '.join(left_out)}, {why_left}"] if left_out else [])),
+        notes=tuple(notes),
     )
 
 
@@ -149,11 +158,13 @@ def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]]
     ordered = sorted(rows, key=lambda row: (*_length_and_depth(row), row.run, row.control))
     runs_at = {at: grouped(rows_at, BY_RUN) for at, rows_at in grouped(ordered, _length_and_depth).items()}
     findings: dict[tuple[int, float | None], Found | str] = {}
-    for length in dict.fromkeys(length for length, _ in runs_at):
+    for length in dict.fromkeys(row.length for row in ordered):
         depths = [runs_at.get(at, {}) for at in sorted(common) if at[0] == length]
         findings[length, None] = _find(depths, read)
-    findings |= {at: _find([of_runs], read) for at, of_runs in runs_at.items()}
-    return ProbeLine(label, rows[0].scored_with, tuple(sorted({row.run for row in rows})), findings)
+    for at, rows_of_runs in runs_at.items():
+        findings[at] = _find([rows_of_runs], read)
+    runs = sorted({row.run for row in rows})
+    return ProbeLine(label, rows[0].scored_with, tuple(runs), findings)
 
 
 def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
@@ -161,25 +172,26 @@ def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | 
 
     A run counts if it has a row of each depth and its control.
     """
-    rows_of = {run: [of_runs.get(run, ()) for of_runs in depths] for run in depths[0]}
-    runs = [
-        run
-        for run, parts in rows_of.items()
-        if all([row.status for row in rows] == ["ok", "ok"] for rows in parts)
-    ]
+
+    def is_scored(run: str) -> bool:
+        statuses = [[row.status for row in rows.get(run, ())] for rows in depths]
+        return all(status == ["ok", "ok"] for status in statuses)
+
+    runs = list(filter(is_scored, depths[0]))
     if not runs:
-        rows = (row for of_runs in depths for rows in of_runs.values() for row in rows)
+        rows = chain.from_iterable(chain.from_iterable(rows_of_runs.values() for rows_of_runs in depths))
         return next((row.reason for row in rows if row.status != "ok"), "not scored at all depths")
-    first = depths[0][runs[0]][0]
+    with_span = []
+    without = []
     try:
-        with_span, without = (
-            [_joined([read(of_runs[run][control]) for of_runs in depths]) for run in runs]
-            for control in (0, 1)
-        )
+        for run in runs:
+            with_span.append(_joined([read(rows[run][0]) for rows in depths]))
+            without.append(_joined([read(rows[run][1]) for rows in depths]))
     except RunError as error:
         return str(error)
-    windows = max(of_runs[runs[0]][0].targets for of_runs in depths) // ANSWER
-    return _judge(with_span, without, windows, first.chance or 0.0)
+    first_rows = [rows[runs[0]][0] for rows in depths]
+    windows = max(row.targets for row in first_rows) // ANSWER
+    return _judge(with_span, without, windows, first_rows[0].chance or 0.0)
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
@@ -193,32 +205,38 @@ def _joined(parts: Sequence[Scores]) -> Scores:
     if len(correct) < len(parts):
         raise RunError("its scores have no answers: delete its eval.csv and probe the run again")
     shares = []  # of its document that lies before each window
-    for clusters in (part.clusters for part in parts):
+    for part in parts:
+        clusters = part.clusters
         shares.append(clusters.rank // ANSWER * ANSWER / clusters.counts[clusters.group])
-    order = np.lexsort((np.concatenate(shares), np.concatenate([part.document for part in parts])))
-    return Scores(
-        np.concatenate([part.nll for part in parts])[order],
-        np.concatenate([part.document for part in parts])[order],
-        np.concatenate([part.bytes for part in parts])[order],
-        np.concatenate(correct)[order],
-    )
+    nll = np.concatenate([part.nll for part in parts])
+    document = np.concatenate([part.document for part in parts])
+    size = np.concatenate([part.bytes for part in parts])
+    order = np.lexsort((np.concatenate(shares), document))
+    return Scores(nll[order], document[order], size[order], np.concatenate(correct)[order])
 
 
 def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float) -> Found:
     """Return what the scores of each run show with its span and without; windows: at each depth."""
     clusters = with_span[0].clusters
-    bits, right = (
-        [np.stack([values(scores) for scores in part]) for part in (with_span, without)]
-        for values in (
-            lambda scores: scores.by_cluster()[1],
-            lambda scores: scores.accuracy(scores.clusters.index),
-        )
-    )
-    gain, documents = paired_interval(bits[1] - bits[0]), len(clusters.documents)
+    documents = len(clusters.documents)
     count = documents if clusters.segments == 1 else windows
-    accuracy, lift = share_interval(right[0], count), difference_of_shares(right[0] - right[1], count)
+    gain = paired_interval(_bits(without) - _bits(with_span))
+    right = _shares_right(with_span)
+    right_without = _shares_right(without)
+    accuracy = share_interval(right, count)
+    lift = difference_of_shares(right - right_without, count)
     verdict = judge_finding(gain, accuracy, lift, chance)
-    return Found(gain, accuracy, lift, float(right[1].mean()), windows, documents, verdict)
+    return Found(gain, accuracy, lift, float(right_without.mean()), windows, documents, verdict)
+
+
+def _bits(scores_of_runs: Sequence[Scores]) -> np.ndarray:
+    """Return bits per byte, float64 [runs, clusters]."""
+    return np.stack([scores.by_cluster()[1] for scores in scores_of_runs])
+
+
+def _shares_right(scores_of_runs: Sequence[Scores]) -> np.ndarray:
+    """Return the shares of right answers, float64 [runs, clusters]."""
+    return np.stack([scores.accuracy(scores.clusters.index) for scores in scores_of_runs])
 
 
 def share_interval(shares: np.ndarray, count: int) -> Interval:
@@ -271,34 +289,34 @@ def grid_of(table: ProbeTable) -> Grid:
     headings = ("length", "gain", "±", "accuracy", "95 %", "without")
     depths = [Column(f"at\n{100 * depth:.3g} %") for depth in table.depths]
     columns = [NAME, *map(Column, headings), Column("verdict", is_left=True), *depths]
-    rows = [
-        [
-            *(Cell(line.label), Cell(f"{length:,}"), *_cells(line.found[length, None])),
-            *(_accuracy(line.found.get((length, depth))) for depth in table.depths),
-        ]
-        for line in table.lines
-        for length in table.lengths
-        if (length, None) in line.found
-    ]
+    rows = []
+    for line in table.lines:
+        for length in table.lengths:
+            if (length, None) in line.found:
+                at_all_depths = _cells(line.found[length, None])
+                by_depth = [_accuracy(line.found.get((length, depth))) for depth in table.depths]
+                rows.append([Cell(line.label), Cell(f"{length:,}"), *at_all_depths, *by_depth])
     return Grid(columns, rows, table.title, table.why, _legend(table), keys=2)
 
 
 def _cells(finding: Found | str) -> list[Cell]:
     if isinstance(finding, str):
         return [Cell(MISSING)] * 6
-    gain, accuracy = finding.gain, finding.accuracy
+    gain = finding.gain
+    accuracy = finding.accuracy
+    bounds = f"{100 * accuracy.low:.0f} to {_percent(accuracy.high)}"
     return [
         Cell(f"{gain.mean:+.3f}", value=gain.mean),
         half_width(gain),
-        Cell(_percent(accuracy.mean)),
-        Cell(f"{100 * accuracy.low:.0f} to {_percent(accuracy.high)}"),
-        Cell(_percent(finding.without)),
+        *map(Cell, (_percent(accuracy.mean), bounds, _percent(finding.without))),
         verdict_cell(finding.verdict),
     ]
 
 
 def _accuracy(finding: Found | str | None) -> Cell:
-    return Cell(_percent(finding.accuracy.mean) if isinstance(finding, Found) else MISSING)
+    if isinstance(finding, Found):
+        return Cell(_percent(finding.accuracy.mean))
+    return Cell(MISSING)
 
 
 def _percent(share: float) -> str:
@@ -307,9 +325,9 @@ def _percent(share: float) -> str:
 
 def _legend(table: ProbeTable) -> list[str]:
     """Return what the columns and the verdicts mean, a paragraph each."""
-    spans = [finding for line in table.lines for finding in line.found.values() if isinstance(finding, Found)]
+    findings = chain.from_iterable(line.found.values() for line in table.lines)
+    windows = max((finding.windows for finding in findings if isinstance(finding, Found)), default=0)
     depths = ", ".join(f"{100 * depth:.3g} %" for depth in table.depths)
-    windows = max((finding.windows for finding in spans), default=0)
     return [
         "can it find a span of 32 tokens, once it reads the first 16 of them again at the end? up to "
         f"{windows:,} windows at each depth: {depths}",

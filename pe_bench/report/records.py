@@ -162,8 +162,23 @@ class BreakPoint:
             return ""
         if self.works_to == 0:
             return "not at all"
-        is_near = self.stops_by is None or self.stops_by <= NEAR * self.works_to
-        return f"{self.works_to:,}" if is_near else f"{self.works_to:,} to {self.stops_by:,}"
+        return f"{self.works_to:,} to {self.stops_by:,}" if self.has_gap else f"{self.works_to:,}"
+
+    @property
+    def predicate(self) -> str:
+        """Return the same as the predicate of a sentence about an encoding."""
+        if self.works_to is None:
+            return "works to an unknown length"
+        if self.works_to == 0:
+            return "does not work at the training length"
+        if self.has_gap:
+            return f"works at {self.works_to:,} and no longer at {self.stops_by:,}"
+        return f"works to {self.works_to:,}"
+
+    @property
+    def has_gap(self) -> bool:
+        """Return whether the first length that does not work is far from the last one that does."""
+        return bool(self.works_to) and self.stops_by is not None and self.stops_by > NEAR * self.works_to
 
     def __str__(self) -> str:
         if self.length is None:
@@ -248,13 +263,15 @@ def short_label_of(scored: Row | Line) -> str:
     """Return the name, with options that the encoding and what it was scored with share only once."""
     name, *options = BEFORE_AN_OPTION.split(scored.scored_with)
     shared = BEFORE_AN_OPTION.split(scored.encoding)[1:]
-    return _label(scored, " ".join([name, *(option for option in options if option not in shared)]))
+    own = [option for option in options if option not in shared]
+    return _label(scored, " ".join([name, *own]))
 
 
 def _label(scored: Row | Line, scored_with: str) -> str:
     if scored.scored_with == scored.encoding:
         return scored.encoding
-    return f"{scored.encoding} -> {scored_with}" + (" (forced)" if scored.forced else "")
+    label = f"{scored.encoding} -> {scored_with}"
+    return f"{label} (forced)" if scored.forced else label
 
 
 def common_targets(lines: Iterable[Line], length: int) -> str:
@@ -273,7 +290,8 @@ def common_targets(lines: Iterable[Line], length: int) -> str:
 
 
 def name_of_checkpoint(model: str, size: str) -> str:
-    return model.removeprefix(CHECKPOINT) + (f" ({size})" if size else "")
+    name = model.removeprefix(CHECKPOINT)
+    return f"{name} ({size})" if size else name
 
 
 class Note(NamedTuple):
@@ -338,25 +356,43 @@ class TableKey:
         trained = f"trained at {self.train_length:,} tokens"
         if self.is_of_checkpoints:
             trained = f"measured from {self.train_length:,} tokens"
-            whose = "their" if self.model == CHECKPOINTS else "its"
-            lossy = LOSES_TEXT if self.loses_text else ""
-            data = [self.data, f"{whose} tokenizer{lossy}"]
-        seeds = sorted(set(seeds_of_lines))
-        seeds_text = " to ".join(map(str, [*seeds[:1], *seeds[1:][-1:]])) + " seeds" if seeds else "no scores"
-        if seeds == [1]:
-            seeds_text = "" if self.is_of_checkpoints else "1 seed"
-        rule = "half the length" if self.stride_rule == HALF else self.stride_rule
-        protocol = f"{self.protocol} protocol" + (f", stride {rule}" if rule else "")
-        return [
-            *(self.model_text, *([f"task {self.data}"] if self.protocol == TASK else data)),
-            trained
-            + (f", {self.steps:,} steps" if self.steps else "")
-            + (f" with {self.training}" if self.training else ""),
-            *filter(None, [seeds_text]),
-            *([f"eval.half={self.half}"] if self.half else []),
-            *([] if self.protocol in ("paired", TASK, PROBE) else [protocol]),
-            *([f"scores in {self.score_dtype}"] if self.score_dtype != "float32" else []),
-        ]
+            tokenizer = "their tokenizer" if self.model == CHECKPOINTS else "its tokenizer"
+            if self.loses_text:
+                tokenizer += LOSES_TEXT
+            data = [self.data, tokenizer]
+        if self.protocol == TASK:
+            data = [f"task {self.data}"]
+        if self.steps:
+            trained += f", {self.steps:,} steps"
+        if self.training:
+            trained += f" with {self.training}"
+        parts = [self.model_text, *data, trained, self._seeds_text(seeds_of_lines)]
+        if self.half:
+            parts.append(f"eval.half={self.half}")
+        if self.protocol not in ("paired", TASK, PROBE):
+            parts.append(self._protocol_text)
+        if self.score_dtype != "float32":
+            parts.append(f"scores in {self.score_dtype}")
+        return list(filter(None, parts))
+
+    def _seeds_text(self, seeds_of_lines: Iterable[int]) -> str:
+        """Return the fewest and the most seeds of a line: `1 to 3 seeds`; empty for a model without seeds."""
+        seeds = set(seeds_of_lines)
+        if not seeds:
+            return "no scores"
+        if seeds == {1}:
+            return "" if self.is_of_checkpoints else "1 seed"
+        fewest = min(seeds)
+        most = max(seeds)
+        return f"{fewest} seeds" if fewest == most else f"{fewest} to {most} seeds"
+
+    @property
+    def _protocol_text(self) -> str:
+        """Return the protocol with its stride, if it has one."""
+        if not self.stride_rule:
+            return f"{self.protocol} protocol"
+        stride = "half the length" if self.stride_rule == HALF else self.stride_rule
+        return f"{self.protocol} protocol, stride {stride}"
 
 
 @dataclass(frozen=True)
@@ -420,10 +456,11 @@ class Table:
             return True
         length = self.key.train_length
         counted = trigram.records.get(length)
+        if counted is None or counted.level is None:
+            return False
         records = [line.records[length] for line in self.lines if length in line.records]
         levels = [record.level for record in records if self.has_common_targets(record)]
-        reached = None if counted is None else counted.level
-        return reached is not None and any(level is not None and level >= reached for level in levels)
+        return any(level is not None and level >= counted.level for level in levels)
 
     def has_common_targets(self, record: Record) -> bool:
         """Return whether a record's level is of the targets on which levels at its length are compared."""
@@ -451,11 +488,15 @@ class Table:
     @property
     def title(self) -> list[str]:
         """Return what all lines have in common, in parts, of which the last is what the numbers are."""
-        part = [] if self.key.slice == ALL else [f"targets: {self.slice_name}"]
-        return [*self.key.title(line.seeds for line in self.lines), *part, self.measure.meaning]
+        parts = self.key.title(line.seeds for line in self.lines)
+        if self.key.slice != ALL:
+            parts.append(f"targets: {self.slice_name}")
+        return [*parts, self.measure.meaning]
 
     @property
     def slice_name(self) -> str:
         """Return which targets a table of a slice is of, and how many: `recall (21 % of all)`."""
-        judge = f" of {self.key.judge}" if self.key.judge else ""
-        return f"{self.key.slice}{judge} ({100 * self.share:.2g} % of all)"
+        targets = self.key.slice
+        if self.key.judge:
+            targets += f" of {self.key.judge}"
+        return f"{targets} ({100 * self.share:.2g} % of all)"

@@ -294,8 +294,9 @@ def student_interval(values: np.ndarray) -> Bounds:
     """Return the 95 % interval of the mean of `values` [n]; infinite for fewer than two finite ones."""
     if len(values) < 2 or not np.all(np.isfinite(values)):
         return -math.inf, math.inf
+    mean = float(np.mean(values))
     half = _critical(len(values), CONFIDENCE) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(np.mean(values)) - half, float(np.mean(values)) + half
+    return mean - half, mean + half
 
 
 def _comparison(low: float, high: float, margin: float) -> Comparison:

@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -59,12 +58,12 @@ AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # fo
 
 def pairs_of(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object] = BY_RUN) -> list[Pair]:
     """Return rows with the other of the same run, or other key, on the same targets, where there is one."""
-    other_of = {(key(row), row.target_hash, row.slice_hash): row for row in others if has_number(row)}
-    return [
-        (row, other)
-        for row in rows
-        if has_number(row) and (other := other_of.get((key(row), row.target_hash, row.slice_hash)))
-    ]
+
+    def match(row: Row) -> tuple[object, str, str]:
+        return key(row), row.target_hash, row.slice_hash
+
+    other_of = {match(row): row for row in others if has_number(row)}
+    return [(row, other_of[match(row)]) for row in rows if has_number(row) and match(row) in other_of]
 
 
 def largest_set(rows: Sequence[Row]) -> str:
@@ -78,12 +77,12 @@ def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
 
     Lengths beyond `eval.max_length` have targets of their own, on which the training length is scored too.
     """
-    of_set = grouped(rows, lambda row: row.target_hash)
-    lengths_of = {name: {row.length for row in rows} for name, rows in of_set.items()}
-    return {
-        name: (len(lengths), -max(lengths), len(of_set[name]), max(row.targets for row in of_set[name]), name)
-        for name, lengths in lengths_of.items()
-    }
+    ranks = {}
+    for name, set_rows in grouped(rows, lambda row: row.target_hash).items():
+        lengths = {row.length for row in set_rows}
+        targets = max(row.targets for row in set_rows)
+        ranks[name] = (len(lengths), -max(lengths), len(set_rows), targets, name)
+    return ranks
 
 
 def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired:
@@ -96,7 +95,8 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired
     pairs = [pair for pair in pairs if pair[0].target_hash == chosen]
     if not pairs:
         return Paired(missing=missing)
-    first, targets = pairs[0][0], min(row.targets for row, _ in pairs)
+    first = pairs[0][0]
+    targets = min(row.targets for row, _ in pairs)
     try:
         differences = np.stack([_difference(*pair, runs) for pair in pairs])
         means = runs.means(first)
@@ -104,26 +104,26 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired
         mean = float(np.mean([level_of(row) - level_of(other) for row, other in pairs]))
         return Paired(mean, missing=str(error), target_hash=chosen, targets=targets)
 
-    interval_of: Callable[[np.ndarray], Interval] = partial(paired_interval, sizes=means.sizes)
-    if first.protocol == TASK:
-        interval_of = partial(difference_of_shares, count=differences.shape[1])
-    interval, several = interval_of(differences), len(pairs) > 1
-    return Paired(
-        interval.mean,
-        interval,
-        segments=means.segments,
-        of_models=interval_of(differences.mean(axis=0, keepdims=True)) if several else None,
-        of_seeds=tuple(interval_of(of_seed[None, :]) for of_seed in differences) if several else (),
-        target_hash=chosen,
-        targets=targets,
-    )
+    def interval_of(values: np.ndarray) -> Interval:
+        if first.protocol == TASK:
+            return difference_of_shares(values, values.shape[1])
+        return paired_interval(values, means.sizes)
+
+    interval = interval_of(differences)
+    change = Paired(interval.mean, interval, segments=means.segments, target_hash=chosen, targets=targets)
+    if len(pairs) == 1:
+        return change
+    of_models = interval_of(differences.mean(axis=0, keepdims=True))
+    of_seeds = tuple(interval_of(seed_differences[None, :]) for seed_differences in differences)
+    return replace(change, of_models=of_models, of_seeds=of_seeds)
 
 
 def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Paired:
     """Return the first changes minus the others; both are pairs of a row and its reference, seed by seed."""
     try:
-        first, second = (np.stack([_difference(*pair, runs) for pair in part]) for part in (changes, others))
-        interval = paired_interval(first - second, runs.means(changes[0][0]).sizes)
+        differences = np.stack([_difference(*pair, runs) for pair in changes])
+        differences -= np.stack([_difference(*pair, runs) for pair in others])
+        interval = paired_interval(differences, runs.means(changes[0][0]).sizes)
     except RunError as error:
         return Paired(missing=str(error))
     return Paired(interval.mean, interval)
@@ -132,12 +132,10 @@ def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: Scored
 def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
     """Return the difference of each cluster in bits per byte, float64 [U]."""
     first, second = runs.means(row), runs.means(other)
-    if not np.array_equal(first.names, second.names) or not np.array_equal(
-        cast(np.ndarray, first.sizes), cast(np.ndarray, second.sizes)
-    ):
-        raise RunError(
-            f"{row.run} at {row.length} and {other.run} at {other.length} have scores of other documents"
-        )
+    has_same_sizes = np.array_equal(cast(np.ndarray, first.sizes), cast(np.ndarray, second.sizes))
+    if not np.array_equal(first.names, second.names) or not has_same_sizes:
+        places = f"{row.run} at {row.length} and {other.run} at {other.length}"
+        raise RunError(f"{places} have scores of other documents")
     if not first.names.size:
         raise RunError(f"no target of {row.run} at {row.length} stands for a byte of the text")
     with np.errstate(invalid="ignore"):  # infinity less infinity: a failure, and counted as one
@@ -163,30 +161,29 @@ def judge_intervals(
 def find_break_point(records: Mapping[int, Record], train_length: int) -> BreakPoint:
     """Return the break point of a line whose records have their verdicts."""
     # The training length has a verdict only where it is scored with an encoding that was not trained.
-    judged = {
-        length: record
-        for length, record in sorted(records.items())
-        if length > train_length or (length == train_length and record.verdict)
-    }
+    judged = {length: record for length, record in sorted(records.items()) if length > train_length}
+    if train_length in records and records[train_length].verdict:
+        judged = {train_length: records[train_length], **judged}
     verdicts = {length: _as_change(record.verdict) for length, record in judged.items()}
     held = holds_up_to(verdicts)
-    worked = max(takewhile(lambda length: _is_reached(judged[length]), judged), default=None)
+    point = BreakPoint()
     first = next(iter(judged.values()), None)
-    is_judged = first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined")
-    least = 0 if train_length in judged else train_length
-    ends: tuple[int | None, int | None, int | None] = (None, None, None)
-    if is_judged:
-        stops_by = min((length for length in judged if length > (worked or 0)), default=None)
-        ends = (held or least, worked or least, stops_by)
+    if first is not None and (first.verdict not in ("", "undefined") or first.status == "undefined"):
+        least = 0 if train_length in judged else train_length
+        worked = max(takewhile(lambda length: _is_reached(judged[length]), judged), default=0)
+        stops_by = min((length for length in judged if length > worked), default=None)
+        point = BreakPoint(holds_to=held or least, works_to=worked or least, stops_by=stops_by)
     claimed = (*HELD, *BROKEN, "unclear")
     broken = breaks_at({length: verdict for length, verdict in verdicts.items() if verdict in claimed})
     if broken is not None:
         before = max((length for length in verdicts if length < broken), default=None)
-        return BreakPoint("at" if before in (None, held) else "by", broken, *ends)
+        return replace(point, kind="at" if before in (None, held) else "by", length=broken)
     following = next((length for length in verdicts if held is None or length > held), None)
     if following is not None and verdicts[following] == "unclear":
-        return BreakPoint("unclear", following, *ends)
-    return BreakPoint("none" if held is not None else "unknown", held, *ends)
+        return replace(point, kind="unclear", length=following)
+    if held is not None:
+        return replace(point, kind="none", length=held)
+    return point
 
 
 def _as_change(verdict: str) -> str:
@@ -195,11 +192,12 @@ def _as_change(verdict: str) -> str:
 
 def _is_reached(record: Record) -> bool:
     """Return whether a length holds, or is unclear without surely breaking these models or each of them."""
-    each_breaks = bool(record.verdicts_of_seeds) and all(
-        _as_change(verdict) in BROKEN for verdict in record.verdicts_of_seeds
-    )
-    is_broken = _as_change(record.verdict_of_models) in BROKEN or each_breaks
-    return _as_change(record.verdict) in HELD or (record.verdict == "unclear" and not is_broken)
+    if record.verdict != "unclear":
+        return _as_change(record.verdict) in HELD
+    if _as_change(record.verdict_of_models) in BROKEN:
+        return False
+    verdicts = [_as_change(verdict) for verdict in record.verdicts_of_seeds]
+    return not verdicts or any(verdict not in BROKEN for verdict in verdicts)
 
 
 # Answers
@@ -210,8 +208,9 @@ def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers 
 
     For one seed, only the first is there. Raises `RunError`.
     """
-    right, chance = np.stack([runs.answers(row) for row in rows]), rows[0].chance or 0.0
+    right = np.stack([runs.answers(row) for row in rows])
     exact = (right == 1).astype(float)
+    chance = rows[0].chance or 0.0
     of_all = share_answers(right, exact, chance)
     if len(rows) == 1:
         return of_all, None, []
@@ -238,15 +237,21 @@ def judge_answers(answers: Answers) -> TaskVerdict:
 
 def _interval_of_examples(shares: np.ndarray) -> Interval:
     interval = paired_interval(shares)
-    # Examples that are not alike show by themselves how far their mean may be off.
-    low, high = _wilson(interval.mean, interval.documents) if np.isin(shares, (0, 1)).all() else (1.0, 0.0)
-    return replace(interval, low=max(0.0, min(interval.low, low)), high=min(1.0, max(interval.high, high)))
+    low = interval.low
+    high = interval.high
+    # Examples that are right in part show by themselves how far their mean may be off.
+    if np.isin(shares, (0, 1)).all():
+        wilson_low, wilson_high = _wilson(interval.mean, interval.documents)
+        low = min(low, wilson_low)
+        high = max(high, wilson_high)
+    return replace(interval, low=max(0.0, low), high=min(1.0, high))
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:
     z = float(ndtri((1 + CONFIDENCE) / 2))
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    shrunk = 1 + z**2 / count
+    middle = (share + z**2 / (2 * count)) / shrunk
+    half = z / shrunk * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     return middle - half, middle + half
 
 
@@ -274,21 +279,25 @@ def judge_context(
         return ContextUse(missing=f"the controls at {controls[0].length:,} were scored on other targets")
     if not any(map(has_number, rows)):
         return None
-    swaps, windows = (
-        [row for row in controls if (row.control, row.target_hash) == (control, chosen)]
-        for control in ("swap", "window")
-    )
-    gain, swap, window = (
-        paired(pairs_of(worse, rows), runs, "no score on the same targets")
-        for worse in (trained, swaps, windows)
-    )
+
+    def gain_over(worse: Sequence[Row]) -> Paired:
+        return paired(pairs_of(worse, rows), runs, "no score on the same targets")
+
+    swaps = [row for row in controls if row.control == "swap" and row.target_hash == chosen]
+    windows = [row for row in controls if row.control == "window" and row.target_hash == chosen]
+    gain = gain_over(trained)
+    swap = gain_over(swaps)
+    window = gain_over(windows)
     unscored = [row.reason for row in swaps if not has_number(row)]
     missing = why_open or gain.missing or next(iter(unscored), swap.missing)
-    answer, beats_window = "", "n/a" if any(row.status == "undefined" for row in windows) else ""
+    answer = ""
     if not missing and gain.interval is not None and swap.interval is not None:
         answer = judge_context_use(gain.interval, swap.interval, margin)
+    beats_window = ""
     if window.interval is not None:
         beats_window = judge_gain_over_control(window.interval, margin)
+    elif any(row.status == "undefined" for row in windows):
+        beats_window = "n/a"
     return ContextUse(answer, beats_window, swap.interval, window.interval, missing)
 
 
@@ -328,15 +337,22 @@ def unlearned(
     scored = [row for row in trained if has_number(row)]
     if any(map(has_few_targets, scored)):
         return ""
-    keys = [anchor_key(row, counted_on.get(row.run, row)) for row in scored]
-    for label in (FREQUENCIES, TRIGRAM):
-        anchors = ((row, runs.anchors.rows.get((label, *key))) for row, key in zip(scored, keys, strict=True))
-        interval = paired([(row, anchor) for row, anchor in anchors if anchor is not None], runs).interval
-        # Positive is worse than the anchor, which was counted on the same tokens.
-        if interval is not None and label == FREQUENCIES and not interval.high < 0:
-            return "frequencies"
-        if interval is not None and label == TRIGRAM and interval.low > 0:
-            return "trigram"
+
+    def loss_over(label: str) -> Interval | None:
+        """Return the interval of the levels minus an anchor's, which was counted on the same tokens."""
+        pairs = []
+        for row in scored:
+            anchor = runs.anchors.rows.get((label, *anchor_key(row, counted_on.get(row.run, row))))
+            if anchor is not None:
+                pairs.append((row, anchor))
+        return paired(pairs, runs).interval
+
+    over_frequencies = loss_over(FREQUENCIES)
+    if over_frequencies is not None and not over_frequencies.high < 0:
+        return "frequencies"
+    over_trigram = loss_over(TRIGRAM)
+    if over_trigram is not None and over_trigram.low > 0:
+        return "trigram"
     return ""
 
 

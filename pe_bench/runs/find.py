@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,11 @@ def tagged_runs(results_dir: Path, tag: str) -> list[Path]:
     """Return the finished runs that have a tag, the one that finished last at the end. Raise `UserError`."""
     tags_of_runs = {run: tags_of(run) for run in finished_runs(results_dir)}
     tagged = [run for run, tags in tags_of_runs.items() if tag in tags]
-    known = sorted({each for tags in tags_of_runs.values() for each in tags})
-    if not tagged:
-        way_out = unknown(tag, "tag", known) if known else f"no run in {results_dir} has a tag"
-        raise UserError(f"{way_out}; pe-bench train ... tag={tag} gives one")
-    return tagged
+    if tagged:
+        return tagged
+    known = set().union(*tags_of_runs.values())
+    message = unknown(tag, "tag", sorted(known)) if known else f"no run in {results_dir} has a tag"
+    raise UserError(f"{message}; pe-bench train ... tag={tag} gives one")
 
 
 def runs_of_sweep(run: Path, results_dir: Path) -> list[Path]:
@@ -118,11 +119,15 @@ def find_runs(
     Without names, conditions choose among all runs. With `anywhere`, a run may be outside `results_dir`.
     Raise `UserError` for a name of no run, and if no run is left.
     """
-    runs = list(dict.fromkeys(run for name in names for run in _named(name, results_dir, anywhere=anywhere)))
+    named = [_named(name, results_dir, anywhere=anywhere) for name in names]
+    runs = list(dict.fromkeys(chain.from_iterable(named)))
     if not where:
         return runs
-    among, folder = {run.name for run in runs}, results_dir / "runs"
-    rows = [row for row in read_all(results_dir).rows if not runs or row.run in among]
+    folder = results_dir / "runs"
+    rows = read_all(results_dir).rows
+    if runs:
+        names_of_runs = {run.name for run in runs}
+        rows = [row for row in rows if row.run in names_of_runs]
     require(bool(rows), f"no scored run in {folder}: make one with `pe-bench train encoding=rope`")
     selected = {row.run for row in ScoredRuns(folders_in(folder), read_anchors(None)).select(rows, where)}
     words = " ".join(map(str, where))
@@ -142,18 +147,22 @@ def runs_to_score(
         require(condition.key not in SHOWN, message)
     if names or where:
         return find_runs(names, results_dir, where, anywhere=not where)
-    runs, folder = finished_runs(results_dir), results_dir / "runs"
-    require(bool(runs), f"no finished run in {folder}: make one with `pe-bench train encoding=rope`")
+    runs = finished_runs(results_dir)
+    message = f"no finished run in {results_dir / 'runs'}: make one with `pe-bench train encoding=rope`"
+    require(bool(runs), message)
     return runs if everything else runs[-1:]
 
 
 def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
-    runs, folder, name = finished_runs(results_dir), results_dir / "runs", typed.rstrip("/")
+    """Return the finished runs that one name, path or checkpoint selects. Raise `UserError` for none."""
+    runs = finished_runs(results_dir)
+    folder = results_dir / "runs"
     if is_checkpoint(typed):
-        of_it = [run for run in runs if scores_checkpoint(RunFolder(run), typed)]
+        scored = [run for run in runs if scores_checkpoint(RunFolder(run), typed)]
         way_out = f"score it with `pe-bench eval {shlex.quote(typed)}`"
-        require(bool(of_it), f"no finished run of {typed} in {folder}: {way_out}")
-        return of_it
+        require(bool(scored), f"no finished run of {typed} in {folder}: {way_out}")
+        return scored
+    name = typed.rstrip("/")
     ways: tuple[Callable[[Path], bool], ...] = (
         lambda run: run.name == name,
         lambda run: encoding_in(run.name) == name,
@@ -207,7 +216,8 @@ class Condition:
         if self.sign in ORDERS:
             return is_number(value) and ORDERS[self.sign](float(value), float(self.values[0]))
         names = names_of_label(str(value)) if self.key in LABELS else (value,)
-        return any(_equal(name, each) for name in names for each in self.values) is (self.sign == "=")
+        is_one_of_them = any(_equal(name, pattern) for name, pattern in product(names, self.values))
+        return is_one_of_them is (self.sign == "=")
 
 
 def parse_condition(word: str) -> Condition:
@@ -216,7 +226,9 @@ def parse_condition(word: str) -> Condition:
     if match is None or not match[3]:
         way_out = "say KEY=VALUE, KEY=VALUE,VALUE, KEY!=VALUE or KEY<NUMBER"
         raise UserError(f"--where '{word}' cannot be read: {way_out}")
-    key, sign, text = SYNONYMS.get(match[1], match[1]), match[2].replace("==", "="), match[3]
+    typed_key, typed_sign, text = match.groups()
+    key = SYNONYMS.get(typed_key, typed_key)
+    sign = typed_sign.replace("==", "=")
     message = f"--where '{word}': {key}{sign} needs a number, and '{text}' is none"
     require(sign not in ORDERS or is_number(text), message)
     check_key(key, "--where")
@@ -259,7 +271,9 @@ def is_number(value: Any) -> bool:
 # Anchors: scores of models that cost no training, kept once for all runs that train on the same windows. Each
 # has a folder beside that of the runs, with rows and scores in a run's format, and is no run itself.
 
-FREQUENCIES, TRIGRAM, COPYING = "(token frequencies)", "(trigram)", "(trigram+copy)"
+FREQUENCIES = "(token frequencies)"
+TRIGRAM = "(trigram)"
+COPYING = "(trigram+copy)"
 # The beginnings of their folders' names.
 ANCHOR_NAMES = {FREQUENCIES: "frequencies", TRIGRAM: "trigram", COPYING: "trigram+copying"}
 # Of the scored tokens of a checkpoint. Read after `frequencies`, whose older scores it replaces.
@@ -335,13 +349,19 @@ class ScoredRuns:
         chosen = [condition for condition in where if condition.key not in SHOWN]
         for condition in chosen:
             self.require(rows, condition.key, "--where")
-        return [row for row in rows if all(one.holds(self.value(row, one.key)) for one in chosen)]
+
+        def is_chosen(row: Row) -> bool:
+            return all(condition.holds(self.value(row, condition.key)) for condition in chosen)
+
+        return list(filter(is_chosen, rows))
 
     def require(self, rows: Sequence[Row], key: str, option: str) -> None:
-        if key in COLUMNS or any(self.value(row, key) is not None for row in one_a_run(rows)):
+        """Raise `UserError` for a key that is no column and that no run's configuration has."""
+        runs = one_a_run(rows)
+        if key in COLUMNS or any(self.value(row, key) is not None for row in runs):
             return
-        keys = {name for row in one_a_run(rows) for name in self.folder_of(row.run).flat_config}
-        raise UserError(unknown(key, option, keys))
+        configs = [self.folder_of(row.run).flat_config for row in runs]
+        raise UserError(unknown(key, option, set().union(*configs)))
 
     def means(self, row: Row) -> Means:
         """Return the means that the run keeps, or those of the scores themselves. Raises `RunError`."""
@@ -374,8 +394,7 @@ class ScoredRuns:
 
     def of_slice(self, rows: Iterable[Row], name: str) -> list[Row]:
         """Return the rows of a slice for rows of all targets, run by run; none for runs without the slice."""
-        return [
-            row
-            for run, of_run in grouped(rows, BY_RUN).items()
-            for row in self.folder_of(run).means.rows_of_slice(of_run, name)
-        ]
+        found: list[Row] = []
+        for run, rows_of_run in grouped(rows, BY_RUN).items():
+            found += self.folder_of(run).means.rows_of_slice(rows_of_run, name)
+        return found

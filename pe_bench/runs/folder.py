@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,9 @@ def read_config(run: Path) -> Config:
     try:
         return parse_config(RunFolder(run).config)
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        reason, path = " ".join(str(error).split()), run / "config.yaml"
-        raise UserError(f"{path} is missing or damaged ({reason}): train the run again") from error
+        reason = " ".join(str(error).split())
+        message = f"{run / 'config.yaml'} is missing or damaged ({reason}): train the run again"
+        raise UserError(message) from error
 
 
 @contextmanager
@@ -247,10 +248,11 @@ def gather(results_dir: Path) -> Gathered:
             leftover.unlink()
         gathered = read_all(results_dir)
         rows: list[Row] = []
-        for name, of_run in groupby(gathered.rows, key=lambda row: row.run):
-            means, of_targets = RunFolder(results_dir / "runs" / name).means, [*of_run]
-            of_slices = [row for part in (*TEXT_SLICES, KEY) for row in means.rows_of_slice(of_targets, part)]
-            rows += sorted([*of_targets, *of_slices], key=lambda row: row.order)
+        for name, group in groupby(gathered.rows, key=lambda row: row.run):
+            rows_of_run = [*group]
+            means = RunFolder(results_dir / "runs" / name).means
+            of_slices = [means.rows_of_slice(rows_of_run, part) for part in (*TEXT_SLICES, KEY)]
+            rows += sorted(chain(rows_of_run, *of_slices), key=lambda row: row.order)
         write_rows(target, rows)
     return gathered
 
@@ -361,13 +363,14 @@ def _rows_of(run: Path) -> list[Row]:
 
     Raise `RunError` where there are none, and for a copy of a run beside it.
     """
-    rows, name = read_rows(run / "eval.csv"), run.name
+    rows = read_rows(run / "eval.csv")
     if not rows:
         raise RunError(f"{run / 'eval.csv'} has no scores: make them with {eval_command(run)}")
     original = rows[0].run
-    if original not in (name, "") and original == Path(original).name and (run.parent / original).is_dir():
-        raise RunError(f"{name} is a copy of {original}")
-    return [replace(row, run=name) for row in rows]
+    is_other_name = original not in (run.name, "") and original == Path(original).name
+    if is_other_name and (run.parent / original).is_dir():
+        raise RunError(f"{run.name} is a copy of {original}")
+    return [replace(row, run=run.name) for row in rows]
 
 
 def encoding_in(run_name: str) -> str:
@@ -401,17 +404,18 @@ def state_of(run: Path) -> RunState:
     try:
         result = read_result(run)
         if result is not None:
-            rows, steps = _rows_of(run), int(result["steps"])
-            scored = {row.length for row in rows if row.protocol not in APART and row.nll is not None}
-            lengths = tuple(sorted(scored))
+            rows = _rows_of(run)
+            steps = int(result["steps"])
+            scored = [row for row in rows if row.protocol not in APART and row.nll is not None]
+            lengths = tuple(sorted({row.length for row in scored}))
             known = {"state": "finished", "steps": steps, "total": steps, "lengths": lengths}
             state = replace(unreadable, encoding=rows[0].encoding, **known)
         else:
             newest = max((run / "checkpoints").glob("step-*/meta.json"), default=None)
             result = read_json(newest) if newest else {"step": 0}
-            steps, total = int(result["step"]), read_config(run).train.total_steps
+            total = read_config(run).train.total_steps
             word = "failed" if (run / ERROR).exists() else "not finished"
-            state = replace(unreadable, state=word, steps=steps, total=total)
+            state = replace(unreadable, state=word, steps=int(result["step"]), total=total)
         loss = result.get("loss")
         return replace(state, loss=None if loss is None else float(f"{loss:.3f}"))
     except (RunError, OSError, ValueError, LookupError, TypeError, OverflowError) as error:

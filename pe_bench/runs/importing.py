@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from pe_bench.config.schema import NAME
@@ -32,7 +33,7 @@ class Imported:
 
 def import_runs(folders: Iterable[str | Path], results_dir: Path) -> Imported:
     """Copy runs as `pe_bench.import_runs` says, and gather `results.csv`."""
-    runs = [run for folder in folders for run in _runs_in(Path(folder))]
+    runs = [*chain.from_iterable(_runs_in(Path(folder)) for folder in folders)]
     results = check_folder(results_dir, "--results-dir", is_written=True)
     results.mkdir(parents=True, exist_ok=True)
     with Lock(results / "import.lock"):
@@ -83,8 +84,9 @@ def _check(run: Path) -> None:
     read_config(run)
     rows = read_rows(run / "eval.csv")
     require({row.run for row in rows} == {run.name}, "its eval.csv has no rows, or those of another run")
-    counted = sorted({label for row in rows for label in (row.encoding, row.scored_with)} & {*ANCHOR_NAMES})
-    require(not counted, f"its eval.csv has rows of {', '.join(counted)}, which is counted and no run")
+    labels = {row.encoding for row in rows} | {row.scored_with for row in rows}
+    counted = ", ".join(sorted(labels & {*ANCHOR_NAMES}))
+    require(not counted, f"its eval.csv has rows of {counted}, which is counted and no run")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ means by document of all targets and of the recall targets, in float32. What rea
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def _keep_scores(run: Path, rows: Sequence[Row], target: Path) -> None:
         if means.of(row) is None:
             raise RunError(f"{run} has no means by document of {score_name(row)}: pe-bench eval makes them")
     tensors, facts = read_tensors(run / MEANS)
-    names = [f"{score_name(row)} {part}" for row in scored for part in (ALL, RECALL)]
+    names = [f"{score_name(row)} {part}" for row, part in product(scored, (ALL, RECALL))]
     kept = {name: tensors[name].astype(np.float32) for name in names if name in facts["means"]}
     about = {name: facts["means"][name] for name in kept}
     write_tensors(target / MEANS, kept, {"means": about, "judges": {}})

@@ -20,6 +20,8 @@ from pe_bench.runs.untrusted import read_json
 from pe_bench.values import check_type
 
 KEPT = "source.json"  # of a run that has a source: what it needs of that run, which may be deleted later
+TEXTS = ("label", "setting", "trained_as", "data_hash")  # fields of a source that are kept as they are
+TEXTS = ("label", "setting", "trained_as", "data_hash")  # fields of a source that are kept as they are
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Source:
 
     def to_plain(self) -> dict[str, Any]:
         """Return what `kept_sources` reads."""
-        facts = {name: getattr(self, name) for name in ("label", "setting", "trained_as", "data_hash")}
+        facts = {name: getattr(self, name) for name in TEXTS}
         plain = {"run": str(self.run.resolve()), "config": to_plain(self.config), **facts}
         return {**plain, "first_stage": asdict(self.first)}
 
@@ -50,7 +52,8 @@ class Source:
 
         words, setting: of its own stage. All seeds get the same results.
         """
-        train, tokens = config.train, _in_short(config.train.total_steps * config.train.batch_tokens)
+        train = config.train
+        tokens = _in_short(train.total_steps * train.batch_tokens)
         at = f"at {train.length} " if train.length != self.config.train.length or train.beside else ""
         only = "its encoding alone " if train.only else ""
         norm = "with qk_norm " if config.model.qk_norm and not self.config.model.qk_norm else ""
@@ -68,8 +71,8 @@ def find_source(
     A source that was deleted is the one that a run of these results keeps, if only one fits. trained_name:
     returns the name that a run was trained under, from its folder, its configuration and its result.json.
     """
-    train, word = config.train, str(config.train.from_run or config.train.beside)
-    key = "train.from" if train.from_run else "train.beside"
+    word = str(config.train.from_run or config.train.beside)
+    key = "train.from" if config.train.from_run else "train.beside"
     try:
         if _is_condition(word):
             run = _run_that_meets(word, key, config, data_hash)
@@ -80,15 +83,24 @@ def find_source(
         if len(kept) != 1:
             raise
         return replace(*kept.values(), missing=first_line(error))
-    trained, result = read_config(run), read_result(run) or {}
+    trained = read_config(run)
+    result = read_result(run) or {}
     message = f"{key}={word} is a checkpoint, and training goes on from runs alone"
     require(trained.checkpoint is None, message)
-    length, setting = trained.train.length, str(result.get("setting"))
+    length = trained.train.length
+    setting = str(result.get("setting"))
     first = FirstStage.read(result) or FirstStage(
         run.name, length, trained.train.total_steps, setting, length
     )
-    name, data = trained_name(run, trained, result), str(result.get("data_hash"))
-    return Source(run, trained, str(result.get("encoding")), setting, first, name, data)
+    return Source(
+        run=run,
+        config=trained,
+        label=str(result.get("encoding")),
+        setting=setting,
+        first=first,
+        trained_as=trained_name(run, trained, result),
+        data_hash=str(result.get("data_hash")),
+    )
 
 
 def _is_condition(word: str) -> bool:
@@ -118,11 +130,10 @@ def _read_kept(file: Path) -> Source | None:
     """Return the source that a run keeps; None where the file is damaged."""
     with suppress(RunError, UserError, OSError, ValueError, TypeError, AttributeError, KeyError):
         plain = read_json(file)
-        first, config = FirstStage.read(plain), parse_config(plain["config"])
-        texts = {name: check_type(plain[name], str, name) for name in ("label", "setting", "trained_as")}
+        first = FirstStage.read(plain)
+        texts = {name: check_type(plain[name], str, name) for name in TEXTS}
         if first is not None:
-            data_hash, run = check_type(plain["data_hash"], str, "data_hash"), Path(str(plain["run"]))
-            return Source(run, config, first=first, data_hash=data_hash, **texts)
+            return Source(Path(str(plain["run"])), parse_config(plain["config"]), first=first, **texts)
     return None
 
 
@@ -137,9 +148,10 @@ def after_source(config: Config, source: Source) -> Config:
 
     The name that the source was trained under has a hash of what it is, and identifies it wherever it lies.
     """
-    train, name = config.train, source.run.name
-    train = replace(train, from_run=name) if train.from_run else replace(train, beside=name)
-    train = replace(train, source=source.trained_as if source.trained_as != name else None)
+    name = source.run.name
+    key = "from_run" if config.train.from_run else "beside"
+    trained_as = source.trained_as if source.trained_as != name else None
+    train = replace(config.train, source=trained_as, **{key: name})
     scores = replace(source.config.eval, first_length=source.first.length)
     defaults = EvalConfig()
     chosen = {key: value for key, value in vars(config.eval).items() if value != getattr(defaults, key)}

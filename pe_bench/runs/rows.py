@@ -5,7 +5,7 @@ import dataclasses
 import io
 import re
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,9 +92,9 @@ class Row:
 
     @property
     def order(self) -> tuple[str, str, str, int, float, str, bool, str]:
-        is_coarse, depth = self.score_dtype != "float32", self.depth or 0.0
-        protocol = self.protocol, self.scored_with, self.control
-        return (*protocol, self.length, depth, self.target_hash, is_coarse, self.slice)
+        is_coarse = self.score_dtype != "float32"
+        how = self.protocol, self.scored_with, self.control
+        return (*how, self.length, self.depth or 0.0, self.target_hash, is_coarse, self.slice)
 
 
 Item = TypeVar("Item")
@@ -125,7 +125,7 @@ def read_rows(path: Path) -> list[Row]:
     """Return the rows of one CSV file, none where there is no file. Raise `RunError` where it is damaged."""
     try:
         lines = csv.DictReader(io.StringIO(read_regular(path), newline=""), strict=True)
-        return [Row(*[read_cell(name, line[name]) for name in COLUMNS]) for line in lines]
+        return [Row(*_read_cells(line)) for line in lines]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, LookupError, TypeError, csv.Error) as error:
@@ -134,9 +134,14 @@ def read_rows(path: Path) -> list[Row]:
         raise RunError(f"{path} is damaged ({reason}): {again}") from error
 
 
+def _read_cells(line: Mapping[str, str]) -> list[Any]:
+    return [read_cell(name, line[name]) for name in COLUMNS]
+
+
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Replace a file by these rows; of those with the same key, the last wins."""
-    latest, text = {row.key: row for row in rows}, io.StringIO()
+    latest = {row.key: row for row in rows}
+    text = io.StringIO()
     lines = [[*map(_spell, _VALUES_OF(row))] for row in latest.values()]
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *lines])
     write_text(path, text.getvalue())
@@ -214,9 +219,9 @@ def describe_failures(rows: Iterable[Row]) -> str:
     failed = sorted((row for row in rows if row.status == "failed"), key=lambda row: row.length)
     if not failed:
         return ""
-    lengths = ", ".join(str(length) for length in dict.fromkeys(row.length for row in failed))
+    lengths = dict.fromkeys(str(row.length) for row in failed)
     return (
-        f"{failed[0].scored_with} could not be scored at {lengths}: {failed[0].reason}: mend it, or raise "
-        "LengthError where the encoding is undefined; then score the same weights with "
+        f"{failed[0].scored_with} could not be scored at {', '.join(lengths)}: {failed[0].reason}: mend it, "
+        "or raise LengthError where the encoding is undefined; then score the same weights with "
         f"`pe-bench eval {failed[0].run} --code FILE --force`"
     )

@@ -77,7 +77,9 @@ class Clusters:
     def __init__(self, document: np.ndarray, size: np.ndarray) -> None:
         self.documents, self.group, self.counts = np.unique(document, return_inverse=True, return_counts=True)
         self.sizes = np.bincount(self.group, weights=size)
-        self.names, self.index, self.segments = self.documents, self.group, 1
+        self.names = self.documents
+        self.index = self.group
+        self.segments = 1
         if len(self.counts) < MIN_DOCUMENTS:
             most = self.counts.min() // MIN_SEGMENT
             self.segments = int(max(1, min(-(-MIN_DOCUMENTS // len(self.counts)), most)))
@@ -152,12 +154,15 @@ def compute_level(scores: Scores, protocol: str) -> dict[str, float | None]:
     if protocol in ("paired", "probe", "task"):
         clusters = scores.clusters
         nats_of_documents = np.bincount(clusters.group, weights=scores.nll.astype(np.float64))
-        nll, some = float(np.mean(nats_of_documents / clusters.counts)), clusters.sizes > 0
+        nll = float(np.mean(nats_of_documents / clusters.counts))
+        some = clusters.sizes > 0
         bits_of_documents = nats_of_documents[some] / math.log(2) / clusters.sizes[some]
         bits = float(np.mean(bits_of_documents)) if some.any() else math.nan
     else:
-        nats, size = float(np.sum(scores.nll, dtype=np.float64)), int(scores.bytes.sum())
-        nll, bits = nats / len(scores.nll), nats / math.log(2) / size if size else math.nan
+        nats = float(np.sum(scores.nll, dtype=np.float64))
+        size = int(scores.bytes.sum())
+        nll = nats / len(scores.nll)
+        bits = nats / math.log(2) / size if size else math.nan
     bits = bits if scores.has_bytes else None
     return {"nll": nll, "perplexity": perplexity_of(nll), "bits_per_byte": bits}
 
@@ -204,7 +209,8 @@ def save_scores(path: Path, scores: Scores) -> None:
 def load_scores(path: Path) -> Scores:
     """Return the scores in a file. Raise `RunError` where it is missing, damaged or not to be read."""
     tensors, _ = read_tensors(path)
-    kinds, shapes = ({name: getattr(tensors[name], fact) for name in tensors} for fact in ("dtype", "shape"))
+    kinds = {name: tensor.dtype for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     count = tensors["nll"].size if "nll" in tensors else 0
     if kinds not in (KINDS, KINDS | ANSWERS) or {*shapes.values()} != {(count,)} or not count:
         raise RunError(f"{path} is damaged (its tensors, {kinds} and {shapes}, are no scores)")
@@ -231,9 +237,15 @@ def keep_slices(run: Path, masks: Mapping[str, Masks], judge: str = "") -> None:
 
     judge: the run whose scores chose the targets. Only the holder of the run's lock may call this.
     """
-    kept, rows = read_means(run), read_rows(run / "eval.csv")
-    new = {f"{name} {part}": mask for name, of_set in masks.items() for part, mask in of_set.items()}
-    rows = [row for row in rows if row.status == "ok" and row.protocol not in (*APART, TASK)]
+    kept = read_means(run)
+    new: dict[str, np.ndarray] = {}
+    for target_hash, masks_of_set in masks.items():
+        new.update({f"{target_hash} {name}": mask for name, mask in masks_of_set.items()})
+    rows = [
+        row
+        for row in read_rows(run / "eval.csv")
+        if row.status == "ok" and row.protocol not in (*APART, TASK)
+    ]
     if new or any(kept.of(row) is None for row in rows):
         _write_means(run, rows, {**kept.slices, **new}, {**kept.judges, **dict.fromkeys(new, judge)})
 
@@ -295,7 +307,8 @@ class KeptMeans:
 
     def of(self, row: Row) -> Means | None:
         """Return the means of a row, or of one of a slice; None where there are none of its level."""
-        means, level = self.means.get(f"{score_name(row)} {row.slice}"), level_of(row)
+        means = self.means.get(f"{score_name(row)} {row.slice}")
+        level = level_of(row)
         if means is None or level is None:
             return None
         return means if np.array_equal(means.level, level, equal_nan=True) else None
@@ -345,16 +358,21 @@ def read_means(run: Path) -> KeptMeans:
 
 
 def _write_means(run: Path, rows: Iterable[Row], slices: Masks, judges: Mapping[str, str]) -> None:
-    tensors, facts = dict(slices), {}
+    """Write the means of rows, of all their targets and of each slice. slices, judges: as in `KeptMeans`."""
+    tensors = dict(slices)
+    facts: dict[str, tuple[object, ...]] = {}
     for row in rows:
-        of_set = {words.split()[1]: words for words in slices if words.split()[0] == row.target_hash}
+        keys = {key.split()[1]: key for key in slices if key.split()[0] == row.target_hash}
         with suppress(RunError):  # a report names damaged scores, and scoring makes them again
             scores = load_scores(score_file(run, row))
-            for name, words in {ALL: "", **of_set}.items():
-                means = compute_means(scores, row.protocol, slices[words] if words else None)
-                entry, sizes = f"{score_name(row)} {name}", [] if means.sizes is None else [means.sizes]
-                tensors[entry] = np.stack([means.names.astype(np.float64), means.bits, *sizes])
-                about = means.targets, means.slice_hash, judges[words] if words else ""
+            for name, key in {ALL: "", **keys}.items():
+                means = compute_means(scores, row.protocol, slices.get(key))
+                columns = [means.names.astype(np.float64), means.bits]
+                if means.sizes is not None:
+                    columns.append(means.sizes)
+                entry = f"{score_name(row)} {name}"
+                tensors[entry] = np.stack(columns)
+                about = means.targets, means.slice_hash, judges.get(key, "")
                 facts[entry] = means.level, means.segments, *about
     if tensors:
         write_tensors(run / MEANS, tensors, {"means": facts, "judges": judges})

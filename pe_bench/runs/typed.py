@@ -54,7 +54,8 @@ def record_command(run: Path) -> None:
     """Add the command at work to the run's, once; only the holder of the run's lock may call this."""
     from pe_bench.system.files import write_text  # which `--help` should not wait for
 
-    arguments, recorded = shlex.split(os.environ.get(VARIABLE, "")), recorded_commands(run)
+    arguments = shlex.split(os.environ.get(VARIABLE, ""))
+    recorded = recorded_commands(run)
     if arguments[1:2] == ["eval"] and (len(arguments) == 2 or arguments[2].startswith("-")):
         arguments.insert(2, run.name)  # it was of the newest run, and another may be the newest later
     command = shlex.join(arguments)

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -32,12 +33,7 @@ def check_files(run: Path) -> None:
     So nothing outside it is read as its own, written or deleted, and nothing in it is waited for.
     """
     os.lstat(run)  # which raises where there is none
-    below = (
-        os.path.join(folder, name)
-        for folder, folders, files in os.walk(run)  # which follows no link
-        for name in (*folders, *files)
-    )
-    for path in chain([str(run)], below):
+    for path in chain([str(run)], _paths_below(run)):
         with suppress(FileNotFoundError):  # another process may delete it meanwhile
             mode = os.lstat(path).st_mode
             reason = "has control characters in its name" if CONTROL.search(os.path.basename(path)) else ""
@@ -45,6 +41,12 @@ def check_files(run: Path) -> None:
                 reason = "is a symbolic link" if stat.S_ISLNK(mode) else "is not a regular file"
             if reason:
                 raise RunError(f"{path} {reason}: {WAY_OUT}")
+
+
+def _paths_below(folder: Path) -> Iterator[str]:
+    for place, folders, files in os.walk(folder):  # which follows no link
+        for name in (*folders, *files):
+            yield os.path.join(place, name)
 
 
 def open_regular(path: Path) -> io.BufferedReader:

@@ -152,8 +152,8 @@ def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
     drawn = TrainingWindows(data.train, train.length, data.end_of_text)
     steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
     windows = np.concatenate([drawn.batch(train.batch, seed, step).tokens.numpy() for step in range(steps)])
-    weights = copying_weights(windows[: max(1, MAX_WEIGHED // train.length**2)])
-    return Anchors(Trigram(windows, data.vocab_size), weights)
+    weighed = max(1, MAX_WEIGHED // train.length**2)
+    return Anchors(Trigram(windows, data.vocab_size), copying_weights(windows[:weighed]))
 
 
 def copying_weights(windows: np.ndarray) -> np.ndarray:
@@ -189,12 +189,10 @@ def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) 
     Controls, ranges of positions and answers have no anchors, nor has a later stage, whose tokens are not all
     that its model saw.
     """
-    folder, rows_of_run = anchors_folder(job.folder), {_key(row): row for row in rows}
-    plans = [
-        plan
-        for plan in plans
-        if plan.control == "none" and plan.protocol not in (*APART, TASK) and _key(plan) in rows_of_run
-    ]
+    folder = anchors_folder(job.folder)
+    rows_of_run = {_key(row): row for row in rows}
+    plans = [plan for plan in plans if plan.control == "none" and plan.protocol not in (*APART, TASK)]
+    plans = [plan for plan in plans if _key(plan) in rows_of_run]
     if folder is None or not plans or job.first is not None:
         return
     try:
@@ -210,7 +208,8 @@ def _score(
     folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows_of_run: Mapping[Key, Row]
 ) -> None:
     """Score what is missing in the folder of anchors, and write it."""
-    train, is_checkpoint = config.train, config.checkpoint is not None
+    train = config.train
+    is_checkpoint = config.checkpoint is not None
     counted_on = repr((VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed))
     suffix = f"s{config.seed}-{hashlib.sha256(counted_on.encode()).hexdigest()[:8]}"
     names = {FREQUENCIES: OWN_FREQUENCIES} if is_checkpoint else ANCHOR_NAMES
@@ -218,11 +217,13 @@ def _score(
     kept: dict[str, dict[Key, Row]] = {}
     for label, path in paths.items():
         path.mkdir(exist_ok=True)
-        kept[label] = {_key(row): row for row in read_rows(path / "eval.csv") if has_whole_scores(path, row)}
+        rows = read_rows(path / "eval.csv")
+        kept[label] = {_key(row): row for row in rows if has_whole_scores(path, row)}
     missing = [plan for plan in plans if any(_key(plan) not in rows for rows in kept.values())]
     anchors = count_anchors(data, train, config.seed) if missing and not is_checkpoint else None
     for plan in missing:
-        for label, scores in _scores_of(anchors or own_frequencies(data, plan), data, plan).items():
+        probabilities = anchors or own_frequencies(data, plan)
+        for label, scores in _scores_of(probabilities, data, plan).items():
             row = _row_of_no_model(rows_of_run[_key(plan)], paths[label].name, label)
             save_scores(score_file(paths[label], row), scores)
             kept[label][_key(plan)] = with_level(row, scores)
@@ -245,10 +246,11 @@ def _scores_of(probabilities: Probabilities, data: Data, plan: Plan) -> dict[str
         tokens = np.concatenate([read, targets(data.validation, batch).numpy()], axis=1)
         for label, probability in probabilities(tokens, first).items():
             nll.setdefault(label, []).append(-np.log(probability).ravel())
-    return {
-        label: scores_of(plan, data.validation, np.concatenate(parts).astype(np.float32))
-        for label, parts in nll.items()
-    }
+    scores = {}
+    for label, parts in nll.items():
+        joined = np.concatenate(parts).astype(np.float32)
+        scores[label] = scores_of(plan, data.validation, joined)
+    return scores
 
 
 def _row_of_no_model(row: Row, name: str, label: str) -> Row:

@@ -73,8 +73,10 @@ class Probe:
         require(is_known, unknown(str(self.prompts), "--task", KINDS))
 
     def resolved_lengths(self, train_length: int) -> list[int]:
-        usual = [times * train_length for times in DEFAULT_TIMES if times * train_length >= MIN_LENGTH]
-        return sorted({*(self.lengths or usual or [MIN_LENGTH])})
+        if self.lengths:
+            return sorted(set(self.lengths))
+        usual = [times * train_length for times in DEFAULT_TIMES]
+        return [length for length in usual if length >= MIN_LENGTH] or [MIN_LENGTH]
 
     def plans(self, config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
         """Return a plan for each length, depth and control. Raise `UserError` for a length past the text."""
@@ -86,19 +88,20 @@ class Probe:
         assert data.task is None and data.prompts is None, "only text has spans to find"
         usual = DEFAULT_WINDOWS if config.checkpoint is None else CHECKPOINT_WINDOWS
         count = self.windows or usual
-        return [
-            plan
-            for length in lengths
-            for depth in np.linspace(0, 1, self.depths).round(4).tolist()
-            for plan in needle_plans(data, length, depth, count, evaluation.seed, evaluation.half)
-        ]
+        depths = np.linspace(0, 1, self.depths).round(4).tolist()
+        plans: list[Plan] = []
+        for length in lengths:
+            for depth in depths:
+                plans += needle_plans(data, length, depth, count, evaluation.seed, evaluation.half)
+        return plans
 
 
 def needle_plans(
     data: Data, length: int, depth: float, count: int, seed: int, half: Half = "both"
 ) -> list[Plan]:
     """Return the plan with at most `count` needles at a depth, and its control."""
-    split, room = data.validation, length + 1  # the body, and after it the span that replaces another
+    split = data.validation
+    room = length + 1  # for the body, and after it the span that replaces another
     blocks = target_blocks(split, room, SPAN, count, seed, data.hash, half)
     windows = []
     for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
@@ -112,12 +115,12 @@ def needle_plans(
     words = repr((PROBE, data.hash, length, depth, spans)).encode()
     target_hash = of_half(hashlib.sha256(words).hexdigest()[:16], half)
     plan = Plan(PROBE, length, windows, target_hash, depth=depth)
-    control = [
-        replace(window, needle=replace(window.needle, replacement=window.start + room - SPAN))
-        for window in windows
-        if window.needle is not None
-    ]
-    return [plan, replace(plan, windows=control, control=REPLACED)]
+    replaced = []
+    for window in windows:
+        if window.needle is not None:
+            needle = replace(window.needle, replacement=window.start + room - SPAN)
+            replaced.append(replace(window, needle=needle))
+    return [plan, replace(plan, windows=replaced, control=REPLACED)]
 
 
 def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
@@ -132,8 +135,10 @@ def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
     near = range(max(FIRST, center - shift), min(last, center + shift) + 1)
     nearest = sorted(near, key=lambda index: abs(index - center))
     index = next((index for index in nearest if _is_unique(cues, index)), None)
-    spans = [] if index is None else _other_spans(cues, index, last)
-    if index is None or len(spans) < CHOICES - 1:
+    if index is None:
+        return None
+    spans = _other_spans(cues, index, last)
+    if len(spans) < CHOICES - 1:
         return None
     return Needle(start + index, start + index + CUE, tuple(start + other for other in spans))
 
@@ -152,7 +157,8 @@ def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
     """Return the tokens [B, C, T + 1] of windows with each of their choices, the right one first."""
     tokens = []
     for window in batch:
-        needle, text = window.needle, split.document(window.document)
+        needle = window.needle
+        text = split.document(window.document)
         assert needle is not None
         body = text[window.start : window.start + window.size + 1 - SPAN].copy()
         if needle.replacement is not None:
@@ -185,7 +191,8 @@ def _other_spans(cues: np.ndarray, index: int, last: int) -> list[int]:
     There are fewer than `CHOICES` - 1 where the body has no more ends.
     """
     body = np.arange(FIRST, last + 1)
-    spans, endings = list[int](), {cues[index + CUE].tobytes()}
+    spans: list[int] = []
+    endings = {cues[index + CUE].tobytes()}
     for number in range(1, CHOICES):
         around = np.roll(body, FIRST - (index + number * len(body) // CHOICES)).tolist()
         start = next((start for start in around if cues[start + CUE].tobytes() not in endings), None)

@@ -70,7 +70,11 @@ def read_with(texts: Sequence[str], search: Sequence[Path] = ()) -> list[Request
 
     search: folders with the user's own YAML.
     """
-    return [_read(one, search) for text in texts for one in ([text] if "=" in text else text.split(","))]
+    requested = []
+    for text in texts:
+        parts = [text] if "=" in text else text.split(",")
+        requested += [_read(part, search) for part in parts]
+    return requested
 
 
 def _read(text: str, search: Sequence[Path]) -> Requested:
@@ -79,8 +83,12 @@ def _read(text: str, search: Sequence[Path]) -> Requested:
     require(bool(name) and not set(name) & set(" ,="), message)
     modifiers = names_in("modifier", search)
     parts = name.removeprefix("+").split("+")
-    names = [part if part in modifiers else find_name("encoding", part, search) for part in parts]
-    base = None if name.startswith("+") or names[0] in modifiers else names.pop(0)
+    names = []
+    for part in parts:
+        names.append(part if part in modifiers else find_name("encoding", part, search))
+    base = None
+    if not name.startswith("+") and names[0] not in modifiers:
+        base = names.pop(0)
     for part in names:
         message = f"--with {text}: {part} is no modifier, and only one encoding can be the base"
         require(part in modifiers, f"{message} ({', '.join(modifiers)} go on top of another)")
@@ -95,7 +103,9 @@ def spelled(value: Any) -> str:
     """Return a number, or a list of numbers, as the value of an option that is typed."""
     if isinstance(value, float):
         return f"{value:g}"
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value)
 
 
 def find_others(
@@ -155,14 +165,17 @@ def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None
 
 
 def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterator[str]:
-    base, kept = trained.base.name, trained.modifiers
+    base = trained.base.name
+    kept = trained.modifiers
     pairs = [(base, trained.base, encoding.base)]
     pairs += [(name, kept[name], part) for name, part in encoding.modifiers.items() if name in kept]
     for name, before, part in pairs:
         if not _has_other_class(before, part):
             yield from _changed_options(name, before, part)
-    replaced = [encoding.base] if _has_other_class(trained.base, encoding.base) else []
-    for part in replaced + [part for name, part in encoding.modifiers.items() if name not in kept]:
+    new_parts = [part for name, part in encoding.modifiers.items() if name not in kept]
+    if _has_other_class(trained.base, encoding.base):
+        new_parts.insert(0, encoding.base)
+    for part in new_parts:
         compatible = part.encoding_class.compatible_with
         if base not in compatible:
             works_on = " or ".join(sorted(compatible)) or "no other encoding"
@@ -220,10 +233,12 @@ def declared(part: PartSpec, kind: str) -> str:
 
 def _label(encoding: EncodingSpec) -> str:
     """Return the label of a trained encoding, with `factor=auto` where the factor is that of each window."""
+    label = with_short_lists(encoding)
     option = declared(encoding.base, "window_factor")
-    name, _, options = with_short_lists(encoding).partition(" ")
-    is_auto = option and encoding.values[option] is None
-    return " ".join(part for part in (name, f"{option}={AUTO}" if is_auto else "", options) if part)
+    if not option or encoding.values[option] is not None:
+        return label
+    name, _, options = label.partition(" ")
+    return f"{name} {option}={AUTO} {options}".rstrip()
 
 
 def with_short_lists(spec: EncodingSpec) -> str:
@@ -241,21 +256,28 @@ def with_short_lists(spec: EncodingSpec) -> str:
 
 def _encoding(requested: Requested, trained: Config, trained_with: EncodingSpec) -> EncodingSpec:
     """Return the encoding that is requested, with what it shares with the trained one."""
-    base, search = requested.base, trained_with.search
+    base = requested.base
+    search = trained_with.search
     config = replace(trained, train=replace(trained.train, length=trained.trained_length), search=search)
     chosen = choose_encoding(base or "nope", requested.modifiers, search)
-    option = declared(PartSpec(chosen, search), "window_factor") if base else ""
-    values = full_options(requested, chosen if base else {"modifiers": chosen.get("modifiers")})
+    if base:
+        option = declared(PartSpec(chosen, search), "window_factor")
+        values = full_options(requested, chosen)
+    else:
+        option = ""
+        values = full_options(requested, {"modifiers": chosen.get("modifiers")})
     kind = values.get(f"encoding.{option}")
     given = {key: value for key, value in values.items() if value != kind or kind not in (AUTO, FIXED)}
     composed = EncodingSpec(resolve_encoding(chosen, given, config), search)
     keys = _given_keys(values)
+    encoding = dict(trained.encoding)
+    if base:
+        encoding = with_shared_options(composed.base, trained_with.base, keys)
     kept = trained_with.modifiers
-    encoding = dict(with_shared_options(composed.base, trained_with.base, keys) if base else trained.encoding)
-    encoding["modifiers"] = {name: part.values for name, part in kept.items()} | {
-        name: with_shared_options(part, kept[name], keys) if name in kept else part.values
-        for name, part in composed.modifiers.items()
-    }
+    modifiers = {name: part.values for name, part in kept.items()}
+    for name, part in composed.modifiers.items():
+        modifiers[name] = with_shared_options(part, kept[name], keys) if name in kept else part.values
+    encoding["modifiers"] = modifiers
     encoding = EncodingSpec(encoding, search).with_code_hashes().values
     if base not in (None, *names_in("encoding")):
         # A file of the user's may change: what it derives is spelt in the label, as what it says is.
@@ -270,7 +292,8 @@ def _encoding(requested: Requested, trained: Config, trained_with: EncodingSpec)
 def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
     """Return how many times longer than in training the longest text to score is."""
     lengths = evaluation.resolved_lengths(train_length)
-    return max(evaluation.resolved_max_length(train_length), *lengths, train_length) / train_length
+    longest = max(evaluation.resolved_max_length(train_length), *lengths, train_length)
+    return longest / train_length
 
 
 def full_options(requested: Requested, chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,19 +322,21 @@ def _given_keys(values: Mapping[str, Any]) -> set[str]:
 def with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> dict[str, Any]:
     """Return a part's values with the trained ones of options that both have and whose keys are not given."""
     before = {**trained.values, **trained.encoding_class.implied(trained.options)}
-    shared = {
-        name: before[name]
-        for name in part.values
-        if name in before and name not in NOT_OPTIONS and f"{part.key}.{name}" not in keys
-    }
+    not_given = [name for name in part.values if f"{part.key}.{name}" not in keys]
+    shared = {name: before[name] for name in not_given if name in before and name not in NOT_OPTIONS}
     for option, spec in part.nested.items():
         if option not in shared and option in trained.nested:
             nested = trained.nested[option]
-            modifiers = {name: each.values for name, each in (nested.modifiers | spec.modifiers).items()}
             shared[option] = with_shared_options(spec.base, nested.base, keys)
-            shared[option] |= {"modifiers": modifiers} if modifiers else {}
-    was_derived, derived = trained.values.get("derived") or [], part.values.get("derived") or []
-    kept = [name for name in derived if name not in shared or name in was_derived]
-    before_chosen = [name for name in trained.values.get("chosen") or [] if name in shared]
-    chosen = [*(part.values.get("chosen") or []), *before_chosen]
-    return {**part.values, **shared, "derived": kept, **({"chosen": chosen} if chosen else {})}
+            modifiers = nested.modifiers | spec.modifiers
+            if modifiers:
+                shared[option]["modifiers"] = {name: each.values for name, each in modifiers.items()}
+    values = {**part.values, **shared}
+    was_derived = trained.values.get("derived") or []
+    derived = part.values.get("derived") or []
+    values["derived"] = [name for name in derived if name not in shared or name in was_derived]
+    was_chosen = [name for name in trained.values.get("chosen") or [] if name in shared]
+    chosen = [*(part.values.get("chosen") or []), *was_chosen]
+    if chosen:
+        values["chosen"] = chosen
+    return values

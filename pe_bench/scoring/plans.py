@@ -75,13 +75,17 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
 def shortages(evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:
     """Return a line for each set of target blocks that is smaller than was asked for."""
     sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
-    return [
-        f"too few documents: {len(np.unique(blocks.document))} reach the "
-        f"{tokens_needed(blocks.max_length, blocks.target_tokens)} tokens of a target block and its context, "
-        f"with room for {len(blocks)} of eval.targets={evaluation.targets} target blocks; those are scored"
-        for blocks in sets.values()
-        if len(blocks) < evaluation.targets
-    ]
+    lines = []
+    for blocks in sets.values():
+        if len(blocks) < evaluation.targets:
+            documents = len(np.unique(blocks.document))
+            needed = tokens_needed(blocks.max_length, blocks.target_tokens)
+            lines.append(
+                f"too few documents: {documents} reach the {needed} tokens of a target block and its "
+                f"context, with room for {len(blocks)} of eval.targets={evaluation.targets} target blocks; "
+                "those are scored"
+            )
+    return lines
 
 
 def _plans(
@@ -92,7 +96,10 @@ def _plans(
         count, seed, half = evaluation.targets, evaluation.seed, evaluation.half
         blocks = target_blocks(data.validation, longest, size, count, seed, data.hash, half)
         yield from (paired_plan(blocks, length) for length in lengths)
-        yield from control_plans(evaluation, blocks, list(lengths), config.train.length)
+        is_checkpoint = config.checkpoint is not None
+        yield from control_plans(
+            evaluation, blocks, list(lengths), config.train.length, longest_too=is_checkpoint
+        )
         return
     text = _text(data, evaluation, longest)
     for length in lengths:
@@ -100,16 +107,24 @@ def _plans(
             yield nonoverlapping_plan(data, text, length)
         else:
             stride = min(length, evaluation.stride or max(1, length // 2))
-            yield replace(
-                sliding_plan(data, text, length, stride), stride_rule=str(evaluation.stride or HALF)
-            )
+            plan = sliding_plan(data, text, length, stride)
+            yield replace(plan, stride_rule=str(evaluation.stride or HALF))
 
 
 def control_plans(
-    evaluation: EvalConfig, blocks: TargetBlocks, lengths: list[int], train_length: int
+    evaluation: EvalConfig,
+    blocks: TargetBlocks,
+    lengths: list[int],
+    train_length: int,
+    *,
+    longest_too: bool = False,
 ) -> Iterator[Plan]:
-    """Yield the controls of these lengths, which score one set of targets."""
-    for length in controlled_lengths(evaluation, lengths, train_length, blocks.target_tokens):
+    """Yield the controls of these lengths, which score one set of targets.
+
+    longest_too: see `controlled_lengths`.
+    """
+    size = blocks.target_tokens
+    for length in controlled_lengths(evaluation, lengths, train_length, size, longest_too=longest_too):
         plan = paired_plan(blocks, length)
         yield replace(plan, control="window", limit=train_length)
         yield replace(plan, control="swap", windows=[*_swapped(blocks, plan.windows, train_length)])
@@ -129,22 +144,35 @@ def _swapped(blocks: TargetBlocks, windows: list[Window], train_length: int) -> 
 
 
 def controlled_lengths(
-    evaluation: EvalConfig, lengths: list[int], train_length: int, target_tokens: int
+    evaluation: EvalConfig,
+    lengths: list[int],
+    train_length: int,
+    target_tokens: int,
+    *,
+    longest_too: bool = False,
 ) -> list[int]:
     """Return the lengths that get controls: by default those of 2 and 16 times the training length.
 
     Where neither is scored, only the longest possible length does. A control needs a token that is further
     than the training length before the first target.
+
+    longest_too: by default the longest possible length gets controls too, as for a Hugging Face model, whose
+    lengths are rarely multiples of the length that it is measured from.
     """
-    possible = [
-        length for length in lengths if length - tokens_in_a_part(target_tokens, length) > train_length
-    ]
-    if evaluation.controls in ("all", "none"):
-        return possible if evaluation.controls == "all" else []
-    default = [
-        length for length in possible if length in [times * train_length for times in CONTROLLED_TIMES]
-    ]
-    return default or possible[-1:]
+    if evaluation.controls == "none":
+        return []
+
+    def has_far_token(length: int) -> bool:
+        return length - tokens_in_a_part(target_tokens, length) > train_length
+
+    possible = list(filter(has_far_token, lengths))
+    if evaluation.controls == "all":
+        return possible
+    multiples = [times * train_length for times in CONTROLLED_TIMES]
+    default = [length for length in possible if length in multiples]
+    if longest_too or not default:
+        default += possible[-1:]
+    return sorted({*default})
 
 
 def _text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:
@@ -167,9 +195,10 @@ def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]
 
 def range_ends(longest: int) -> list[int]:
     """Return 0, and where each range ends: 1, 2, 3, 4, 6, 8, 12, ... and the longest."""
-    octaves = range(longest.bit_length())
-    ends = {end for octave in octaves for end in (2**octave, 3 * 2**octave // 2) if end < longest}
-    return [0, *sorted(ends), longest]
+    ends: set[int] = set()
+    for octave in range(longest.bit_length()):
+        ends |= {2**octave, 3 * 2**octave // 2}
+    return [0, *sorted(end for end in ends if end < longest), longest]
 
 
 def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Half = "both") -> Plan:
@@ -184,17 +213,16 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Ha
     tokens = np.concatenate([example.tokens for example in examples])
     is_answer = np.concatenate([example.is_answer for example in examples])
     sizes = [len(example.tokens) for example in examples]
-    numbers = [np.arange(len(one.tokens)) if one.number is None else one.number for one in examples]
+    numbers = []
+    for size, example in zip(sizes, examples, strict=True):
+        numbers.append(np.arange(size) if example.number is None else example.number)
     # As many targets in each, so that windows of one size have one shape.
     targets = max(len(example.tokens) - int(example.is_answer.argmax()) for example in examples)
     windows = [Window(row, 0, size - 1, size - 1 - targets, targets) for row, size in enumerate(sizes)]
+    is_target_answer = np.stack([example.is_answer[-targets:] for example in examples])
+    target_numbers = np.stack([number[-targets:] for number in numbers])
     split = Split(tokens, np.cumsum([0, *sizes]))
-    answers = Answers(
-        split,
-        np.stack([example.is_answer[-targets:] for example in examples]),
-        task.chance,
-        np.stack([number[-targets:] for number in numbers]),
-    )
+    answers = Answers(split, is_target_answer, task.chance, target_numbers)
     words = repr((task.hash, length, seed, (count, *sorted(set(sizes))))).encode()
     content = tokens.astype("<i8").tobytes() + is_answer.tobytes()
     target_hash = of_half(hashlib.sha256(words + content).hexdigest()[:16], half)

@@ -122,8 +122,12 @@ class Plan:
     @property
     def context_mean(self) -> float:
         """Return the mean number of tokens that a scored target sees."""
-        contexts = sum(w.targets * (w.first + 1 + w.first + w.targets) / 2 for w in self.windows)
-        return contexts / sum(w.targets for w in self.windows)
+        contexts = 0.0
+        for window in self.windows:
+            fewest = window.first + 1
+            most = window.first + window.targets
+            contexts += window.targets * (fewest + most) / 2
+        return contexts / sum(window.targets for window in self.windows)
 
     @property
     def target_tokens(self) -> int | None:
@@ -146,11 +150,11 @@ class Plan:
 def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
     """Return windows that each score a part of a block, as large as the length allows."""
     size = tokens_in_a_part(blocks.target_tokens, length)
-    windows = [
-        Window(int(document), int(end) - before - length, length, length - size - 1, size)
-        for document, end in zip(blocks.document, blocks.end, strict=True)
-        for before in range(blocks.target_tokens - size, -1, -size)
-    ]
+    first = length - size - 1
+    windows = []
+    for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
+        for after in range(blocks.target_tokens - size, -1, -size):
+            windows.append(Window(document, end - after - length, length, first, size))
     return Plan("paired", length, windows, blocks.hash, blocks=blocks)
 
 

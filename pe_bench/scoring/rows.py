@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,32 +45,37 @@ def score(
 
         def watch(plan: Plan, share: float) -> None:
             nonlocal finished
-            name, is_done = _name_of(plan), share == 1.0
-            finished += is_done
-            line = f"{name} scored" if is_done and plan.protocol not in APART else None
-            bar.show(finished + (0 if is_done else share), f"scoring, {name}", line)
+            name = _name_of(plan)
+            if share < 1:
+                bar.show(finished + share, f"scoring, {name}", None)
+                return
+            finished += 1
+            line = None if plan.protocol in APART else f"{name} scored"
+            bar.show(finished, f"scoring, {name}", line)
 
         return evaluate(job, plans, watch, own, later)
 
 
 def _name_of(plan: Plan) -> str:
     """Return what progress calls a plan: all ranges of positions are one, and all depths of a probe."""
-    what = plan.protocol if plan.control in ("none", REPLACED) else f"{plan.control} control"
-    return what if what == POSITIONS else f"{what}, length {plan.length:,}"
+    if plan.protocol == POSITIONS:
+        return POSITIONS
+    name = plan.protocol if plan.control in ("none", REPLACED) else f"{plan.control} control"
+    return f"{name}, length {plan.length:,}"
 
 
 def operations(job: Job, plans: Sequence[Plan]) -> float:
     """Return about how many operations the passes of plans take."""
-    sizes = (window.size for plan in plans for window in plan.windows)
-    return sum(operations_of_pass(job, size) for size in sizes)
+    windows = chain.from_iterable(plan.windows for plan in plans)
+    return sum(operations_of_pass(job, window.size) for window in windows)
 
 
 def operations_of_pass(job: Job, length: int) -> float:
     """Return about how many operations a text of so many tokens takes, without gradients."""
     model = job.config.model
     # A token is multiplied with each weight, and twice with the tokens before it, half of all on average.
-    of_attention = 2 * model.n_layers * model.n_heads * model.d_head * length
-    return length * (2 * job.model.parameter_count + of_attention)
+    attention = 2 * model.n_layers * model.n_heads * model.d_head * length
+    return length * (2 * job.model.parameter_count + attention)
 
 
 def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int) -> ScoreWatcher:
@@ -82,11 +89,12 @@ def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int)
         watch(plan, share)
         if pace.is_known:
             return
-        of_plan = operations(job, [plan])
-        seconds = pace.seconds_per_unit(done + share * of_plan)
+        cost = operations(job, [plan])
+        seconds = pace.seconds_per_unit(done + share * cost)
         if seconds is not None:
             expect(seconds * total * (1 + later), cores_of(job.device, job.threads))
-        done += of_plan if share == 1.0 else 0
+        if share == 1.0:
+            done += cost
 
     return watched
 
@@ -186,40 +194,54 @@ def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
         correct = scored.correct if plan.protocol == PROBE else None
         scores = scores_of(plan, job.data.validation, scored.nll, correct)
     save_scores(score_file(job.folder, row), scores)
-    return replace(
-        with_level(row, scores),
-        peak_memory_mb=None if scored.peak_memory_mb is None else round(scored.peak_memory_mb, 1),
-    )
+    row = with_level(row, scores)
+    if scored.peak_memory_mb is None:
+        return row
+    return replace(row, peak_memory_mb=round(scored.peak_memory_mb, 1))
 
 
 def _empty_row(job: Job, plan: Plan) -> Row:
     """Return a row with all that is known before anything is scored."""
-    config, data, train = job.config, job.data, job.config.train
-    lr_multiples = job.model.encoding.lr_multiples(train.encoding_lr)
     return Row(
         **{name: getattr(plan, name) for name in OF_PLAN},
         **{name: getattr(job, name) for name in OF_JOB},
         **dict.fromkeys(MEASURED),
+        **_model_values(job),
+        **_environment(job),
         run=job.folder.name,
-        encoding=job.label,
-        knows_length="prefix_consistent" not in job.model.encoding.claims,
-        seed=config.seed,
-        model=config.model.name,
-        train_length=train.length,
         status="ok",
         reason="",
-        data=data.name,
-        data_hash=data.hash,
-        tokenizer=data.tokenizer,
-        parameters=job.model.parameter_count,
-        encoding_lr=max(lr_multiples.values(), default=1.0),
-        steps=train.total_steps,
-        train_tokens=train.total_steps * train.batch_tokens,
-        tokens_per_second=round(job.tokens_per_second, 1),
-        device=device_name(job.device),
-        score_dtype=config.eval.precision,
-        torch=torch.__version__,
-        pe_bench=own_version(),
-        git=git_commit(),
-        date=today(),
+        data=job.data.name,
+        data_hash=job.data.hash,
+        tokenizer=job.data.tokenizer,
+        score_dtype=job.config.eval.precision,
     )
+
+
+def _environment(job: Job) -> dict[str, Any]:
+    """Return the columns of a row that say where and when it was made."""
+    return {
+        "device": device_name(job.device),
+        "torch": torch.__version__,
+        "pe_bench": own_version(),
+        "git": git_commit(),
+        "date": today(),
+    }
+
+
+def _model_values(job: Job) -> dict[str, Any]:
+    """Return the columns of a row that say which model was scored, and how it was trained."""
+    encoding = job.model.encoding
+    train = job.config.train
+    return {
+        "encoding": job.label,
+        "knows_length": "prefix_consistent" not in encoding.claims,
+        "seed": job.config.seed,
+        "model": job.config.model.name,
+        "train_length": train.length,
+        "parameters": job.model.parameter_count,
+        "encoding_lr": max(encoding.lr_multiples(train.encoding_lr).values(), default=1.0),
+        "steps": train.total_steps,
+        "train_tokens": train.total_steps * train.batch_tokens,
+        "tokens_per_second": round(job.tokens_per_second, 1),
+    }

@@ -58,7 +58,8 @@ def tokens_without_query(window: Window) -> int:
     It is all before the first target if few tokens are scored: with few queries and many keys, the reference
     is as fast as any path.
     """
-    return window.first if window.size - window.first <= window.size * MAX_SHARE_OF_QUERIES else 0
+    has_few_targets = window.size - window.first <= window.size * MAX_SHARE_OF_QUERIES
+    return window.first if has_few_targets else 0
 
 
 @dataclass
@@ -83,7 +84,9 @@ class Scorer:
             return Scored(status="undefined", reason=reason)
         try:
             problem = self._find_lookahead(plan)
-            return Scored(status="failed", reason=problem) if problem else self.score(plan)
+            if problem:
+                return Scored(status="failed", reason=problem)
+            return self.score(plan)
         except LengthError as error:
             return Scored(status="undefined", reason=str(error))
         except INTERRUPTIONS:
@@ -108,14 +111,14 @@ class Scorer:
 
     def score(self, plan: Plan) -> Scored:
         """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""
-        shares, fed = self._shares(plan), plan.windows
-        if shares:
-            missing = [window for window in fed if len(self._kept(window)) < window.size]
-            fed = [replace(window, first=0, targets=window.size) for window in missing]
-        with PeakMemory(self.model.device) as peak:
-            nll, correct = self._run(replace(plan, windows=fed))
-        if not shares:
+        if not self._shares(plan):
+            with PeakMemory(self.model.device) as peak:
+                nll, correct = self._run(plan)
             return Scored(nll, correct, peak.mb)
+        missing = [window for window in plan.windows if len(self._kept(window)) < window.size]
+        fed = [replace(window, first=0, targets=window.size) for window in missing]
+        with PeakMemory(self.model.device) as peak:
+            nll, _ = self._run(replace(plan, windows=fed))
         ends = np.cumsum([window.size for window in fed])
         for window, window_nll in zip(fed, np.split(nll, ends), strict=False):
             self._from_start[window.document, window.start] = window_nll
@@ -131,17 +134,18 @@ class Scorer:
 
     def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
         """Return the NLL of each scored target, and where there are answers whether each is right."""
-        parts, done = [(NOTHING, NOTHING)], 0
-        device, dtype = self.model.device.type, getattr(torch, self.evaluation.precision)
+        parts = [(NOTHING, NOTHING)]
+        done = 0
+        device = self.model.device.type
+        dtype = getattr(torch, self.evaluation.precision)
         is_coarse = dtype != torch.float32
+        # One draw for each length, whatever the batches: a score must not depend on memory.
+        seed = derive_seed(self.evaluation.seed, "ids", plan.length)
         with torch.no_grad(), flush_denormals(), torch.autocast(device, dtype, enabled=is_coarse):
             for batch in batches(plan.windows, self.evaluation.batch_tokens):
                 self.watch(plan, done / len(plan.windows))
                 share_cores()
-                # One draw for each length, whatever the batches: a score must not depend on memory.
-                generator = torch.Generator().manual_seed(
-                    derive_seed(self.evaluation.seed, "ids", plan.length)
-                )
+                generator = torch.Generator().manual_seed(seed)
                 if plan.protocol == PROBE:
                     parts.append(score_needles(self.model, self.split, batch, generator))
                 else:
@@ -153,13 +157,16 @@ class Scorer:
     def _scores(
         self, batch: list[Window], plan: Plan, generator: torch.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        model, device = self.model, self.model.device
+        model = self.model
+        device = model.device
         split = self.split if plan.answers is None else plan.answers.split
-        tokens_BT = inputs(split, batch)
+        fed_BT = inputs(split, batch)
         # A control changes what is read and not where: the ids are those of the text itself.
-        ids = model.encoding.ids(tokens_BT.to(device), train=False, generator=generator)
-        ids = ids + plan.offset if plan.offset else ids
-        fed_BT = with_donors(self.split, batch, tokens_BT) if plan.control == "swap" else tokens_BT
+        ids = model.encoding.ids(fed_BT.to(device), train=False, generator=generator)
+        if plan.offset:
+            ids = ids + plan.offset
+        if plan.control == "swap":
+            fed_BT = with_donors(self.split, batch, fed_BT)
         first, count = batch[0].first, batch[0].targets
         skipped = tokens_without_query(batch[0])
         hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit, skipped)
@@ -170,7 +177,8 @@ class Scorer:
         is_answer = plan.answers.is_answer[[window.document for window in batch]]
         index = torch.from_numpy(np.flatnonzero(is_answer)).to(device)
         scored_ND, targets_N = scored_ND[index], targets_N[index]
-        nll, correct = model.nll(scored_ND, targets_N), model.likeliest(scored_ND) == targets_N
+        nll = model.nll(scored_ND, targets_N)
+        correct = model.likeliest(scored_ND) == targets_N
         return nll.float().cpu().numpy(), correct.float().cpu().numpy()
 
 
@@ -217,5 +225,6 @@ def is_windowed(encoding: PositionalEncoding, n_layers: int, length: int) -> boo
     index = torch.arange(length)
     nothing = torch.empty(1, 1, length, 0)
     keys = Side(nothing, nothing, index, index, {})
-    query = Side(nothing[:, :, -1:], nothing[:, :, -1:], index[-1:], index[-1:], {})
-    return not any(bool(encoding.layer(n).visible(query, keys).all()) for n in range(n_layers))
+    last = nothing[:, :, -1:]
+    query = Side(last, last, index[-1:], index[-1:], {})
+    return not any(bool(encoding.layer(number).visible(query, keys).all()) for number in range(n_layers))

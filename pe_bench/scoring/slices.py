@@ -27,7 +27,7 @@ import numpy as np
 
 from pe_bench.data.packed import Data, Split
 from pe_bench.errors import UserError, require
-from pe_bench.runs.rows import read_rows
+from pe_bench.runs.rows import is_as_trained, read_rows
 from pe_bench.runs.scores import KEY, NOVEL, RECALL, Masks, keep_slices, load_scores, read_means, score_file
 from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
@@ -47,15 +47,20 @@ def keep_derived(run: Path, data: Data, plans: Sequence[Plan], train_length: int
     """
     kept = read_means(run).slices
     sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
-    missing = [name for name in sets if not kept.keys() >= {f"{name} {part}" for part in (RECALL, NOVEL)}]
-    keep_slices(run, {name: text_slices(data.validation, sets[name], train_length) for name in missing})
+    masks = {}
+    for name, blocks in sets.items():
+        if not {f"{name} {RECALL}", f"{name} {NOVEL}"}.issubset(kept):
+            masks[name] = text_slices(data.validation, blocks, train_length)
+    keep_slices(run, masks)
 
 
 def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
     """Return which targets of a set are in each slice, bool [targets] in the order of its blocks."""
     assert split.byte_ends is not None, "training documents are not scored"
     size = tokens_in_a_part(blocks.target_tokens, blocks.max_length)
-    offset, recall, novel = np.arange(blocks.target_tokens), [], []
+    offset = np.arange(blocks.target_tokens)
+    recall = []
+    novel = []
     begins = np.flatnonzero(np.diff(blocks.document, prepend=NONE))
     for document, ends in zip(blocks.document[begins], np.split(blocks.end, begins[1:]), strict=True):
         block = ends[:, None] - blocks.target_tokens
@@ -119,19 +124,19 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int) -> Mapping
 
 
 def _key_mask(judge: Path, blocks: TargetBlocks, train_length: int) -> np.ndarray:
-    scored = {
-        row.length: row
-        for row in read_rows(judge / "eval.csv")
-        if (row.target_hash, row.control, row.protocol) == (blocks.hash, "none", "paired")
-        and (row.status, row.score_dtype, row.scored_with) == ("ok", "float32", row.encoding)
-    }
-    lengths = (train_length, blocks.max_length)
-    if not scored.keys() >= set(lengths):
-        raise UserError(
-            f"{OPTION} {judge.name}: it needs scores at {lengths[0]} and {lengths[1]} on the same targets "
-            f"({blocks.hash}), with the same data and tokenizer: `pe-bench eval {shlex.quote(judge.name)} "
-            f"--lengths {lengths[0]},{lengths[1]} "
-            f"--max-length {blocks.max_length} --targets {len(blocks)}`"
+    longest = blocks.max_length
+    rows = [row for row in read_rows(judge / "eval.csv") if row.status == "ok" and is_as_trained(row)]
+    rows = [row for row in rows if row.protocol == "paired" and row.score_dtype == "float32"]
+    scored = {row.length: row for row in rows if row.target_hash == blocks.hash}
+    if train_length not in scored or longest not in scored:
+        command = (
+            f"pe-bench eval {shlex.quote(judge.name)} --lengths {train_length},{longest} "
+            f"--max-length {longest} --targets {len(blocks)}"
         )
-    short, long = (load_scores(score_file(judge, scored[length])).nll for length in lengths)
+        raise UserError(
+            f"{OPTION} {judge.name}: it needs scores at {train_length} and {longest} on the same targets "
+            f"({blocks.hash}), with the same data and tokenizer: `{command}`"
+        )
+    short = load_scores(score_file(judge, scored[train_length])).nll
+    long = load_scores(score_file(judge, scored[longest])).nll
     return (short - long > MIN_GAIN) & (long < MAX_LOSS)

@@ -45,7 +45,9 @@ SPREAD = 0.15  # of the logarithm of a value, from one round to the next
 def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> Requested:
     """Return a requested encoding with a factor, where it takes one and none is given."""
     option = option_to_give(requested, search, "window_factor")
-    return requested.giving(option, float(f"{factor:g}")) if option else requested
+    if not option:
+        return requested
+    return requested.giving(option, float(f"{factor:g}"))
 
 
 def option_to_give(requested: Requested, search: Sequence[Path], kind: str) -> str:
@@ -86,7 +88,9 @@ def own_choice(trained: Config) -> list[str]:
 def own_values(trained: Config) -> dict[str, Any]:
     """Return the values of a trained run by their keys, without those that each stage has for itself."""
     plain = to_plain(trained)
-    values = {f"{section}.{key}": value for section in SECTIONS for key, value in plain[section].items()}
+    values: dict[str, Any] = {}
+    for section in SECTIONS:
+        values |= {f"{section}.{key}": value for key, value in plain[section].items()}
     for key in OF_STAGE:
         del values[f"train.{key}"]
     spec = EncodingSpec(trained.encoding, trained.search)
@@ -124,7 +128,8 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
     before = EncodingSpec(trained.encoding)
 
     def continued(part: PartSpec, earlier: PartSpec | None) -> dict[str, Any]:
-        values, chosen = dict(part.values), part.chosen_options()
+        values = dict(part.values)
+        chosen = part.chosen_options()
         if "train_length" in values and "train_length" not in chosen:
             values["train_length"] = trained.train.length
         if earlier is None or not earlier.is_built_in:
@@ -177,18 +182,21 @@ def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
         alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
         derived = [*(spec.values.get("derived") or []), *alike, "train_length"]
         spec = EncodingSpec({**spec.values, "derived": derived}, spec.search)
-    option, label = declared(spec.base, "window_factor"), with_short_lists(spec)
+    label = with_short_lists(spec)
+    option = declared(spec.base, "window_factor")
     factor = spec.values.get(option)
     return label if factor is None else label.replace(f"{option}={factor}", f"x{factor:g}")
 
 
 def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: int) -> TargetBlocks:
     """Return the blocks that follow those that a run is scored on, of the same half of the documents."""
-    evaluation, trained, scored = config.eval, config.train.length, config.eval.targets
+    evaluation = config.eval
+    trained = config.train.length
     longest = max(length, trained, evaluation.resolved_max_length(trained))
-    size, count = evaluation.resolved_target_tokens(trained), scored + BLOCKS
+    size = evaluation.resolved_target_tokens(trained)
+    count = evaluation.targets + BLOCKS
     blocks = target_blocks(split, longest, size, count, evaluation.seed, data_hash, evaluation.half)
-    return blocks.chosen(blocks.turn >= scored)
+    return blocks.chosen(blocks.turn >= evaluation.targets)
 
 
 def search_option(job: Job, requested: Requested, option: str, length: int) -> Sequence[float]:
@@ -197,13 +205,13 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     It begins with the best of the guesses of the part's class, and changes it at random, from a fixed
     seed, as long as that helps. job: with trained weights. Raises `RunError` where nothing can be scored.
     """
-    config, split = job.config, job.data.validation
+    config = job.config
+    split = job.data.validation
     composed = EncodingSpec(stage_encoding(requested, config, config), config.search)
     # With an example of what has to be searched.
     spec = after_training(composed.with_examples(), config, length)
-    part = next(
-        part for part in (spec.base, *spec.modifiers.values()) if part.encoding_class.searched == option
-    )
+    parts = (spec.base, *spec.modifiers.values())
+    part = next(part for part in parts if part.encoding_class.searched == option)
     blocks = blocks_to_search_on(config, split, job.data.hash, length)
     message = f"eval.targets={config.eval.targets} leaves no text to search {option} on: give {option}"
     require(len(blocks) > 0, message)
@@ -222,9 +230,11 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
     random = np.random.default_rng(0)
     losses = {tuple(guess): loss(guess) for guess in part.encoding_class.guesses(part.options, length)}
     for _ in range(ROUNDS):
-        best = np.array(min(losses, key=lambda value: losses[value]))
-        changed = best * np.exp(SPREAD * random.standard_normal(len(best)) * (random.random(len(best)) < 0.5))
+        best = np.array(min(losses, key=losses.__getitem__))
+        steps = SPREAD * random.standard_normal(len(best))
+        is_changed = random.random(len(best)) < 0.5
+        changed = best * np.exp(steps * is_changed)
         value = tuple(np.maximum.accumulate(np.round(changed, 2).clip(min=1)).tolist())
         if value not in losses:
             losses[value] = loss(value)
-    return min(losses, key=lambda value: losses[value])
+    return min(losses, key=losses.__getitem__)

@@ -66,8 +66,8 @@ def tokens_needed(max_length: int, target_tokens: int) -> int:
     """Return how many tokens up to the end of a block its windows need, at any length up to the longest."""
     # Windows begin furthest back at the longest length, or just below a length at which parts grow.
     lengths = [max_length, *(PART * size - 1 for size in _divisors(target_tokens))]
-    reached = [length - tokens_in_a_part(target_tokens, length) for length in lengths if length <= max_length]
-    return target_tokens + max(reached)
+    possible = [length for length in lengths if length <= max_length]
+    return target_tokens + max(length - tokens_in_a_part(target_tokens, length) for length in possible)
 
 
 @cache
@@ -93,7 +93,8 @@ def target_blocks(
     order = _eligible(split, needed, seed, half)
     places = [_places(int(room), target_tokens) for room in split.lengths[order] - needed]
     sizes = np.array([len(starts) for starts in places])
-    starts, ends = np.cumsum(sizes) - sizes, np.concatenate(places) + needed
+    starts = np.cumsum(sizes) - sizes
+    ends = np.concatenate(places) + needed
     dealt = np.repeat(np.arange(len(order)), sizes)
     round_ = np.arange(len(dealt)) - starts[dealt]
     turn = np.empty_like(dealt)

@@ -36,12 +36,13 @@ CONTAINER_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor ti
 STAT = Path("/proc/stat")
 INTERVAL = 0.5  # seconds from one look at the other processes to the next, at least
 # Of a core's counts in /proc/stat: user, nice, system, irq, softirq and steal, but not idle and iowait.
-BUSY = (1, 2, 3, 6, 7, 8)
+BUSY = (0, 1, 2, 5, 6, 7)
 
 
 def resolve_device(name: str) -> torch.device:
     """Return the device of a name; each process of a run has a GPU of its own."""
-    match, gpus = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", name), torch.cuda.device_count()
+    match = re.fullmatch(r"auto|cpu|cuda(?::(\d+))?", name)
+    gpus = torch.cuda.device_count()
     require(match is not None, f"device must be auto, cpu, cuda or cuda:N, not {name!r}")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -101,11 +102,12 @@ def share_cores() -> None:
     """Leave cores to other processes, or take them back; cheap enough to call after each piece of work."""
     global _shared
     if _shared is not None and time.monotonic() - _shared[1] >= INTERVAL:
-        (most, *before), now = _shared, look()
+        most, time_before, busy_before = _shared
+        now, busy = look()
         # At least one, and as many as other processes left free since the last look.
-        busy_elsewhere = (now[1] - before[1]) / (now[0] - before[0])
+        busy_elsewhere = (busy - busy_before) / (now - time_before)
         torch.set_num_threads(max(1, min(most, round(len(_cores()) - busy_elsewhere))))
-        _shared = most, *now
+        _shared = most, now, busy
 
 
 def look(stat: Path = STAT) -> tuple[float, float]:
@@ -115,9 +117,11 @@ def look(stat: Path = STAT) -> tuple[float, float]:
     """
     busy = process = time.process_time()
     with suppress(OSError, ValueError, IndexError):
-        lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
-        counts = [int(line[index]) for line in lines if line[0] in _cores() for index in BUSY]
-        busy = sum(counts) / os.sysconf("SC_CLK_TCK")
+        ticks = 0
+        for name, *counts in (line.split() for line in stat.read_text(encoding="ascii").splitlines()):
+            if name in _cores():
+                ticks += sum(int(counts[index]) for index in BUSY)
+        busy = ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic(), busy - process
 
 
@@ -171,7 +175,8 @@ class PeakMemory:
     mb: float | None = None
 
     def __init__(self, device: torch.device):
-        self.device, self._is_counting = device, False
+        self.device = device
+        self._is_counting = False
 
     def __enter__(self) -> Self:
         if self.device.type == "cuda":
@@ -195,13 +200,14 @@ class PeakMemory:
 
 def environment(device: torch.device, threads: int) -> dict[str, str | int]:
     """Return the content of a run's environment.json."""
+    processor = processor_facts().get("model name") or platform.processor() or platform.machine()
     return {
         "pe_bench": own_version(),
         "git": git_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "processor": processor_facts().get("model name") or platform.processor() or platform.machine(),
+        "processor": processor,
         "instructions": vector_instructions(),
         "device": device_name(device),
         "cores": available_cores(),

@@ -41,7 +41,11 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
+
+    def shown(sign: str) -> str:
+        return sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1]
+
+    return "".join(map(shown, text))
 
 
 def one_line(text: str) -> str:

@@ -15,7 +15,7 @@ import io
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -82,12 +82,11 @@ def save_checkpoint(
             weights = {name: _copy(gathered(own_part(tensor), tensor)) for name, tensor in tensors}
             if group.is_first:
                 _save_tensors(weights, temporary / WEIGHTS)
-            moments = {
-                f"{name}/{key}": _copy(own_part(value))
-                for name, parameter in model.named_parameters()
-                for key, value in optimizer.state[parameter].items()
-                if is_sharded(value) or group.is_first
-            }
+            moments: dict[str, Tensor] = {}
+            for name, parameter in model.named_parameters():
+                for key, value in optimizer.state[parameter].items():
+                    if is_sharded(value) or group.is_first:
+                        moments[f"{name}/{key}"] = _copy(own_part(value))
             _save_tensors(moments, temporary / f"optimizer{part}.safetensors")
             group.wait()
             if group.is_first:
@@ -134,8 +133,8 @@ def require_trained(run: Path, steps: int) -> Checkpoint:
     """Return the checkpoint of a run's last step. Raise `UserError` where there is none."""
     trained = final_checkpoint(run, steps)
     if trained is None:
-        folder, way_out = run / "checkpoints", "repeat the command that trained the run"
-        raise UserError(f"{folder} has no whole checkpoint of step {steps}: {way_out}")
+        missing = f"{run / 'checkpoints'} has no whole checkpoint of step {steps}"
+        raise UserError(f"{missing}: repeat the command that trained the run")
     return trained
 
 
@@ -182,9 +181,8 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
         saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     here = model.state_dict()
     for name in sorted(saved.keys() | here.keys()):
-        theirs, ours = (
-            list(tensors[name].shape) if name in tensors else "missing" for tensors in (saved, here)
-        )
+        theirs = _shape_in(saved, name)
+        ours = _shape_in(here, name)
         may_begin = name.startswith("encoding.") or name.endswith(("query_norm.weight", "key_norm.weight"))
         may_lack = is_start and may_begin and "missing" in (theirs, ours)
         misfit = f"{name} is {theirs} there and {ours} here"
@@ -198,6 +196,10 @@ def load_weights(checkpoint: Path, model: nn.Module, *, is_start: bool = False) 
         theirs = shared[name].to(loaded[name].dtype)
         is_loaded = torch.allclose(mine, theirs, rtol=0, atol=0, equal_nan=True)
         require(is_loaded, f"{message}: leave loading to nn.Module")
+
+
+def _shape_in(tensors: Mapping[str, Tensor], name: str) -> list[int] | str:
+    return list(tensors[name].shape) if name in tensors else "missing"
 
 
 def _opened(path: Path) -> Any:
@@ -238,9 +240,11 @@ def read_log(path: Path, last_step: int) -> list[Step]:
     if last_step == 0 or not path.exists():
         return []
     rows = []
-    for step, tokens, *numbers in list(csv.reader(io.StringIO(read_regular(path))))[1:]:
-        facts: Any = (float(number) if number else None for number in numbers)
-        rows.append(Step(int(step), int(tokens), *facts))
+    lines = csv.reader(io.StringIO(read_regular(path)))
+    next(lines, None)  # the heading
+    for step, tokens, *texts in lines:
+        numbers: list[Any] = [float(text) if text else None for text in texts]
+        rows.append(Step(int(step), int(tokens), *numbers))
     return [row for row in rows if row.step <= last_step]
 
 

@@ -95,14 +95,16 @@ ALONE = Group()
 
 def check_processes(config: Config, device: torch.device) -> None:
     """Raise `UserError` where there are fewer GPUs than processes, or nothing to shard over."""
-    processes, sharding = config.train.processes, config.train.sharding
+    processes = config.train.processes
+    sharding = config.train.sharding
     message = (
         f"train.sharding={sharding} has no effect in one process: add train.processes=N, or use torchrun"
     )
     require(sharding is None or processes > 1, message)
     message = f"device={config.device} is one GPU, but train.processes={processes}: say device=cuda"
     require(processes == 1 or ":" not in config.device, message)
-    gpus, needed = torch.cuda.device_count(), local_world_size() if world_size() > 1 else processes
+    gpus = torch.cuda.device_count()
+    needed = local_world_size() if world_size() > 1 else processes
     message = f"train.processes={processes} needs as many GPUs, and this machine has {gpus}"
     require(device.type == "cpu" or processes == 1 or needed <= gpus, message)
 
@@ -190,7 +192,8 @@ def start_processes(count: int, work: Callable[..., object], *arguments: Any) ->
 def _store_on_loopback() -> Any:
     """Return the store in which the processes meet; one of PyTorch's choice listens on all interfaces."""
     listening = socket.create_server((LOOPBACK, 0))
-    port, file = listening.getsockname()[1], listening.detach()
+    port = listening.getsockname()[1]
+    file = listening.detach()
     return dist.TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=file)  # pyright: ignore[reportPrivateImportUsage]
 
 

@@ -88,8 +88,9 @@ class Optimizer:
             if not state:
                 state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(parameter) for _ in range(2))
                 state["step"] = torch.zeros((), device=parameter.device)
-        kept = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
-        means, squares, steps = kept
+        means = [state["exp_avg"] for state in states]
+        squares = [state["exp_avg_sq"] for state in states]
+        steps = [state["step"] for state in states]
         gradients: list[Any] = [parameter.grad for parameter in parameters]
         rates = {"lr": group.lr, "beta1": group.betas[0], "beta2": group.betas[1], "eps": 1e-8}
         settings = {**rates, "weight_decay": group.weight_decay, "amsgrad": False, "maximize": False}

@@ -40,7 +40,8 @@ def fit(job: Job, watch: StepWatcher, group: Group = ALONE) -> None:
     never stopped. Every process of a `group` calls this, and the first writes. Raise `RunError` where the
     loss is not finite.
     """
-    folder, model = job.folder / "checkpoints", job.model
+    folder = job.folder / "checkpoints"
+    model = job.model
     assert isinstance(model, Decoder), "checkpoints of others are not trained"
     newest = checkpoint.latest_checkpoint(folder) if group.is_first else None
     name = group.broadcast(newest.path.name if newest else "")
@@ -71,7 +72,8 @@ def _take_steps(trainer: "Trainer", begun: Checkpoint | None, run: Path, watch: 
 
     A signal that asks for an end is obeyed after the step at work, which is saved.
     """
-    train, group = trainer.config.train, trainer.group
+    train = trainer.config.train
+    group = trainer.group
     first, seconds = (begun.step, begun.train_seconds) if begun else (0, 0.0)
     log = checkpoint.read_log(run / "train.csv", first)
 
@@ -116,8 +118,8 @@ class Losses(nn.Module):
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, ids: Tensor, has_loss: Tensor | None) -> Tensor:
         """Return the negative log-likelihood of each target that has a loss, in nats."""
         hidden_BTD = self.model.hidden(tokens_BT, ids)
-        hidden_ND, targets_N = hidden_BTD.flatten(0, 1), targets_BT.flatten()
-        return self.model.loss(hidden_ND, self.model.output_weight, targets_N, has_loss)
+        hidden_ND = hidden_BTD.flatten(0, 1)
+        return self.model.loss(hidden_ND, self.model.output_weight, targets_BT.flatten(), has_loss)
 
 
 class Trainer:
@@ -132,15 +134,19 @@ class Trainer:
         dtype: torch.dtype,
         group: Group = ALONE,
     ):
-        self.config, self.model, self.group = config, model, group
-        self.device, self.dtype, is_sharded = device, dtype, config.train.sharding is not None
+        self.config = config
+        self.model = model
+        self.group = group
+        self.device = device
+        self.dtype = dtype
+        is_split = config.train.sharding is not None
         self.losses = Losses(model)
         self.together: Any = self.losses  # as the processes call it together
-        if is_sharded:
+        if is_split:
             shard(self.losses, model, device, dtype)
         muon_dtype = dtype if multiplies_bfloat16(device) else None
         self.optimizer = make_optimizer(model, config.train, muon_dtype)
-        if self.group.count > 1 and not is_sharded:
+        if self.group.count > 1 and not is_split:
             # With this setting it never regroups gradients, which would change the last digits of their sums;
             # it warns where nothing is unused, so that something is.
             self.losses.register_parameter("unused", nn.Parameter(torch.zeros(1, device=device)))
@@ -151,19 +157,22 @@ class Trainer:
     def step(self, number: int, seconds: float) -> Step:
         """Take step `number` (from zero); `seconds` were spent before it."""
         train = self.config.train
-        started, rate = time.perf_counter(), learning_rate(number, train)
+        started = time.perf_counter()
+        rate = learning_rate(number, train)
         self.optimizer.set_rate(rate)
         # What an encoding may draw inside the model is a function of the step too.
         torch.manual_seed(derive_seed(self.config.seed, "model", number))
-        batch, count = self.windows.batch(train.batch, self.config.seed, number), train.micro_batches
+        batch = self.windows.batch(train.batch, self.config.seed, number)
+        count = train.micro_batches
+        losses: list[float] = []
         with user_code_errors(self.model.encoding, kind=RunError):
             # Drawn for the whole batch: the parts must give what the whole would.
             share, ids = self._share(batch, derive_seed(self.config.seed, "ids", number), train=True)
+            parts = share.split(len(share.tokens) // count)
             ids_of_parts = ids.chunk(count) if ids.dim() == 2 else [ids] * count
-            losses = [
-                self._backward(part, ids_of_parts[index], batch.losses, is_last=index == count - 1)
-                for index, part in enumerate(share.split(len(share.tokens) // count))
-            ]
+            for part, ids_of_part in zip(parts, ids_of_parts, strict=True):
+                is_last = len(losses) == count - 1
+                losses.append(self._backward(part, ids_of_part, batch.losses, is_last=is_last))
         (loss,) = self.group.sum(sum(losses))
         norm = self._clip()
         self._refuse_non_finite(loss, norm, number)
@@ -174,7 +183,8 @@ class Trainer:
 
     def _clip(self) -> float:
         """Scale the gradients down where their norm exceeds `train.clip`; return the norm before."""
-        parameters, clip = self.model.parameters(), self.config.train.clip
+        clip = self.config.train.clip
+        parameters = self.model.parameters()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm([gradient for gradient in gradients if not is_sharded(gradient)])
         if self.config.train.sharding:
@@ -218,7 +228,8 @@ class Trainer:
 
     def _share(self, batch: Batch, seed: int, *, train: bool) -> tuple[Batch, Tensor]:
         """Return this process's share of a batch, and of the position ids, which are drawn for all of it."""
-        generator, inputs_BT = torch.Generator().manual_seed(seed), batch.tokens[:, :-1].to(self.device)
+        generator = torch.Generator().manual_seed(seed)
+        inputs_BT = batch.tokens[:, :-1].to(self.device)
         ids = self.model.encoding.ids(inputs_BT, train=train, generator=generator)
         return batch.map(self.group.share), self.group.share(ids) if ids.dim() == 2 else ids
 
@@ -242,7 +253,8 @@ class Trainer:
 
 def show_progress(bar: Bar, state: Step, total: int) -> None:
     """Show the loss, tokens per second and the time left after a step of a run of `total` steps."""
-    step, left = state.step, state.seconds * (total - state.step) / state.step
+    step = state.step
+    left = state.seconds * (total - step) / step
     speed = f"{state.tokens / state.seconds:,.0f} tokens/s  {duration(left)} left"
     text = f"step {step} of {total}  loss {state.loss:.3f}  {speed}"
     is_due = step * LINES_PER_RUN // total > (step - 1) * LINES_PER_RUN // total

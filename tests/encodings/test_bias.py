@@ -18,9 +18,12 @@ from pe_bench.encodings.bias.t5 import T5, t5_buckets
 from pe_bench.encodings.content.cope import CoPE
 from pe_bench.encodings.content.dape import DAPE
 from pe_bench.encodings.content.fox import FoX
+from pe_bench.encodings.content.grape_ap import GrapeAP
+from pe_bench.encodings.content.tapa import TAPA
 from pe_bench.encodings.inputs.learned import Learned
 from pe_bench.encodings.logits.asentmax import ASEntmax
 from pe_bench.encodings.relative.shaw import Shaw
+from pe_bench.errors import UserError
 from pe_bench.model.attention.reference import project
 
 FALLING = torch.tensor([4, 3, 2, 1, 0])
@@ -120,3 +123,36 @@ def test_silent_heads_leave_the_slopes_of_a_smaller_alibi_to_the_others() -> Non
     assert ALiBi(4, silent=0.5).slopes.tolist() == [*ALiBi(2).slopes.tolist(), 0.0, 0.0]
     assert "decaying" not in ALiBi(4, silent=0.5).claims
     assert ALiBi(4, silent=1.0).slopes.tolist() == [0.0] * 4
+
+
+@torch.no_grad()
+def test_grape_ap_without_content_is_alibi_times_ln_2_from_block_to_block_of_keys() -> None:
+    tokens = 1_200  # more than two blocks of a running sum
+    q = torch.randn(1, H, tokens, K, dtype=torch.float64)
+    sides = {}
+    for encoding in (GrapeAP(8, H).double(), ALiBi(H).double()):
+        x = torch.zeros(1, tokens, 8, dtype=torch.float64)
+        queries, keys = project(encoding, x, q[:, :, -3:], q, torch.arange(tokens))
+        sides[type(encoding)] = encoding.bias(queries, keys).expand(1, H, 3, tokens).tril(tokens - 3)
+    assert near(sides[GrapeAP], math.log(2) * sides[ALiBi])
+
+
+@torch.no_grad()
+def test_scores_of_tapa_at_distance_0_are_products_of_its_amplitudes() -> None:
+    q, k = torch.randn(2, 1, H, 6, 8, dtype=torch.float64)
+    here = torch.full((6,), 3)
+    queries, keys = project(TAPA(8, amplitude=0.25), torch.zeros(1, 6, 1), q, k, here)
+    scores = TAPA(8, amplitude=0.25).scores(queries, keys, 8**-0.5)
+    assert near(scores, q[..., :2] @ k[..., :2].mT / math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("amplitude", "message"),
+    [
+        (0.1, "amplitude=0.1 leaves no feature of .*=8 to the amplitude: give at least 0.125"),
+        (1.0, "amplitude=1.0 leaves no feature of .*=8 to the phase: give at most 0.875"),
+    ],
+)
+def test_tapa_without_an_amplitude_or_a_phase_is_refused(amplitude: float, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TAPA(8, amplitude=amplitude)

@@ -1,4 +1,4 @@
-"""Wall attention, PaTH, FoPE, DaRoPE and selective RoPE against their formulas, and what is fixed in them."""
+"""Rotations that read the tokens, and wall attention, against their formulas, and what is fixed in them."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from pe_bench.config.compose import compose_config
 from pe_bench.encodings.content.darope import DaRoPE
 from pe_bench.encodings.content.path_attention import CHUNK, DIRECTION, STRENGTH, Path
+from pe_bench.encodings.content.repo import POSITION, RePo
 from pe_bench.encodings.content.wall import FORGOTTEN, Wall
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.errors import UserError
@@ -90,3 +91,36 @@ def test_coordinates_of_darope_stay_within_the_training_length_wherever_tokens_a
 def test_darope_without_a_slow_pair_is_refused_with_the_way_out() -> None:
     with pytest.raises(UserError, match="train_length=100 tokens, so this is rope: give an .*base above 10"):
         DaRoPE(D, H, 4, train_length=100, base=10.0)
+
+
+@torch.no_grad()
+def test_repo_with_one_position_for_all_tokens_is_nope_and_its_first_layers_are_rope() -> None:
+    repo = RePo(D, H, K, n_layers=16, base=10_000.0).double()
+    x, q, k, _ = layer_inputs(T)
+    learned = [*map(repo.layer, range(5, 16))]
+    assert len({id(layer) for layer in learned}) == 11, "each layer has positions of its own"
+    for parameter in repo.parameters():
+        parameter.zero_()
+    queries, keys = project(learned[0], x, q, k, torch.arange(T))
+    assert worst(queries.x @ keys.x.mT, q @ k.mT) < 1e-12
+    of_first, of_rope = (
+        project(layer, x, q, k, torch.arange(T)) for layer in (repo.layer(4), RoPE(K).double())
+    )
+    assert worst(of_first[0].x, of_rope[0].x) < 1e-12 and worst(of_first[1].x, of_rope[1].x) < 1e-12
+
+
+def test_positions_of_repo_are_near_zero_before_training_and_are_trained() -> None:
+    torch.manual_seed(0)
+    repo = RePo(D, H, K, n_layers=1)
+    x = torch.randn(2, T, D)
+    position = repo.layer(0).prepare(x)[POSITION]
+    assert position.shape == (2, H, T) and 0 < position.abs().max() < 0.1
+    _, q, k, _ = layer_inputs(T)
+    queries, keys = project(repo.layer(0), x, q.float(), k.float(), torch.arange(T))
+    (queries.x @ keys.x.mT).square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in repo.parameters())
+
+
+def test_repo_without_a_layer_of_its_own_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UserError, match="from_layer=4 leaves plain rope in all .*n_layers=4 .*at most 3"):
+        RePo(D, H, K, n_layers=4, from_layer=4)

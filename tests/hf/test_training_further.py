@@ -20,6 +20,7 @@ from pe_bench.hf import training
 from pe_bench.hf.export import rescaled_config
 from pe_bench.hf.source import Source, load_config, load_model
 from pe_bench.hf.training import FurtherTraining, Settings, mean_loss
+from pe_bench.report.build import build_tables
 from pe_bench.runs.rows import read_rows
 from pe_bench.training.group import ALONE
 
@@ -243,6 +244,22 @@ def test_the_lengths_of_a_trained_checkpoint_have_the_quarter_that_reports_read(
     for run in (tmp_path / "results" / "runs").glob("hf-*"):
         assert {row.length for row in read_rows(run / "eval.csv")} == {8, 30, 60}, run.name
     assert "a quarter of the training length" not in done.out
+
+
+@pytest.mark.parametrize(("to", "lengths"), [("2x", ()), ("4x", ("--lengths", "48,64"))])
+def test_the_line_of_a_trained_checkpoint_is_judged_for_its_use_of_context(
+    tmp_path: Path, arguments: list[str], command: Command, to: str, lengths: tuple[str, ...]
+) -> None:
+    done = command("extend", *arguments, "--to", to, *lengths)
+    assert done.code == 0, done.err
+    longest = int(to.removesuffix("x")) * TRAIN_LENGTH
+    name = trained_folder(tmp_path).name
+    lines = [line for table in build_tables(tmp_path / "results") for line in table.lines]
+    [line] = [line for line in lines if name in line.label]
+    use = line.records[longest].use
+    assert use is not None and use.swap_gain is not None and use.window_gain is not None
+    # What it answers of four steps of training may be that they were too few, and nothing else.
+    assert use.uses_context or "improve from 8 to 32 tokens" in use.missing, use
 
 
 @pytest.mark.parametrize("key", ["eval.targets=3", "eval.lengths=[32]", "+eval.lengths=[32]"])

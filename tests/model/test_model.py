@@ -235,3 +235,14 @@ def test_streams_are_the_ones_that_runs_were_trained_with_and_all_differ() -> No
     assert derive_seed(7, "ids", 250) == 3_840_997_423_740_020_940, golden
     seeds = {derive_seed(seed, name, step) for seed in range(20) for name in ("a", "b") for step in range(20)}
     assert len(seeds) == 20 * 2 * 20 and 2**62 < max(seeds) < 2**63, "63 bits without a sign"
+
+
+def test_windows_of_a_changed_model_add_up_and_the_later_one_of_a_layer_counts() -> None:
+    model, tokens_BT = decoder(SMALL, "rope"), tokens_of(24)
+    together = hidden(model.changed({}, {0: 4, 1: 8}), tokens_BT)
+    one_by_one = model.changed({}, {0: 4}).changed({}, {1: 8})
+    assert same(hidden(one_by_one, tokens_BT), together)
+    for alone in ({}, {0: 4}, {1: 8}):
+        assert not same(hidden(model.changed({}, alone), tokens_BT), together), alone
+    replaced = model.changed({}, {0: 2, 1: 8}).changed({}, {0: 4})
+    assert same(hidden(replaced, tokens_BT), together)

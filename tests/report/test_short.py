@@ -119,19 +119,23 @@ def test_one_answer_says_whether_the_context_is_used_at_any_length(
 
 
 @pytest.mark.parametrize(
-    ("levels", "text", "ends"),
+    ("levels", "text", "predicate", "ends"),
     [
-        ({128: 1.7, 144: 1.7, 160: 3.0, 2048: 5.0}, "144", (144, 160)),
-        ({128: 1.7, 512: 5.0, 2048: 5.0}, "128 to 512", (128, 512)),
-        ({128: 1.7, 300: 1.7, 1000: 5.0}, "300 to 1,000", (300, 1000)),
-        ({128: 1.7, 256: None}, "128 to 256", (128, 256)),
-        ({128: 1.7, 160: 5.0}, "128", (128, 160)),
-        ({128: 1.7, 256: 1.7}, "256", (256, None)),
-        ({64: 1.8, 128: 1.7}, "", (None, None)),
+        ({128: 1.7, 144: 1.7, 160: 3.0, 2048: 5.0}, "144", "works to 144", (144, 160)),
+        ({128: 1.7, 512: 5.0, 2048: 5.0}, "128 to 512", "works at 128 and no longer at 512", (128, 512)),
+        ({128: 1.7, 300: 1.7, 1000: 5.0}, "300 to 1,000", "works at 300 and no longer at 1,000", (300, 1000)),
+        ({128: 1.7, 256: None}, "128 to 256", "works at 128 and no longer at 256", (128, 256)),
+        ({128: 1.7, 160: 5.0}, "128", "works to 128", (128, 160)),
+        ({128: 1.7, 256: 1.7}, "256", "works to 256", (256, None)),
+        ({64: 1.8, 128: 1.7}, "", "works to an unknown length", (None, None)),
     ],
 )
 def test_every_view_says_to_the_same_length_how_far_a_model_works(
-    tmp_path: Path, levels: dict[int, float | None], text: str, ends: tuple[int | None, int | None]
+    tmp_path: Path,
+    levels: dict[int, float | None],
+    text: str,
+    predicate: str,
+    ends: tuple[int | None, int | None],
 ) -> None:
     for seed in range(3):
         add_run(tmp_path, "rope", levels, seed=seed, spread=0.002)
@@ -139,7 +143,10 @@ def test_every_view_says_to_the_same_length_how_far_a_model_works(
     [line] = table.lines
     point = line.break_point
     assert (point.works_to_text, point.works_to, point.stops_by) == (text, *ends)
-    assert cells_of(printed([table], 200), "rope")[-len(text.split() or "-") :] == (text or "-").split()
+    shown = printed([table], 200)
+    assert cells_of(shown, "rope")[-len(text.split() or "-") :] == (text or "-").split()
+    note = f'"{text}": {predicate}; nothing between was scored'
+    assert (note in shown) == (" to " in text)
     assert re.search(rf"\| {text or '-'} \|$", to_markdown([table]), re.MULTILINE)
     if text:
         assert f">{text}<" in re.sub(r"\s", " ", to_html([table])).replace("> ", ">").replace(" <", "<")
@@ -155,14 +162,13 @@ def test_every_view_says_to_the_same_length_how_far_a_model_works(
     look.at_training = look.at_longest = SimpleNamespace(mean=0.0)
     tried = Try("try", 1, "nope", "rope", "", "", 128, [128, 512], "2026-11-27")
     outcome = Outcome(tried, cast(Any, look), (point, point), 1.0, 0, 1.0, None)
-    known = text or "an unknown length"
-    assert f"  works to {known} (rope: {known})" in str(outcome).splitlines()
+    assert f"  {predicate} (rope {predicate})" in str(outcome).splitlines()
     runs = [run.name for run in (tmp_path / "runs").iterdir()]
     keys = {row.key for run in runs for row in read_rows(tmp_path / "runs" / run / "eval.csv")}
     measured = Measurements(tmp_path, [Step("", tuple(runs), keys)])
     assert measured.break_point(Series("rope"), "paired").works_to_text == text
     claim = judge_claim(Claim("holds", "a test", "rope", 2), measured)
-    assert (f"rope works to {text}" in claim.evidence.split("; ")) == bool(text)
+    assert (f"rope {predicate}" in claim.evidence.split("; ")) == bool(text)
 
 
 @pytest.mark.parametrize("name", ["catalogue", "presets", "seeds"])

@@ -112,6 +112,24 @@ def test_controlled_lengths_are_twice_and_sixteen_times_the_training_length() ->
         assert controlled_lengths(evaluation, lengths, train_length=8, target_tokens=4) == expected
 
 
+@pytest.mark.parametrize(
+    ("controls", "lengths", "expected"),
+    [
+        ("auto", [4, 8, 16, 40], [16, 40]),
+        ("offset", [4, 8, 12, 128, 160], [128, 160]),
+        ("auto", [8, 16], [16]),
+        ("auto", [8, 9], []),
+        ("none", [8, 16, 40], []),
+    ],
+)
+def test_the_longest_length_of_a_hugging_face_model_gets_controls_too(
+    controls: str, lengths: list[int], expected: list[int]
+) -> None:
+    evaluation = EvalConfig(controls=controls)  # pyright: ignore[reportArgumentType]
+    found = controlled_lengths(evaluation, lengths, train_length=8, target_tokens=4, longest_too=True)
+    assert found == expected
+
+
 def test_offset_shows_an_encoding_that_reads_absolute_positions_and_no_other(tmp_path: Path) -> None:
     offset = replace(EVAL, controls="offset")
 

@@ -256,8 +256,8 @@ class Judged:
     @property
     def evidence(self) -> str:
         """Return what was measured with its interval, and how far the encodings work."""
-        texts = {name: point.works_to_text for name, point in self.works_to.items()}
-        works_to = [f"{name} works to {text}" for name, text in texts.items() if text]
+        judged = {name: point for name, point in self.works_to.items() if point.works_to is not None}
+        works_to = [f"{name} {point.predicate}" for name, point in judged.items()]
         return "; ".join([self._measured_text, *works_to])
 
     @property

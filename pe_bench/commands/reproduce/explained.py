@@ -1,6 +1,7 @@
 """Why the runs of a study fail at longer texts: what `explain` finds of each piece, stored with its rows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pe_bench.commands.evaluate import Evaluation
@@ -24,7 +25,7 @@ def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
     folder: of the stored pieces. Runs whose weights are gone are trained again. Raises `UserError`,
     `RunError`.
     """
-    trained = runs.make(piece)[0]
+    trained = runs.make(replace(piece, runs=()))[0]
     found = explain(runs, trained.runs)
     numbers, tables = _files(piece, folder)
     numbers.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ class Piece:
     """An encoding of a sweep with its seeds.
 
     settings: a hash of what the study's file sets for its runs, so that a changed file has other pieces.
-    runs: the names of its runs, where they are stored.
+    runs: the names of its runs that are stored, in the order of their seeds.
     """
 
     sweep: str
@@ -95,9 +95,18 @@ class StoredPieces:
         return [piece for sweep in self.study.sweeps for piece in pieces_of(self.study, sweep)]
 
     def missing(self) -> list[Piece]:
-        """Return the pieces of the study that are not stored."""
-        stored = {piece.key for piece in self.read()}
-        return [piece for piece in self._of_study if piece.key not in stored]
+        """Return the pieces of the study that are not stored whole, with the runs that are stored."""
+        stored = self.read()
+        keys = {piece.key for piece in stored}
+        missing: list[Piece] = []
+        for sweep in self.study.sweeps:
+            pieces = [piece for piece in pieces_of(self.study, sweep) if piece.key not in keys]
+            # What goes on from a run, scores it once more or explains it, needs weights, which no piece has.
+            needs_weights = sweep.source or self.study.scorings_of(sweep) or self.study.explains
+            if not needs_weights:
+                pieces = [replace(piece, runs=_runs_of_fewer_seeds(piece, stored)) for piece in pieces]
+            missing += pieces
+        return missing
 
     def of_study(self) -> list[Piece]:
         """Return the stored pieces that the study's file still has."""
@@ -127,7 +136,7 @@ class StoredPieces:
         return [row for run in piece.runs for row in RunFolder(self.folder / "runs" / run).rows]
 
     def add(self, piece: Piece, steps: Sequence[Step], results_dir: Path) -> None:
-        """Store a piece, whose runs are in a folder of results.
+        """Store a piece, whose other runs are in a folder of results.
 
         steps: the sweep of the piece and the scorings of its runs. Raises `UserError` for rows of another
         text, other targets or another version of PyTorch than what is stored, before anything is written.
@@ -144,7 +153,7 @@ class StoredPieces:
             keep_run(results_dir / "runs" / name, rows, self.folder / "runs" / name)
             keep_anchors(results_dir / "anchors", rows, self.folder / "anchors")
         others = [stored for stored in self.read() if stored.key != piece.key]
-        made = replace(piece, runs=names)
+        made = replace(piece, runs=(*piece.runs, *names))
         write_json(self._index, {"pieces": [asdict(each) for each in (*others, made)]})
 
     def require_torch(self) -> None:
@@ -175,6 +184,16 @@ class StoredPieces:
                 here, there = getattr(row, column), getattr(other, column)
                 message = f"{piece} has another {what} at {row.length} ({here}) than what is stored ({there})"
                 require(here == there, message)
+
+
+def _runs_of_fewer_seeds(piece: Piece, stored: Sequence[Piece]) -> tuple[str, ...]:
+    """Return the runs of the stored piece that differs from this one in having fewer seeds, or none."""
+    begun = [
+        each
+        for each in stored
+        if each.seeds < piece.seeds and replace(each, seeds=piece.seeds).key == piece.key
+    ]
+    return max((each.runs for each in begun), key=len, default=())
 
 
 def minor_version(version: str) -> str:

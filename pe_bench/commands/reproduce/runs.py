@@ -52,12 +52,14 @@ class StudyRuns:
         require_checkpoints(self.study, self.models)
 
     def make(self, piece: Piece) -> list[Step]:
-        """Return the steps of one piece, and of no other; finished work is reused."""
-        sweep = next(each for each in self.study.sweeps if piece in pieces_of(self.study, each))
+        """Return the steps of one piece without its stored runs, and of no other; finished work is reused."""
+        plain = replace(piece, runs=())
+        sweep = next(each for each in self.study.sweeps if plain in pieces_of(self.study, each))
         if sweep.checkpoint:
             others = [] if piece.encoding in sweep.encodings else [piece.encoding]
             return [self._score_checkpoint(sweep, others)]
-        trained = self._train(replace(sweep, encodings=[piece.encoding]), self._sources(sweep))
+        one = replace(sweep, encodings=[piece.encoding])
+        trained = self._train(one, self._sources(sweep), stored=len(piece.runs))
         return [trained, *self._scorings(sweep, trained)]
 
     def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> Step:
@@ -72,17 +74,20 @@ class StudyRuns:
         return self._train(source, self._sources(source)).runs
 
     def _scorings(self, sweep: Sweep, trained: Step) -> Iterator[Step]:
-        for scoring in self.study.scorings:
-            if not scoring.of or sweep.name in scoring.of:
-                yield self._score(scoring, sweep, trained)
+        for scoring in self.study.scorings_of(sweep):
+            yield self._score(scoring, sweep, trained)
 
-    def _train(self, sweep: Sweep, sources: Sequence[str]) -> Step:
-        """Run a sweep. Raises `RunError` or `Stopped` where it is not done."""
+    def _train(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> Step:
+        """Run a sweep without its first seeds, as many as are stored.
+
+        Raises `RunError` or `Stopped` where it is not done.
+        """
         from pe_bench.commands.sweep.run import launch
 
         name = f"{self.study.name} {sweep.name}".strip()
-        say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds_of(sweep)}")
-        summary = launch(self._jobs(sweep, sources), self._typed(sweep).launcher)
+        of_these = f" ({stored} stored)" if stored else ""
+        say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds_of(sweep)}{of_these}")
+        summary = launch(self._jobs(sweep, sources, stored), self._typed(sweep).launcher)
         summary.end()
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
         keys = {tuple(key) for state in summary.states for key in state.keys}
@@ -92,10 +97,11 @@ class StudyRuns:
         """Return the overrides of all runs of a sweep."""
         return sorted_by_use([*self.study.of_each(sweep), *self.machine])
 
-    def _jobs(self, sweep: Sweep, sources: Sequence[str]) -> list[Planned]:
-        """Return a job for each encoding of a sweep and each seed, or each source."""
-        search, typed = self.study.search, self._typed(sweep)
-        values_of_each = self._values_of_each(sweep, sources)
+    def _jobs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> list[Planned]:
+        """Return a job for each encoding of a sweep and each seed that is not stored, or each source."""
+        search = self.study.search
+        typed = self._typed(sweep)
+        values_of_each = self._values_of_each(sweep, sources, stored)
         jobs = []
         for encoding in sweep.encodings:
             choice = [f"encoding={encoding}"]
@@ -108,10 +114,10 @@ class StudyRuns:
                     jobs.append(replace(job, label=label_of(words, encoding)))
         return jobs
 
-    def _values_of_each(self, sweep: Sweep, sources: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def _values_of_each(self, sweep: Sweep, sources: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
         """Return what differs from one run of an encoding to the next, by the word that says so."""
         if not sweep.source:
-            return {f"seed={seed}": {"seed": seed} for seed in range(self.study.seeds_of(sweep))}
+            return {f"seed={seed}": {"seed": seed} for seed in range(stored, self.study.seeds_of(sweep))}
         key = "train.from" if sweep.after else "train.beside"
         values = {}
         for source in sources:

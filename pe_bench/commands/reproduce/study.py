@@ -113,6 +113,10 @@ class Study:
                 seeds[key] = max(seeds.get(key, 0), self.seeds_of(sweep))
         return sum(seeds.values())
 
+    def scorings_of(self, sweep: Sweep) -> list[ScoringStep]:
+        """Return the scorings of the runs of a sweep."""
+        return [scoring for scoring in self.scorings if not scoring.of or sweep.name in scoring.of]
+
     def seeds_of(self, sweep: Sweep) -> int:
         """Return how many seeds the runs of a sweep have; a toy has no more than a toy of the study."""
         seeds = sweep.seeds or self.seeds

@@ -121,7 +121,7 @@ class Outcome:
             return f"{head}, {place}: {names} {has} learned nothing yet, so give more train.tokens"
         if self.answer == "mixed":
             head += f" ({self._where_it_is_mixed()})"
-        works_to, of_baseline = (point.works_to_text or "an unknown length" for point in self.works_to)
+        of_change, of_baseline = (point.predicate for point in self.works_to)
         at_training, at_longest = seen.bounds
         trained = _of_length(seen.at_training.mean, at_training, self.unit)
         longest = _of_length(seen.at_longest.mean, at_longest, self.unit)
@@ -129,7 +129,7 @@ class Outcome:
             f"{head}, {place}",
             f"  at {tried.train_length:,}, trained: {trained}",
             f"  at {max(tried.lengths):,}, longest: {longest}",
-            f"  works to {works_to} ({tried.baseline}: {of_baseline})",
+            f"  {of_change} ({tried.baseline} {of_baseline})",
             f"  a step takes {self.time_ratio:.2f} times as long, with {self.parameters:,} parameters more",
         ]
         if not seen.is_sure:
@@ -226,7 +226,10 @@ def try_change(
     results_dir: str | Path,
     check: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Do what `pe_bench.try_change` says. check: called before anything is written."""
+    """Do what `pe_bench.try_change` says.
+
+    check: called before anything is written, unless this very change was tried in this folder before.
+    """
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
     kind: Kind = "confirm" if confirm else "try"
@@ -243,7 +246,8 @@ def try_change(
     changed = planned_job(overrides, search, choice=overrides_in(change), values=values)
     baseline = planned_job(overrides, search, choice=overrides_in(against), values=values)
     tried = _prepared(kind, changed.config, baseline.config)
-    check()
+    if all(kept.change_run != tried.change_run for kept in read_tries(results)):
+        check()  # a run's name has the hash of its encoding's code, and what was kept was checked
     tried = _keep(results, tried)
     with (
         _ending_kept(results, tried),

@@ -7,6 +7,7 @@ The docstring begins with what must hold. The function returns what was measured
 
 import inspect
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import NamedTuple
 
 from pe_bench.inspection.check import decoder, layers
@@ -28,13 +29,14 @@ def _property(check: Callable[[Case], str]) -> Property:
     return Property(check.__name__, means[0].lower() + means[1:].removesuffix("."), look, check)
 
 
-PROPERTIES = tuple(
-    _property(function)
-    for module in (decoder, layers)
-    for function in vars(module).values()
-    if inspect.isfunction(function) and function.__module__ == module.__name__
-    if "Look at: " in (function.__doc__ or "")
-)
+def _properties(module: ModuleType) -> list[Property]:
+    """Return the properties that a module checks, in its order."""
+    functions = [value for value in vars(module).values() if inspect.isfunction(value)]
+    own = [function for function in functions if function.__module__ == module.__name__]
+    return [_property(function) for function in own if "Look at: " in (function.__doc__ or "")]
+
+
+PROPERTIES = (*_properties(decoder), *_properties(layers))
 BASICS = PROPERTIES[:3]  # the first that fails ends the check: all others would fail, with wrong advice
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -105,7 +106,8 @@ class Case:
 
     def nudged(self, nudge: float) -> Composition:
         """Build the encoding with parameters that are off their initial values, where some have no effect."""
-        encoding, generator = self.as_built(), torch.Generator().manual_seed(6)
+        encoding = self.as_built()
+        generator = torch.Generator().manual_seed(6)
         with torch.no_grad():
             for parameter in encoding.parameters():
                 parameter.add_(nudge * (0.1 + torch.rand(parameter.shape, generator=generator)))
@@ -193,9 +195,11 @@ def layers_of(encoding: Composition) -> list[LayerEncoding]:
 
 
 def parts_of(encoding: Composition) -> list[nn.Module]:
-    """Return the encoding and its modifiers, and what acts in the layers."""
-    leaves = [leaf for number in range(MODEL.n_layers) for leaf in leaves_of(encoding.layer(number))]
-    return list(dict.fromkeys([encoding.base, *encoding.modifiers.children(), *leaves]))
+    """Return the encoding, its modifiers and the parts that act in its layers, each once."""
+    parts: list[nn.Module] = [encoding.base, *encoding.modifiers.children()]
+    for number in range(MODEL.n_layers):
+        parts += leaves_of(encoding.layer(number))
+    return list(dict.fromkeys(parts))
 
 
 def kind_of(part: nn.Module) -> type[LayerEncoding] | type[PositionalEncoding]:
@@ -204,7 +208,7 @@ def kind_of(part: nn.Module) -> type[LayerEncoding] | type[PositionalEncoding]:
 
 def changed_hooks(encoding: Composition, hooks: Iterable[str]) -> list[tuple[nn.Module, str]]:
     """Return each part of the encoding with each of these hooks that it changes."""
-    return [(part, hook) for part in parts_of(encoding) for hook in hooks if changes(part, hook)]
+    return [(part, hook) for part, hook in product(parts_of(encoding), hooks) if changes(part, hook)]
 
 
 def changes(part: nn.Module, hook: str) -> bool:
@@ -219,7 +223,8 @@ def line_of(part: nn.Module, hook: str) -> str:
 
 def never_called(part: nn.Module) -> str:
     """Return a method that would never be called: a misspelt hook, or one of the other kind of class."""
-    kind, hooks = kind_of(part), [*_methods(LayerEncoding), *_methods(PositionalEncoding)]
+    kind = kind_of(part)
+    hooks = [*_methods(LayerEncoding), *_methods(PositionalEncoding)]
     for name in _methods(type(part)):
         close = get_close_matches(name, hooks, 1, 0.8)
         if close and not hasattr(kind, name):
@@ -308,7 +313,8 @@ def at_most(label: str, *errors: float, limit: float = EXACT) -> str:
 
 def largest(errors: Iterable[float]) -> float:
     """Return the largest error, and infinity where one is not a number: `max` would pass over it."""
-    return max(math.inf if math.isnan(error) else error for error in errors)
+    errors = list(errors)
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
 
 
 def worst(a: Tensor, b: Tensor) -> float:

@@ -6,6 +6,7 @@ Letters: B batch, H query heads, T tokens, Q queries, N keys, K head width, D mo
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,13 @@ def repeatable(case: Case) -> str:
 
     Look at: random numbers or dropout in a hook: draw them in `ids`, from the given generator.
     """
-    model, text, state = case.new_model(), tokens(2, TRAIN_LENGTH), torch.get_rng_state()
+    model = case.new_model()
+    text = tokens(2, TRAIN_LENGTH)
+    state = torch.get_rng_state()
     for mode in ("training", "scoring"):
         model.train(mode == "training")
-        ids, again = (ids_of(model.encoding, text, train=model.training) for _ in range(2))
+        ids = ids_of(model.encoding, text, train=model.training)
+        again = ids_of(model.encoding, text, train=model.training)
         expect(torch.equal(ids, again), f"ids drawn in {mode} with one seed differ")
         error = worst(model.hidden(text, ids), model.hidden(text, ids))
         expect(error == 0, f"two calls in {mode} with the same tokens and ids differ by {error:.1e}")
@@ -109,7 +113,8 @@ def _calls(
     part: nn.Module, encoding: Composition, dtype: torch.dtype
 ) -> Iterator[tuple[str, Any, Tensor | None]]:
     """Yield what each hook returns, in the decoder's order, with the places where its values matter."""
-    (x, q, k, v), position = layer_inputs(TOKENS, dtype), torch.arange(TOKENS)
+    x, q, k, v = layer_inputs(TOKENS, dtype)
+    position = torch.arange(TOKENS)
     if isinstance(part, PositionalEncoding):
         text = tokens(2, TOKENS)
         for train in (True, False):
@@ -153,16 +158,21 @@ def _fault(hook: str, value: Any, seen: Tensor | None) -> str:
         return f"returned {value.dtype}, must be torch.bool: true for the keys that a query may see"
     if not any(_fits(value.shape, shape) for shape in SHAPES[hook]):
         return f"returned the shape {list(value.shape)}, must be {expected}"
-    bad = ~value.detach().isfinite() & (True if seen is None else seen)
+    bad = ~value.detach().isfinite()
+    if seen is not None:
+        bad = bad & seen
     return f"has {int(bad.sum())} values of {bad.numel()} that are not finite" if bad.any() else ""
 
 
 def _fits(sizes: torch.Size, shape: str) -> bool:
     letters = shape.replace("*", "*" * (len(sizes) - len(shape) + 1))
-    return len(letters) == len(sizes) and all(
-        letter == "*" or size == SIZES[letter] or (size == 1 and letter in SHARED)
-        for size, letter in zip(sizes, letters, strict=True)
-    )
+    return len(letters) == len(sizes) and all(map(_fits_letter, sizes, letters))
+
+
+def _fits_letter(size: int, letter: str) -> bool:
+    if letter == "*" or size == SIZES[letter]:
+        return True
+    return size == 1 and letter in SHARED
 
 
 # What the code says
@@ -205,8 +215,8 @@ def identity(case: Case) -> str:
         text = tokens(2, length)
         model = case.new_model()
         model.hidden(text, ids_of(model.encoding, text, train=True))
-    late = dict.fromkeys(file for part in parts_of(case.encoding) for file in opened_later(type(part)))
-    names = ", ".join(file.name for file in late)
+    late = list(chain.from_iterable(opened_later(type(part)) for part in parts_of(case.encoding)))
+    names = ", ".join(file.name for file in dict.fromkeys(late))
     expect(not late, f"{names}: opened after the import, in a hook or the constructor, and not covered")
     return "no file is opened after the import"
 
@@ -224,16 +234,18 @@ def causal(case: Case) -> str:
 
     Look at: visible and adjust; ids and embed, where they read tokens.
     """
-    text, errors = tokens(2, TRAIN_LENGTH), []
+    text = tokens(2, TRAIN_LENGTH)
+    errors = []
     before = hidden(case.model, text)
     for seen in (1, TRAIN_LENGTH // 2, TRAIN_LENGTH - 1):
         changed = torch.cat([text[:, :seen], other_tokens(text[:, seen:])], -1)
         errors.append(worst(before[:, :seen], hidden(case.model, changed)[:, :seen]))
     measured = at_most("other tokens behind change an output by", *errors)
     # With a byte for each token, for what reads a rare one.
-    of_bytes = replace(case, vocabulary=ByteTokenizer().vocabulary)
-    texts = torch.tensor([*Path(__file__).read_bytes()[: 2 * TRAIN_LENGTH]]).view(2, TRAIN_LENGTH)
-    problem = find_lookahead_in_text(of_bytes.new_model(), texts)
+    byte_case = replace(case, vocabulary=ByteTokenizer().vocabulary)
+    code = Path(__file__).read_bytes()
+    texts = torch.tensor(list(code[: 2 * TRAIN_LENGTH])).view(2, TRAIN_LENGTH)
+    problem = find_lookahead_in_text(byte_case.new_model(), texts)
     expect(not problem, problem)
     return measured
 
@@ -250,8 +262,9 @@ def prefix(case: Case) -> str:
     errors = {}
     for short, long in pairs:
         text = tokens(2, long)
-        errors[short, long] = worst(hidden(case.model, text)[:, :short], hidden(case.model, text[:, :short]))
-    short, long = max(errors, key=lambda pair: errors[pair])
+        first = hidden(case.model, text)[:, :short]
+        errors[short, long] = worst(first, hidden(case.model, text[:, :short]))
+    short, long = max(errors, key=errors.__getitem__)
     label = f"the first {short} of {long} tokens differ from {short} alone by"
     return case.as_claimed("prefix_consistent", label, errors[short, long])
 
@@ -290,9 +303,11 @@ def pure(case: Case) -> str:
 
     Look at: a cache: its key must hold all that its values depend on, every id among it.
     """
-    text, longer = tokens(2, len(IDS)), tokens(2, TRAIN_LENGTH if case.ends else 2 * TRAIN_LENGTH)
+    text = tokens(2, len(IDS))
+    longer = tokens(2, TRAIN_LENGTH if case.ends else 2 * TRAIN_LENGTH)
     between = torch.cat([text[:, :1], other_tokens(text[:, 1:-1]), text[:, -1:]], -1)
-    ids, model = ids_of(case.encoding, text), case.new_model()
+    ids = ids_of(case.encoding, text)
+    model = case.new_model()
     calls = [(longer, ids_of(case.encoding, longer)), (text, ids), (between, ids)]
     calls += [(text, IDS), (text, OTHER_IDS)]
     errors = [worst(model.hidden(*call), case.new_model().hidden(*call)) for call in calls]
@@ -310,8 +325,8 @@ def effect(case: Case) -> str:
         expect(not unheard, f"{type(part).__name__}.{unheard}")
     # An encoding that acts only past the training length must show an effect there.
     text = tokens(2, TRAIN_LENGTH if case.ends else 3 * TRAIN_LENGTH)
-    nope = case.model_of(Composition(Layers([NoPE()]), {}, case.sizes.n_layers))
-    error = worst(hidden(case.model, text), hidden(nope, text))
+    without_encoding = case.model_of(Composition(Layers([NoPE()]), {}, case.sizes.n_layers))
+    error = worst(hidden(case.model, text), hidden(without_encoding, text))
     measured = f"differs from nope by {error:.1e}"
     if not changed_hooks(case.encoding, SHAPES):
         raise UnclaimedError(f"no hook is changed; {measured}")
@@ -325,7 +340,8 @@ def extrapolation(case: Case) -> str:
 
     Look at: past_training, and what is done with positions that no parameter was trained for.
     """
-    length, stated = 4 * TRAIN_LENGTH, case.encoding.past_training
+    length = 4 * TRAIN_LENGTH
+    stated = case.encoding.past_training
     try:
         output = hidden(case.model, tokens(2, length))
     except LengthError as error:
@@ -349,8 +365,10 @@ def state(case: Case) -> str:
     names = {name for name, _ in case.encoding.named_parameters()}
     extra = sorted(set(case.encoding.state_dict()) ^ names)
     expect(not extra, f"saved, and no parameter: {', '.join(extra)}")
-    first, second, text = case.with_random_parameters(), case.as_built(seed=1), tokens(2, TRAIN_LENGTH)
+    first = case.with_random_parameters()
+    second = case.as_built(seed=1)
     second.load_state_dict(first.state_dict())
+    text = tokens(2, TRAIN_LENGTH)
     error = worst(hidden(case.model_of(first), text), hidden(case.model_of(second), text))
     at_most("saved and loaded into one of another seed, its output differs by", error)
     return f"{len(names)} tensor{'s' * (len(names) > 1)}" if names else "empty, as that of nope"
@@ -364,11 +382,13 @@ def scale(case: Case) -> str:
 
     The input's scale decides curves that would be credited to the encoding.
     """
-    text, encoding = tokens(2, TRAIN_LENGTH), case.as_built().double()
+    text = tokens(2, TRAIN_LENGTH)
+    encoding = case.as_built().double()
     x, *_ = layer_inputs(TRAIN_LENGTH)
     rms = float(encoding.embed(x, ids_of(encoding, text), text).square().mean().sqrt())
-    expect(0.5 < rms < 2, f"inputs of rms 1 leave with rms {rms:.2f}")
-    return f"inputs of rms 1 leave with rms {rms:.2f}"
+    measured = f"inputs of rms 1 leave with rms {rms:.2f}"
+    expect(0.5 < rms < 2, measured)
+    return measured
 
 
 # Steps with which slopes are measured, and their relative and absolute error; the second for code in float32.
@@ -382,10 +402,11 @@ def slopes(case: Case) -> str:
     that cancels.
     """
     largest: dict[str, float] = {}
-    inert = tuple(name for part in parts_of(case.encoding) for name in getattr(part, "inert", ()))
+    inert = tuple(chain.from_iterable(getattr(part, "inert", ()) for part in parts_of(case.encoding)))
     right = set()  # next to a bound, the slope may be another on one of the two sides
     for nudge in (0.0, 0.1, -0.1):
-        encoding, inputs = case.nudged(nudge), dict(zip("xqkv", layer_inputs(TRAIN_LENGTH), strict=True))
+        encoding = case.nudged(nudge)
+        inputs = dict(zip("xqkv", layer_inputs(TRAIN_LENGTH), strict=True))
         tensors = {name: tensor.requires_grad_() for name, tensor in inputs.items()}
         tensors |= {name: tensor for name, tensor in encoding.named_parameters() if tensor.requires_grad}
         output = _mixed(encoding, inputs)
@@ -407,16 +428,19 @@ def _mixed(encoding: Composition, inputs: dict[str, Tensor]) -> Tensor:
     x, q, k, v = inputs.values()
     text = tokens(2, TRAIN_LENGTH)
     ids = ids_of(encoding, text)
-    layers = (encoding.layer(number) for number in range(MODEL.n_layers))
-    outputs = [encoding.embed(x, ids, text), *(reference_attention(each, x, q, k, v, ids) for each in layers)]
-    output = torch.cat([one.flatten() for one in outputs])
-    return output @ torch.randn(output.shape, generator=torch.Generator().manual_seed(7), dtype=output.dtype)
+    outputs = [encoding.embed(x, ids, text)]
+    for number in range(MODEL.n_layers):
+        outputs.append(reference_attention(encoding.layer(number), x, q, k, v, ids))
+    output = torch.cat([part.flatten() for part in outputs])
+    generator = torch.Generator().manual_seed(7)
+    return output @ torch.randn(output.shape, generator=generator, dtype=output.dtype)
 
 
 @torch.no_grad()
 def _is_slope(gradient: Tensor, tensor: Tensor, encoding: Composition, inputs: dict[str, Tensor]) -> bool:
     """Return whether the output changes as the gradient says when `tensor` moves in a random direction."""
-    generator, before = torch.Generator().manual_seed(8), tensor.clone()
+    before = tensor.clone()
+    generator = torch.Generator().manual_seed(8)
     direction = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     expected = float((gradient * direction).sum())
     for step, relative, absolute in STEPS:

@@ -54,7 +54,9 @@ def blocks(case: Case) -> str:
     key's place among those given, where keys.index was meant.
     """
     length = TRAIN_LENGTH // 2
-    inputs, counted, errors = case.inputs(length), torch.arange(length), []
+    inputs = case.inputs(length)
+    counted = torch.arange(length)
+    errors = []
     for layer, position in product(case.layers, (counted, torch.stack([2 * counted, counted]))):
         at_once = reference_attention(layer, *inputs, position, block=length)
         for row in (0, 6, length - 1):
@@ -90,9 +92,11 @@ def positions(case: Case) -> str:
         if not (layer.overrides("prepare") and layer.overrides("transform")):
             errors += [worst(side.x, side.x[..., :1, :]) for side in (queries, keys)]
         if not layer.overrides("prepare", "visible"):
-            bias, row = layer.bias(queries, keys), layer.scores(queries, keys, SCALE)
-            row = (row if bias is None else row + bias).tril()
-            errors.append(worst(row, row[..., :1, :1].expand_as(row).tril()))
+            scores = layer.scores(queries, keys, SCALE)
+            bias = layer.bias(queries, keys)
+            if bias is not None:
+                scores = scores + bias
+            errors.append(worst(scores.tril(), scores[..., :1, :1].expand_as(scores).tril()))
     return at_most("equal tokens at one position differ by", *errors)
 
 
@@ -102,10 +106,10 @@ def score_scale(case: Case) -> str:
 
     Look at: scores: a term beside scale * (...), which is a bias.
     """
-    errors = [
-        worst(layer.scores(queries, keys, 2.0), 2 * layer.scores(queries, keys, 1.0))
-        for layer, queries, keys in case.sides(TRAIN_LENGTH)
-    ]
+    errors = []
+    for layer, queries, keys in case.sides(TRAIN_LENGTH):
+        doubled = 2 * layer.scores(queries, keys, 1.0)
+        errors.append(worst(layer.scores(queries, keys, 2.0), doubled))
     return at_most("twice the scale is off from twice the scores by", *errors)
 
 
@@ -173,7 +177,9 @@ def _with_gradients(
 
 def _relative(gradient: Tensor, truth: Tensor) -> float:
     """Return the error of a gradient, relative to its largest number where that is more than 1."""
-    return worst(gradient, truth) / max(1.0, float(truth.abs().max())) if truth.numel() else 0.0
+    if not truth.numel():
+        return 0.0
+    return worst(gradient, truth) / max(1.0, float(truth.abs().max()))
 
 
 @torch.no_grad()
@@ -184,10 +190,11 @@ def norm(case: Case) -> str:
     """
     if not case.claims("norm_preserving"):
         raise UnclaimedError
-    sides = [side for _, *both in case.sides(64, shift=5) for side in both]
-    return at_most(
-        "a norm changes by", *(worst(side.raw.norm(dim=-1), side.x.norm(dim=-1)) for side in sides)
-    )
+    errors = []
+    for _, queries, keys in case.sides(64, shift=5):
+        errors.append(worst(queries.raw.norm(dim=-1), queries.x.norm(dim=-1)))
+        errors.append(worst(keys.raw.norm(dim=-1), keys.x.norm(dim=-1)))
+    return at_most("a norm changes by", *errors)
 
 
 @torch.no_grad()
@@ -263,11 +270,13 @@ def half_precision(case: Case) -> str:
     Look at: positions, angles or sums that were cast to the type of q.
     """
     position = torch.arange(TRAIN_LENGTH) if case.ends else torch.arange(300) + FAR
-    inputs, pairs = layer_inputs(len(position), torch.bfloat16), []
+    inputs = layer_inputs(len(position), torch.bfloat16)
+    pairs = []
     for exact, rounded in case.both_precisions():
         truth = reference_attention(exact, *as_type(inputs, torch.float64), position)
         pairs += [(path(rounded, *inputs, position), truth) for path in (attention, reference_attention)]
-    text, x = tokens(2, len(position)), inputs[0]
+    text = tokens(2, len(position))
+    x = inputs[0]
     truth = case.encoding.embed(x.double(), position, text)
     pairs.append((case.with_random_parameters().embed(x, position, text), truth))
     errors = [float((output.double() - truth).abs().mean()) for output, truth in pairs]
@@ -284,11 +293,14 @@ def long_context(case: Case) -> str:
     if case.ends:
         raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
     single = layer_inputs(LONG, torch.float32, batch=1)
-    double, text = as_type(single, torch.float64), tokens(1, LONG)
-    position, rows, errors, outputs = torch.arange(LONG), range(LONG - 4, LONG), [], []
+    double = as_type(single, torch.float64)
+    text = tokens(1, LONG)
+    position = torch.arange(LONG)
+    rows = range(LONG - 4, LONG)
     embedded = case.with_random_parameters().embed(single[0], position, text)
     expect(bool(embedded.isfinite().all()), "the input is not finite")
-    errors.append(worst(embedded, case.encoding.embed(double[0], position, text)))
+    errors = [worst(embedded, case.encoding.embed(double[0], position, text))]
+    outputs = []
     for exact, rounded in case.both_precisions():
         output = _read(rounded, single, position, rows)
         expect(bool(output.isfinite().all()), f"{int((~output.isfinite()).sum())} outputs are not finite")
@@ -299,7 +311,8 @@ def long_context(case: Case) -> str:
         row, _ = _last_logits(rounded, single)
         # Relative where a logit is larger than 1.
         off = (row.double() - truth).abs() / truth.abs().clamp(min=1)
-        errors.append(float(off.masked_fill((row == truth) | ~visible, 0.0).nan_to_num(torch.inf).max()))
+        off = off.masked_fill((row == truth) | ~visible, 0.0).nan_to_num(torch.inf)
+        errors.append(float(off.max()))
     at_most("float32 and float64 outputs differ by", *outputs, limit=LONG_OUTPUT)
     return at_most("finite; float32 and float64 differ by", *errors, limit=LONG_ERROR)
 
@@ -346,7 +359,8 @@ def many_keys(case: Case) -> str:
     """
     if case.ends:
         raise UnclaimedError(f"undefined past {TRAIN_LENGTH} tokens")
-    inputs, start = case.inputs(MOST_KEYS + AROUND, batch=1), torch.arange(2 * AROUND)
+    inputs = case.inputs(MOST_KEYS + AROUND, batch=1)
+    start = torch.arange(2 * AROUND)
     text = _first(inputs, 2 * AROUND)
     for layer, limit in product(case.layers, LIMITS):
         if case.claims("shift_invariant"):
@@ -360,7 +374,8 @@ def many_keys(case: Case) -> str:
 
 def _off_beside_later_rows(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
     """Return by how much row `keys` differs between being computed alone and with neighbours."""
-    longer, position = _first(inputs, keys + AROUND), torch.arange(keys + AROUND)
+    longer = _first(inputs, keys + AROUND)
+    position = torch.arange(keys + AROUND)
     together = _read(layer, longer, position, range(keys - AROUND, keys + AROUND))
     alone = _read(layer, longer, position, range(keys - 1, keys))
     return worst(together[:, :, AROUND - 1], alone[:, :, 0])

@@ -29,19 +29,23 @@ def fused_chunk_attention(
     outputs = []
     # The last chunks first, as in the reference: the memory of the largest serves the others.
     for start, stop, ranges in reversed(_chunks(encoding, q, window)):
-        seen, values = take(keys, *ranges), joined(v, ranges, -2)
-        outputs.append(_attend(encoding, take(queries, range(start, stop)), seen, values, window))
+        asking = take(queries, range(start, stop))
+        seen = take(keys, *ranges)
+        values = joined(v, ranges, -2)
+        outputs.append(_attend(encoding, asking, seen, values, window))
     return torch.cat(outputs[::-1], -2)
 
 
 def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tuple[int, int, list[range]]]:
     """Return where each chunk of queries begins and ends, and the ranges of keys that it may see."""
     is_biased = encoding.overrides("bias", "distance_bias")
-    chunks, start, tokens = [], 0, q.shape[-2]
+    batch, heads, tokens, _ = q.shape
+    chunks = []
+    start = 0
     while start < tokens:
         stop = min(start + CHUNK_QUERIES, tokens)
         ranges = ranges_in(encoding, start, stop, window)
-        fitting = CHUNK_ELEMENTS // (q.shape[0] * q.shape[1] * sum(map(len, ranges)))
+        fitting = CHUNK_ELEMENTS // (batch * heads * sum(map(len, ranges)))
         if is_biased and fitting < stop - start:
             stop = start + max(1, fitting)
             ranges = ranges_in(encoding, start, stop, window)
@@ -52,21 +56,23 @@ def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tupl
 
 def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, window: int | None) -> Tensor:
     visible = visible_keys(encoding, queries, keys, window)
-    factor, scale = encoding.logit_scale(queries), 1 / math.sqrt(queries.raw.shape[-1])
-    bias, null = encoding.bias(queries, keys), encoding.null_logit(queries)
+    factor = encoding.logit_scale(queries)
+    scale = 1 / math.sqrt(queries.raw.shape[-1])
+    bias = encoding.bias(queries, keys)
+    null = encoding.null_logit(queries)
     if not encoding.overrides("terms"):
         return fused(times(queries.x, factor), keys.x, v, _mask(visible, bias, v), scale, null)
     terms = _terms_in(encoding.terms(queries, keys), visible)
     terms = [(term._replace(q=times(term.q, factor)), seen) for term, seen in terms]
-    masks = [
-        _mask(term.mask[..., seen], bias if bias is None else bias[..., seen], v) for term, seen in terms
-    ]
+    masks = []
+    for term, seen in terms:
+        seen_bias = None if bias is None else bias[..., seen]
+        masks.append(_mask(term.mask[..., seen], seen_bias, v))
     if torch.is_grad_enabled() or v.device.type != "cpu":
         return _attend_once(terms, masks, v, scale, null)
-    parts = [
-        fused_with_lse(term.q, term.k[..., seen, :], v[..., seen, :], mask, scale)
-        for (term, seen), mask in zip(terms, masks, strict=True)
-    ]
+    parts = []
+    for (term, seen), mask in zip(terms, masks, strict=True):
+        parts.append(fused_with_lse(term.q, term.k[..., seen, :], v[..., seen, :], mask, scale))
     return merge_by_lse(parts, null).to(v.dtype)
 
 
@@ -81,11 +87,11 @@ def _attend_once(
 
     Each key appears once for each term, with zeros in the places of the others.
     """
-    width, count = terms[0][0].q.shape[-1], len(terms)
-    wide_k = [
-        functional.pad(term.k[..., seen, :], (index * width, (count - index - 1) * width))
-        for index, (term, seen) in enumerate(terms)
-    ]
+    width = terms[0][0].q.shape[-1]
+    wide_k = []
+    for index, (term, seen) in enumerate(terms):
+        after = len(terms) - index - 1
+        wide_k.append(functional.pad(term.k[..., seen, :], (index * width, after * width)))
     values = torch.cat([v[..., seen, :] for _, seen in terms], -2)
     wide_q = torch.cat([term.q for term, _ in terms], -1)
     return fused(wide_q, torch.cat(wide_k, -2), values, torch.cat(masks, -1), scale, null)
@@ -106,7 +112,7 @@ def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTe
 def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
     """Return what is added to the scores, [1 or B, 1 or H, Q, N], or which of them are visible."""
     if bias is None:
-        return visible if visible.dim() != 3 else visible.unsqueeze(0)
+        return visible.unsqueeze(0) if visible.dim() == 3 else visible
     # The CPU kernel takes a float32 mask for half precision queries; others want one type.
     dtype = precise(v.dtype) if v.device.type == "cpu" else v.dtype
     mask = bias.to(dtype).masked_fill(~visible, float("-inf"))
@@ -138,20 +144,26 @@ def fused_relative_attention(
 
 def _attend_by_rows(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
     """Return the output [B, H, Q, K] of the chunk of queries that begins at `start`."""
-    stop, first = min(start + near.size, q.shape[-2]), max(0, start - near.reach)
+    stop = min(start + near.size, q.shape[-2])
+    first = max(0, start - near.reach)
     chunk = q[:, :, start:stop]
     parts = [near(chunk, k[:, :, first:stop], v[:, :, first:stop])]
     if first:
-        parts.append(fused_with_lse(near.far(chunk), k[:, :, :first], v[:, :, :first], None, near.scale))
+        far_k = k[:, :, :first]
+        far_v = v[:, :, :first]
+        parts.append(fused_with_lse(near.far(chunk), far_k, far_v, None, near.scale))
     output = merge_by_lse(parts)
-    return (output if near.last_of_value is None else output + near.last_of_value).to(v.dtype)
+    if near.last_of_value is not None:
+        output = output + near.last_of_value
+    return output.to(v.dtype)
 
 
 class Near:
     """The attention to near keys of `encoding`, for chunks of queries like `q` [B, H, T, K]."""
 
     def __init__(self, encoding: Relative, q: Tensor):
-        tables, dtype = encoding.tables(), precise(q.dtype)
+        tables = encoding.tables()
+        dtype = precise(q.dtype)
         self.scale = tables.factor / math.sqrt(q.shape[-1])
         self._of_query, _ = _from_the_last(tables.of_query, dtype)
         self._of_key, self._last_of_key = _from_the_last(tables.of_key, dtype)
@@ -159,8 +171,9 @@ class Near:
         tables_by_distance = (self._of_query, self._of_key, self._of_value)
         rows = [table.shape[-2] for table in tables_by_distance if table is not None]
         # How many keys before a query have a row of their own.
-        self.reach = max(0, max(rows, default=0) - 1)
-        fitting = CHUNK_ELEMENTS // (q.shape[0] * q.shape[1] * (CHUNK_QUERIES + self.reach))
+        self.reach = max([1, *rows]) - 1
+        batch, heads, _, _ = q.shape
+        fitting = CHUNK_ELEMENTS // (batch * heads * (CHUNK_QUERIES + self.reach))
         self.size = max(1, min(CHUNK_QUERIES, fitting))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,12 +186,14 @@ class Near:
         if self._of_key is not None:
             scores += keys_band(k @ self._of_key.mT, before)
         scores *= self.scale
-        scores.masked_fill_(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(before + 1), float("-inf"))
+        later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(before + 1)
+        scores.masked_fill_(later, float("-inf"))
         lse = scores.logsumexp(-1, keepdim=True)
         weights = scores.sub_(lse).exp_()
         output = weights @ v.to(weights.dtype)
         if self._of_value is not None:
-            output += by_distance(weights, self._of_value.shape[-2]) @ self._of_value.flip(-2)
+            weights_by_distance = by_distance(weights, self._of_value.shape[-2])
+            output += weights_by_distance @ self._of_value.flip(-2)
         return output, lse
 
     def far(self, q: Tensor) -> Tensor:
@@ -224,4 +239,6 @@ def _from_the_last(table: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | N
     if table is None:
         return None, None
     rest, last = table.to(dtype).tensor_split([-1], -2)
-    return rest - last if rest.shape[-2] else None, last
+    if not rest.shape[-2]:
+        return None, last
+    return rest - last, last

@@ -56,10 +56,10 @@ def fused_flex_attention(
     """Serve encodings that `can_flex`; `window` as in `attention`."""
     queries, keys = project(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
+    scaled_q = times(queries.x, encoding.logit_scale(queries))
+    wide = [_at_least(MIN_WIDTH, x) for x in (scaled_q, keys.x, v)]
     output, sums = flex(
-        _at_least(MIN_WIDTH, times(queries.x, encoding.logit_scale(queries))),
-        _at_least(MIN_WIDTH, keys.x),
-        _at_least(MIN_WIDTH, v),
+        *wide,
         score_mod=added_to_scores(encoding, queries, keys),
         block_mask=block_mask(encoding, queries, keys, window),
         scale=1 / math.sqrt(q.shape[-1]),
@@ -67,7 +67,9 @@ def fused_flex_attention(
         kernel_options=_kernel_options(encoding),
     )
     output = output[..., : v.shape[-1]]
-    return output if null is None else (output * share_of_keys(sums.lse.unsqueeze(-1), null)).to(v.dtype)
+    if null is None:
+        return output
+    return (output * share_of_keys(sums.lse.unsqueeze(-1), null)).to(v.dtype)
 
 
 def _kernel_options(encoding: LayerEncoding) -> dict[str, Any] | None:
@@ -153,10 +155,10 @@ CHUNK_ELEMENTS = 2**24
 
 def block_mask(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> BlockMask:
     """Return the mask of what each query sees, by `visible` and the window."""
-    tokens, device = queries.x.shape[-2], queries.x.device
     if encoding.overrides("visible"):
         return mask_of_tiles(encoding, queries, keys, window)
-    return mask_of_window(tokens, tokens if window is None else window, device)
+    tokens = queries.x.shape[-2]
+    return mask_of_window(tokens, tokens if window is None else window, queries.x.device)
 
 
 @lru_cache(KEPT_MASKS)
@@ -164,7 +166,8 @@ def mask_of_window(tokens: int, window: int, device: torch.device) -> BlockMask:
     """Return the mask that shows the last `window` tokens, the query's own among them."""
     block = torch.arange(_blocks(tokens), device=device)
     middle = BLOCK * (block.unsqueeze(-1) - block)
-    nearest, furthest = middle - (BLOCK - 1), middle + (BLOCK - 1)
+    nearest = middle - (BLOCK - 1)
+    furthest = middle + (BLOCK - 1)
     some = (furthest >= 0) & (nearest < window)
     # In a block that the text does not fill, some rows are not queries.
     filled = (block < tokens // BLOCK).unsqueeze(-1)
@@ -183,11 +186,13 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
 
     Queries are taken in chunks: never all pairs at once.
     """
-    tokens, device = queries.x.shape[-2], queries.x.device
+    tokens = queries.x.shape[-2]
+    device = queries.x.device
     blocks = _blocks(tokens)
     somes, fulls, tile_indices = [], [], []
     # Tile 0 hides everything, tile 1 nothing.
-    tiles = [torch.stack([torch.zeros(BLOCK, BLOCK), torch.ones(BLOCK, BLOCK)]).bool().to(device)]
+    hidden = torch.zeros(BLOCK, BLOCK, dtype=torch.bool, device=device)
+    tiles = [torch.stack([hidden, ~hidden])]
     count = torch.ones((), dtype=torch.long, device=device)  # of tiles so far, less one
     chunk = BLOCK * max(1, CHUNK_ELEMENTS // (BLOCK * tokens))
     for start in range(0, tokens, chunk):
@@ -202,7 +207,9 @@ def mask_of_tiles(encoding: LayerEncoding, queries: Side, keys: Side, window: in
         tile_indices.append(torch.where(mixed, numbered, full.long()))
         tiles.append(tiled[mixed])
     some, full, tile_index = (torch.cat(parts, 1) for parts in (somes, fulls, tile_indices))
-    tile, tile_index, is_shared = torch.cat(tiles), tile_index.int(), tile_index.shape[0] == 1
+    tile = torch.cat(tiles)
+    tile_index = tile_index.int()
+    is_shared = tile_index.shape[0] == 1
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         index = tile_index[0 if is_shared else head, query // BLOCK, key // BLOCK]

@@ -25,8 +25,9 @@ def fused_attention(
 ) -> Tensor:
     """Serve encodings with `transform`, `logit_scale` and `null_logit` alone."""
     queries, keys = project(encoding, x, q, k, position)
-    scaled, null = times(queries.x, encoding.logit_scale(queries)), encoding.null_logit(queries)
-    return fused(scaled, keys.x, v, None, 1 / math.sqrt(q.shape[-1]), null)
+    scaled_q = times(queries.x, encoding.logit_scale(queries))
+    null = encoding.null_logit(queries)
+    return fused(scaled_q, keys.x, v, None, 1 / math.sqrt(q.shape[-1]), null)
 
 
 def fused(
@@ -60,17 +61,20 @@ def fused_with_lse(
         *_as_wide(q, k, v), 0.0, False, attn_mask=mask, scale=scale
     )
     output, lse = output[..., : v.shape[-1]], lse.unsqueeze(-1)
-    # The kernel returns 0 for a query that sees nothing.
-    return output, lse if mask is None else lse.masked_fill(
-        mask.amax(-1, keepdim=True).isneginf(), float("-inf")
-    )
+    if mask is not None:  # the kernel returns 0 for a query that sees nothing
+        sees_nothing = mask.amax(-1, keepdim=True).isneginf()
+        lse = lse.masked_fill(sees_nothing, float("-inf"))
+    return output, lse
 
 
 def merge_by_lse(parts: Sequence[tuple[Tensor, Tensor]], null: Tensor | None = None) -> Tensor:
     """Join outputs over parts of the keys, each with its log-sum-exp, into the output over all."""
     if len(parts) == 1 and null is None:
         return parts[0][0]
-    total = reduce(torch.logaddexp, [*(lse for _, lse in parts), *([] if null is None else [null])])
+    lses = [lse for _, lse in parts]
+    if null is not None:
+        lses.append(null)
+    total = reduce(torch.logaddexp, lses)
     return reduce(torch.add, [(lse - total).exp() * output for output, lse in parts])
 
 
@@ -100,10 +104,11 @@ class _BesideNull(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, null, mask, output, total = ctx.saved_tensors
-        of_qkv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_q, grad_k, grad_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, q, k, v, output, total.squeeze(-1), 0.0, mask is None, attn_mask=mask, scale=ctx.scale
         )
-        return *of_qkv, gradient_of_null(null, total, output, gradient), None, None
+        grad_null = gradient_of_null(null, total, output, gradient)
+        return grad_q, grad_k, grad_v, grad_null, None, None
 
 
 def gradient_of_null(null: Tensor, total: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
@@ -114,8 +119,11 @@ def gradient_of_null(null: Tensor, total: Tensor, output: Tensor, gradient: Tens
 
 def _beside_null(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, null: Tensor) -> Tensor:
     heads = np.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
-    q, k, v = (x.expand(*heads, *x.shape[2:]) for x in (q, k, v))
-    return cast(Tensor, _BesideNull.apply(q, k, v, null.expand(*q.shape[:-1], 1), _added(mask, q), scale))
+    q = q.expand(*heads, *q.shape[2:])
+    k = k.expand(*heads, *k.shape[2:])
+    v = v.expand(*heads, *v.shape[2:])
+    null = null.expand(*q.shape[:-1], 1)
+    return cast(Tensor, _BesideNull.apply(q, k, v, null, _added(mask, q), scale))
 
 
 def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
@@ -126,9 +134,13 @@ def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 def _as_wide(*tensors: Tensor) -> list[Tensor]:
-    """Return all of them, padded with zeros to the width of the widest."""
+    """Return the tensors, padded with zeros to the width of the widest."""
     widest = max(x.shape[-1] for x in tensors)
-    return [x if x.shape[-1] == widest else functional.pad(x, (0, widest - x.shape[-1])) for x in tensors]
+    wide = []
+    for x in tensors:
+        missing = widest - x.shape[-1]
+        wide.append(functional.pad(x, (0, missing)) if missing else x)
+    return wide
 
 
 # Fused attention plus a bias of the distance, without a tensor of T x T.
@@ -157,12 +169,15 @@ def fused_distance_attention(
     table = distance_table(encoding, q)
     assert table is not None
     queries, keys = project(encoding, x, q, k, position)
-    scaled, scale = times(queries.x, encoding.logit_scale(queries)), 1 / math.sqrt(q.shape[-1])
+    scaled = times(queries.x, encoding.logit_scale(queries))
+    scale = 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
-    null = None if null is None else null.expand(*q.shape[:-1], 1)
-    learns = torch.is_grad_enabled() and any(one.requires_grad for one in (scaled, keys.x, v))
-    skips = is_worthwhile(table) and not learns
-    negligible = NegligibleKeys(scaled, keys.x, v, table, scale) if skips else None
+    if null is not None:
+        null = null.expand(*q.shape[:-1], 1)
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (scaled, keys.x, v))
+    negligible = None
+    if is_worthwhile(table) and not learns:
+        negligible = NegligibleKeys(scaled, keys.x, v, table, scale)
     # The CPU kernel takes a float32 mask for half precision queries; others want one type.
     dtype = precise(q.dtype) if q.device.type == "cpu" else q.dtype
     size = FUSED_QUERIES if q.shape[-2] <= LONG else FUSED_QUERIES_LONG
@@ -177,9 +192,10 @@ def fused_distance_attention(
         outputs = []
         for heads, first in _heads_together(needed):
             mask = _hankel(falling[heads, q.shape[-2] - stop + first :], stop - start, stop - first)
-            seen, values = keys.x[:, heads, first:stop], v[:, heads, first:stop]
-            of_heads = None if reversed_null is None else reversed_null[:, heads]
-            outputs.append(fused(reversed_q[:, heads], seen, values, mask, scale, of_heads))
+            seen_k = keys.x[:, heads, first:stop]
+            seen_v = v[:, heads, first:stop]
+            head_null = None if reversed_null is None else reversed_null[:, heads]
+            outputs.append(fused(reversed_q[:, heads], seen_k, seen_v, mask, scale, head_null))
         chunks.append(torch.cat(outputs, 1).flip(-2))
     return torch.cat(chunks, -2)
 

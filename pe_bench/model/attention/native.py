@@ -52,8 +52,10 @@ def native_column_attention(
     """
     queries, keys = project(encoding, x, q, k, position)
     # In float32, so that no scale rounds to half precision.
-    scaled_q, null = times(queries.x.float(), encoding.logit_scale(queries)), encoding.null_logit(queries)
-    columns, scale = encoding.columns(queries, keys), 1 / math.sqrt(q.shape[-1])
+    scaled_q = times(queries.x.float(), encoding.logit_scale(queries))
+    null = encoding.null_logit(queries)
+    columns = encoding.columns(queries, keys)
+    scale = 1 / math.sqrt(q.shape[-1])
     return causal_attention(scaled_q, keys.x.float(), v.float(), None, scale, null, columns).to(v.dtype)
 
 
@@ -77,9 +79,11 @@ def causal_attention(
     shape = np.broadcast_shapes(q.shape[:-1], k.shape[:-1], v.shape[:-1])
     q, k, v = (x.expand(*shape, x.shape[-1]) for x in (q, k, v))
     require(q.shape == k.shape, f"queries are {q.shape[-1]} wide, and keys {k.shape[-1]}")
-    table = None if table is None else table.float().expand(q.shape[1], q.shape[2])
-    null = None if null is None else null.float().expand(*q.shape[:-1], 1)
-    columns = [one.float().expand(*q.shape[:-1], one.shape[-1]) for one in columns]
+    if table is not None:
+        table = table.float().expand(q.shape[1], q.shape[2])
+    if null is not None:
+        null = null.float().expand(*q.shape[:-1], 1)
+    columns = [column.float().expand(*q.shape[:-1], column.shape[-1]) for column in columns]
     return cast(Tensor, _Attention.apply(q, k, v, table, null, scale, *columns))
 
 
@@ -128,12 +132,16 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, table, null, output, normalizers, *columns = ctx.saved_tensors
-        saved, of_table = (q, k, v, table, output, normalizers, *columns), ctx.needs_input_grad[3]
+        saved = (q, k, v, table, output, normalizers, *columns)
         library = usable_kernel(q.dtype).library
         assert library is not None
-        gradients, of_columns = _backward(library, saved, gradient, ctx.scale, of_table=of_table)
-        of_null = None if null is None else gradient_of_null(null, _lse(normalizers), output, gradient)
-        return *gradients, of_null, None, *of_columns
+        gradients, grad_columns = _backward(
+            library, saved, gradient, ctx.scale, has_table_gradient=ctx.needs_input_grad[3]
+        )
+        grad_null = None
+        if null is not None:
+            grad_null = gradient_of_null(null, _lse(normalizers), output, gradient)
+        return *gradients, grad_null, None, *grad_columns
 
 
 def _add_null(null: Tensor, output: Tensor, normalizers: Tensor) -> None:
@@ -165,38 +173,45 @@ def _forward(
     They are each query's largest logit, and one over the sum of what the weights are before they are divided.
     """
     q, k, v, *columns = map(build.with_whole_rows, (q, k, v, *columns))
-    output, normalizers = build.like_rows_of_tokens(v), q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
-    table = table.contiguous() if table is not None else None
+    output = build.like_rows_of_tokens(v)
+    normalizers = q.new_empty((2, *q.shape[:-1]), dtype=torch.float32)
+    if table is not None:
+        table = table.contiguous()
     inputs = *_rows(q, k, v, scale, columns), build.data_of(table)
     _call(library.pe_bench_forward, *inputs, build.strided(output), build.data_of(normalizers))
     return output, normalizers
 
 
 def _backward(
-    library: ctypes.CDLL, saved: Sequence[Any], gradient: Tensor, scale: float, *, of_table: bool
+    library: ctypes.CDLL, saved: Sequence[Any], gradient: Tensor, scale: float, *, has_table_gradient: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]:
-    """Return the gradients of q, k and v, and of the table [H, T] if `of_table`; and those of the columns.
+    """Return the gradients of q, k, v and the table [H, T], or None for the table; and of the columns.
 
-    saved: q, k, v, the table or None, what `_forward` returned of them, and the columns.
+    saved: q, k, v, the table or None, the results of `_forward` for them, and the columns.
     """
     q, k, v, table, output, normalizers, *columns = saved
     q, k, v, gradient, *columns = map(build.with_whole_rows, (q, k, v, gradient, *columns))
-    table = table.contiguous() if table is not None else None
-    of_q, of_k, of_v, *of_columns = map(build.like_rows_of_tokens, (q, k, v, *columns))
-    of_tables = torch.empty_like(normalizers[0]) if of_table else None
-    summed = normalizers.new_empty(normalizers.shape[2:]) if of_table else None
+    if table is not None:
+        table = table.contiguous()
+    grad_q, grad_k, grad_v, *grad_columns = map(build.like_rows_of_tokens, (q, k, v, *columns))
+    grad_tables = None  # of each window of the batch
+    grad_table = None
+    if has_table_gradient:
+        grad_tables = torch.empty_like(normalizers[0])
+        grad_table = normalizers.new_empty(normalizers.shape[2:])
     inputs = *_rows(q, k, v, scale, columns), build.data_of(table)
-    _, *slopes = _rows(of_q, of_k, of_v, scale, of_columns)
-    slopes = build.strided(gradient), *slopes, build.data_of(of_tables), build.data_of(summed)
-    _call(library.pe_bench_backward, *inputs, build.strided(output), build.data_of(normalizers), *slopes)
-    return (of_q, of_k, of_v, summed), of_columns
+    _, *gradients = _rows(grad_q, grad_k, grad_v, scale, grad_columns)
+    gradients = build.strided(gradient), *gradients, build.data_of(grad_tables), build.data_of(grad_table)
+    _call(library.pe_bench_backward, *inputs, build.strided(output), build.data_of(normalizers), *gradients)
+    return (grad_q, grad_k, grad_v, grad_table), grad_columns
 
 
 def _rows(q: Tensor, k: Tensor, v: Tensor, scale: float, columns: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return the shape and the rows of queries, keys and values as the kernels take them."""
-    of_query, of_key = columns or (None, None)
-    shape = build.shape_of(q, v, scale, 0 if of_query is None else of_query.shape[-1])
-    return shape, build.strided(q, of_query), build.strided(k, of_key), build.strided(v)
+    query_columns, key_columns = columns or (None, None)
+    count = 0 if query_columns is None else query_columns.shape[-1]
+    shape = build.shape_of(q, v, scale, count)
+    return shape, build.strided(q, query_columns), build.strided(k, key_columns), build.strided(v)
 
 
 def _call(function: Any, *arguments: Any) -> None:
@@ -217,13 +232,14 @@ def _error_of(library: ctypes.CDLL, dtype: torch.dtype) -> float:
     scale = 1 / math.sqrt(width)
     output, normalizers = _forward(library, q, k, v, table, scale)
     saved = q, k, v, table, output, normalizers
-    results = output, *_backward(library, saved, slope, scale, of_table=True)[0]
+    gradients, _ = _backward(library, saved, slope, scale, has_table_gradient=True)
+    results = output, *gradients
     leaves = [leaf.double().requires_grad_() for leaf in (q, k, v, table)]
     distance = torch.arange(tokens).unsqueeze(-1) - torch.arange(tokens)
     with torch.enable_grad():
         logits = scale * leaves[0] @ leaves[1].mT + leaves[3][:, distance.clamp(min=0)]
         exact = logits.masked_fill(distance < 0, -math.inf).softmax(-1) @ leaves[2]
-        gradients = torch.autograd.grad((exact * slope).sum(), leaves)
-    pairs = zip(results, (exact.detach(), *gradients), strict=True)
+        exact_gradients = torch.autograd.grad((exact * slope).sum(), leaves)
+    pairs = zip(results, (exact.detach(), *exact_gradients), strict=True)
     errors = [(a - b).abs().max() / b.abs().max() for a, b in pairs if a is not None]
     return float(torch.stack(errors).max())  # a NaN stays one

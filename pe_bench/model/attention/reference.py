@@ -61,11 +61,13 @@ def softmax_attention(
 ) -> Tensor:
     """Apply every hook of softmax attention literally, in blocks of queries."""
     queries, keys = project(encoding, x, q, k, position)
-    before = k.shape[-2] - q.shape[-2]  # tokens without a query
-    rows = rows if rows is not None else range(before, k.shape[-2])
-    keys_of_a_block = k.shape[-2] if window is None else min(k.shape[-2], 2 * window)
+    batch, heads, _, _ = q.shape
+    tokens = k.shape[-2]
+    before = tokens - q.shape[-2]  # tokens without a query
+    rows = rows if rows is not None else range(before, tokens)
+    keys_of_a_block = tokens if window is None else min(tokens, 2 * window)
     elements = REFERENCE_ELEMENTS if q.device.type == "cpu" else REFERENCE_ELEMENTS_ON_A_GPU
-    block = block or max(1, elements // (q.shape[0] * q.shape[1] * keys_of_a_block))
+    block = block or max(1, elements // (batch * heads * keys_of_a_block))
     scale = 1 / math.sqrt(q.shape[-1])
     outputs = []
     # The last blocks, which see the most keys, come first: their memory serves those that see fewer, while
@@ -89,9 +91,11 @@ def logits(
     # Everything up to the weights is float32 or better, whatever the model runs in.
     scores = scores.to(precise(scores.dtype))
     factor = encoding.logit_scale(queries)
-    scores = scores if factor is None else scores * factor
+    if factor is not None:
+        scores = scores * factor
     bias = encoding.bias(queries, keys)
-    scores = scores if bias is None else scores + bias
+    if bias is not None:
+        scores = scores + bias
     visible = visible_keys(encoding, queries, keys, window)
     return encoding.adjust(scores, visible, queries, keys), visible
 
@@ -99,7 +103,10 @@ def logits(
 def visible_keys(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> Tensor:
     """Return which keys the queries see, by the encoding and the window, [Q, N] or [H, Q, N]."""
     visible = encoding.visible(queries, keys)
-    return visible if window is None else visible & (queries.index.unsqueeze(-1) - keys.index < window)
+    if window is None:
+        return visible
+    distance = queries.index.unsqueeze(-1) - keys.index
+    return visible & (distance < window)
 
 
 def ranges_in(encoding: LayerEncoding, start: int, stop: int, window: int | None) -> list[range]:
@@ -110,7 +117,8 @@ def ranges_in(encoding: LayerEncoding, start: int, stop: int, window: int | None
 
 def weigh(encoding: LayerEncoding, scores: Tensor, visible: Tensor, queries: Side) -> Tensor:
     """Return the weights [B, H, Q, N] of logits, which sum to less than 1 where there is a null logit."""
-    weights, null = encoding.weights(scores, visible), encoding.null_logit(queries)
+    weights = encoding.weights(scores, visible)
+    null = encoding.null_logit(queries)
     if null is None:
         return weights
     lse = scores.masked_fill(~visible, float("-inf")).logsumexp(-1, keepdim=True)
@@ -127,7 +135,8 @@ def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: 
     position = position if position.dim() == 1 else position.unsqueeze(1)
     keys = Side(k, k, position, torch.arange(k.shape[-2], device=k.device), encoding.prepare(x))
     before = k.shape[-2] - q.shape[-2]  # tokens without a query
-    queries = (take(keys, range(before, k.shape[-2])) if before else keys)._replace(x=q, raw=q)
+    last = take(keys, range(before, k.shape[-2])) if before else keys
+    queries = last._replace(x=q, raw=q)
     turned_q, turned_k = encoding.transform(queries, keys)
     return queries._replace(x=turned_q), keys._replace(x=turned_k)
 
@@ -139,17 +148,19 @@ def times(x: Tensor, factor: Tensor | None) -> Tensor:
 
 def take(side: Side, *ranges: range) -> Side:
     """Return the tokens in these ranges of one side."""
+    values = {name: joined(value, ranges, -1) for name, value in side.values.items()}
     return Side(
         joined(side.x, ranges, -2),
         joined(side.raw, ranges, -2),
         joined(side.position, ranges, -1),
         joined(side.index, ranges, -1),
-        {name: joined(value, ranges, -1) for name, value in side.values.items()},
+        values,
     )
 
 
 def joined(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
-    parts = [x.narrow(axis, one.start, len(one)) for one in ranges]
+    """Return the parts of x in these ranges of an axis, one after the other."""
+    parts = [x.narrow(axis, part.start, len(part)) for part in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
 
 

@@ -13,6 +13,7 @@ from threading import Event, Thread
 import pytest
 from filelock import FileLock
 from support.commands import LEARNED, TRIED, Command, Outcome, stop_before
+from support.shown import ROOT_BIAS
 from tokenizers import Tokenizer, normalizers
 
 import pe_bench
@@ -145,6 +146,16 @@ def test_a_try_of_an_earlier_version_is_continued(tried, folder: Path) -> None:
     (kept,) = json.loads(file.read_text())
     assert kept["evaluation"], "now it is known what it looked at"
     assert "(try 2 against it)" in tried("nope", "eval.seed=7", *SHORT).out
+
+
+def test_the_code_of_an_encoding_is_checked_once_until_it_changes(tried, folder: Path) -> None:
+    code = folder / "work" / "mine.py"
+    code.write_text(ROOT_BIAS.replace(', "decaying"', ""))  # it does not hold
+    for change, is_checked in (("", True), ("", False), ("# another line\n", True)):
+        code.write_text(code.read_text() + change)
+        outcome = tried("mine.py:RootBias", *SHORT)
+        assert outcome.code == 4, outcome.err
+        assert ("properties hold, none fails" in outcome.err) == is_checked, change
 
 
 def test_models_that_learned_nothing_get_no_verdict(tried, command: Command) -> None:

@@ -1,0 +1,73 @@
+r"""GRAPE-AP: a bias that adds up over the tokens between key and query, each as large as the query makes it.
+
+b(i, j) = sum_{j < l <= i} psi(i, l) with psi(i, l) = m_h ln sigmoid(p_i . R_l p_l / width), m_h the slopes of
+ALiBi. p = W_p x has `width` features for each head and is divided by its root mean square; x is the layer's
+input. R_l turns every pair of p_l by l radians, l its position. Each layer has its own W_p.
+
+$b_{ij} = \sum_{l=j+1}^{i} \psi_h(i, l), \quad \psi_h(i, l) = m_h \ln \sigma \left( \frac{p_i \cdot R_l\,
+p_l}{\text{width}} \right), \quad p = \text{RMSNorm}(W_p\, x)$
+
+Past the training length: defined; the bias goes on falling, and l radians modulo a full turn are as in
+training.
+
+Zhang et al. 2025, "Group Representational Position Encoding", arXiv:2512.07805, equations 5.1 and 5.2; width
+as in the configurations of the authors, https://github.com/model-architectures/GRAPE.
+
+We follow the paper, not the authors' code, which takes p_i without the norm and turns p_l by -l. In both, R
+turns p_l alone, so a bias depends on where a text begins. The authors normalise queries and keys too:
+`model.qk_norm=true` does so here. W_p is N(0, 1/D) at first, and each token then adds about -0.7 m_h.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from pe_bench.encodings.base import AtLeast2, LayerEncoding, Side, full_precision
+from pe_bench.encodings.bias.alibi import alibi_slopes
+from pe_bench.encodings.content.running_sums import sums_from_the_end
+from pe_bench.encodings.rotary.rope import require_pairs, rotate
+
+DIRECTION = "grape_ap_direction"
+EPSILON = torch.finfo(torch.float32).eps
+
+
+class GrapeAP(LayerEncoding):
+    """Options:
+
+    width: features of p in each head, an even number
+    """
+
+    claims = frozenset({"prefix_consistent"})
+    per_layer = True
+
+    def __init__(self, d_model: int, n_heads: int, width: AtLeast2 = 8):
+        super().__init__()
+        require_pairs(width, "encoding.width")
+        self.width = width
+        self.slopes = nn.Buffer(torch.tensor(alibi_slopes(n_heads)), persistent=False)
+        self.radians = nn.Buffer(torch.ones(width // 2), persistent=False)  # by which a step turns each pair
+        self.weight = nn.Parameter(torch.randn(n_heads, width, d_model) / math.sqrt(d_model))
+
+    def prepare(self, x: Tensor) -> dict[str, Tensor]:
+        with full_precision(x):
+            p = torch.einsum("hwd,btd->bhwt", self.weight, x.to(self.weight.dtype))
+            return {DIRECTION: p * (p.square().mean(-2, keepdim=True) + EPSILON).rsqrt()}  # [B, H, width, T]
+
+    def bias(self, queries: Side, keys: Side) -> Tensor:
+        of_query = queries.values[DIRECTION].mT
+        turned = rotate(keys.values[DIRECTION].mT, keys.position, self.radians, "half")
+        slopes = self.slopes.to(turned.dtype)[:, None, None]
+
+        def added(some: slice) -> Tensor:
+            product = of_query @ turned[..., some, :].mT / self.width
+            is_later = keys.index[some] > queries.index.unsqueeze(-1)
+            return (slopes * nn.functional.logsigmoid(product)).masked_fill(is_later, 0)
+
+        # Where other parts of the encoding hide keys, those between a visible key and the query are here.
+        sums = sums_from_the_end(keys.x.shape[-2], added, _all_matter)
+        return nn.functional.pad(sums[..., 1:], (0, 1))  # from the key after each one on
+
+
+def _all_matter(sums: Tensor) -> Tensor:
+    return torch.zeros_like(sums, dtype=torch.bool)
