@@ -6,7 +6,7 @@ Letters: B batch, T tokens, N scored tokens, D model width, V vocabulary.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -36,7 +36,7 @@ class CheckpointModel(LanguageModel):
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
     the model's own rotation is undone. begin: the first tokens of each window. max_positions: the
     size of a table of positions, if it has one. without_attention: how many layers have none. shares_prefix:
-    endings may be fed without their prefix.
+    endings may be fed without their prefix. computes_in_parts: as `has_parts`; None until it was tried.
     """
 
     state: PassState | None = None
@@ -45,6 +45,7 @@ class CheckpointModel(LanguageModel):
     max_positions: int | None = None
     without_attention: int = 0
     shares_prefix: bool = True
+    computes_in_parts: bool | None = None
 
     def __init__(
         self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: Sequence[int] = ()
@@ -125,24 +126,33 @@ class CheckpointModel(LanguageModel):
             if self.state is not None:
                 self.state.is_neutral = False
 
-    @cached_property
+    @property
     def has_parts(self) -> bool:
-        """Return whether the layers can be computed one after the other, which is tried with a few tokens.
+        """Return whether the layers can be computed one after the other, which is tried once.
 
         A layer may read more than the output of the layer before, such as keys of an earlier layer.
         """
+        if self.computes_in_parts is None:
+            self.computes_in_parts = self._try_parts()
+        return self.computes_in_parts
+
+    def _try_parts(self) -> bool:
+        """Return whether a few tokens have the same output if the upper half of the layers is fed apart."""
         if self.n_layers < 2 or len(self._blocks) != self.n_layers or self.state is None:
             return False
         tokens = torch.arange(FEW_TOKENS, device=self.device)[None] % self.vocab_size
         ids = torch.arange(FEW_TOKENS, device=self.device)
         middle = self.n_layers // 2
         states: list[Tensor] = []
+        lower = self.part(range(middle), None, states)
+        upper = self.part(range(middle, self.n_layers), states)
         with torch.no_grad():
             whole = self.hidden(tokens, ids)
-            self.part(range(middle), None, states).hidden(tokens, ids)
-            if not all(isinstance(state, Tensor) for state in states):
+            try:
+                lower.hidden(tokens, ids)
+                return torch.equal(upper.hidden(tokens, ids), whole)
+            except Exception:  # a layer may hand on anything, and read anything of another layer
                 return False
-            return torch.equal(self.part(range(middle, self.n_layers), states).hidden(tokens, ids), whole)
 
     @property
     def _blocks(self) -> Sequence[nn.Module]:
@@ -164,7 +174,7 @@ class CheckpointModel(LanguageModel):
         for block in above:
             block.forward = lambda hidden_BTD, *_, **__: hidden_BTD
         last = blocks[self.numbers.stop - 1]
-        hook = last.register_forward_hook(lambda module, fed, output: self._keep(output))
+        hook = last.register_forward_hook(self._keep)
         try:
             yield
         finally:
@@ -172,7 +182,7 @@ class CheckpointModel(LanguageModel):
             for block in (*below, *above):
                 del block.forward
 
-    def _keep(self, output: Tensor) -> None:
+    def _keep(self, module: nn.Module, fed: Any, output: Any) -> None:
         if self.outputs is not None:
             self.outputs.append(output)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.checkpoints import write_checkpoint
+from support.checkpoints import ARCHITECTURES, write_checkpoint
 from support.commands import Command, only_run
 from torch import Tensor
 
@@ -52,8 +52,8 @@ def measures(
     measuring = Measuring(TRAINED, length, queries)
     with torch.no_grad():
         x = torch.zeros(1, length, 1)
-        parts = [each[:, :, :length] for each in (q, k, v)]
-        attention(Observed(leaves_of(layer), 0, measuring), x, *parts, torch.arange(length))
+        q, k, v = (each[:, :, :length] for each in (q, k, v))
+        attention(Observed(leaves_of(layer), 0, measuring), x, q, k, v, torch.arange(length))
     return {name: values for (_, name), values in measuring.of_targets(len(queries)).items()}
 
 
@@ -179,7 +179,7 @@ def test_a_hugging_face_layer_shows_which_keys_its_mask_hides(folder: Path) -> N
     keys = ("data=files", f"data.path={folder / 'corpus'}")
     request = Evaluation(lengths=[64], targets=6, overrides=keys, results_dir=folder / "results")
     bench = load_bench(f"hf:{folder / 'mistral'}", request)
-    window = bench.job.model.causal.config.sliding_window  # pyright: ignore
+    window = ARCHITECTURES["mistral"]["sliding_window"]
     visible: list[int] = []
 
     class Hidden(Watch):

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Literal
 
@@ -139,7 +139,6 @@ class Work:
         self.n_layers = self.benches[0].job.model.n_layers
         self.levels: dict[int, np.ndarray] = {}  # as they are, [seeds, documents]
         self.seconds: dict[int, float] = {}
-        self.done = 0
 
     def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
         """Return what is lost at each length, and what each change restores of it."""
@@ -148,28 +147,30 @@ class Work:
         if not any(loss.is_sure for loss in losses):
             return losses, effects
         changes = changes_of(self.train_length)
+        of_each = [change for change in changes if change.of_each]
         singles = [Place((number,)) for number in range(self.n_layers)]
         parts = singles if self.n_layers <= MOST_SINGLE else quarters(self.n_layers)
         everything = Place(tuple(range(self.n_layers)), is_all=True)
-        planned = [(change, everything) for change in changes if change.of_all]
-        planned += [(change, part) for change in changes if change.of_each for part in parts]
-        effects += self._effects(planned, losses)
+        of_all = [(change, everything) for change in changes if change.of_all]
+        effects += self._effects([*of_all, *product(of_each, parts)], losses)
         if parts is not singles:
             best = best_of((effect for effect in effects if effect.place in parts), losses)
             worst = parts[0] if best is None else best.place
-            planned = [(c, Place((n,))) for c in changes if c.of_each for n in worst.layers]
-            effects += self._effects(planned, losses)
+            effects += self._effects([*product(of_each, [singles[n] for n in worst.layers])], losses)
         layer = worst_layer(losses, effects)
         if by_head and layer is not None:
-            heads = range(self.benches[0].job.config.model.n_heads)
-            planned = [
-                (change, Place((layer,), head))
-                for head in heads
-                for change in changes_of_head(self.train_length, head, len(heads))
-            ]
-            effects += self._effects(planned, losses)
+            effects += self._effects(self._of_heads(layer), losses)
         order = {change.name: number for number, change in enumerate(changes)}
         return losses, sorted(effects, key=lambda effect: order[effect.change])
+
+    def _of_heads(self, layer: int) -> list[tuple[Change, Place]]:
+        """Return the changes of each head of a layer."""
+        n_heads = self.benches[0].job.config.model.n_heads
+        planned: list[tuple[Change, Place]] = []
+        for head in range(n_heads):
+            changes = changes_of_head(self.train_length, head, n_heads)
+            planned += [(change, Place((layer,), head)) for change in changes]
+        return planned
 
     def measures(self) -> list[Measure]:
         """Return what is measured in each layer at each length that was scored."""
@@ -181,23 +182,29 @@ class Work:
         return measures_of(values, self.benches[0].clusters, layers, self.train_length)
 
     def _losses(self) -> list[Loss]:
+        """Score the unchanged models, and return what is lost at each length. Raises `RunError`."""
+        reason = self._score_unchanged(self.train_length)
+        if reason:
+            raise RunError(f"nothing can be scored at the training length: {reason}")
         losses: list[Loss] = []
-        for length in (self.train_length, *self.lengths):
-            began = time.monotonic()
-            levels = [bench.plain_level(length) for bench in self.benches]
-            self.seconds[length] = time.monotonic() - began
-            reasons = [level for level in levels if isinstance(level, str)]
-            if not reasons:
-                self.levels[length] = np.stack(levels)
-            if length == self.train_length:
-                if reasons:
-                    raise RunError(f"nothing can be scored at the training length: {reasons[0]}")
-                continue
-            if reasons:
-                losses.append(Loss(length, reason=reasons[0]))
+        for length in self.lengths:
+            reason = self._score_unchanged(length)
+            if reason:
+                losses.append(Loss(length, reason=reason))
             else:
                 losses.append(loss_of(length, self.levels[self.train_length], self.levels[length]))
         return losses
+
+    def _score_unchanged(self, length: int) -> str:
+        """Keep the levels and the seconds at a length, or return why it cannot be scored."""
+        began = time.monotonic()
+        levels = [bench.plain_level(length) for bench in self.benches]
+        self.seconds[length] = time.monotonic() - began
+        reasons = [level for level in levels if isinstance(level, str)]
+        if reasons:
+            return reasons[0]
+        self.levels[length] = np.stack(levels)
+        return ""
 
     def _effects(self, planned: Sequence[tuple[Change, Place]], losses: Sequence[Loss]) -> list[Effect]:
         """Return the effect of each change at each length where something is lost."""

@@ -238,9 +238,10 @@ def _running_means(x: Tensor) -> Tensor:
 
 def why_missing(layer: LayerEncoding, name: str) -> str:
     """Return why a layer has no such number; empty for the numbers of another kind of layer."""
-    has_states = layer.overrides("attend")
-    if name in OF_STATES or has_states:
-        return NO_SOFTMAX if has_states and name in OF_SOFTMAX else ""
+    if name in OF_SOFTMAX:
+        return NO_SOFTMAX
+    if name in OF_STATES or layer.overrides("attend"):
+        return ""
     return NOT_TURNED if name in OF_BANDS else NO_POSITIONS
 
 

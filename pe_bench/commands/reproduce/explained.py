@@ -47,5 +47,5 @@ def stored_explanations(folder: Path) -> list[str]:
 def _files(piece: Piece, folder: Path) -> tuple[Path, Path]:
     """Return the files of a piece's numbers and tables."""
     words = " ".join(filter(None, [piece.encoding, piece.sweep])).replace(" ", "-").replace("/", "-")
-    name = f"{words}-{piece.settings}"
+    name = f"{words}-{piece.seeds}-seeds-{piece.settings}"
     return folder / FOLDER / f"{name}.csv", folder / FOLDER / f"{name}.txt"
