@@ -100,12 +100,15 @@ class StoredPieces:
         keys = {piece.key for piece in stored}
         missing: list[Piece] = []
         for sweep in self.study.sweeps:
-            pieces = [piece for piece in pieces_of(self.study, sweep) if piece.key not in keys]
-            # What goes on from a run, scores it once more or explains it, needs weights, which no piece has.
-            needs_weights = sweep.source or self.study.scorings_of(sweep) or self.study.explains
-            if not needs_weights:
-                pieces = [replace(piece, runs=_runs_of_fewer_seeds(piece, stored)) for piece in pieces]
-            missing += pieces
+            for piece in pieces_of(self.study, sweep):
+                if piece.key in keys:
+                    continue
+                # What goes on from a run, scores it once more or explains it, needs weights, which no piece has.
+                one = replace(sweep, encodings=[piece.encoding])
+                if sweep.source or self.study.scorings_of(one) or self.study.explains:
+                    missing.append(piece)
+                else:
+                    missing.append(replace(piece, runs=_runs_of_fewer_seeds(piece, stored)))
         return missing
 
     def of_study(self) -> list[Piece]:
