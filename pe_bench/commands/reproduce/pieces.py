@@ -103,7 +103,7 @@ class StoredPieces:
             for piece in pieces_of(self.study, sweep):
                 if piece.key in keys:
                     continue
-                # What goes on from a run, scores it once more or explains it, needs weights, which no piece has.
+                # What goes on from a run, scores or explains it once more, needs weights: no piece has any.
                 one = replace(sweep, encodings=[piece.encoding])
                 if sweep.source or self.study.scorings_of(one) or self.study.explains:
                     missing.append(piece)
