@@ -177,7 +177,7 @@ def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
 def explain(
     runs: "Run | str | Path | Sequence[str | Path]",
     lengths: int | Sequence[int] | None = None,
-    by: str | None = None,
+    by: str | Sequence[str] | None = None,
     *,
     targets: int | None = None,
     device: str | None = None,
@@ -194,11 +194,12 @@ def explain(
         pe_bench.explain("rope", by="head").sentence
 
     The runs are seeds of one encoding, named as for `evaluate`, or hf:FOLDER with `overrides`,
-    KEY=VALUE of data and eval. `print` shows the command's table; `losses` and `effects` are its numbers.
-    Nothing is written to a run.
+    KEY=VALUE of data and eval. `print` shows the command's tables; `losses`, `effects` and, by layer,
+    `measures` are their numbers. Nothing is written to a run.
 
     lengths N,N: Context lengths in tokens.  [default: 2, 4 and 16 x training length]
-    by NAME: head: also change the heads of the layer that matters most.
+    by NAME,NAME: head: also change the heads of the layer that matters most; layer: also
+        measure what each layer reads.
     targets NUMBER: Target blocks at each length.  [default: 20; 4 of hf:FOLDER]
     device NAME: auto, cpu or cuda.
     threads NUMBER: Processor cores.
@@ -221,7 +222,7 @@ def explain(
     check_texts("a run", *names)
     request = Evaluation.read(with_=None, config_dir=None, **arguments)
     with interruptible():
-        return explain_runs([str(name) for name in names], by, request)
+        return explain_runs([str(name) for name in names], listed(by), request)
 
 
 def extend(

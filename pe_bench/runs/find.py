@@ -36,6 +36,16 @@ NOT_KEYS = (
 # These choose what is shown; a row that is not may still be a reference.
 SHOWN = ("length", "scored_with")
 SYNONYMS = {"task": "data"}  # what a run was started with, and the column that has it
+# Options that a run takes on the command line, by the keys that set them in a training.
+OPTIONS = {
+    "threads": "--threads",
+    "device": "--device",
+    "lengths": "--lengths",
+    "targets": "--targets",
+    "cache_dir": "--cache-dir",
+    "results_dir": "--results-dir",
+    "data.path": "--data-path",
+}
 LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
 
 
@@ -167,7 +177,18 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         is_here = run.parent == folder.resolve()
         require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
         return [run if anywhere else folder / run.name]
-    raise UserError(f"no finished run '{typed}' in {folder}: see `pe-bench list runs`")
+    raise UserError(f"no finished run '{typed}' in {folder}: {_way_out(typed)}")
+
+
+def _way_out(typed: str) -> str:
+    """Return what to type in place of a name that no run has, such as KEY=VALUE."""
+    key, is_key, value = typed.partition("=")
+    if not is_key:
+        return "see `pe-bench list runs`"
+    option = OPTIONS.get(key.rpartition(".")[2] if key.startswith("eval.") else key)
+    if option is None:
+        return f"KEY=VALUE is for training and for hf:FOLDER; leave {key} out"
+    return f"write {option} {shlex.quote(value.strip('[]'))}"
 
 
 def _finished(run: Path) -> Path:

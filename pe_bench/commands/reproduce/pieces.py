@@ -105,21 +105,25 @@ class StoredPieces:
             for piece in pieces_of(self.study, sweep):
                 if piece.key in keys:
                     continue
-                # What goes on from a run, or scores it once more, needs its weights, which no piece has.
+                # What goes on from a run, scores or explains it once more, needs weights: no piece has any.
                 one = replace(sweep, encodings=[piece.encoding])
-                if sweep.source or self.study.scorings_of(one):
+                if sweep.source or self.study.scorings_of(one) or self.study.explains:
                     missing.append(piece)
                 else:
                     missing.append(replace(piece, runs=_runs_of_fewer_seeds(piece, stored)))
         return missing
+
+    def of_study(self) -> list[Piece]:
+        """Return the stored pieces that the study's file still has."""
+        keys = {piece.key for piece in self._pieces}
+        return [piece for piece in self.read() if piece.key in keys]
 
     def steps(self) -> list[Step]:
         """Return a step for each stored piece of the study, with all of the piece's rows.
 
         Raises `UserError` where none is stored, or where a part of one is missing or damaged.
         """
-        keys = {piece.key for piece in self._pieces}
-        pieces = [piece for piece in self.read() if piece.key in keys]
+        pieces = self.of_study()
         study = self.study.name
         command = f"pe-bench reproduce {study} --write-table"
         if any(sweep.checkpoint for sweep in self.study.sweeps):

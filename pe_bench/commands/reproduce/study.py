@@ -103,6 +103,7 @@ class Study:
     quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
     over: Literal["", "tokens", "parameters"] = ""
+    explains: bool = False
     name: str = ""
     path: Path = Path()
     size: str = "full"
