@@ -264,9 +264,9 @@ def _require_value(otherwise: str) -> None:
     raise UserError(otherwise)
 
 
-def _in_proportion(size: int, width: int, of_width: int) -> int:
+def _in_proportion(size: int, width: int, usual_width: int) -> int:
     """Return a size that belongs to one width for another width, rounded to a multiple of 8."""
-    return size if width == of_width else max(8, 8 * round(size * width / of_width / 8))
+    return size if width == usual_width else max(8, 8 * round(size * width / usual_width / 8))
 
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
@@ -354,14 +354,14 @@ def _mark_derived(raw: dict[str, Any], values: dict[str, Any], preset: Mapping[s
 
     It also names those that differ from the preset, because their new value may be the default of the class.
     """
-    of_modifiers = preset.get("modifiers") or {}
+    modifiers = preset.get("modifiers") or {}
     if preset.get("class") != values.get("class"):
         preset = {}
     marked = dict(values)
     for name, value in values.items():
         if name == "modifiers":
             marked[name] = {
-                each: _mark_derived(raw[name][each], part, of_modifiers.get(each) or {})
+                each: _mark_derived(raw[name][each], part, modifiers.get(each) or {})
                 for each, part in (value or {}).items()
             }
         elif isinstance(value, dict) and "class" in value:

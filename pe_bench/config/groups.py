@@ -238,9 +238,9 @@ def keys() -> list[Key]:
 
 def _readable(default: str) -> str:
     """Return a default without the signs of a formula."""
-    of_width = IN_PROPORTION.match(default)
-    if of_width:
-        return of_width[1]
+    match = IN_PROPORTION.match(default)
+    if match:
+        return match[1]
     return re.sub(r"\$\{(?:quotient:)?|\}", "", default).replace(",", " / ")
 
 

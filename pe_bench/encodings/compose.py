@@ -48,9 +48,9 @@ class Composition(PositionalEncoding):
             for hook in ("scores", "weights", "mix"):
                 _refuse_several([name for name in layers if layers[name].overrides(hook)], f"replace {hook}")
             # A null logit is one of the softmax, which `weights` replaces.
-            of_softmax = [name for name in layers if layers[name].overrides("null_logit")][:1]
-            of_softmax += [name for name in layers if layers[name].overrides("weights")]
-            _refuse_several(of_softmax, "change the softmax")
+            changing = [name for name in layers if layers[name].overrides("null_logit")][:1]
+            changing += [name for name in layers if layers[name].overrides("weights")]
+            _refuse_several(changing, "change the softmax")
             require_softmax(layers)
         # Plain list: the parts are registered above, and once is enough.
         self._layers = [self._layer_of_parts(number) for number in range(n_layers)]

@@ -167,8 +167,8 @@ def _options(file: Path, name: str) -> list[Option]:
     for argument, default, is_last in parameters:
         value = MISSING if default is None else ast.literal_eval(default)
         options[option_of(argument)] = Option(option_of(argument), value, is_last=is_last)
-    of_base = {option.name: option.meaning for option in inherited.values()}
-    meanings = of_base | dict(MEANING.findall(ast.get_docstring(node) or ""))
+    inherited_meanings = {option.name: option.meaning for option in inherited.values()}
+    meanings = inherited_meanings | dict(MEANING.findall(ast.get_docstring(node) or ""))
     explained = (
         option._replace(meaning=" ".join(meanings.get(name, "").split())) for name, option in options.items()
     )

@@ -81,10 +81,10 @@ class Grid:
     def chosen(self, indexes: Sequence[int]) -> "Grid":
         """Return the grid with these of its columns."""
 
-        def of_these(items: Sequence[Any]) -> list[Any]:
+        def chosen_items(items: Sequence[Any]) -> list[Any]:
             return [items[index] for index in indexes]
 
-        return replace(self, columns=of_these(self.columns), rows=[*map(of_these, self.rows)])
+        return replace(self, columns=chosen_items(self.columns), rows=[*map(chosen_items, self.rows)])
 
     def width(self, *, folded: bool = False) -> int:
         """Return how many columns of a terminal it takes, with its texts folded as far as they may be."""

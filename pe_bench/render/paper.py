@@ -88,10 +88,10 @@ def styles_of(labels: Iterable[str]) -> dict[str, Style]:
         taken = colours if len(ordered) <= len(COLOURS) else []
         colour = _least_used(COLOURS, taken, number % len(COLOURS))
         stroke = STROKES[colours.count(colour) % len(STROKES)]
-        of_colour = [style for style in styles.values() if style.colour == colour]
+        same_colour = [style for style in styles.values() if style.colour == colour]
         # What is drawn in the same stroke counts first, what is only of the same colour after it.
-        used = [style.marker for style in of_colour if style.stroke == stroke] * len(ordered)
-        used += [style.marker for style in of_colour]
+        used = [style.marker for style in same_colour if style.stroke == stroke] * len(ordered)
+        used += [style.marker for style in same_colour]
         marker = _least_used(MARKERS, used, number // len(COLOURS) % len(MARKERS))
         styles[label] = Style(colour, marker, stroke)
     return styles

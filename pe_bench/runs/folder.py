@@ -251,8 +251,8 @@ def gather(results_dir: Path) -> Gathered:
         for name, group in groupby(gathered.rows, key=lambda row: row.run):
             rows_of_run = [*group]
             means = RunFolder(results_dir / "runs" / name).means
-            of_slices = [means.rows_of_slice(rows_of_run, part) for part in (*TEXT_SLICES, KEY)]
-            rows += sorted(chain(rows_of_run, *of_slices), key=lambda row: row.order)
+            rows_of_slices = [means.rows_of_slice(rows_of_run, part) for part in (*TEXT_SLICES, KEY)]
+            rows += sorted(chain(rows_of_run, *rows_of_slices), key=lambda row: row.order)
         write_rows(target, rows)
     return gathered
 
@@ -280,19 +280,19 @@ def folders_of_runs(results_dir: Path) -> list[Path]:
 def read_all(results_dir: Path) -> Gathered:
     """Return the rows of every finished run. A damaged run is named and hides no other."""
     gathered = Gathered([], {})
-    of_other_versions: list[Path] = []
+    from_other_versions: list[Path] = []
     for run in folders_of_runs(results_dir):
         try:
             # A damaged result.json is named: nothing else says that the training came to its end.
             if read_result(run) is not None:  # which checks all of the run's files
                 gathered.rows.extend(sorted(_rows_of(run), key=lambda row: row.order))
         except OtherVersionError:
-            of_other_versions.append(run)
+            from_other_versions.append(run)
         except RunError as error:
             gathered.problems[run.name] = one_line(str(error))
-    if of_other_versions:  # which may be many, and get one line
-        line = one_line(_made_by_another_version(of_other_versions))
-        gathered.problems.update({run.name: line for run in of_other_versions})
+    if from_other_versions:  # which may be many, and get one line
+        line = one_line(_made_by_another_version(from_other_versions))
+        gathered.problems.update({run.name: line for run in from_other_versions})
     return gathered
 
 

@@ -48,12 +48,12 @@ def keep_anchors(anchors: Path, rows: Sequence[Row], target: Path) -> None:
     for (_, *key), row in stored.rows.items():
         if tuple(key) in keys:
             rows_of.setdefault(row.run, []).append(row)
-    for name, of_anchor in rows_of.items():
+    for name, anchor_rows in rows_of.items():
         kept = RunFolder(target / name).rows
-        new = {row.key for row in of_anchor}
+        new = {row.key for row in anchor_rows}
         if not new <= {row.key for row in kept}:
             with replace_folder(target / name) as temporary:
-                _keep_scores(stored.folders[name].path, of_anchor, temporary)
+                _keep_scores(stored.folders[name].path, anchor_rows, temporary)
                 _keep_earlier(target / name, temporary)
 
 
@@ -84,8 +84,8 @@ def _keep_earlier(target: Path, temporary: Path) -> None:
     write_rows(temporary / "eval.csv", [*earlier, *RunFolder(temporary).rows])
     if (target / MEANS).is_file():
         kept, about = read_tensors(target / MEANS)
-        new, of_new = read_tensors(temporary / MEANS)
-        means = about["means"] | of_new["means"]
+        new, new_facts = read_tensors(temporary / MEANS)
+        means = about["means"] | new_facts["means"]
         write_tensors(temporary / MEANS, kept | new, {"means": means, "judges": {}})
     for scores in (target / "scores").glob("*"):
         if not (temporary / "scores" / scores.name).exists():

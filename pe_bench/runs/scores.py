@@ -318,20 +318,20 @@ class KeptMeans:
 
         A length without a number has a row without one.
         """
-        of_sets: dict[str, dict[str, Any]] = {}  # what the rows of a set of targets share
+        shared: dict[str, dict[str, Any]] = {}  # what the rows of a set of targets share
         for row in rows:
             means = self.means.get(f"{score_name(row)} {name}")
             if means is None or means.sizes is None or not means.targets or self.of(row) is None:
                 continue
             level = _level_of_slice(row, means)
-            of_sets[row.target_hash] = {
+            shared[row.target_hash] = {
                 **{fact: getattr(means, fact) for fact in ("targets", "slice_hash", "judge")},
                 "documents": len(np.unique(means.names // means.segments)),
             }
-            yield replace(row, slice=name, **of_sets[row.target_hash], **level)
+            yield replace(row, slice=name, **shared[row.target_hash], **level)
         for row in rows:
-            if level_of(row) is None and row.target_hash in of_sets:
-                yield replace(row, slice=name, **of_sets[row.target_hash])
+            if level_of(row) is None and row.target_hash in shared:
+                yield replace(row, slice=name, **shared[row.target_hash])
 
 
 def _level_of_slice(row: Row, means: Means) -> dict[str, float | None]:
@@ -350,8 +350,16 @@ def read_means(run: Path) -> KeptMeans:
         means = {}
         for entry, (level, segments, targets, slice_hash, judge) in facts["means"].items():
             names, bits, *sizes = tensors.pop(entry).astype(np.float64)
-            of_slice = sizes[0] if sizes else None, int(targets), str(slice_hash), read_cell("judge", judge)
-            means[entry] = Means(names.astype(np.int64), bits, float(level), int(segments), *of_slice)
+            means[entry] = Means(
+                names=names.astype(np.int64),
+                bits=bits,
+                level=float(level),
+                segments=int(segments),
+                sizes=sizes[0] if sizes else None,
+                targets=int(targets),
+                slice_hash=str(slice_hash),
+                judge=read_cell("judge", judge),
+            )
         slices = {words: mask.astype(bool) for words, mask in tensors.items() if len(words.split()) == 2}
         return KeptMeans(means, slices, {words: str(facts["judges"][words]) for words in slices})
     return KeptMeans()

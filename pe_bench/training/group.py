@@ -200,10 +200,15 @@ def _store_on_loopback() -> Any:
 def _work(
     index: int, count: int, port: int, variables: dict[str, str], work: Callable[..., object], arguments: Any
 ) -> None:
-    of_torchrun = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    of_torchrun |= {"MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0}
+    variables_of_torchrun = {
+        "RANK": index,
+        "LOCAL_RANK": index,
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+    }
+    variables_of_torchrun |= {"MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0}
     os.environ.update(variables, MASTER_ADDR=LOOPBACK, TORCHELASTIC_USE_AGENT_STORE="True")
-    os.environ.update({name: str(number) for name, number in of_torchrun.items()})
+    os.environ.update({name: str(number) for name, number in variables_of_torchrun.items()})
     threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
         with signals.stop_on_signal():

@@ -220,8 +220,8 @@ class Trainer:
         with user_code_errors(self.model.encoding, kind=RunError):
             for part in batch.split(self.config.train.batch):
                 share, ids = self._share(part, derive_seed(0, "ids"), train=False)
-                of_share = self._nll(share, ids, self.losses)
-                nll.append(of_share if self.group.rank < len(part.tokens) else of_share[:0])
+                nll_of_share = self._nll(share, ids, self.losses)
+                nll.append(nll_of_share if self.group.rank < len(part.tokens) else nll_of_share[:0])
         values = torch.cat(nll)
         total, count = self.group.sum(float(values.double().sum()), len(values))
         return total / count

@@ -62,8 +62,8 @@ class ALiBi(LayerEncoding):
         silent_heads = round(silent * n_heads)
         if slope_scale == 0 or silent_heads > 0:
             self.claims = self.claims - {"decaying"}
-        of_heads = harmonic_slopes if slopes == "harmonic" else alibi_slopes
-        steps = of_heads(n_heads - silent_heads) if silent_heads < n_heads else []
+        slopes_of = harmonic_slopes if slopes == "harmonic" else alibi_slopes
+        steps = slopes_of(n_heads - silent_heads) if silent_heads < n_heads else []
         slopes_of_heads = slope_scale * torch.tensor([*steps, *[0.0] * silent_heads])
         self.slopes = nn.Buffer(slopes_of_heads, persistent=False)
 

@@ -61,9 +61,9 @@ class FIRE(LayerEncoding):
         hidden = torch.addcmul(self.hidden.bias.unsqueeze(-1), self.hidden.weight, fraction).relu()
         return torch.addmm(self.output.bias.unsqueeze(-1), self.output.weight, hidden)
 
-    def fractions(self, of_query: Tensor, of_key: Tensor) -> Tensor:
+    def fractions(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         """Return normalised distances [Q, N] or [B, 1, Q, N]; 0 for keys after the query."""
-        i, j = (position.to(self.c.dtype) for position in (of_query, of_key))
+        i, j = (position.to(self.c.dtype) for position in (query_position, key_position))
         # Clamped before the logarithm: not even a masked entry may have a gradient that is not a number.
         distance = (i.unsqueeze(-1) - j.unsqueeze(-2)).clamp(min=0)
         normaliser = torch.maximum(i, self.threshold * self.m.abs()).unsqueeze(-1)

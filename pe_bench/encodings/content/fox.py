@@ -41,21 +41,22 @@ class FoX(LayerEncoding):
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
         dtype = torch.promote_types(queries.x.dtype, torch.float32)
-        of_query, of_key = queries.values[FORGOTTEN].unsqueeze(-1), keys.values[FORGOTTEN].unsqueeze(-2)
+        query_forgotten = queries.values[FORGOTTEN].unsqueeze(-1)
+        key_forgotten = keys.values[FORGOTTEN].unsqueeze(-2)
         # Counted from the first query, what lies between it and an earlier key only adds to what lies between
         # it and a later query: nothing cancels, and float32 is exact. For the other keys float64 is.
-        first = of_query[..., :1, :]
-        bias = (of_query - first).to(dtype) - (of_key - first).to(dtype)
+        first = query_forgotten[..., :1, :]
+        bias = (query_forgotten - first).to(dtype) - (key_forgotten - first).to(dtype)
         earlier = int((keys.index < queries.index[0]).sum())
-        bias[..., earlier:] = (of_query - of_key[..., earlier:]).to(dtype)
+        bias[..., earlier:] = (query_forgotten - key_forgotten[..., earlier:]).to(dtype)
         return bias
 
     def columns(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         # Whole numbers are kept apart: float32 subtracts them exactly, however long the text is.
-        of_query, of_key = queries.values[FORGOTTEN], keys.values[FORGOTTEN]
-        whole_of_query, whole_of_key = of_query.detach().round(), of_key.detach().round()
-        one_of_query, one_of_key = torch.ones_like(of_query), torch.ones_like(of_key)
+        query_forgotten, key_forgotten = queries.values[FORGOTTEN], keys.values[FORGOTTEN]
+        query_whole, key_whole = query_forgotten.detach().round(), key_forgotten.detach().round()
+        query_ones, key_ones = torch.ones_like(query_forgotten), torch.ones_like(key_forgotten)
         return (
-            torch.stack([whole_of_query, one_of_query, of_query - whole_of_query, one_of_query], -1),
-            torch.stack([one_of_key, -whole_of_key, one_of_key, whole_of_key - of_key], -1),
+            torch.stack([query_whole, query_ones, query_forgotten - query_whole, query_ones], -1),
+            torch.stack([key_ones, -key_whole, key_ones, key_whole - key_forgotten], -1),
         )

@@ -59,9 +59,9 @@ class GAPE(RoPE):
         # Positions count from the middle of the text, so that float32 loses least.
         middle = keys.position[..., :1] + (keys.position[..., -1:] - keys.position[..., :1]) // 2
         slope, forgotten = self.slope(queries), self.forgotten(keys)
-        of_queries = torch.stack([-(queries.position - middle) * slope, slope], -1)
-        of_keys = torch.stack([forgotten, (keys.position - middle) * forgotten], -1)
-        return of_queries, of_keys
+        query_columns = torch.stack([-(queries.position - middle) * slope, slope], -1)
+        key_columns = torch.stack([forgotten, (keys.position - middle) * forgotten], -1)
+        return query_columns, key_columns
 
     def slope(self, queries: Side) -> Tensor:
         """Return Gamma g / train_length of each query [B, H, Q]."""

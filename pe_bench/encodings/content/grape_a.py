@@ -57,9 +57,9 @@ class GrapeA(LayerEncoding):
         middle = keys.position[..., :1] + (keys.position[..., -1:] - keys.position[..., :1]) // 2
         a, c = self.slope(queries, self.query), self.slope(keys, self.key)
         i, j = ((side.position - middle).to(a.dtype).expand_as(s) for side, s in ((queries, a), (keys, c)))
-        of_queries = torch.stack([-i * a, a, -i, torch.ones_like(a)], -1)
-        of_keys = torch.stack([torch.ones_like(c), j, c, j * c], -1)
-        return of_queries, of_keys
+        query_columns = torch.stack([-i * a, a, -i, torch.ones_like(a)], -1)
+        key_columns = torch.stack([torch.ones_like(c), j, c, j * c], -1)
+        return query_columns, key_columns
 
     def slope(self, side: Side, direction: Tensor | None) -> Tensor:
         """Return the part of the slope [B, H, n] that each token sets in each head."""

@@ -55,12 +55,12 @@ class GrapeAP(LayerEncoding):
             return {DIRECTION: p * (p.square().mean(-2, keepdim=True) + EPSILON).rsqrt()}  # [B, H, width, T]
 
     def bias(self, queries: Side, keys: Side) -> Tensor:
-        of_query = queries.values[DIRECTION].mT
+        p = queries.values[DIRECTION].mT
         turned = rotate(keys.values[DIRECTION].mT, keys.position, self.radians, "half")
         slopes = self.slopes.to(turned.dtype)[:, None, None]
 
         def added(some: slice) -> Tensor:
-            product = of_query @ turned[..., some, :].mT / self.width
+            product = p @ turned[..., some, :].mT / self.width
             is_later = keys.index[some] > queries.index.unsqueeze(-1)
             return (slopes * nn.functional.logsigmoid(product)).masked_fill(is_later, 0)
 

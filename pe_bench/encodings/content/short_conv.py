@@ -36,5 +36,5 @@ class ShortConv(LayerEncoding):
         self.taps = nn.Parameter(identity)
 
     def convolve(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        of_q, of_k, of_v = self.taps.to(q.dtype)
-        return convolved(q, of_q), convolved(k, of_k), convolved(v, of_v)
+        q_taps, k_taps, v_taps = self.taps.to(q.dtype)
+        return convolved(q, q_taps), convolved(k, k_taps), convolved(v, v_taps)

@@ -50,12 +50,15 @@ class Wall(LayerEncoding):
         """
         dtype = torch.promote_types(queries.x.dtype, torch.float32)
         q, k = queries.x.to(dtype), keys.x.to(dtype)
-        of_query, of_key = queries.values[FORGOTTEN].mT, keys.values[FORGOTTEN].mT  # [B, H, n, K]
+        query_forgotten, key_forgotten = (
+            queries.values[FORGOTTEN].mT,
+            keys.values[FORGOTTEN].mT,
+        )  # [B, H, n, K]
         before = k.shape[-2] - q.shape[-2]
-        first = of_query[..., :1, :]
-        faded_q = q * (of_query - first).to(dtype).exp()
-        faded_k = k[..., :before, :] * (first - of_key[..., :before, :]).to(dtype).exp()
-        within = _within(q, k[..., before:, :], of_query)
+        first = query_forgotten[..., :1, :]
+        faded_q = q * (query_forgotten - first).to(dtype).exp()
+        faded_k = k[..., :before, :] * (first - key_forgotten[..., :before, :]).to(dtype).exp()
+        within = _within(q, k[..., before:, :], query_forgotten)
         return scale * torch.cat([faded_q @ faded_k.mT, within], -1)
 
 

@@ -44,8 +44,10 @@ class Chunks(LayerEncoding):
         self.chunk = chunk
 
     def visible(self, queries: Side, keys: Side) -> Tensor:
-        of_query, of_key = (side.index.div(self.chunk, rounding_mode="floor") for side in (queries, keys))
-        return (of_query.unsqueeze(-1) == of_key) & (keys.index <= queries.index.unsqueeze(-1))
+        query_chunk, key_chunk = (
+            side.index.div(self.chunk, rounding_mode="floor") for side in (queries, keys)
+        )
+        return (query_chunk.unsqueeze(-1) == key_chunk) & (keys.index <= queries.index.unsqueeze(-1))
 
     def ranges(self, start: int, stop: int) -> list[range]:
         return [range(start // self.chunk * self.chunk, stop)]

@@ -76,8 +76,8 @@ def chunked_with_state(tokens: Tokens) -> tuple[Tensor, Tensor]:
     outputs = []
     for start in range(0, length, SEGMENT):
         part = slice(start, start + SEGMENT)
-        of_part = [None if each is None else each[:, :, part] for each in tokens]
-        output, state = _segment(Tokens(*of_part), state)  # pyright: ignore[reportArgumentType]
+        segment = [None if each is None else each[:, :, part] for each in tokens]
+        output, state = _segment(Tokens(*segment), state)  # pyright: ignore[reportArgumentType]
         outputs.append(output)
     return torch.cat(outputs, -2), state
 

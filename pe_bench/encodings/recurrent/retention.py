@@ -27,8 +27,8 @@ class Retention(Recurrent):
     def tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
         heads = torch.arange(q.shape[1], dtype=q.dtype, device=q.device)
         log_decay = torch.log1p(-torch.exp2(-FASTEST - heads))
-        of_tokens = log_decay[:, None, None].expand(*q.shape[:3], 1)
-        return Tokens(q * q.shape[-1] ** -0.5, k, v, of_tokens)
+        log_decays = log_decay[:, None, None].expand(*q.shape[:3], 1)
+        return Tokens(q * q.shape[-1] ** -0.5, k, v, log_decays)
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
         return rms_normed(read)

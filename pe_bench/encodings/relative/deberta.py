@@ -104,14 +104,16 @@ class DeBERTaLayer(Relative):
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
         width = queries.raw.shape[-1]
         terms = self.shared.projections
-        (q, of_query), (k, of_key) = (side.x.tensor_split([width], -1) for side in (queries, keys))
+        (q, content_to_position), (k, position_to_content) = (
+            side.x.tensor_split([width], -1) for side in (queries, keys)
+        )
         scores = q @ k.mT
         distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)
         rows = self.shared.rows(distance).expand_as(scores)
         if "c2p" in terms:
-            scores = scores + of_query.gather(-1, rows)
+            scores = scores + content_to_position.gather(-1, rows)
         if "p2c" in terms:
-            scores = scores + of_key.mT.gather(-2, rows)
+            scores = scores + position_to_content.mT.gather(-2, rows)
         return scale / math.sqrt(1 + len(terms)) * scores
 
     def tables(self) -> Tables:

@@ -53,7 +53,7 @@ class Shaw(Relative):
         return weights @ v + by_row.to(v.dtype) @ self.values.to(v.dtype)
 
     def tables(self) -> Tables:
-        return Tables(of_query=self.keys.flip(0), of_value=self.values.flip(0))
+        return Tables(relative_keys=self.keys.flip(0), relative_values=self.values.flip(0))
 
     def _rows(self, queries: Side, keys: Side) -> Tensor:
         """Return the row of each pair, [Q, N] or [B, 1, Q, N]."""

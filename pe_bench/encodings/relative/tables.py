@@ -13,13 +13,13 @@ class Tables(NamedTuple):
 
     With the row of the distance of query i and key j, and without what is None,
 
-        z_ij = factor * scale * (q_i . k_j + q_i . of_query + k_j . of_key)
-        out_i = sum_j w_ij (v_j + of_value)
+        z_ij = factor * scale * (q_i . k_j + q_i . relative_keys + k_j . relative_queries)
+        out_i = sum_j w_ij (v_j + relative_values)
     """
 
-    of_query: Tensor | None = None
-    of_key: Tensor | None = None
-    of_value: Tensor | None = None
+    relative_keys: Tensor | None = None
+    relative_queries: Tensor | None = None
+    relative_values: Tensor | None = None
     factor: float = 1.0
 
 

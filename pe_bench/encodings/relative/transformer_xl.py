@@ -63,14 +63,14 @@ class TransformerXLLayer(LayerEncoding):
         """Return [B, H, Q, K + D]: q + u, and the weights of the cosines and sines of a key's position."""
         u, v = self.shared.content_bias.unsqueeze(-2), self.shared.position_bias.unsqueeze(-2)
         # Its weights of R's sines and cosines, [B, H, Q, D/2] each.
-        of_sine, of_cosine = ((q + v) @ self.shared.projections[self.number]).chunk(2, -1)
+        sine_weights, cosine_weights = ((q + v) @ self.shared.projections[self.number]).chunk(2, -1)
         sine, cosine = self._sinusoid(position, q)
-        of_key = [
-            torch.addcmul(of_sine * sine, of_cosine, cosine),
-            torch.addcmul(of_cosine * sine, of_sine, cosine, value=-1),
+        products = [
+            torch.addcmul(sine_weights * sine, cosine_weights, cosine),
+            torch.addcmul(cosine_weights * sine, sine_weights, cosine, value=-1),
         ]
-        del of_sine, of_cosine  # as large as the result, which is D/K times as large as the queries
-        return torch.cat([q + u, *of_key], -1).to(q.dtype)
+        del sine_weights, cosine_weights  # as large as the result, which is D/K times as large as the queries
+        return torch.cat([q + u, *products], -1).to(q.dtype)
 
     def _wide_key(self, k: Tensor, position: Tensor) -> Tensor:
         sine, cosine = self._sinusoid(position, k)

@@ -153,8 +153,8 @@ def _attend_by_rows(near: "Near", q: Tensor, k: Tensor, v: Tensor, start: int) -
         far_v = v[:, :, :first]
         parts.append(fused_with_lse(near.far(chunk), far_k, far_v, None, near.scale))
     output = merge_by_lse(parts)
-    if near.last_of_value is not None:
-        output = output + near.last_of_value
+    if near.last_relative_value is not None:
+        output = output + near.last_relative_value
     return output.to(v.dtype)
 
 
@@ -165,10 +165,10 @@ class Near:
         tables = encoding.tables()
         dtype = precise(q.dtype)
         self.scale = tables.factor / math.sqrt(q.shape[-1])
-        self._of_query, _ = _from_the_last(tables.of_query, dtype)
-        self._of_key, self._last_of_key = _from_the_last(tables.of_key, dtype)
-        self._of_value, self.last_of_value = _from_the_last(tables.of_value, dtype)
-        tables_by_distance = (self._of_query, self._of_key, self._of_value)
+        self._relative_keys, _ = _from_the_last(tables.relative_keys, dtype)
+        self._relative_queries, self._last_relative_query = _from_the_last(tables.relative_queries, dtype)
+        self._relative_values, self.last_relative_value = _from_the_last(tables.relative_values, dtype)
+        tables_by_distance = (self._relative_keys, self._relative_queries, self._relative_values)
         rows = [table.shape[-2] for table in tables_by_distance if table is not None]
         # How many keys before a query have a row of their own.
         self.reach = max([1, *rows]) - 1
@@ -181,24 +181,24 @@ class Near:
         q, k = q.to(precise(q.dtype)), k.to(precise(k.dtype))
         before = k.shape[-2] - q.shape[-2]
         scores = self.far(q) @ k.mT
-        if self._of_query is not None:
-            scores += queries_band(q @ self._of_query.mT, before)
-        if self._of_key is not None:
-            scores += keys_band(k @ self._of_key.mT, before)
+        if self._relative_keys is not None:
+            scores += queries_band(q @ self._relative_keys.mT, before)
+        if self._relative_queries is not None:
+            scores += keys_band(k @ self._relative_queries.mT, before)
         scores *= self.scale
         later = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(before + 1)
         scores.masked_fill_(later, float("-inf"))
         lse = scores.logsumexp(-1, keepdim=True)
         weights = scores.sub_(lse).exp_()
         output = weights @ v.to(weights.dtype)
-        if self._of_value is not None:
-            weights_by_distance = by_distance(weights, self._of_value.shape[-2])
-            output += weights_by_distance @ self._of_value.flip(-2)
+        if self._relative_values is not None:
+            weights_by_distance = by_distance(weights, self._relative_values.shape[-2])
+            output += weights_by_distance @ self._relative_values.flip(-2)
         return output, lse
 
     def far(self, q: Tensor) -> Tensor:
         """Return the queries [B, H, Q, K] with the last row of the table of keys added, for far keys."""
-        return q if self._last_of_key is None else q + self._last_of_key.to(q.dtype)
+        return q if self._last_relative_query is None else q + self._last_relative_query.to(q.dtype)
 
 
 def queries_band(products: Tensor, before: int) -> Tensor:
