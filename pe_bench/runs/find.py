@@ -167,7 +167,10 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         is_here = run.parent == folder.resolve()
         require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
         return [run if anywhere else folder / run.name]
-    raise UserError(f"no finished run '{typed}' in {folder}: see `pe-bench list runs`")
+    way_out = "see `pe-bench list runs`"
+    if CONDITION.fullmatch(typed):
+        way_out = f"a condition is --where {shlex.quote(typed)}"
+    raise UserError(f"no finished run '{typed}' in {folder}: {way_out}")
 
 
 def _finished(run: Path) -> Path:
