@@ -43,7 +43,9 @@ def train(*overrides: str, config_dir: str | Path | Sequence[str | Path] | None 
     from pe_bench.values import check_texts, listed
 
     check_texts("an override", *overrides)
-    texts = [*overrides, *(text for key, value in keys.items() for text in overrides_of(key, value))]
+    texts = [*overrides]
+    for key, value in keys.items():
+        texts += overrides_of(key, value)
     search = [*map(Path, listed(config_dir))]
     with interruptible(), called_with(texts):
         config = compose_config(texts, search)

@@ -158,7 +158,9 @@ class Tracking:
     """The tracker that `tracker=` names, if any, for as long as that works; a run's record goes on."""
 
     def __init__(self, run: Path, config: Config):
-        self.run, self.config, self.tracker = run, config, None
+        self.run = run
+        self.config = config
+        self.tracker = None
         if config.tracker is not None:
             checkpoint = latest_checkpoint(run / "checkpoints")
             first = checkpoint.step if checkpoint else 0

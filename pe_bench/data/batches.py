@@ -27,11 +27,15 @@ class Batch:
     @property
     def losses(self) -> int:
         """Return the number of targets with a loss."""
-        return self.tokens[:, 1:].numel() if self.is_answer is None else int(self.is_answer[:, 1:].sum())
+        if self.is_answer is None:
+            return self.tokens[:, 1:].numel()
+        return int(self.is_answer[:, 1:].sum())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """Return the batch of what a function makes of its windows, such as some of them."""
-        return Batch(function(self.tokens), None if self.is_answer is None else function(self.is_answer))
+        """Apply `function` to each field of the batch."""
+        if self.is_answer is None:
+            return Batch(function(self.tokens))
+        return Batch(function(self.tokens), function(self.is_answer))
 
     def split(self, count: int) -> Iterator["Batch"]:
         """Yield parts of at most `count` windows, in order."""
@@ -51,8 +55,10 @@ class TrainingWindows:
         self.size = length + 1
         joined = _documents_to_join(split.lengths, self.size)
         between = np.array([end_of_text], split.tokens.dtype)
-        parts = [part for index in joined for part in (between, split.document(int(index)))]
-        self.joint = np.concatenate([between[:0], *parts[1:]])
+        parts = [between[:0]]
+        for index in joined.tolist():
+            parts += [between, split.document(index)]
+        self.joint = np.concatenate(parts)[1:]
         if len(self.joint) < self.size and len(joined) == len(split.lengths):
             raise UserError(
                 f"the {side} documents have {len(self.joint)} tokens together, and one window of "
@@ -71,11 +77,12 @@ class TrainingWindows:
         drawn = generator.integers(0, self.crops_through[-1], size=count)
         document = np.searchsorted(self.crops_through, drawn, side="right")
         crops_before = np.append(0, self.crops_through)[document]
-        begins, last = self.starts[document] + drawn - crops_before, len(self.starts) - 1
-        windows = [
-            (self.joint if one == last else self.tokens)[begin : begin + self.size]
-            for one, begin in zip(document, begins, strict=True)
-        ]
+        begins = self.starts[document] + drawn - crops_before
+        is_joint = document == len(self.starts) - 1
+        windows = []
+        for begin, from_joint in zip(begins, is_joint, strict=True):
+            tokens = self.joint if from_joint else self.tokens
+            windows.append(tokens[begin : begin + self.size])
         return Batch(torch.from_numpy(np.array(windows, np.int64)))
 
 
@@ -87,7 +94,8 @@ class TaskWindows:
     """
 
     def __init__(self, task: Task, length: int, side: str = "training") -> None:
-        self.task, self.size = task, length + 1
+        self.task = task
+        self.size = length + 1
         self.largest = task.size_at(length)
         self.stream = STREAMS[side]
 
@@ -124,4 +132,6 @@ def _documents_to_join(lengths: np.ndarray, size: int) -> np.ndarray:
     joint_lengths = np.cumsum(lengths[order] + 1) - 1
     short = int(np.searchsorted(lengths[order], size))
     enough = int(np.searchsorted(joint_lengths, size)) + 1
-    return np.sort(order[: max(short, enough)]) if short else np.empty(0, np.int64)
+    if not short:
+        return np.empty(0, np.int64)
+    return np.sort(order[: max(short, enough)])

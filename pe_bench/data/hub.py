@@ -65,12 +65,15 @@ def _documents(rows: Iterable[dict[str, Any]], split: str, config: DataConfig) -
 
 def _articles(lines: Iterable[bytes]) -> Iterator[Document]:
     """Yield the articles of WikiText, whose rows are lines: each from one ` = Title = ` to the next."""
-    title, article, after_blank = b"", [], True
+    title = b""
+    article: list[bytes] = []
+    after_blank = True
     for line in lines:
         if after_blank and _is_title(line):
             if article:
                 yield Document(title.decode(), b"".join(article))
-            title, article = line.strip(b" =\n"), []
+            title = line.strip(b" =\n")
+            article = []
         after_blank = not line.strip()
         if line:
             article.append(line)

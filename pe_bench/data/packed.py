@@ -118,7 +118,9 @@ def _packed_folder(config: Config) -> tuple[Path, dict[str, Any]]:
     identity: Any = asdict(data) | {"name": None}
     del identity["validation_documents"]  # which what the Hub has is not cut by
     if corpus is not None:
-        identity = [side and [(one.name, one.sha256) for one in side] for side in corpus]
+        identity = []
+        for side in corpus:
+            identity.append(side and [(document.name, document.sha256) for document in side])
         identity.append(data.validation_fraction)
         if data.validation_documents > 1:
             identity.append(data.validation_documents)
@@ -167,10 +169,12 @@ def _pack(
         loss = tokenizer.loss_of([document.text for document in validation])
     _pack_side(folder, "train", train, tokenizer, with_ends=False)
     _pack_side(folder, "validation", validation, tokenizer, with_ends=True)
-    sides = [[document.sha256 for document in side] for side in (train, validation)]
+    train_hashes = [document.sha256 for document in train]
+    validation_hashes = [document.sha256 for document in validation]
+    content = repr((FORMAT, [train_hashes, validation_hashes], tokenizer.identity)).encode()
     return {
-        "hash": hashlib.sha256(repr((FORMAT, sides, tokenizer.identity)).encode()).hexdigest()[:16],
-        "tokenizer": tokenizer.label + (LOSES_TEXT if loss else ""),
+        "hash": hashlib.sha256(content).hexdigest()[:16],
+        "tokenizer": tokenizer.label + LOSES_TEXT if loss else tokenizer.label,
         "loss": loss,
         "vocabulary": tokenizer.vocabulary,
         "end_of_text": tokenizer.end_of_text,
@@ -192,8 +196,12 @@ def _pack_side(
 ) -> None:
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32
     texts = (document.text for document in documents)
-    encoded = [(ids.astype(dtype), ends) for ids, ends in tokenizer.encode_documents(texts, with_ends)]
-    ids, ends = [ids for ids, _ in encoded], [ends for _, ends in encoded if ends is not None]
+    ids = []
+    ends = []
+    for encoded in tokenizer.encode_documents(texts, with_ends):
+        ids.append(encoded.ids.astype(dtype))
+        if encoded.byte_ends is not None:
+            ends.append(encoded.byte_ends)
     np.save(folder / f"{side}-tokens.npy", np.concatenate([np.empty(0, dtype), *ids]))
     np.save(folder / f"{side}-starts.npy", np.cumsum([0, *map(len, ids)], dtype=np.int64))
     if with_ends:
@@ -201,7 +209,9 @@ def _pack_side(
 
 
 def _open_side(folder: Path, side: str) -> Split:
-    names = ["tokens", "starts", *(["byte_ends"] if side == "validation" else [])]
+    names = ["tokens", "starts"]
+    if side == "validation":
+        names.append("byte_ends")
     files = (folder / f"{side}-{name}.npy" for name in names)
     tokens, starts, *ends = (np.load(file, mmap_mode="r", allow_pickle=False) for file in files)
     return Split(tokens, np.array(starts), *ends)
@@ -213,11 +223,11 @@ def summary(data: Data, length: int) -> str:
         sizes = f"sizes {task.least} to {task.size_at(length)}"
         return f"{task.name}: examples of {sizes} at {length} tokens, {task.chance:.3g} right by guessing"
     sides = {"for training": data.train, "for validation": data.validation}
-    amounts = [
-        f"{len(side.lengths):,} documents of {_in_short(len(side.tokens))} tokens {purpose}"
-        for purpose, side in sides.items()
-        if len(side.lengths)
-    ]
+    amounts = []
+    for purpose, side in sides.items():
+        if len(side.lengths):
+            tokens = _in_short(len(side.tokens))
+            amounts.append(f"{len(side.lengths):,} documents of {tokens} tokens {purpose}")
     return f"{data.name}: {', '.join(amounts)}"
 
 

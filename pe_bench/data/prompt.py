@@ -132,8 +132,10 @@ def vt(rng: np.random.Generator, size: int) -> Prompt:
     Source: Hsieh et al. 2024, arXiv:2404.06654 (RULER, `vt` with one chain of four hops and a repeated text
     as noise, one example before it).
     """
-    example, text = _assignments(rng, SENTENCES_OF_EXAMPLE), _assignments(rng, size)
-    return Prompt("\n\n".join([" ".join([example.question, *example.answers]), text.question]), text.answers)
+    example = _assignments(rng, SENTENCES_OF_EXAMPLE)
+    answered = " ".join([example.question, *example.answers])
+    text = _assignments(rng, size)
+    return Prompt(f"{answered}\n\n{text.question}", text.answers)
 
 
 def _assignments(rng: np.random.Generator, size: int) -> Prompt:
@@ -165,8 +167,8 @@ def fwe(rng: np.random.Generator, size: int) -> Prompt:
     a vocabulary of 2,000).
     """
     zeta = math.pi**2 / 6  # the sum of all r ** -2
-    counts = [*np.round(size / (zeta * np.arange(1.0, VOCABULARY + 1) ** 2)).astype(int)]
-    counts = [count for count in counts if count]
+    ranks = np.arange(1.0, VOCABULARY + 1)
+    counts = [count for count in np.round(size / (zeta * ranks**2)).astype(int) if count]
     counts += [1] * max(0, size - sum(counts))
     words = ["...", *_words(rng, len(counts) - 1, 6, "a")]
     text = np.repeat(words, counts)[:size]

@@ -90,9 +90,12 @@ def read_files(path: str, config: DataConfig, key: str) -> Iterator[Document]:
     if not root.exists():
         where = "" if root.is_absolute() else f" in {Path.cwd()}"
         raise UserError(f"{key}={path} does not exist{where}: name a folder of text files, or one file")
-    is_empty, problems = True, list[str]()
-    for file in files_in(root) if root.is_dir() else [root]:
-        name = file.relative_to(root).as_posix() if root.is_dir() else file.name
+    is_empty = True
+    problems: list[str] = []
+    files = {root.name: root}
+    if root.is_dir():
+        files = {file.relative_to(root).as_posix(): file for file in files_in(root)}
+    for name, file in files.items():
         try:
             for document in _documents_in(file, name, config):
                 if document.text and not problems:
@@ -121,18 +124,22 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def _documents_in(path: Path, name: str, config: DataConfig) -> Iterator[Document]:
-    kind, rows = f"{config.encoding} text", None
+    kind = f"{config.encoding} text"
+    rows = None
     if path.name.endswith((".json", ".jsonl", ".jsonl.gz")):
-        kind, rows = "json", _json_rows(path)
+        kind = "json"
+        rows = _json_rows(path)
     elif path.suffix == ".parquet":
-        kind, rows = "parquet", _parquet_rows(path, config.text_column)
+        kind = "parquet"
+        rows = _parquet_rows(path, config.text_column)
     try:
         if rows is None:
             text = path.read_bytes().decode(config.encoding).encode()
             if b"\0" in text:
                 raise ValueError(f"byte {text.index(0)} is zero")
             yield Document(name, read_newlines(text, config.newlines))
-        for row, values in enumerate(rows or ()):
+            return
+        for row, values in enumerate(rows):
             yield Document(f"{name}:{row}", row_text(values, config, f"{path}, row {row},"))
     except UserError:
         raise
@@ -154,7 +161,8 @@ def _parquet_rows(path: Path, text_column: str) -> Iterator[dict[str, Any]]:
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of JSON lines; a file may also be one list of them."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+    open_text = gzip.open if path.suffix == ".gz" else open
+    with open_text(path, "rt", encoding="utf-8-sig") as file:
         is_list = file.read(1) == "["
         file.seek(0)
         rows: Iterable[Any] = json.load(file) if is_list else map(json.loads, filter(str.strip, file))
@@ -166,7 +174,8 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
     """Return the bytes of one row's text; empty where the row has none."""
-    column, columns = config.text_column, ", ".join(values)
+    column = config.text_column
+    columns = ", ".join(values)
     require(column in values, f"{where} has no column '{column}': set data.text_column to one of {columns}")
     text = values[column]
     message = f"{where} holds {type(text).__name__} in column '{column}', not text: set data.text_column"
@@ -179,7 +188,8 @@ def row_text(values: dict[str, Any], config: DataConfig, where: str) -> bytes:
 
 def read_stdlib(config: DataConfig) -> Iterator[Document]:
     """Yield documents, named and sorted by their paths, with `/` on every system."""
-    root, names = Path(sysconfig.get_path("stdlib")), []
+    root = Path(sysconfig.get_path("stdlib"))
+    names: list[str] = []
     for parent, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in LEFT_OUT]
         names += [Path(parent, file).relative_to(root).as_posix() for file in files if file.endswith(".py")]

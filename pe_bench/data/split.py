@@ -37,7 +37,8 @@ def split_corpus(
         held_out = _without_copies(validation)
     else:
         train = _in_pieces(train, math.ceil(least / fraction))
-        train, held_out = (_cut_each if len(train) < FEWEST_DOCUMENTS else _stratified)(train, fraction)
+        split = _cut_each if len(train) < FEWEST_DOCUMENTS else _stratified
+        train, held_out = split(train, fraction)
     kept = without_overlap(held_out, train)
     sizes = f"{len(train)} training and {len(held_out)} validation documents"
     require(bool(train), f"{sizes}: use more documents, or a smaller data.validation_fraction")

@@ -202,7 +202,10 @@ def load_hub(config: TokenizerConfig) -> SubwordTokenizer:
 def characters_of_bytes() -> list[str]:
     """Return the character that byte-level tokenizers write for each byte: itself, or one from 256 on."""
     substitutes = iter(range(256, 512))
-    return [chr(byte if byte in PRINTED else next(substitutes)) for byte in range(256)]
+    characters = []
+    for byte in range(256):
+        characters.append(chr(byte if byte in PRINTED else next(substitutes)))
+    return characters
 
 
 def write_byte_tokenizer(folder: Path) -> None:

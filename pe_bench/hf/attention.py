@@ -180,10 +180,13 @@ def attend(
     if state.kept is not None:
         state.kept[number] = key, value
     if number in state.before:
-        earlier = [x.expand(len(query), -1, -1, -1) for x in state.before[number]]
-        key, value = (torch.cat(pair, 2) for pair in zip(earlier, (key, value), strict=True))
+        earlier_key, earlier_value = (x.expand(len(query), -1, -1, -1) for x in state.before[number])
+        key = torch.cat([earlier_key, key], 2)
+        value = torch.cat([earlier_value, value], 2)
     group = query.shape[1] // key.shape[1]
-    key, value = (x if group == 1 else x.repeat_interleave(group, 1) for x in (key, value))
+    if group > 1:
+        key = key.repeat_interleave(group, 1)
+        value = value.repeat_interleave(group, 1)
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
     if state.caught is not None:
         state.caught[number] = Caught(query, attention_mask, factor, softcap, s_aux is not None)
@@ -197,7 +200,8 @@ def attend(
         parts.append(SoftCap(softcap))
     if s_aux is not None:
         parts.append(Sinks(s_aux))
-    query = query if math.isclose(factor, 1, rel_tol=1e-12) else query * factor
+    if not math.isclose(factor, 1, rel_tol=1e-12):
+        query = query * factor
     x = query.new_empty(*query.shape[:1], key.shape[2], 0)  # of the encodings here none reads it
     mixed = attention(stack(parts), x, query, key, value, state.ids)
     return mixed.transpose(1, 2).contiguous(), None

@@ -151,11 +151,14 @@ def _explain(model: nn.Module, actual: Tensor, plain: Tensor) -> Rotation | None
     """
     if _is_same(actual, plain):
         return None
-    width, ids = actual.shape[-1], torch.arange(actual.shape[-2], device=actual.device)
+    width = actual.shape[-1]
+    ids = torch.arange(actual.shape[-2], device=actual.device)
     buffers = [buffer for name, buffer in model.named_buffers() if FREQUENCIES in name]
-    attributes = [each for module in model.modules() for each in vars(module).items()]
-    numbers = [value for name, value in attributes if FACTOR in name and isinstance(value, int | float)]
-    for layout, buffer, factor in itertools.product(LAYOUTS, buffers, {1.0, *numbers}):
+    factors = {1.0}
+    for module in model.modules():
+        numbers = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
+        factors |= {value for name, value in numbers.items() if FACTOR in name}
+    for layout, buffer, factor in itertools.product(LAYOUTS, buffers, factors):
         rotation = Rotation(layout, tuple(buffer.double().tolist()), float(factor), width)
         if 2 * len(buffer) <= width and _is_same(actual, rotation.turn(plain.double(), ids)):
             return rotation
@@ -198,11 +201,14 @@ def describe(
         if rotation is not None and not _is_constant(rotation, answer.calls, lengths):
             return neutral("own"), {}, False
         fixed[number] = LayerEncoding() if rotation is None else Turned(rotation)
+    if primary is None and has_table:
+        return neutral("learned"), fixed, True
     if primary is None:
-        name = "learned" if has_table else "own" if answer.reads_positions else "nope"
-        return neutral(name), fixed, True
+        return neutral("own" if answer.reads_positions else "nope"), fixed, True
     values = name_of(primary, parameters, train_length, answer.calls)
-    return (neutral("own"), {}, False) if values is None else (values, fixed, True)
+    if values is None:
+        return neutral("own"), {}, False
+    return values, fixed, True
 
 
 def name_of(
@@ -222,7 +228,7 @@ def name_of(
 
 def _lengths(parameters: Parameters, train_length: int) -> list[int]:
     """Return lengths of texts at which a scaling that depends on the length may change."""
-    stated = {group.get(name) for group in parameters for name in (ORIGINAL, LONGEST)}
+    stated = [group.get(name) for group, name in itertools.product(parameters, (ORIGINAL, LONGEST))]
     ends = {int(length) for length in stated if isinstance(length, int | float) and length > 1}
     lengths: set[int] = set()
     for end in ends or {train_length}:
@@ -232,8 +238,8 @@ def _lengths(parameters: Parameters, train_length: int) -> list[int]:
 
 def _is_constant(rotation: Rotation, calls: Sequence[RotaryCall], lengths: Sequence[int]) -> bool:
     """Return whether a rotation is the same in texts of these lengths too."""
-    scaled = rotation.scaled
-    return all(call.turns_as(scaled, length) for call in _calls_of(rotation, calls) for length in lengths)
+    pairs = itertools.product(_calls_of(rotation, calls), lengths)
+    return all(call.turns_as(rotation.scaled, length) for call, length in pairs)
 
 
 def _calls_of(rotation: Rotation, calls: Sequence[RotaryCall]) -> list[RotaryCall]:
@@ -256,14 +262,17 @@ def neutral(name: str) -> dict[str, Any]:
 
 def _candidates(rotation: Rotation, group: Mapping[str, Any], train_length: int) -> Iterator[dict[str, Any]]:
     """Yield encodings that a rotation may be, with numbers from a group of the checkpoint's config."""
-    pairs, width = len(rotation.frequencies), rotation.d_head
+    pairs = len(rotation.frequencies)
+    width = rotation.d_head
     turning = sum(frequency != 0 for frequency in rotation.frequencies)
     base = float(group.get("rope_theta") or 10_000.0)
     options = {"d_head": width, "layout": rotation.layout, "base": base}
-    part = {} if 2 * pairs == width else {"fraction": 2 * pairs / width}
+    part: dict[str, Any] = {}
     if turning < pairs:
-        yield _values("p_rope", {**options, "fraction": 2 * turning / width})
         part = {"fraction": 2 * turning / width, "fraction_of": "frequencies"}
+        yield _values("p_rope", {**options, "fraction": part["fraction"]})
+    elif 2 * pairs != width:
+        part = {"fraction": 2 * pairs / width}
     for name, scaling in _scalings(group, rotation, train_length):
         length = group.get(LONGEST if name == DYNAMIC else ORIGINAL) or train_length
         derived = ["train_length"] if length == train_length else []
@@ -311,16 +320,20 @@ def _is(
         return False
     short = _scaled(built, 2)
     theirs = torch.tensor(rotation.frequencies, dtype=torch.float64)
-    is_same = short.frequencies.shape == theirs.shape
-    is_same = is_same and torch.allclose(short.frequencies, theirs, rtol=TOLERANCE, atol=0)
-    if not is_same or not math.isclose(short.attention_factor, rotation.factor, rel_tol=TOLERANCE):
+    if short.frequencies.shape != theirs.shape:
+        return False
+    if not torch.allclose(short.frequencies, theirs, rtol=TOLERANCE, atol=0):
+        return False
+    if not math.isclose(short.attention_factor, rotation.factor, rel_tol=TOLERANCE):
         return False
     made_by = _calls_of(rotation, calls)
-    longer = [(_scaled(built, length), length) for length in lengths]
-    grows = any(not torch.equal(scaled.frequencies, short.frequencies) for scaled, _ in longer)
-    if grows and not made_by:
-        return False  # nothing says that the model's own rotation grows in this way
-    return all(call.turns_as(scaled, length) for scaled, length in longer for call in made_by)
+    for length in lengths:
+        longer = _scaled(built, length)
+        if not made_by and not torch.equal(longer.frequencies, short.frequencies):
+            return False  # nothing says that the model's own rotation grows in this way
+        if not all(call.turns_as(longer, length) for call in made_by):
+            return False
+    return True
 
 
 def _scaled(built: LayerEncoding, window: int) -> Scaled:

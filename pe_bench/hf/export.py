@@ -6,6 +6,7 @@ The four have our decoder's matrices under one set of names. Our decoder multipl
 they go out multiplied, and apart from the head.
 """
 
+import itertools
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -72,26 +73,20 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
 
     Raise `UserError` for an encoding that none of them has.
     """
-    spec, size = EncodingSpec(config.encoding), config.model
+    spec = EncodingSpec(config.encoding)
+    size = config.model
     layers = [model.encoding.layer(number) for number in range(model.n_layers)]
-    parts = [getattr(layer, "parts", (layer,)) for layer in layers]
-    of_model = [model.encoding.base, *model.encoding.modifiers.values()]
-    flat = [part for of_layer in parts for part in of_layer]
-    is_known = all(type(part) in (SlidingWindow, NoPE, *ROTATIONS) for part in flat)
-    is_known &= not any(part.overrides(hook) for part in of_model for hook in ("ids", "embed"))
-    windows = [next((part.window for part in each if isinstance(part, SlidingWindow)), 0) for each in parts]
-    rotating = [part for part in flat if type(part) in ROTATIONS]
-    # Layers share one rotation, or have RoPE of the same frequencies.
-    ropes = [part for part in rotating if type(part) is RoPE]
-    alike = {(part.layout, *part.frequencies.tolist()) for part in ropes} | {*rotating} - {*ropes}
-    is_known &= len(alike) < 2 and len({*windows} - {0}) < 2
+    parts_of_layers = [getattr(layer, "parts", (layer,)) for layer in layers]
+    parts = list(itertools.chain.from_iterable(parts_of_layers))
+    rotating = [part for part in parts if type(part) in ROTATIONS]
+    windows = [_window_of(layer_parts) for layer_parts in parts_of_layers]
+    is_known = all(type(part) in (SlidingWindow, NoPE, *ROTATIONS) for part in parts)
+    is_known &= not any(part.overrides("ids", "embed") for part in _embedding_parts(model))
+    is_known &= _share_one_rotation(rotating) and len({*windows} - {0}) < 2
     require(is_known, NO_MODEL.format(spec.label))
-    rotates = [any(part in rotating for part in of_layer) for of_layer in parts]
+    rotates = [any(part in rotating for part in layer_parts) for layer_parts in parts_of_layers]
     message = f"no model of transformers has model.qk_norm and {spec.label}: Qwen3 turns every layer alike"
     require(not size.qk_norm or (all(rotates) and len(set(windows)) == 1), message)
-    rotation = _rotation(spec, rotating[0], config.train.length) if rotating else {}
-    # Of a scaling the length that it reaches; a dynamic one begins at the training length.
-    times = rotation["factor"] if "original_max_position_embeddings" in rotation else 1
     settings: dict[str, Any] = {
         "vocab_size": model.vocab_size,
         "hidden_size": size.d_model,
@@ -102,15 +97,43 @@ def exported_settings(config: Config, model: Decoder, end_of_text: int) -> tuple
         "head_dim": size.d_head,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
-        "max_position_embeddings": round(config.train.length * times),
+        "max_position_embeddings": config.train.length,
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": end_of_text,
         "pad_token_id": None,
-        **({"rope_parameters": rotation} if rotating else {}),
         **_family(rotates, windows, qk_norm=size.qk_norm),
     }
-    return settings, bool(rotating) and getattr(rotating[0], "layout", "half") == "interleaved"
+    if not rotating:
+        return settings, False
+    rotation = _rotation(spec, rotating[0], config.train.length)
+    settings["rope_parameters"] = rotation
+    settings["max_position_embeddings"] = _longest(rotation, config.train.length)
+    return settings, getattr(rotating[0], "layout", "half") == "interleaved"
+
+
+def _window_of(parts: Sequence[Any]) -> int:
+    """Return the attention window of a layer with these parts; 0 where it sees all tokens."""
+    return next((part.window for part in parts if isinstance(part, SlidingWindow)), 0)
+
+
+def _embedding_parts(model: Decoder) -> list[Any]:
+    """Return the parts of a model's encoding that may change its input."""
+    return [model.encoding.base, *model.encoding.modifiers.values()]
+
+
+def _share_one_rotation(rotating: Sequence[Any]) -> bool:
+    """Return whether layers share one rotation, or have RoPE of the same frequencies."""
+    ropes = [part for part in rotating if type(part) is RoPE]
+    alike = {(part.layout, *part.frequencies.tolist()) for part in ropes} | {*rotating} - {*ropes}
+    return len(alike) < 2
+
+
+def _longest(rotation: Mapping[str, Any], train_length: int) -> int:
+    """Return the length that a scaling reaches; a dynamic one begins at the training length."""
+    if "original_max_position_embeddings" not in rotation:
+        return train_length
+    return round(train_length * rotation["factor"])
 
 
 def _family(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -> dict[str, Any]:
@@ -121,7 +144,9 @@ def _family(rotates: Sequence[bool], windows: Sequence[int], *, qk_norm: bool) -
         return {"model_type": "qwen3", **windowed, "max_window_layers": 0 if window else len(windows)}
     if all(rotates) and len(set(windows)) == 1:
         return {"model_type": "mistral", WINDOW: window} if window else {"model_type": "llama"}
-    types = ["sliding_attention" if each else "full_attention" for each in windows]
+    types = []
+    for layer_window in windows:
+        types.append("sliding_attention" if layer_window else "full_attention")
     no_rope = {"no_rope_layers": list(map(int, rotates)), "layer_types": types}
     return {"model_type": "smollm3", **no_rope, **windowed}
 
@@ -139,13 +164,16 @@ def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dic
 
 def _parameters(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what transformers calls a rotation of ours, with its options there."""
-    factor, width = options["factor"], options.get("d_head", 0)
+    factor = options["factor"]
+    width = options.get("d_head", 0)
     stretched = {"factor": factor, "original_max_position_embeddings": options["train_length"]}
     match part:
         case PRoPE():
             return {"rope_type": "proportional", "partial_rotary_factor": options["fraction"]}
-        case RopePI() | RopeDynamicNTK():
-            return {"rope_type": "linear" if isinstance(part, RopePI) else "dynamic", "factor": factor}
+        case RopePI():
+            return {"rope_type": "linear", "factor": factor}
+        case RopeDynamicNTK():
+            return {"rope_type": "dynamic", "factor": factor}
         case RopeNTK():
             base = options["base"] * factor ** (width / (width - 2))
             return {"rope_type": "default", "rope_theta": base}
@@ -173,14 +201,15 @@ def write_model(
 
     Raise `RunError` where they are not equal.
     """
-    names = NAMES | (NORMS if config.model.qk_norm else {})
+    names = {**NAMES, **NORMS} if config.model.qk_norm else NAMES
+    weights = _weights(model, names, config.model.d_head if is_interleaved else None)
     with quiet() as transformers:
         with torch.device("meta"):
             exported = transformers.AutoModelForCausalLM.from_config(
                 transformers.AutoConfig.for_model(**settings)
             )
         exported.to_empty(device="cpu")
-        exported.load_state_dict(_weights(model, names, config.model.d_head if is_interleaved else None))
+        exported.load_state_dict(weights)
         exported.save_pretrained(folder)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
         difference = _difference(model, loaded, COMPARED_TIMES * config.train.length)
@@ -230,8 +259,8 @@ def rescaled_config(source: Source, opened: Opened, spec: EncodingSpec, train_le
     rotation = _rotation(spec, part, train_length)
     for key in ("rope_scaling", "rope_theta"):
         values.pop(key, None)
-    times = rotation["factor"] if "original_max_position_embeddings" in rotation else 1
-    return values | {"rope_parameters": rotation, "max_position_embeddings": round(train_length * times)}
+    longest = _longest(rotation, train_length)
+    return values | {"rope_parameters": rotation, "max_position_embeddings": longest}
 
 
 def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str, Any]) -> None:

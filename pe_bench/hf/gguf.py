@@ -67,10 +67,11 @@ def _describe(file: Path, folder: Path, transformers: Any) -> dict[str, Any]:
     reader = _read(file)
     architecture = _text(reader, "general.architecture")
     scaling = _text(reader, f"{architecture}.rope.scaling.type")
-    factors = [tensor.name for tensor in reader.tensors if tensor.name.startswith(FREQUENCY_FACTORS)]
-    if scaling not in ("", "none") or factors:
-        rotation = f"the scaling {scaling}" if scaling not in ("", "none") else factors[0]
-        raise UserError(f"{file} rotates by {rotation}, which transformers does not read there: {ORIGINAL}")
+    unread = [tensor.name for tensor in reader.tensors if tensor.name.startswith(FREQUENCY_FACTORS)]
+    if scaling not in ("", "none"):
+        unread.insert(0, f"the scaling {scaling}")
+    if unread:
+        raise UserError(f"{file} rotates by {unread[0]}, which transformers does not read there: {ORIGINAL}")
     with tempfile.TemporaryDirectory(prefix="pe-bench-") as name:
         (Path(name) / file.name).symlink_to(file)
         try:

@@ -31,7 +31,7 @@ def layers_of(text: str) -> Grid:
     config = load_config(source)
     length, length_from = train_length_of(config) or (ASSUMED_LENGTH, "nothing: assumed")
     opened = open_checkpoint(source, config, length, (), torch.float32, plain=False)
-    answer, table = opened.answer, opened.model.max_positions
+    answer = opened.answer
     if answer is None:
         raise UserError(f"{source.name} does not let its attention be replaced: its layers are not known")
     numbers: dict[tuple[str, ...], list[int]] = {}
@@ -42,27 +42,32 @@ def layers_of(text: str) -> Grid:
     others = [number for number in range(opened.size.n_layers) if number not in answer.numbers]
     if others:
         numbers[NO_ATTENTION] = others
-    notes = [] if table is None else [f"it has a table of {table:,} positions"]
-    notes.append("turned: the features of a head that the rotation turns; found with random tokens")
+    notes = ["turned: the features of a head that the rotation turns; found with random tokens"]
+    if opened.model.max_positions is not None:
+        notes.insert(0, f"it has a table of {opened.model.max_positions:,} positions")
     if opened.unused_scaling:
         notes.append(f"its config.json names the scaling {opened.unused_scaling}, and no layer turns so")
     title = f"{source.name}: {opened.architecture}, {opened.size.n_layers} layers"
     trained = f"training length {length:,}, by {length_from}"
-    rows = [[Cell(_spans(of_row)), *map(Cell, row)] for row, of_row in numbers.items()]
+    rows = [[Cell(_spans(alike)), *map(Cell, facts)] for facts, alike in numbers.items()]
     return Grid(COLUMNS, rows, (title, trained), notes=notes).without_empty()
 
 
 def _spans(numbers: Sequence[int]) -> str:
     """Return the numbers of layers as text: `0-2, 4-6`."""
-    spans = [[*group] for _, group in groupby(numbers, key=lambda number: number - numbers.index(number))]
-    return ", ".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
+    spans = []
+    for _, group in groupby(numbers, key=lambda number: number - numbers.index(number)):
+        first, *others = group
+        spans.append(f"{first}-{others[-1]}" if others else f"{first}")
+    return ", ".join(spans)
 
 
 def _facts(layer: Caught) -> tuple[str, ...]:
     """Return what a layer sees, and what else it does to its logits."""
+    sinks = "yes" if layer.has_sinks else ""
     softcap = "" if layer.softcap is None else f"{layer.softcap:g}"
     factor = "" if math.isclose(layer.factor, 1, rel_tol=1e-6) else f"x {layer.factor:.3g}"
-    return _sees(layer.mask), "yes" if layer.has_sinks else "", softcap, factor
+    return _sees(layer.mask), sinks, softcap, factor
 
 
 def _rotation(

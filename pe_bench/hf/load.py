@@ -70,16 +70,20 @@ def checkpoint_config(
     where the overrides say it.
     """
     _check_keys(overrides, has_text=prompts is None)
-    keys = [*typed_values(overrides), *(["data.path"] if data_path else [])]
+    keys = list(typed_values(overrides))
+    if data_path:
+        keys.append("data.path")
     source = read_source(text)
-    files = ["data=files"] if "data.path" in keys and "data" not in keys else []
-    values = compose([*files, *overrides, "encoding=nope"])
+    if "data.path" in keys and "data" not in keys:
+        overrides = ["data=files", *overrides]
+    values = compose([*overrides, "encoding=nope"])
     data, train = values["data"], values["train"]
     data["path"] = data_path or data["path"]
-    is_told = TRAIN_LENGTH in keys
-    train_length, length_from = (train["length"], BY_COMMAND) if is_told else _train_length(source)
-    train["length"] = reference or train_length
-    values["train"] |= {"steps": 0, "batch_tokens": train["length"]}
+    train_length = train["length"]
+    length_from = BY_COMMAND
+    if TRAIN_LENGTH not in keys:
+        train_length, length_from = _train_length(source)
+    train |= {"length": reference or train_length, "steps": 0, "batch_tokens": reference or train_length}
     is_one = data["source"] == "files" and data["validation_path"] is None
     if is_one and "data.validation_fraction" not in keys:
         data["validation_fraction"] = 1.0  # nothing is trained on, so all of it is scored
@@ -89,6 +93,9 @@ def checkpoint_config(
     values["eval"].update(without_none(changes))
     values |= {**without_none(machine), "results_dir": str(results_dir)}
     values["tokenizer"] = {"kind": "file", "name": str(source.folder / TOKENIZER)}
+    rounding = None
+    if source.gguf is not None:
+        rounding = source.gguf.rounding or None
     values["checkpoint"] = {
         "source": source.address,
         "identity": source.identity(values["cache_dir"]),
@@ -98,13 +105,14 @@ def checkpoint_config(
         "begin": _one_or_several(begin_of_text(source)),
         "plain": plain,
         "train_length": None if train["length"] == train_length else train_length,
-        "rounding": None if source.gguf is None else source.gguf.rounding or None,
+        "rounding": rounding,
     }
     given = [*keys, *(f"eval.{name}" for name in without_none(changes))]
     values["eval"].update(_target_blocks(values["eval"], train_length, given))
     config = parse_config(values)
     warn_unused([config], given)
-    config = config if reference is None else _with_quarter(config, reference)
+    if reference is not None:
+        config = _with_quarter(config, reference)
     if config.eval.max_length is not None or not config.eval.lengths:
         return config
     # 16 times the training length, as in a run, is more than most documents have.
@@ -153,17 +161,20 @@ def with_one_length(
     Raise `UserError` for what is no checkpoint.
     """
     keys = typed_values(overrides)
-    lengths = {_train_length(read_source(text))[0] for text in ([] if TRAIN_LENGTH in keys else texts)}
+    overrides = [*overrides]
+    if TRAIN_LENGTH in keys:
+        return overrides, reference
+    lengths = {_train_length(read_source(text))[0] for text in texts}
     if len(lengths) < 2:
-        return [*overrides], reference
+        return overrides, reference
     shortest = min(lengths)
     if reference is None:
         reference = shortest
         say(f"--reference {shortest}: all are measured from the shortest of their training lengths")
-    blocks = _target_blocks({"target_tokens": None, "targets": 0}, shortest, [])
-    is_told = "eval.target_tokens" in keys
-    sizes = [] if is_told else [f"eval.target_tokens={blocks['target_tokens']}"]
-    return [*overrides, *sizes], reference
+    if "eval.target_tokens" not in keys:
+        blocks = _target_blocks({"target_tokens": None, "targets": 0}, shortest, [])
+        overrides.append(f"eval.target_tokens={blocks['target_tokens']}")
+    return overrides, reference
 
 
 @explain_out_of_memory(LESS_MEMORY)
@@ -171,7 +182,7 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     """Load the model and the data, and plan the scores. Raise `UserError` where it is another model now."""
     about = config.checkpoint
     assert about is not None
-    source = read_source(about.source + (f"@{about.revision}" if about.revision else ""))
+    source = read_source(f"{about.source}@{about.revision}" if about.revision else about.source)
     again = f"score it as it is now with `pe-bench eval {about.source}`"
     versions = f"(version {about.identity_version}, now {CHECKPOINT_IDENTITY})"
     older = f"{about.source} was scored under an older identity {versions}, and its scores may be others now"
@@ -179,7 +190,8 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     now = source.identity(config.cache_dir)
     message = f"{about.source} is not what this run scored (hash {now} now, {about.identity} then): {again}"
     require(now == about.identity, message)
-    device, threads = resolve_device(config.device), set_threads(config.threads)
+    device = resolve_device(config.device)
+    threads = set_threads(config.threads)
     data = load_data(config)
     plans = planner(config, config.eval, data)
     dtype = getattr(torch, config.eval.precision)
@@ -204,19 +216,21 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
     if measured_from != length:
         facts["trained"] = length
     setting = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
-    name, label = opened.size.name, EncodingSpec(config.encoding).label
+    name = opened.size.name
+    label = EncodingSpec(config.encoding).label
     trained = f"{length:,} tokens ({about.train_length_from})"
     if measured_from != length:
         trained = f"{measured_from:,} tokens; trained at {trained}"
     say(f"{name}: {label}, measured from {trained}")
     if unused:
         say(f"{name}: its config.json names the scaling {unused}, and no layer turns so")
-    equal = f"logits equal transformers' own to {opened.difference or 0:.1g} of the largest"
     if opened.nats is not None:
         equal_to = f"transformers' own to {opened.nats:.1g} nats per token"
         say(f"{name}: in {config.eval.precision} the mean loss of a window is {equal_to}")
-    plainly = "keeps transformers' attention, without the window control and --with"
-    say(f"{name}: {plainly if opened.difference is None else equal}")
+    if opened.difference is None:
+        say(f"{name}: keeps transformers' attention, without the window control and --with")
+    else:
+        say(f"{name}: logits equal transformers' own to {opened.difference:.1g} of the largest")
     folder = Path(config.results_dir) / "runs" / f"hf-{source.name}-{setting}"
     return Job(config, folder, setting, label, label, device, dtype, threads, data, opened.model), plans
 
@@ -230,8 +244,11 @@ def _one_or_several(tokens: Sequence[int]) -> int | list[int] | None:
 
 def _check_keys(overrides: Sequence[str], *, has_text: bool) -> None:
     """Raise `UserError` for a key that says something else than what to score, on which text and where."""
-    usable = SCORING_KEYS if has_text else SCORING_KEYS[1:]
-    brings = "its own model, encoding and tokenizer" + ("" if has_text else ", and with --task its own text")
+    usable = SCORING_KEYS
+    brings = "its own model, encoding and tokenizer"
+    if not has_text:
+        usable = SCORING_KEYS[1:]
+        brings += ", and with --task its own text"
     for text in without_keys(overrides, [TRAIN_LENGTH]):
         message = f"{text} has no effect on a checkpoint, which brings {brings}: change {', '.join(usable)}"
         require(bool(in_sections([text], usable)), f"{message} or {TRAIN_LENGTH}")

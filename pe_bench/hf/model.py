@@ -48,8 +48,11 @@ class CheckpointModel(LanguageModel):
         self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: Sequence[int] = ()
     ) -> None:
         super().__init__()
-        self.causal, self.encoding, self.n_layers = model, encoding, n_layers
-        self.train_length, self.begin = train_length, tuple(begin)
+        self.causal = model
+        self.encoding = encoding
+        self.n_layers = n_layers
+        self.train_length = train_length
+        self.begin = tuple(begin)
         self.takes_positions = "position_ids" in inspect.signature(self.trunk.forward).parameters
         self.vocab_size = model.get_input_embeddings().weight.shape[0]
         self.fixed: dict[int, LayerEncoding] = {}
@@ -57,8 +60,11 @@ class CheckpointModel(LanguageModel):
 
     def with_encoding(self, encoding: Composition) -> Self:
         parts: list[Any] = [encoding.base, *encoding.modifiers.values()]
-        hooks = [hook for hook in ("ids", "embed") if any(part.overrides(hook) for part in parts)]
-        if any(encoding.layer(n).overrides("prepare") for n in range(self.n_layers)):
+        hooks = []
+        for hook in ("ids", "embed"):
+            if any(part.overrides(hook) for part in parts):
+                hooks.append(hook)
+        if any(encoding.layer(number).overrides("prepare") for number in range(self.n_layers)):
             hooks.append("prepare")
         require(not hooks, f"needs {', '.join(hooks)}, which checkpoints do not use: leave it out")
         return super().with_encoding(encoding)
@@ -97,10 +103,13 @@ class CheckpointModel(LanguageModel):
             raise LengthError(f"position {int(ids.max())} is past the model's table of {self.max_positions}")
         arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
         if self.takes_positions:
-            arguments["position_ids"] = (ids if ids.dim() == 2 else ids[None]).expand(len(tokens_BT), -1)
+            ids_BT = ids if ids.dim() == 2 else ids[None]
+            arguments["position_ids"] = ids_BT.expand(len(tokens_BT), -1)
         if self.state is not None:
             self.state.layers = [self.layer(number) for number in range(self.n_layers)]
-            self.state.ids, self.state.window, self.state.is_neutral = ids, window, self.is_neutral
+            self.state.ids = ids
+            self.state.window = window
+            self.state.is_neutral = self.is_neutral
         try:
             return self.trunk(**arguments)[0][:, first:]
         except (IndexError, RuntimeError) as error:
@@ -187,10 +196,11 @@ class CheckpointModel(LanguageModel):
 
     def nll(self, hidden_ND: Tensor, targets_N: Tensor) -> Tensor:
         rows = max(1, LOGIT_ELEMENTS // self.vocab_size)
-        pairs = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
-        return torch.cat(
-            [functional.cross_entropy(self.logits(h[None])[0].float(), t, reduction="none") for h, t in pairs]
-        )
+        parts = []
+        for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):
+            logits = self.logits(hidden[None])[0].float()
+            parts.append(functional.cross_entropy(logits, targets, reduction="none"))
+        return torch.cat(parts)
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         return self.logits(hidden_ND[None])[0].argmax(-1)

@@ -46,7 +46,8 @@ MAX_NATS = 0.02
 @torch.no_grad()
 def require_equality(model: CheckpointModel, heads: int) -> float:
     """Return the largest difference of logits over the largest logit. Raise `UserError` if it is large."""
-    count, causal = _tokens(model, heads), model.causal
+    causal = model.causal
+    count = _tokens(model, heads)
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device)
     tokens = model.begun(tokens)
@@ -58,8 +59,10 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
     causal.set_attn_implementation("eager")
     theirs = causal(tokens, use_cache=False, **options).logits.float()
     causal.set_attn_implementation(NAME)
-    theirs = theirs if takes_index else theirs[:, index]
-    difference, largest = float((ours - theirs).abs().max()), float(theirs.abs().max())
+    if not takes_index:
+        theirs = theirs[:, index]
+    difference = float((ours - theirs).abs().max())
+    largest = float(theirs.abs().max())
     allowed = MAX_DIFFERENCE * largest
     differ = (
         f"its logits differ from transformers' own by {difference:.2g} of {largest:.2g} with our attention"
@@ -147,7 +150,8 @@ def require_alike(model: CheckpointModel) -> float:
 
     Raise `UserError` if it is far.
     """
-    count, causal = min(MIN_TOKENS, model.max_positions or MIN_TOKENS), model.causal
+    causal = model.causal
+    count = min(MIN_TOKENS, model.max_positions or MIN_TOKENS)
     generator = torch.Generator().manual_seed(2)
     tokens = model.begun(torch.randint(model.vocab_size, (1, count), generator=generator).to(model.device))
     hidden = model.hidden(tokens, torch.arange(count, device=tokens.device))
@@ -168,7 +172,8 @@ def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], 
     """Load a checkpoint in float32 and find what it does, as `open_checkpoint` does."""
     loaded = load_model(source, config)
     forget_longer_texts(loaded)
-    sizes, values = _sizes(source, config), neutral("as_is")
+    sizes = _sizes(source, config)
+    values = neutral("as_is")
     encoding = EncodingSpec(values).build(sizes.n_layers)
     model = CheckpointModel(loaded, encoding, sizes.n_layers, train_length, begin)
     _require_sound(source, model)
@@ -191,8 +196,10 @@ def _open(source: Source, config: Any, train_length: int, begin: Sequence[int], 
             width = values.get("d_head", answer.layers[0].queries.shape[-1])
             sizes = replace(sizes, d_head=width, n_layers=n_layers)
             model.without_attention = n_layers - len(answer.numbers)
-            model.encoding, model.n_layers = EncodingSpec(values).build(sizes.n_layers), sizes.n_layers
-            model.state, model.masks = state, [layer.mask for layer in answer.layers]
+            model.encoding = EncodingSpec(values).build(n_layers)
+            model.n_layers = n_layers
+            model.state = state
+            model.masks = [layer.mask for layer in answer.layers]
             split_feedforward(loaded)
             difference = require_equality(model, sizes.n_heads)
     except UserError as error:
@@ -272,7 +279,8 @@ def _sizes(source: Source, config: Any) -> ModelConfig:
         number = _value_of(text, name)
         return number if isinstance(number, int) and number > 0 else otherwise
 
-    width, heads = size("hidden_size", 1), size("num_attention_heads", 1)
+    width = size("hidden_size", 1)
+    heads = size("num_attention_heads", 1)
     return ModelConfig(
         name=f"{PREFIX}{source.name}",
         d_model=width,

@@ -22,11 +22,12 @@ TOLERANCE = 1e-5  # of a frequency, which transformers computes in float32
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
-    return [
-        module
-        for module in model.modules()
-        if any(FREQUENCIES in name for name, _ in module.named_buffers(recurse=False))
-    ]
+    """Return the modules that hold the frequencies of a rotation."""
+    return list(filter(_has_frequencies, model.modules()))
+
+
+def _has_frequencies(module: nn.Module) -> bool:
+    return any(FREQUENCIES in name for name, _ in module.named_buffers(recurse=False))
 
 
 def forget_longer_texts(model: nn.Module) -> None:
@@ -59,7 +60,8 @@ class RotaryCall:
     def turns_as(self, rotation: Scaled, length: int) -> bool:
         """Return whether the module turns pairs by a rotation in a text of so many tokens."""
         cosines, sines = _parts(self.module(*self._at(self.arguments, length), **self._named_at(length)))
-        angles, factors = torch.atan2(sines, cosines), torch.hypot(cosines, sines)
+        angles = torch.atan2(sines, cosines)
+        factors = torch.hypot(cosines, sines)
         expected = rotation.frequencies.to(angles)
         # Cosines and sines are for pairs, or for features: the first of all pairs first, or pair by pair.
         if len(angles) != len(expected):
@@ -72,7 +74,11 @@ class RotaryCall:
         return is_same and torch.allclose(factors, factor, rtol=TOLERANCE, atol=0)
 
     def _at(self, values: Sequence[Any], length: int) -> list[Any]:
-        return [_positions(value, length) if _is_positions(value) else value for value in values]
+        """Return the arguments with the positions of a text of so many tokens in place of the pass's."""
+        changed = []
+        for value in values:
+            changed.append(_positions(value, length) if _is_positions(value) else value)
+        return changed
 
     def _named_at(self, length: int) -> dict[str, Any]:
         return dict(zip(self.named, self._at([*self.named.values()], length), strict=True))
@@ -93,8 +99,8 @@ def _parts(output: Any) -> tuple[Tensor, Tensor]:
         cosines, sines = output.real, output.imag
     else:
         cosines, sines = output
-    first = [part.reshape(-1, 2, part.shape[-1])[0, 0].double() for part in (cosines, sines)]
-    return first[0], first[1]
+    width = cosines.shape[-1]
+    return cosines.reshape(-1, 2, width)[0, 0].double(), sines.reshape(-1, 2, width)[0, 0].double()
 
 
 @contextmanager

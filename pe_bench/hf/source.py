@@ -95,7 +95,8 @@ class Source:
         """Return the files of weights. Raise `UserError` where there is none, or one elsewhere."""
         if self.gguf is not None:
             return [self.gguf.file]
-        index, names = self.folder / INDEX, [WEIGHTS]
+        index = self.folder / INDEX
+        names = [WEIGHTS]
         if self.is_indexed:
             files = check_type(read_json(index).get("weight_map"), dict[str, Any], f"weight_map of {index}")
             names = sorted({str(name) for name in files.values()})
@@ -135,7 +136,8 @@ def read_source(text: str) -> Source:
 
 def checked(source: Source) -> Source:
     """Return the source. Raise `UserError` for a folder that is not a whole checkpoint of plain files."""
-    folder, config = source.folder, source.folder / CONFIG
+    folder = source.folder
+    config = folder / CONFIG
     for path in folder.iterdir():
         require(path.is_file() or path.is_dir(), f"{path} is not a regular file: delete it")
         # The Hub's cache links to its blobs, beside the snapshots.
@@ -252,7 +254,8 @@ def load_model(source: Source, config: Any) -> Any:
     require(not unused, f"{message}: its model_type or another key is not that of the weights")
     if source.gguf is not None:
         tensors = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
-        here, there = sum(tensors.values()), source.gguf.count
+        here = sum(tensors.values())
+        there = source.gguf.count
         numbers = f"{source.name} has {there:,} weights, of which transformers' model has {here:,}"
         require(here == there, f"{numbers}: {ORIGINAL}")
         forget_rounding(model)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def trained_parameters(model: CheckpointModel, count: int | None) -> nn.Paramete
             f"--train-layers {count}: this checkpoint has {len(layers)} layers that can be trained alone"
         )
         require(count <= len(layers), message)
-        chosen = [parameter for layer in layers[-count:] for parameter in layer.parameters()]
+        chosen = chain.from_iterable(layer.parameters() for layer in layers[-count:])
     numbers = {id(parameter) for parameter in chosen}
     trained = nn.ParameterDict()
     for name, parameter in model.causal.named_parameters():
@@ -108,7 +109,8 @@ class FurtherTraining:
         others = ParameterGroup(0.0, betas)
         for name, parameter in self.trained.items():
             decays = parameter.dim() > 1 and EMBEDDING not in name
-            (matrices if decays else others).parameters.append(parameter)
+            chosen = matrices if decays else others
+            chosen.parameters.append(parameter)
         self.optimizer = Optimizer(each for each in (matrices, others) if each.parameters)
         recompute_layers(model)
 
@@ -141,7 +143,8 @@ class FurtherTraining:
 
     def _backward(self, tokens_BT: Tensor, windows: int) -> float:
         """Add the gradient of some windows' share in the mean loss of all `windows`; return that share."""
-        model, dtype = self.model, self.settings.dtype
+        model = self.model
+        dtype = self.settings.dtype
         with torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32):
             loss = mean_loss(model, tokens_BT) * (len(tokens_BT) / windows)
         if model.state is not None:  # layers that are computed again turn nothing by themselves either
@@ -177,11 +180,15 @@ def train_further(training: FurtherTraining, folder: Path, watch: Callable[[Step
     A signal that asks for an end is obeyed after the step at work, which is saved. Each process of the
     training's group calls this, and the first writes.
     """
-    train, group = training.settings.train, training.group
+    train = training.settings.train
+    group = training.group
     saved = folder / "checkpoints"
     newest = _resume(training, saved)
-    first = 0 if newest is None else newest.step
-    seconds = 0.0 if newest is None else newest.train_seconds
+    first = 0
+    seconds = 0.0
+    if newest is not None:
+        first = newest.step
+        seconds = newest.train_seconds
     log = checkpoint.read_log(folder / "train.csv", first)
     with finish_step_on_signal() as is_asked:
         for number in range(first, train.total_steps):

@@ -218,7 +218,7 @@ def _empty_row(job: Job, plan: Plan) -> Row:
     )
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: Job) -> dict[str, Any]:
     """Return the columns of a row that say where and when it was made."""
     return {
         "device": device_name(job.device),

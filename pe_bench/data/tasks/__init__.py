@@ -109,7 +109,9 @@ class Task(ABC):
 
 def symbol_texts(count: int) -> list[str]:
     """Return the texts of so many symbols: letters where they are enough, else numbers."""
-    return [chr(ord("a") + number) for number in range(count)] if count <= 26 else [*map(str, range(count))]
+    if count > 26:
+        return list(map(str, range(count)))
+    return [chr(ord("a") + number) for number in range(count)]
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,15 @@ class StringCopy(Task):
 
 def build_task(values: Mapping[str, Any]) -> Task:
     """Return the task of a configuration's section `task`. Raises `UserError`."""
-    name, names = str(values.get("name")), names_in("task")
+    name = str(values.get("name"))
+    names = names_in("task")
     require(name in names, unknown(name, "task", names))
     module = importlib.import_module(f"pe_bench.data.tasks.{name}")
-    [task_class] = [one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__]
+    own = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    [task_class] = own
     hints = typing.get_type_hints(task_class, include_extras=True)
-    options, typed = [f"task.{field.name}" for field in fields(task_class)], {}
+    options = [f"task.{field.name}" for field in fields(task_class)]
+    typed = {}
     for option in values.keys() - {"name"}:
         require(f"task.{option}" in options, unknown(f"task.{option}", "key", options))
         typed[option] = check_type(values[option], hints[option], f"task.{option}")

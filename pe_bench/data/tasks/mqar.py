@@ -34,7 +34,9 @@ class MultiQueryRecall(Task):
 
     @property
     def symbols_and_signs(self) -> list[str]:
-        return [*(f"{kind}{number}" for kind in "kv" for number in range(self.symbols)), BLANK, BEGIN]
+        keys = [f"k{number}" for number in range(self.symbols)]
+        values = [f"v{number}" for number in range(self.symbols)]
+        return [*keys, *values, BLANK, BEGIN]
 
     @property
     def chance(self) -> float:

@@ -150,7 +150,7 @@ def test_a_try_of_an_earlier_version_is_continued(tried, folder: Path) -> None:
 
 def test_the_code_of_an_encoding_is_checked_once_until_it_changes(tried, folder: Path) -> None:
     code = folder / "work" / "mine.py"
-    code.write_text(ROOT_BIAS.replace(', "decaying"', ''))  # it does not hold
+    code.write_text(ROOT_BIAS.replace(', "decaying"', ""))  # it does not hold
     for change, is_checked in (("", True), ("", False), ("# another line\n", True)):
         code.write_text(code.read_text() + change)
         outcome = tried("mine.py:RootBias", *SHORT)
