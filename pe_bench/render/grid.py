@@ -89,13 +89,11 @@ class Grid:
 
     def width(self, *, folded: bool = False) -> int:
         """Return how many columns of a terminal it takes, with its texts folded as far as they may be."""
-        widths = [max(map(cell_len, texts)) for texts in _texts(self)]
-        if folded:
-            texts_of = zip(self.columns, _texts(self), strict=True)
-            least = [_least_width(column, texts) for column, texts in texts_of]
-            widths = [
-                min(width, narrow) if narrow else width for width, narrow in zip(widths, least, strict=True)
-            ]
+        widths = []
+        for column, texts in zip(self.columns, _texts(self), strict=True):
+            width = max(map(cell_len, texts))
+            least = _least_width(column, texts) if folded else 0
+            widths.append(min(width, least or width))
         return sum(widths) + GAP * (len(widths) - 1)
 
     def draw(self, width: int) -> list[RenderableType]:

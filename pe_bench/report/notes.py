@@ -57,7 +57,6 @@ def meanings_of_words(table: Table) -> list[str]:
         notes += _target_sets(table)
     if not table.baseline:
         notes.append(_sets_of_their_own(table))
-    notes.append(_gap_text(table))
     points = [cells.works_to(line) for line in table.lines]
     notes += _break_point_texts(table)
     if any("^" in cell.mark for cell in points):
