@@ -177,7 +177,7 @@ def _score(run: "Run | str | Path", request: "Evaluation") -> "Run":
 def explain(
     runs: "Run | str | Path | Sequence[str | Path]",
     lengths: int | Sequence[int] | None = None,
-    by: str | None = None,
+    by: str | Sequence[str] | None = None,
     *,
     targets: int | None = None,
     device: str | None = None,
@@ -194,11 +194,12 @@ def explain(
         pe_bench.explain("rope", by="head").sentence
 
     The runs are seeds of one encoding, named as for `evaluate`, or hf:FOLDER with `overrides`,
-    KEY=VALUE of data and eval. `print` shows the command's table; `losses` and `effects` are its numbers.
-    Nothing is written to a run.
+    KEY=VALUE of data and eval. `print` shows the command's tables; `losses`, `effects` and, by layer,
+    `measures` are their numbers. Nothing is written to a run.
 
     lengths N,N: Context lengths in tokens.  [default: 2, 4 and 16 x training length]
-    by NAME: head: also change the heads of the layer that matters most.
+    by NAME,NAME: head: also change the heads of the layer that matters most; layer: also
+        measure what each layer reads.
     targets NUMBER: Target blocks at each length.  [default: 20; 4 of hf:FOLDER]
     device NAME: auto, cpu or cuda.
     threads NUMBER: Processor cores.
@@ -221,7 +222,7 @@ def explain(
     check_texts("a run", *names)
     request = Evaluation.read(with_=None, config_dir=None, **arguments)
     with interruptible():
-        return explain_runs([str(name) for name in names], by, request)
+        return explain_runs([str(name) for name in names], listed(by), request)
 
 
 def extend(
@@ -279,18 +280,25 @@ def extend(
     count = plain_value(tokens)
     if isinstance(count, str):
         count = read_count(count)
+    if count is not None:
+        count = check_type(count, AtLeast1, "tokens")
+    if train_layers is not None:
+        train_layers = check_type(train_layers, AtLeast1, "train_layers")
     check_texts("overrides", *listed(overrides))
+    is_long = check_type(long, bool, "long")
     chosen = [] if lengths is None else list_of_numbers(lengths)
+    chosen = check_type(chosen, list[AtLeast1], "lengths")
+    target_count = check_type(plain_value(targets), AtLeast1 | None, "targets")
     return extend_runs(
         [str(run) for run in listed(runs)],
         str(to),
         listed(with_),
-        tokens=None if count is None else check_type(count, AtLeast1, "tokens"),
+        tokens=count,
         text=None if text is None else Path(text),
-        train_layers=None if train_layers is None else check_type(train_layers, AtLeast1, "train_layers"),
-        long=check_type(long, bool, "long"),
-        lengths=check_type(chosen, list[AtLeast1], "lengths"),
-        targets=check_type(plain_value(targets), AtLeast1 | None, "targets"),
+        train_layers=train_layers,
+        long=is_long,
+        lengths=chosen,
+        targets=target_count,
         overrides=listed(overrides),
         results=_folder(results_dir),
     )

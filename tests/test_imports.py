@@ -67,7 +67,7 @@ ALLOWED = {
     "commands.extend": "errors system values render config runs report scoring hf commands.job "
     "commands.evaluate commands.extend_hf commands.sweep",
     "commands.reproduce": "errors system values render config runs report scoring commands.evaluate "
-    "commands.sweep",
+    "commands.explain commands.sweep",
     "api": "errors system values config runs report commands.evaluate commands.train commands.try_change "
     "commands.explain commands.extend",
     "cli": "errors system values render config model runs report inspection hf commands.evaluate "

@@ -4,6 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
@@ -101,3 +104,24 @@ def test_a_planted_fault_still_applies_and_names_tests_that_there_are(patch: Pat
     checked = ["git", "apply", "--check", "--recount", str(patch)]
     done = subprocess.run(checked, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# For each 1,000 statements of the program; `scripts/size` says what is counted.
+MOST_IN_1_000 = {">60": 0.05, "packed": 1.2, "hard": 2.0, "ifexp": 40.0}
+MOST_NODES = 8.6  # of a statement, on average
+
+
+def test_the_program_has_few_lines_that_say_several_things() -> None:
+    loader = SourceFileLoader("size", str(ROOT / "scripts" / "size"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    size = module_from_spec(spec)
+    loader.exec_module(size)
+    counts: Counter[str] = Counter()
+    for path in (ROOT / "pe_bench").rglob("*.py"):
+        counts += size.counts_of(path.read_text(encoding="utf-8"))
+    thousands = counts["stmts"] / 1_000
+    found = {name: round(counts[name] / thousands, 2) for name in MOST_IN_1_000}
+    too_many = {name: number for name, number in found.items() if number > MOST_IN_1_000[name]}
+    assert not too_many, f"for each 1,000 statements {too_many}: `scripts/size pe_bench` says where"
+    assert counts["nodes"] / counts["stmts"] <= MOST_NODES

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def explain(
     runs: Sequence[str] = (),
     *,
-    by: str | None = None,
+    by: Sequence[str] = (),
+    plot: Path | None = None,
     csv: Path | None = None,
     as_json: bool = False,
     **options: Any,
@@ -32,20 +33,25 @@ def explain(
     sentence says what follows. Without RUN, explains the run that finished last; several
     runs must be seeds of one encoding. For hf:FOLDER, give the data as KEY=VALUE.
 
+    plot FILE: Draw what changes restore and what is read, by layer: .png, .svg or .pdf.
     csv FILE: Write the numbers to FILE; - prints them instead of the table.
 
     Examples:
       pe-bench explain
-      pe-bench explain rope --by head
-      pe-bench explain rope --lengths 256,1024 --csv why.csv
+      pe-bench explain rope --by head,layer
+      pe-bench explain rope --lengths 256,1024 --csv why.csv --plot why.svg
       pe-bench explain hf:FOLDER data=files data.path=texts --lengths 12288
     """
+    from pe_bench.render.paper import picture_format
     from pe_bench.runs.find import is_checkpoint, runs_to_score
 
     printed = csv is not None and str(csv) == "-"
     require(not (printed and as_json), "--csv - and --json both print instead of the table: choose one")
     if csv is not None and not printed:
         require_writable("--csv", csv)
+    if plot is not None:
+        require_writable("--plot", plot)
+        picture_format(plot)
     lengths = options.pop("lengths")
     options["lengths"] = parse_lengths(",".join(lengths)) if lengths else None
     names = list(runs)
@@ -56,13 +62,18 @@ def explain(
         newest = runs_to_score((), (), options["results_dir"], everything=False)
         say(f"the newest finished run: {newest[0]}")
         names = [str(newest[0])]
-    found = api.explain(names, by=by, **options)
+    by = [name for each in by for name in each.split(",")]
+    asked = [*by, "layer"] if plot is not None else by
+    found = api.explain(names, by=asked, **options)
     if as_json:
         print_runs("explain", found.runs, explanation=found)
     elif printed:
         write_out(_csv(found))
     else:
-        write_out(str(found))
+        write_out(found.text(by_layer="layer" in by))
+    if plot is not None:
+        found.plot(plot)
+        say(f"wrote {plot}")
     if csv is not None and not printed:
         from pe_bench.system.files import write_text
 

@@ -16,6 +16,7 @@ from pe_bench.system.terminal import say, width_of, write_out
 if TYPE_CHECKING:
     from pe_bench.commands.reproduce.claims import Measurements
     from pe_bench.commands.reproduce.outcomes import Level, Outcomes
+    from pe_bench.commands.reproduce.pieces import StoredPieces
     from pe_bench.commands.reproduce.runs import StudyRuns
     from pe_bench.commands.reproduce.study import Study
 
@@ -142,6 +143,14 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
     from pe_bench.commands.reproduce.claims import Measurements
     from pe_bench.commands.reproduce.outcomes import read_table, write_levels
 
+    if runs.study.explains:
+        from pe_bench.commands.reproduce.explained import explain
+        from pe_bench.runs.folder import encoding_in
+        from pe_bench.runs.rows import grouped
+
+        for step in steps:
+            for names in grouped(step.runs, encoding_in).values():
+                write_out(str(explain(runs, names)))
     table = runs.study.table
     measured = Measurements(runs.results_dir, steps)
     outcomes = _show(runs, measured, runs.results_dir, read_table(table))
@@ -159,6 +168,7 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
     table: levels to compare with; by default those of the study's table.
     """
     from pe_bench.commands.reproduce.claims import Measurements
+    from pe_bench.commands.reproduce.explained import stored_explanations
     from pe_bench.commands.reproduce.outcomes import read_table
     from pe_bench.commands.reproduce.pieces import StoredPieces
 
@@ -166,6 +176,8 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
     measured = Measurements(pieces.folder, pieces.steps())
     own_table = read_table(runs.study.table)
     outcomes = _show(runs, measured, pieces.folder, own_table if table is None else table)
+    for text in stored_explanations(pieces.folder):
+        write_out(text)
     if missing := pieces.missing():
         say(f"pieces that are not stored: {len(missing)}, first {missing[0]}")
     if table is None and outcomes.differing:
@@ -186,13 +198,27 @@ def _make_pieces(runs: "StudyRuns") -> None:
     before = read_table(study.table)
     for piece in pieces.read():
         say(f"stored: {piece}")
+    _explain_pieces(runs, pieces)
     for piece in pieces.missing():
         say(f"next: {piece}")
         pieces.add(piece, runs.make(piece), runs.results_dir)
         measured = Measurements(pieces.folder, pieces.steps())
         write_levels(study.table, levels_of(measured.rows, study.size, measured.machines))
         say(f"stored {piece} in {pieces.folder}, its levels in {study.table}")
+        _explain_pieces(runs, pieces)
     _report_stored(runs, before)
+
+
+def _explain_pieces(runs: "StudyRuns", pieces: "StoredPieces") -> None:
+    """Explain the stored pieces that have no explanation, if the study asks for explanations."""
+    if not runs.study.explains:
+        return
+    from pe_bench.commands.reproduce.explained import explain_piece, is_explained
+
+    for piece in pieces.of_study():
+        if not is_explained(piece, pieces.folder):
+            say(f"explaining {piece}")
+            explain_piece(runs, piece, pieces.folder)
 
 
 def _show(

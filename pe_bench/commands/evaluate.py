@@ -74,7 +74,9 @@ class Run(RunFolder):
     def __init__(self, path: Path, scored: Sequence[Row], margin: float, lengths: Sequence[int] = ()) -> None:
         """scored: the rows that the call asked for. margin: of verdicts. lengths: those that it named."""
         super().__init__(path)
-        self.scored, self.margin, self.lengths = list(scored), margin, tuple(lengths)
+        self.scored = list(scored)
+        self.margin = margin
+        self.lengths = tuple(lengths)
 
     @property
     def name(self) -> str:
@@ -177,12 +179,12 @@ class Evaluation:
         return without_none({name: getattr(self, name) for name in MACHINE_KEYS})
 
     @property
-    def of_runs(self) -> dict[str, Any]:
+    def run_options(self) -> dict[str, Any]:
         """Return the options that checkpoints do not have."""
         return {"key_tokens_of": self.key_tokens_of, "code": self.code}
 
     @property
-    def of_checkpoints(self) -> dict[str, Any]:
+    def checkpoint_options(self) -> dict[str, Any]:
         """Return the options that runs do not have."""
         return {"overrides": self.overrides, "plain": self.plain, "reference": self.reference}
 
@@ -212,13 +214,15 @@ class Probing(Evaluation):
     def probe(self) -> Probe:
         message = f"depths={self.depths} has no effect on prompts: leave it out"
         require(self.task is None or self.depths is None, message)
+        lengths = self.lengths
+        if lengths is not None:
+            lengths = check_type(lengths, list[ProbeLength], "lengths")
         depths = DEFAULT_DEPTHS if self.depths is None else self.depths
-        return Probe(
-            None if self.lengths is None else check_type(self.lengths, list[ProbeLength], "lengths"),
-            check_type(depths, ProbeDepths, "depths"),
-            None if self.windows is None else check_type(self.windows, AtLeast1, "windows"),
-            self.task,
-        )
+        depths = check_type(depths, ProbeDepths, "depths")
+        windows = self.windows
+        if windows is not None:
+            windows = check_type(windows, AtLeast1, "windows")
+        return Probe(lengths, depths, windows, self.task)
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -227,8 +231,8 @@ class Probing(Evaluation):
         return changes
 
     @property
-    def of_checkpoints(self) -> dict[str, Any]:
-        return {**super().of_checkpoints, "task": self.task}
+    def checkpoint_options(self) -> dict[str, Any]:
+        return {**super().checkpoint_options, "task": self.task}
 
 
 class Loaded(NamedTuple):
@@ -303,7 +307,8 @@ def score_each(runs: Sequence[Path], request: Evaluation) -> tuple[list[Run], li
             finally:
                 cost.ended = number
             scored.append(run)
-            failures += [run.failure] if run.failure else []
+            if run.failure:
+                failures.append(run.failure)
     return scored, failures
 
 
@@ -324,26 +329,34 @@ def prepare(
     message if another process works on the run, before waiting for it. planner: plans what is scored; None:
     the request's planner.
     """
-    is_run = isinstance(run, Path)
-    what = "a checkpoint (hf:FOLDER)" if is_run else "a run"
-    for name, value in (request.of_checkpoints if is_run else request.of_runs).items():
-        require(not value, f"{name} is for {what}: leave it out")
+    if isinstance(run, Path):
+        others_have = "a checkpoint (hf:FOLDER)"
+        options = request.checkpoint_options
+    else:
+        others_have = "a run"
+        options = request.run_options
+    for name, value in options.items():
+        require(not value, f"{name} is for {others_have}: leave it out")
     for path in request.code:
         require(path.is_file(), f"--code {path} is not a file")
     probe = request.probe
     if planner is None:
         planner = make_plans if probe is None else probe.plans
-    judge, loaded = None, None
+    judge = None
+    loaded = None
     if isinstance(run, Path):
         judge = request.judge()
+        folder = run
         config = _config_of_run(run, request, section)
-        folder, config = run, trusted(config, request.code, may_differ=request.force)
+        config = trusted(config, request.code, may_differ=request.force)
     else:
         check_folder(request.results_dir, "--results-dir", is_written=True)
         job, plans = load(_config_of_checkpoint(run, request), planner)
         if request.with_:
             require_replaceable(job)
-        folder, config, loaded = job.folder, job.config, Loaded(job, plans)
+        folder = job.folder
+        config = job.config
+        loaded = Loaded(job, plans)
     others = find_others(request.with_, folder.name, config, request.config_dir, force=request.force)
     return Prepared(
         folder,
@@ -364,7 +377,8 @@ def _config_of_run(run: Path, request: Evaluation, section: EvalConfig | None) -
     task = trained.task["name"] if trained.task is not None else ""
     message = f"a probe needs text, and {run} answers task={task}: score it with pe-bench eval"
     require(not (request.probe and task), message)
-    trained = trained if section is None else replace(trained, eval=section)
+    if section is not None:
+        trained = replace(trained, eval=section)
     # A run may come from a stranger: where tokens are cached is for its reader to say.
     values = {**to_plain(trained), "cache_dir": None, **request.machine}
     values["eval"].update(request.changes)
@@ -377,6 +391,8 @@ def _config_of_run(run: Path, request: Evaluation, section: EvalConfig | None) -
 
 def _config_of_checkpoint(name: str, request: Evaluation) -> Config:
     reference = request.reference
+    if reference is not None:
+        reference = check_type(reference, AtLeast2, "--reference")
     return checkpoint_config(
         name,
         request.overrides,
@@ -385,7 +401,7 @@ def _config_of_checkpoint(name: str, request: Evaluation) -> Config:
         request.results_dir,
         plain=request.plain,
         prompts=request.probe.prompts if request.probe else None,
-        reference=None if reference is None else check_type(reference, AtLeast2, "--reference"),
+        reference=reference,
         data_path=request.data_path,
     )
 
@@ -403,7 +419,8 @@ def load_finished(run: Path, config: Config, planner: Planner = make_plans) -> L
             f"(hash {job.data.hash} now, {result.get('data_hash')} then): these rows get a table of their own"
         )
     # The label and the setting are those of the training, wherever it is scored.
-    label, dtype = str(result.get("encoding", job.label)), str(result.get("train_dtype"))
+    label = str(result.get("encoding", job.label))
+    dtype = str(result.get("train_dtype"))
     is_same = EncodingSpec(config.encoding).identity() == EncodingSpec(job.config.encoding).identity()
     job = replace(
         job,

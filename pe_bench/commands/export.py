@@ -122,7 +122,8 @@ def export_checkpoint(text: str, scaling: str, folder: Path, results_dir: Path) 
 def _copy(source: Source, folder: Path) -> None:
     """Copy the weights and the tokenizer of a checkpoint to a folder."""
     names = [TOKENIZER, TOKENIZER_CONFIG, GENERATION]
-    names += [INDEX] if source.is_indexed else []
+    if source.is_indexed:
+        names.append(INDEX)
     files = [source.folder / name for name in names]
     for path in [*filter(Path.is_file, files), *source.weights]:
         shutil.copyfile(path, folder / path.name)
@@ -154,35 +155,38 @@ def _card(run: RunFolder, config: Config, parameters: int, weights: str) -> str:
     """Return the model card: its front matter for programs, and what was trained and scored for people."""
     rows = [row for row in run.rows if row.scored_with == row.encoding and row.protocol == "paired"]
     tables = run_tables([row for row in rows if not row.half], run.path, config.report.margin)
-    results = [
-        {"type": "bits_per_byte", "name": f"bits per byte at {record.length} tokens", "value": record.level}
-        for table in tables[:1]
-        if table.measure is BITS
-        for record in table.records
-        if record.level is not None
-    ]
+    metrics = []
+    if tables and tables[0].measure is BITS:
+        for record in tables[0].records:
+            if record.level is not None:
+                name = f"bits per byte at {record.length} tokens"
+                metrics.append({"type": "bits_per_byte", "name": name, "value": record.level})
     is_of_hub = config.data.source == "hub"  # and not a folder of this machine
     text = {"type": config.data.path if is_of_hub else config.data.name, "name": config.data.name}
-    task = {"type": "text-generation"}
+    results = [{"task": {"type": "text-generation"}, "dataset": text, "metrics": metrics}]
     front = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["pe-bench", "positional-encoding", str(config.encoding["name"])],
-        "model-index": [
-            {"name": run.path.name, "results": [{"task": task, "dataset": text, "metrics": results}]}
-        ],
+        "model-index": [{"name": run.path.name, "results": results}],
     }
+    label = config.encoding["name"]
+    data_hash = ""
+    if rows:
+        label = rows[0].encoding
+        data_hash = rows[0].data_hash
+    command = next(iter(recorded_commands(run.path)), "pe-bench train")
     return CARD.format(
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
         name=run.path.name,
-        label=rows[0].encoding if rows else config.encoding["name"],
+        label=label,
         parameters=parameters,
         data=config.data.name,
-        data_hash=rows[0].data_hash if rows else "",
+        data_hash=data_hash,
         length=config.train.length,
         steps=config.train.total_steps,
         scores=to_markdown(tables[:1], details=True),
-        command=next(iter(recorded_commands(run.path)), "pe-bench train"),
+        command=command,
         weights=weights,
     )
 
@@ -192,10 +196,11 @@ def _write_tokenizer(folder: Path, config: TokenizerConfig, cached: Path) -> Non
     if config.kind == "bytes":
         write_byte_tokenizer(folder)
         return
+    path = folder / "tokenizer.json"
     if config.kind == "hub":
-        load_hub(config).tokenizer.save(str(folder / "tokenizer.json"))
+        load_hub(config).tokenizer.save(str(path))
+    elif config.kind == "file":
+        shutil.copyfile(tokenizer_file(config), path)
     else:
-        shutil.copyfile(
-            tokenizer_file(config) if config.kind == "file" else cached, folder / "tokenizer.json"
-        )
+        shutil.copyfile(cached, path)
     write_tokenizer_config(folder)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def extend_runs(
     request = replace(request, lengths=chosen)
     scored = _score(paths, length, requested, request, is_trained=tokens is not None)
     if tokens is not None:
-        stages = Stages(paths, config, length, request, typed.of_jobs)
+        stages = Stages(paths, config, length, request, typed.job_overrides)
         jobs = stages.further(requested, tokens)
         if long:
             jobs += stages.from_the_start(tokens)
@@ -147,7 +148,8 @@ def extend_runs(
         paths += dict.fromkeys(Path(state.run) for state in summary.states if state.run is not None)
     # Encodings that were scored before get no line: their targets may be others.
     labels = {row.scored_with for row in scored}
-    labels |= {row.encoding for path in paths for row in RunFolder(path).rows}
+    for path in paths:
+        labels |= {row.encoding for row in RunFolder(path).rows}
     selection = Selection(labels=frozenset(labels), lengths=tuple(chosen))
     if targets is not None:
         hashes = tuple(sorted({row.target_hash for row in scored}))
@@ -169,13 +171,16 @@ def _check(runs: Sequence[Path], config: Config, typed: Typed, *, is_trained: bo
     message = f"{names}: extend takes runs that were trained on text, and no checkpoint and no task"
     require(config.checkpoint is None and config.task is None, message)
     folders = [*map(RunFolder, runs)]
-    keys = [key for key in folders[0].flat_config if key.startswith(OF_RUN)]
-    keys = [key for key in keys if len({str(each.flat_config.get(key)) for each in folders}) > 1]
-    message = (
-        f"{names} differ in {', '.join(keys[:3]) or 'their code'}: name runs that differ only in the seed"
-    )
-    require(len({(row.setting, row.encoding) for each in folders for row in each.rows}) == 1, message)
-    jobs = planned(typed.of_jobs, config.search, choice=own_choice(config), values=own_values(config))
+    differing = []
+    for key in folders[0].flat_config:
+        values = {str(folder.flat_config.get(key)) for folder in folders}
+        if key.startswith(OF_RUN) and len(values) > 1:
+            differing.append(key)
+    rows = chain.from_iterable(folder.rows for folder in folders)
+    is_alike = len({(row.setting, row.encoding) for row in rows}) == 1
+    differ = f"{names} differ in {', '.join(differing[:3]) or 'their code'}"
+    require(is_alike, f"{differ}: name runs that differ only in the seed")
+    jobs = planned(typed.job_overrides, config.search, choice=own_choice(config), values=own_values(config))
     for text in typed.runs:
         message = f"{text} is for further training, and without --tokens there is none: give --tokens"
         require(is_trained, message)
@@ -247,11 +252,13 @@ class Stages:
             values["train.lr"] = train.lr * SHARE_OF_RATE
         jobs = []
         for run in self.runs:
-            of_run = {**values, key: run.name, "seed": read_config(run).seed}
-            choice, search = own_choice(self.config), self.config.search
-            for job in planned(self.overrides, search, choice=choice, values=of_run):
-                words = [f"{key}={run.name}"] if len(self.runs) > 1 else []
-                jobs.append(replace(job, label=" ".join([*words, *job.swept])))
+            run_values = {**values, key: run.name, "seed": read_config(run).seed}
+            choice = own_choice(self.config)
+            for job in planned(self.overrides, self.config.search, choice=choice, values=run_values):
+                words = [*job.swept]
+                if len(self.runs) > 1:
+                    words.insert(0, f"{key}={run.name}")
+                jobs.append(replace(job, label=" ".join(words)))
         return jobs
 
 
@@ -266,9 +273,10 @@ def _searched(requested: Requested, run: Path, config: Config, length: int) -> R
     It is kept in the run's folder, so that it is searched once.
     """
     option = option_to_give(requested, config.search, "searched")
-    path, name = run / SEARCHED, f"{requested.text} at {length}"
     if not option:
         return requested
+    path = run / SEARCHED
+    name = f"{requested.text} at {length}"
     kept = _read_searched(path)
     if name not in kept:
         say(f"{requested.text}: searching {option} for {run.name} at {length} tokens")
@@ -322,7 +330,7 @@ def _score(
     scored, failures = score_each(runs, request)
     if failures:
         raise RunError(failures[0])
-    return [row for run in scored for row in run.scored]
+    return list(chain.from_iterable(run.scored for run in scored))
 
 
 def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
@@ -341,6 +349,7 @@ def _with_lengths(text: str, request: Evaluation, to: float) -> Evaluation:
 
 
 def _times(to: str) -> float:
-    number = float(to.removesuffix("x")) if re.fullmatch(r"\d+(\.\d+)?x?", to) else 0.0
-    require(number > 1, f"--to {to} is no length past training: say 4x, or a number of tokens such as 512")
-    return number
+    is_number = re.fullmatch(r"\d+(\.\d+)?x?", to) is not None
+    times = float(to.removesuffix("x")) if is_number else 0.0
+    require(times > 1, f"--to {to} is no length past training: say 4x, or a number of tokens such as 512")
+    return times

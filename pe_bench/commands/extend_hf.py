@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ def _open(config: Config, source: Source) -> Opened:
 
 
 def _facts(config: Config, settings: Settings, data: Data, other: OtherEncoding) -> dict[str, Any]:
-    """Return what the weights of a training follow from, as JSON has it."""
+    """Return the facts that decide the weights of a training, as JSON has them."""
     assert config.checkpoint is not None
     train = settings.train
     names = ("length", "batch_tokens", "lr", "final_lr", "warmup_steps", "weight_decay", "betas", "clip")
@@ -209,7 +210,8 @@ def _train(stage: Stage) -> bool:
 
     Return whether this process is the first of those that train together, which goes on alone.
     """
-    config, train = stage.config, stage.settings.train
+    config = stage.config
+    train = stage.settings.train
     device = machine.resolve_device(config.device)
     threads = machine.set_threads(config.threads)
     with joined(device, train.timeout) as group:
@@ -283,7 +285,8 @@ def _scored(
 ) -> tuple[list[Path], list[Table]]:
     """Score the checkpoint, unchanged and with each scaling, and the trained ones; return runs and tables."""
     config = stages[0].config
-    trained, length = config.trained_length, stages[0].settings.train.length
+    trained = config.trained_length
+    length = stages[0].settings.train.length
     if request.lengths is not None:
         lengths = stretched_lengths(config.eval, trained, length, request.lengths)
         request = replace(request, lengths=lengths)
@@ -293,8 +296,9 @@ def _scored(
     runs = [prepare(text, replace(request, with_=tuple(requested))).score()]
     for stage in stages:
         runs.append(prepare(f"{PREFIX}{stage.target}", request).score())
-    hashes = dict.fromkeys(row.target_hash for run in runs for row in run.scored)
-    labels = {row.scored_with for run in runs for row in run.scored}
+    rows = list(chain.from_iterable(run.scored for run in runs))
+    hashes = dict.fromkeys(row.target_hash for row in rows)
+    labels = {row.scored_with for row in rows}
     where = (Condition("target_hash", "=", tuple(hashes)),)
     selection = Selection(where=where, by=("model",), labels=frozenset(labels))
     paths = [run.path for run in runs]

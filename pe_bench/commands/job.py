@@ -52,8 +52,10 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     """
     if config.checkpoint is not None:
         return load_checkpoint(config, planner)
-    device, threads = machine.resolve_device(config.device), machine.set_threads(config.threads)
-    data, source = load_data(config), None
+    device = machine.resolve_device(config.device)
+    threads = machine.set_threads(config.threads)
+    data = load_data(config)
+    source = None
     if run is None and (config.train.from_run or config.train.beside):
         source = find_source(config, data.hash, trained_name)
         config = after_source(config, source)
@@ -71,7 +73,9 @@ def load(config: Config, planner: Planner = make_plans, run: Path | None = None)
     dtype = machine.resolve_precision(config.precision, device)
     facts = identity(config, data.hash, str(dtype).removeprefix("torch."), encoding.identity())
     folder = run or Path(config.results_dir) / "runs" / run_name(config, facts)
-    label, first, together = encoding.label, None, setting(facts)
+    label = encoding.label
+    first = None
+    together = setting(facts)
     if source is not None:
         before = source.config if config.train.from_run else None
         label, first, together = source.stage(stage_label(encoding, before), config, together)
@@ -120,8 +124,11 @@ def says_what_is_kept(job: Job) -> Iterator[None]:
     except (Stopped, KeyboardInterrupt) as stopped:
         newest = checkpoint.latest_checkpoint(job.folder / "checkpoints")
         steps = job.config.train.total_steps
-        kept = f"step {newest.step} of {steps}" if newest else "what was scored"
-        kept += " with what was scored" if newest and newest.step == steps else ""
+        kept = "what was scored"
+        if newest is not None:
+            kept = f"step {newest.step} of {steps}"
+            if newest.step == steps:
+                kept += " with what was scored"
         end = f"interrupted; {kept} is saved, and the same command continues from there"
         if newest is None and not any((job.folder / "scores").glob("*")):
             end = "interrupted; nothing was saved yet, so the same command starts from the beginning"
@@ -142,7 +149,7 @@ def describe(job: Job) -> None:
 
 
 def describe_data(job: Job) -> str:
-    """Return which text a run trains on, how much of it there is, and how it is split."""
+    """Return a line on the text that a run trains on: its amount, and the split."""
     text = summary(job.data, job.config.train.length)
     source = job.config.data
     if source.source != "files" or job.data.task is not None:
@@ -164,8 +171,10 @@ def write_result(job: Job, trained: checkpoint.Checkpoint | None) -> None:
     result: dict[str, Any] = {"format": runs.FORMAT, "encoding": job.label, "seed": job.config.seed}
     result |= {"steps": 0, "parameters": job.model.parameter_count}
     result |= {"data_hash": job.data.hash, "setting": job.setting}
-    result |= {"first_stage": asdict(job.first)} if job.first is not None else {}
-    result |= {"checkpoint": job.config.checkpoint.source} if job.config.checkpoint is not None else {}
+    if job.first is not None:
+        result["first_stage"] = asdict(job.first)
+    if job.config.checkpoint is not None:
+        result["checkpoint"] = job.config.checkpoint.source
     if trained is not None:
         result |= {"steps": trained.step, "loss": trained.loss, "train_seconds": trained.train_seconds}
         result["train_dtype"] = job.train_dtype
@@ -184,7 +193,8 @@ def load_trained(run: Path, config: Config) -> Job:
 def with_weights(job: Job, trained: checkpoint.Checkpoint) -> Job:
     """Return the job with its trained weights. Raise `RunError` for a model that learned to read ahead."""
     checkpoint.load_weights(trained.path, job.model)
-    train, name = job.config.train, job.config.encoding["name"]
+    train = job.config.train
+    name = job.config.encoding["name"]
     try:
         weights = "with its trained weights"
         refuse_lookahead(job.model, train.length, name, weights)

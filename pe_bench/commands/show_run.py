@@ -43,8 +43,9 @@ def load_run(name: str, results_dir: Path, code: Sequence[Path] = ()) -> Job:
 
 def draw_run(job: Job, picture: Path) -> None:
     """Draw what the encoding of a trained model looks like, and its attention in one window by layer."""
-    model, length = job.model, min(job.config.train.length, MAX_WINDOW)
+    model = job.model
     assert isinstance(model, Decoder)
+    length = min(job.config.train.length, MAX_WINDOW)
     document = _document(job.data, length)
     tokens_BT = _batch(document[:length])
     attention = attention_by_layer(model, tokens_BT, _ids(job, tokens_BT))
@@ -56,7 +57,7 @@ def draw_run(job: Job, picture: Path) -> None:
 
 
 def text_written(job: Job) -> str:
-    """Return what a trained model writes after its training length and after the longest scored length.
+    """Return the text that a trained model writes after its training length and the longest scored length.
 
     Each next token is the likeliest one after as many tokens as the prompt has, so that the model reads
     texts of one length throughout.
@@ -65,7 +66,8 @@ def text_written(job: Job) -> str:
     rows = [row for row in RunFolder(job.folder).rows if row.scored_with == row.encoding and has_number(row)]
     longest = max([trained, *(row.length for row in rows if row.control == "none")])
     document = _document(job.data, longest)
-    prompt, follows = document[:longest], document[longest : longest + CHARACTERS]
+    prompt = document[:longest]
+    follows = document[longest : longest + CHARACTERS]
     named = {trained: "the training length"}
     if longest > trained:
         named[longest] = "the longest scored length"

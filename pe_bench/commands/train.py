@@ -171,7 +171,8 @@ def _train_and_score(
 def _train(
     job: Job, plans: Sequence[Plan], bars: Bars, tracked: Tracking, group: Group
 ) -> checkpoint.Checkpoint:
-    config, name = job.config, job.folder.name
+    name = job.folder.name
+    config = job.config
     steps, tokens = config.train.total_steps, config.train.batch_tokens
     begun = checkpoint.latest_checkpoint(job.folder / "checkpoints")
     if begun is None or begun.step < steps:
@@ -199,7 +200,7 @@ def _train(
 
 
 def _steps_of_scoring(job: Job, plans: Sequence[Plan]) -> float:
-    """Return how many training steps take about as long as scoring the plans."""
+    """Return the number of training steps that take about as long as scoring the plans."""
     train = job.config.train
-    of_step = FORWARD_PASSES * train.batch * operations_of_pass(job, train.length)
-    return operations(job, plans) / of_step
+    step_operations = FORWARD_PASSES * train.batch * operations_of_pass(job, train.length)
+    return operations(job, plans) / step_operations

@@ -135,7 +135,7 @@ class Typed:
     runs: list[str]
 
     @property
-    def of_jobs(self) -> list[str]:
+    def job_overrides(self) -> list[str]:
         """Return all but those of the launcher."""
         return [*self.machine, *self.runs]
 

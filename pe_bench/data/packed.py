@@ -218,7 +218,7 @@ def _open_side(folder: Path, side: str) -> Split:
 
 
 def summary(data: Data, length: int) -> str:
-    """Return how much text there is to train on and to score, or what a task asks in windows of a length."""
+    """Return the amounts of text to train on and to score, or the examples of a task in such windows."""
     if (task := data.task) is not None:
         sizes = f"sizes {task.least} to {task.size_at(length)}"
         return f"{task.name}: examples of {sizes} at {length} tokens, {task.chance:.3g} right by guessing"

@@ -106,7 +106,8 @@ def niah_multikey_3(rng: np.random.Generator, size: int) -> Prompt:
     such pairs of UUIDs.
     """
     identifiers = [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(2 * size)]
-    keys, values = identifiers[:size], identifiers[size:]
+    keys = identifiers[:size]
+    values = identifiers[size:]
     lines = [f"The value of {key} is {value}." for key, value in zip(keys, values, strict=True)]
     needle = int(rng.integers(size))
     question = f"What is the value of {keys[needle]}? The value of {keys[needle]} is"

@@ -55,7 +55,7 @@ def _without_copies(documents: Sequence[Document]) -> list[Document]:
 def describe_split(
     documents: Sequence[Document], train: Sequence[Document], validation: Sequence[Document]
 ) -> str:
-    """Return how documents were cut to be split; empty where each is on one side as a whole."""
+    """Return a note on documents that were cut to be split; empty where each is on one side as a whole."""
     names = {document.name for document in documents}
     pieces = sum(document.name not in names for document in (*train, *validation))
     if not pieces or not train:

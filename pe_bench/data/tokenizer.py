@@ -103,7 +103,7 @@ class SubwordTokenizer:
         return self.tokenizer.token_to_id(name) if isinstance(name, str) else model.get("unk_id")
 
     def loss_of(self, texts: Sequence[bytes]) -> str:
-        """Return how many documents decoding does not give back, and the unknown tokens; empty for none.
+        """Return the numbers of documents that decoding loses and of unknown tokens; empty for none.
 
         Equal are texts of the same characters, however these are composed; some decoders put a space first.
         """

@@ -122,6 +122,10 @@ def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
     """Return one encoding with the hooks of all parts; a part that changes nothing is left out."""
     leaves = chain.from_iterable(map(leaves_of, parts))
     acting = [leaf for leaf in leaves if type(leaf) is not LayerEncoding]
+    for leaf in acting:
+        if isinstance(leaf, Around):
+            others = [other for other in acting if other is not leaf]
+            return leaf.of([*leaf.parts, *others])
     if len(acting) > 1:
         return Stack(acting)
     return acting[0] if acting else LayerEncoding()
@@ -223,6 +227,14 @@ class Stack(LayerEncoding):
 
     def _owner(self, hook: str) -> LayerEncoding:
         return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
+
+
+class Around(Stack):
+    """A stack that stays the outermost one: `stack` gives it the other parts of its layer too."""
+
+    def of(self, parts: Sequence[LayerEncoding]) -> Self:
+        """Return the same around other parts."""
+        raise NotImplementedError
 
 
 def _refuse_several(owners: list[str], what: str) -> None:

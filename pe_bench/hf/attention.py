@@ -46,7 +46,7 @@ class PassMask:
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def visible(self, query_Q: Tensor, key_N: Tensor) -> Tensor:
-        """Return which keys the queries see [Q, N], from their indices."""
+        """Return the mask [Q, N] of the keys that queries see, from the indices of both."""
         zero = query_Q.new_zeros(())
         seen = self.function(zero, zero, query_Q.unsqueeze(-1), key_N.unsqueeze(-2))
         return seen.expand(len(query_Q), len(key_N))
@@ -59,7 +59,7 @@ class PassMask:
         return self._first[start, stop]
 
     def count(self, length: int) -> int:
-        """Return how many keys the last of so many tokens sees."""
+        """Return the number of keys that the last of so many tokens sees."""
         index = torch.arange(length, device=self.device)
         return int(self.visible(index[-1:], index).sum())
 

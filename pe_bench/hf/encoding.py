@@ -111,7 +111,7 @@ def _by_nothing(module: nn.Module, output: Any) -> Any:
 
 @torch.no_grad()
 def ask(model: Any, state: PassState, length: int = TOKENS) -> Answer | None:
-    """Return what each layer of a model does; None where none of them lets its attention be replaced.
+    """Return the rotation and the mask of each layer; None where no layer lets its attention be replaced.
 
     length: of a text, up to which its rotations are the same.
     """
@@ -132,7 +132,7 @@ def ask(model: Any, state: PassState, length: int = TOKENS) -> Answer | None:
 def _caught(
     model: Any, state: PassState, n_tokens: int, *, is_neutral: bool, first: int = 0
 ) -> dict[int, Caught]:
-    """Return what each layer attends with, by its number, in a window that begins at a position."""
+    """Return the queries and the mask of each layer, by its number, in a window from a position on."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = model.get_input_embeddings().weight.shape[0]
     tokens_1T = torch.randint(vocab_size, (1, n_tokens), generator=generator).to(model.device)
@@ -337,7 +337,7 @@ def _is(
 
 
 def _scaled(built: LayerEncoding, window: int) -> Scaled:
-    """Return how an encoding of `_candidates` turns pairs in a window of so many tokens."""
+    """Return the frequencies and the factor of an encoding of `_candidates` in a window of so many tokens."""
     scaled = rotation_at(built, window)
     assert scaled is not None
     return scaled

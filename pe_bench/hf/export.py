@@ -163,7 +163,7 @@ def _rotation(spec: EncodingSpec, part: LayerEncoding, train_length: int) -> dic
 
 
 def _parameters(part: LayerEncoding, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what transformers calls a rotation of ours, with its options there."""
+    """Return the type of a rotation in transformers, with its options there."""
     factor = options["factor"]
     width = options.get("d_head", 0)
     stretched = {"factor": factor, "original_max_position_embeddings": options["train_length"]}
@@ -283,7 +283,7 @@ def write_weights(folder: Path, source: Source, causal: Any, values: Mapping[str
 
 @torch.no_grad()
 def require_rescaled(written: Source, opened: Opened, spec: EncodingSpec, train_length: int) -> float:
-    """Return how far logits of a written checkpoint are from ours under its encoding, over the largest.
+    """Return the largest difference of a written model's logits from ours, over the largest logit.
 
     Raise `RunError` where they are not equal, or where its rotation is another one in longer texts.
     """

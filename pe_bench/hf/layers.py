@@ -63,7 +63,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def _facts(layer: Caught) -> tuple[str, ...]:
-    """Return what a layer sees, and what else it does to its logits."""
+    """Return the tokens that a layer sees, its sinks, its soft cap and the factor of its logits, as texts."""
     sinks = "yes" if layer.has_sinks else ""
     softcap = "" if layer.softcap is None else f"{layer.softcap:g}"
     factor = "" if math.isclose(layer.factor, 1, rel_tol=1e-6) else f"x {layer.factor:.3g}"
@@ -83,7 +83,7 @@ def _rotation(
 
 
 def _sees(mask: PassMask | None) -> str:
-    """Return which tokens a layer sees: all, a window, or its chunk of the text."""
+    """Return the tokens that a layer sees as text: all, a window, or a chunk of the text."""
     size = 1
     while mask is not None and not mask.is_causal and size <= LONGEST:
         hidden = size - mask.count(size)

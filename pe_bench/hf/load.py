@@ -236,7 +236,7 @@ def load_checkpoint(config: Config, planner: Planner) -> tuple[Job, list[Plan]]:
 
 
 def _one_or_several(tokens: Sequence[int]) -> int | list[int] | None:
-    """Return how a configuration has the tokens that a text begins with: a single one as a number."""
+    """Return the tokens that a text begins with as a configuration has them: a single token as a number."""
     if len(tokens) > 1:
         return [*tokens]
     return tokens[0] if tokens else None

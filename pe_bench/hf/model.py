@@ -4,7 +4,8 @@ Letters: B batch, T tokens, N scored tokens, D model width, V vocabulary.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ FEEDFORWARD_TOKENS = 4_096
 # By which an ending fed alone may differ, over the largest feature, from one fed with its prefix.
 MAX_SHARED, MAX_SHARED_COARSE = 1e-4, 2e-2  # in float32, and in bfloat16
 MOST_OFFSET = 8  # rows of a table of positions before the first one: OPT has 2
+FEW_TOKENS = 8  # by which it is tried whether layers can be computed apart
 FEEDFORWARD_NAMES = ("mlp", "feed_forward", "ffn")
 
 
@@ -34,7 +36,7 @@ class CheckpointModel(LanguageModel):
     that keep them whatever `encoding` is, by their number. masks: of each layer, in some pass. is_neutral:
     the model's own rotation is undone. begin: the first tokens of each window. max_positions: the
     size of a table of positions, if it has one. without_attention: how many layers have none. shares_prefix:
-    endings may be fed without their prefix.
+    endings may be fed without their prefix. computes_in_parts: as `has_parts`; None until it was tried.
     """
 
     state: PassState | None = None
@@ -43,6 +45,7 @@ class CheckpointModel(LanguageModel):
     max_positions: int | None = None
     without_attention: int = 0
     shares_prefix: bool = True
+    computes_in_parts: bool | None = None
 
     def __init__(
         self, model: Any, encoding: Composition, n_layers: int, train_length: int, begin: Sequence[int] = ()
@@ -111,7 +114,8 @@ class CheckpointModel(LanguageModel):
             self.state.window = window
             self.state.is_neutral = self.is_neutral
         try:
-            return self.trunk(**arguments)[0][:, first:]
+            with self._of_part():
+                return self.trunk(**arguments)[0][:, first:]
         except (IndexError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -121,6 +125,66 @@ class CheckpointModel(LanguageModel):
         finally:
             if self.state is not None:
                 self.state.is_neutral = False
+
+    @property
+    def has_parts(self) -> bool:
+        """Return whether the layers can be computed one after the other, which is tried once.
+
+        A layer may read more than the output of the layer before, such as keys of an earlier layer.
+        """
+        if self.computes_in_parts is None:
+            self.computes_in_parts = self._try_parts()
+        return self.computes_in_parts
+
+    def _try_parts(self) -> bool:
+        """Return whether a few tokens have the same output if the upper half of the layers is fed apart."""
+        if self.n_layers < 2 or len(self._blocks) != self.n_layers or self.state is None:
+            return False
+        tokens = torch.arange(FEW_TOKENS, device=self.device)[None] % self.vocab_size
+        ids = torch.arange(FEW_TOKENS, device=self.device)
+        middle = self.n_layers // 2
+        states: list[Tensor] = []
+        lower = self.part(range(middle), None, states)
+        upper = self.part(range(middle, self.n_layers), states)
+        with torch.no_grad():
+            whole = self.hidden(tokens, ids)
+            try:
+                lower.hidden(tokens, ids)
+                return torch.equal(upper.hidden(tokens, ids), whole)
+            except Exception:  # a layer may hand on anything, and read anything of another layer
+                return False
+
+    @property
+    def _blocks(self) -> Sequence[nn.Module]:
+        """Return the model's layers in order; none where they cannot be found."""
+        lists = [each for each in self.trunk.children() if isinstance(each, nn.ModuleList)]
+        return next((list(blocks) for blocks in lists if len(blocks) == self.n_layers), [])
+
+    @contextmanager
+    def _of_part(self) -> Iterator[None]:
+        """Compute only the layers of `numbers` inside, if this is a part of a model."""
+        if self.inputs is None and self.outputs is None:
+            yield
+            return
+        blocks = self._blocks
+        below, above = blocks[: self.numbers.start], blocks[self.numbers.stop :]
+        state = None if self.inputs is None else next(self.inputs)
+        for block in below:
+            block.forward = lambda *_, **__: state
+        for block in above:
+            block.forward = lambda hidden_BTD, *_, **__: hidden_BTD
+        last = blocks[self.numbers.stop - 1]
+        hook = last.register_forward_hook(self._keep)
+        try:
+            yield
+        finally:
+            hook.remove()
+            for block in (*below, *above):
+                del block.forward
+
+    def _keep(self, module: nn.Module, fed: Any, output: Any) -> None:
+        if self.outputs is not None:
+            self.outputs.append(output)
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
         """Do as `LanguageModel.ends`; the first tokens are fed once, where this gives the same.
@@ -150,7 +214,7 @@ class CheckpointModel(LanguageModel):
         return torch.cat(ends)
 
     def _after(self, tokens_CT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return what `hidden` does of tokens [C, T] whose prefix of `first` tokens the state has."""
+        """Return the output of `hidden` for tokens [C, T] after a prefix of `first` tokens in the state."""
         assert self.state is not None
         arguments: dict[str, Any] = {"input_ids": tokens_CT, "use_cache": False}
         if self.takes_positions:

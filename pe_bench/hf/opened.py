@@ -72,7 +72,7 @@ def require_equality(model: CheckpointModel, heads: int) -> float:
 
 
 def _tokens(model: CheckpointModel, heads: int) -> int:
-    """Return how many tokens to compare: two windows, where a window is not too large for that."""
+    """Return the number of tokens to compare: two windows, where a window is not too large for that."""
     seen = [mask.count(MAX_WINDOW) for mask in model.masks if mask is not None]
     window = max((count for count in seen if count < MAX_WINDOW), default=0)
     count = max(MIN_TOKENS, min(2 * window, int((MAX_SCORES / heads) ** 0.5)))
@@ -111,7 +111,7 @@ def train_length_of(config: Any) -> tuple[int, str] | None:
 
 
 def rotations_of(config: Any) -> list[Mapping[str, Any]]:
-    """Return what a configuration says of rotations: once, or for each type of layer."""
+    """Return the parameters of rotations in a configuration: one group, or one for each type of layer."""
     text = config.get_text_config(decoder=True)
     parameters = getattr(text, "rope_parameters", None) or {}
     groups = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
@@ -146,7 +146,7 @@ def convert_weights(causal: Any, dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def require_alike(model: CheckpointModel) -> float:
-    """Return how far the mean loss of a window is from transformers' own, in nats per token.
+    """Return the difference of a window's mean loss from transformers' own, in nats per token.
 
     Raise `UserError` if it is far.
     """
@@ -265,7 +265,7 @@ def _require_sound(source: Source, model: CheckpointModel) -> None:
 
 
 def _value_of(config: Any, name: str) -> Any:
-    """Return what a configuration says for all layers; None where it says nothing, or that layers differ."""
+    """Return a value of a configuration for all layers; None where it is absent, or layers differ in it."""
     try:
         return getattr(config, name, None)
     except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError

@@ -52,7 +52,7 @@ class RotaryCall:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Return what makes one call differ from another of the same pass."""
+        """Return the module and the plain arguments, which tell the calls of one pass apart."""
         values = (*self.arguments, *self.named.values())
         return id(self.module), *(value for value in values if not isinstance(value, Tensor))
 

@@ -51,7 +51,7 @@ def _modules_of(layer: LayerEncoding) -> list[nn.Module]:
 
 
 def _traits(module: nn.Module) -> list[object]:
-    """Return what tells kinds of parts apart: class, options and tables, but not the layer's number."""
+    """Return a module's class, options and sums of tables, but not the layer's number."""
     values = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
     tables = [float(table.double().sum()) for table in module.buffers(recurse=False)]
     return [type(module), sorted((values | {"number": 0}).items()), tables]
@@ -86,7 +86,7 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
 
 
 def _decays(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Scores:
-    """Return how much of a token is left in the state, by its distance, as a mean over contents."""
+    """Return the share of a token that is left in the state, by its distance, as a mean over contents."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     samples = max(1, MAX_ELEMENTS // (length * max(model.n_heads * model.d_head, model.d_model)))
@@ -133,7 +133,7 @@ def wavelengths(layer: LayerEncoding, length: int) -> list[Tensor]:
 
 @torch.no_grad()
 def mask(subject: ResolvedEncoding, layer: LayerEncoding, length: int) -> Tensor:
-    """Return which keys [.., length] each query [length, ..] sees in some head."""
+    """Return the mask [length, length] of the keys that each query sees in some head."""
     model = subject.config.model
     x, heads = contents(model.d_model, model.n_heads, model.d_head)
     visible = layer.visible(*_sides(subject, layer, x[:1], heads[:1], length))

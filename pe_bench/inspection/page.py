@@ -26,7 +26,7 @@ EXAMPLE_SIZE = 8  # of a task's example
 
 
 def page(subject: ResolvedEncoding, width: int = PIPED_WIDTH, *, has_formulas: bool = False) -> str:
-    """Return all that there is to say of an encoding, as text of at most `width` columns.
+    """Return the manual page of an encoding, as text of at most `width` columns.
 
     has_formulas: with those in LaTeX; the first sentence has them in letters.
     """
@@ -114,7 +114,7 @@ def align(lines: Sequence[tuple[str, ...]], width: int) -> str:
 
 
 def task_page(arguments: Sequence[str], search: Sequence[Path], width: int = PIPED_WIDTH) -> str:
-    """Return what there is to say of the task that `task=NAME` names, with an example. Raises `UserError`."""
+    """Return the manual page of the task that `task=NAME` names, with an example. Raises `UserError`."""
     width = min(width, PIPED_WIDTH)
     config = parse_config(compose(arguments, search), search)
     if config.task is None:

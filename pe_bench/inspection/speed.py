@@ -131,7 +131,8 @@ class Bench:
                 row, timed = self._row(subject, length, reference, milliseconds)
                 if subject is subjects[0] and timed is not None:
                     row["relative"] = 1.0
-                    reference, milliseconds = timed, row["milliseconds"]
+                    reference = timed
+                    milliseconds = row["milliseconds"]
                 yield row
 
     def _row(

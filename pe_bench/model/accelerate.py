@@ -107,11 +107,11 @@ class FastBlock(Block):
 
 
 class FastTokenLoss(TokenLoss):
-    def of_chunk(self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    def chunk_nll(self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
         if is_compiled_for(hidden_ND):
             return nll_fused(hidden_ND, weight_VD, targets_N)
         if not is_native(hidden_ND, weight_VD) or targets_N.dtype != torch.int64:
-            return super().of_chunk(hidden_ND, weight_VD, targets_N)
+            return super().chunk_nll(hidden_ND, weight_VD, targets_N)
         return cast(Tensor, NLL.apply(hidden_ND, weight_VD, targets_N.contiguous()))
 
 

@@ -7,7 +7,7 @@ tokens, D model width, H query heads, K head width.
 import copy
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 import torch
@@ -31,6 +31,16 @@ class LanguageModel(nn.Module):
     encoding: Composition
     n_layers: int
     vocab_size: int
+    windows: Mapping[int, int] = {}  # of single layers, in tokens; other layers have the window of the pass
+    # What a pass computes, as in `part`.
+    numbers: range
+    inputs: Iterator[Tensor] | None = None
+    outputs: list[Tensor] | None = None
+
+    @property
+    def has_parts(self) -> bool:
+        """Return whether `part` can compute some of the layers."""
+        return False
 
     @property
     def device(self) -> torch.device:
@@ -58,7 +68,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:
-        """Return what `hidden` does of B x C windows, [B C, T - first, D], B of them at a time.
+        """Return the output of `hidden` for B x C windows, [B C, T - first, D], computed B windows at a time.
 
         The C windows of each B differ only in tokens after `first`. `ids` are of all windows [T] or [B C, T].
         """
@@ -78,7 +88,7 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def with_encoding(self, encoding: Composition) -> Self:
-        """Return the same weights under another encoding; neither model is changed. Raise `UserError`."""
+        """Return a model with these weights and another encoding. Raise `UserError` where they do not fit."""
         return self._with(encoding)
 
     def _with(self, encoding: Composition) -> Self:
@@ -96,21 +106,41 @@ class LanguageModel(nn.Module):
         windows: Mapping[int, int],
         parts: Sequence[PositionalEncoding] | None = None,
     ) -> Self:
-        """Return the same weights with changes in some layers, by number; neither model is changed.
+        """Return a model with these weights and changes in some layers, by the numbers of the layers.
 
         layers: new encodings by layer. windows: in tokens by layer, like the window of `hidden` for all
         layers. parts: as in `Composition.changed`.
         """
         raise NotImplementedError
 
+    def part(
+        self, numbers: range, inputs: Iterable[Tensor] | None = None, outputs: list[Tensor] | None = None
+    ) -> Self:
+        """Return a model of some layers with the same weights; this model is not changed.
+
+        inputs: of its first layer, one [B, T, D] for each pass; None to embed the tokens. outputs: each pass
+        adds the output [B, T, D] of its last layer. Without the last layer of all, what `hidden` returns says
+        nothing.
+        """
+        other = self._with(self.encoding)
+        other.numbers = numbers
+        other.inputs = None if inputs is None else iter(inputs)
+        other.outputs = outputs
+        return other
+
+    def first_difference(self, other: "LanguageModel") -> int:
+        """Return the first layer in which a model changed by `changed` differs from this model."""
+        if [*map(id, other.encoding.parts)] != [*map(id, self.encoding.parts)]:
+            return 0
+        for number in range(self.n_layers):
+            is_same_layer = other.layer(number) is self.layer(number)
+            if not is_same_layer or other.windows.get(number) != self.windows.get(number):
+                return number
+        return self.n_layers
+
 
 class Decoder(LanguageModel):
-    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them.
-
-    windows: of single layers, by number; other layers have the window of the pass.
-    """
-
-    windows: Mapping[int, int] = {}
+    """The decoder. Its weights draw from `generator` alone, so that no encoding changes them."""
 
     def __init__(
         self,
@@ -122,6 +152,7 @@ class Decoder(LanguageModel):
         super().__init__()
         self.encoding = encoding
         self.n_layers = model.n_layers
+        self.numbers = range(model.n_layers)
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, model.d_model)
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.n_layers))
@@ -130,6 +161,10 @@ class Decoder(LanguageModel):
         self.loss = TokenLoss()
         self._initialise(model, generator)
 
+    @property
+    def has_parts(self) -> bool:
+        return True
+
     def control_refusal(self, control: str, length: int) -> str:
         layers = (self.encoding.layer(number) for number in range(self.n_layers))
         if control == "window" and any(layer.overrides("attend") for layer in layers):
@@ -137,7 +172,8 @@ class Decoder(LanguageModel):
         return ""
 
     def hidden(self, tokens_BT: Tensor, ids: Tensor, window: int | None = None, first: int = 0) -> Tensor:
-        return self.layers(self.embed(tokens_BT, ids), ids, window, first)
+        x_BTD = self.embed(tokens_BT, ids) if self.inputs is None else next(self.inputs)
+        return self.layers(x_BTD, ids, window, first)
 
     def embed(self, tokens_BT: Tensor, ids: Tensor) -> Tensor:
         """Return the input of the first layer [B, T, D]."""
@@ -150,10 +186,12 @@ class Decoder(LanguageModel):
         Only in the last layer can the tokens before `first` be left out: no later one reads their outputs.
         """
         last = len(self.blocks) - 1
-        for number, block in enumerate(self.blocks):
+        for number in self.numbers:
             layer = self.encoding.layer(number)
             own_window = self.windows.get(number, window)
-            x_BTD = block(x_BTD, layer, ids, own_window, first if number == last else 0)
+            x_BTD = self.blocks[number](x_BTD, layer, ids, own_window, first if number == last else 0)
+        if self.outputs is not None:
+            self.outputs.append(x_BTD)
         return self.norm(x_BTD)
 
     def ends(self, tokens_BCT: Tensor, ids: Tensor, first: int) -> Tensor:

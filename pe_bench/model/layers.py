@@ -141,10 +141,10 @@ class TokenLoss(nn.Module):
         rows = max(1, LOGIT_ELEMENTS // weight_VD.shape[0])
         chunks = zip(hidden_ND.split(rows), targets_N.split(rows), strict=True)
         if len(targets_N) <= rows or not torch.is_grad_enabled():
-            return torch.cat([self.of_chunk(hidden, weight_VD, targets) for hidden, targets in chunks])
-        nll = [checkpoint(self.of_chunk, hidden, weight_VD, t, use_reentrant=False) for hidden, t in chunks]
+            return torch.cat([self.chunk_nll(hidden, weight_VD, targets) for hidden, targets in chunks])
+        nll = [checkpoint(self.chunk_nll, hidden, weight_VD, t, use_reentrant=False) for hidden, t in chunks]
         return torch.cat(cast(list[Tensor], nll))
 
-    def of_chunk(self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
+    def chunk_nll(self, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
         logits_NV = functional.linear(hidden_ND, weight_VD)
         return functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")

@@ -199,7 +199,7 @@ def build_report(
     *,
     newest_only: bool = False,
 ) -> Report:
-    """Return the same tables, or only those with the newest run; quick runs count as the oldest."""
+    """Return the tables of `build_tables` with probes, or only the tables with the newest run."""
     rows, problems = _read(results_dir, names)
     runs = ScoredRuns(folders_in(results_dir / "runs"), read_anchors(results_dir / "anchors"))
     for key in selection.by:
@@ -362,7 +362,7 @@ def _tables(groups: Groups, rows: Sequence[Row], runs: ScoredRuns, selection: Se
     parts = {key: (group, group) for key, group in groups.items()}
     if selection.slice != ALL:
         parts = groups_of_slice(groups, selection.slice, runs)
-    tables = {key: _table(key, *of_group, rows, runs, selection) for key, of_group in parts.items()}
+    tables = {key: _table(key, *pair, rows, runs, selection) for key, pair in parts.items()}
     require(
         bool(tables) or selection.slice == ALL,
         f"--slice {selection.slice}: no run here has that slice of its targets under the protocol paired; "

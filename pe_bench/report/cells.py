@@ -76,7 +76,7 @@ def level_at_training(line: Line, table: Table) -> Cell | None:
 
 
 def value_at(line: Line, length: int, table: Table) -> Cell | None:
-    """Return what a line shows at a length: its change, or its difference from the baseline.
+    """Return the cell of a line at a length: its change, or its difference from the baseline.
 
     The baseline shows `(0)`, and every line its level if none was scored at the training length. The change
     of a model that knows nothing has its `*`, because without a verdict it would read as one that holds.

@@ -121,7 +121,7 @@ def details_of(table: Table, lines: Sequence[Line] | None = None) -> list[Grid]:
 
 
 def point_text(line: Line, record: Record, table: Table) -> str:
-    """Return all that is known at a point of a curve, a line each; the first names it."""
+    """Return the facts at a point of a curve, a line each; the first names the point."""
     row = zip(_score_columns(table), _score_row(line, record, table), strict=True)
     facts = [f"{column.heading} {cell.text}".replace("\n", " ") for column, cell in [*row][2:] if cell.text]
     return "\n".join([f"{line.label} at {record.length:,} tokens", *facts]).replace("\n±", " ±")
@@ -221,7 +221,7 @@ def half_width(interval: Interval | None) -> Cell:
 
 
 def _whole_lines(table: Table, lines: Sequence[Line]) -> Grid:
-    """Return what is known of each line as a whole, and the notes of all the details."""
+    """Return the table of facts of each line as a whole, with the notes of all the details."""
     columns = (NAME, *map(Column, ("break point", "seeds", "parameters", "trained\ntokens/s")))
     rows = []
     for line in lines:

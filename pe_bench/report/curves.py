@@ -114,7 +114,7 @@ class Chart:
 
     @property
     def notes(self) -> list[str]:
-        """Return what the crosses, gaps, bands, rings, grey margin and thin curves that are drawn mean."""
+        """Return the meanings of the chart's crosses, gaps, bands, rings, grey margin and thin curves."""
         lines = self.table.lines
         notes = []
         if any(line.longest for line in lines) and any(line.scored_with != line.encoding for line in lines):
@@ -144,7 +144,7 @@ class Chart:
         return "the 95 % interval of the mean over seeds; of two seeds, from the lower to the higher"
 
     def remark(self, curve: Curve) -> str:
-        """Return what a name adds where a curve ends early or has no point."""
+        """Return the remark beside the name of a curve that ends early or has no point."""
         if not curve.points and self._has_other_targets(curve.label):
             return "(other targets)"
         if not curve.points and self.values == "change":

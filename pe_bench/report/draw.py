@@ -238,7 +238,7 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
 
 
 def _shares(axes: Axes, points: Sequence[Point]) -> np.ndarray:
-    """Return where points lie between the axes' ends, as shares of width and height [n, 2]."""
+    """Return the places of points between the axes' ends, as shares of width and height [n, 2]."""
     values = axes.transData.transform([(point.x, point.value) for point in points])
     return axes.transAxes.inverted().transform(values)
 

@@ -190,7 +190,7 @@ def _table_key(row: Row, runs: ScoredRuns, by: Sequence[str]) -> TableKey:
 
 
 def _order(key: TableKey) -> tuple[object, ...]:
-    """Return what tables are sorted by: protocols and strides count last."""
+    """Return the values that tables are sorted by; protocols and strides count last."""
     last = ("protocol", "stride_rule", "score_dtype")
     protocols = {"paired": 0, "nonoverlapping": 1, "sliding": 2}
     stride = int(key.stride_rule) if key.stride_rule.isdecimal() else 0
@@ -220,7 +220,7 @@ def _is_setting(key: str) -> bool:
 
 
 def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> dict[str, str]:
-    """Return what a table's runs chose of the optimizer and the model, except for these keys, and sizes."""
+    """Return the chosen optimizer and model of a table's runs, without the keys of `by`, and the sizes."""
     first = rows[0]
     config = runs.folder_of(_as_first_stage(first, runs).run).flat_config
     training = {key: config.get(key, usual) for key, usual in USUAL_TRAINING.items() if key not in by}
@@ -235,7 +235,7 @@ def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> 
 
 
 def _changed_model(config: Mapping[str, Any], by: Sequence[str]) -> str:
-    """Return how a run differs from the shipped model of its name: `2 layers of 96`; empty if it is that.
+    """Return a run's differences from the shipped model of its name: `2 layers of 96`; empty without any.
 
     Keys of `by` do not count. A difference in neither layers nor width is named by its keys.
     """
@@ -368,7 +368,7 @@ def share_of(rows: Sequence[Row], unsliced: Sequence[Row]) -> float:
 
 
 def lacking_runs(rows: Sequence[Row], unsliced: Sequence[Row]) -> str:
-    """Return which runs lack the slice, and so are not in the table; empty if none does."""
+    """Return a note on the runs that lack the slice, and so are not in the table; empty without any."""
     runs = {row.run for row in rows} | {row.judge for row in rows}  # a judge chooses no targets for itself
     lacking = {row.run: row.encoding for row in unsliced if has_number(row) and row.run not in runs}
     if not lacking or not rows:
@@ -408,7 +408,7 @@ def differing_keys(groups: Iterable[Sequence[Row]], runs: ScoredRuns) -> list[st
 def explain_separation(
     number: int, tables: Sequence[TableKey], swept: Mapping[str, Iterable[object]] | None = None
 ) -> str:
-    """Return which of the tables' values differ; the setting only where nothing else tells them apart.
+    """Return the values in which tables differ; the setting only where no other value differs.
 
     swept: the keys of configurations that differ between the tables, with their values in this one.
     """

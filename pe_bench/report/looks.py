@@ -52,5 +52,5 @@ def verdict_cell(word: str) -> Cell:
 
 
 def look_of(verdict: str) -> Look:
-    """Return how a verdict is shown; a word that is none has neither mark nor colour."""
+    """Return the mark and the colour of a verdict; a word that is no verdict has neither."""
     return VERDICTS.get(verdict, NO_LOOK)

@@ -41,14 +41,14 @@ def short_notes(table: Table, dropped: Sequence[int] = ()) -> list[str]:
 
 
 def meanings(table: Table) -> list[str]:
-    """Return what the numbers, the marks and the words mean that are in the table, in short sentences."""
+    """Return the meanings of the numbers, the marks and the words in the table, in short sentences."""
     numbers = ": ".join(filter(None, (_numbers_text(table), _marks_text(table))))
     words = meanings_of_words(table)
     return [numbers, *words] if numbers else words
 
 
 def meanings_of_words(table: Table) -> list[str]:
-    """Return what the words in the table mean, and the marks that are not of a number's verdict."""
+    """Return the meanings of the words in the table, and of the marks that are not of a number's verdict."""
     notes = []
     if table.key.slice != ALL:
         notes.append(slice_text(table))
@@ -96,7 +96,7 @@ def _break_point_texts(table: Table) -> Iterator[str]:
 
 
 def later_text(table: Table) -> str:
-    """Return which level lines of several training lengths are judged from; empty without such lines."""
+    """Return the level from which lines of several training lengths are judged; empty without such lines."""
     lengths = sorted({line.longest for line in table.lines} - {0})
     if not lengths:
         return ""
@@ -105,7 +105,7 @@ def later_text(table: Table) -> str:
 
 
 def best_text(table: Table) -> str:
-    """Return what is bold in documents."""
+    """Return the meaning of bold numbers in documents."""
     which = "highest" if table.measure.higher_is_better else "lowest"
     if table.baseline:
         return f"bold: the {which} that is better than {table.baseline} for sure"
@@ -113,7 +113,7 @@ def best_text(table: Table) -> str:
 
 
 def slice_text(table: Table) -> str:
-    """Return which targets a slice has."""
+    """Return the name of a table's slice, and the rule that chooses its targets."""
     meanings = {
         RECALL: "the 8 bytes before the target occur earlier in its window, the last time more than "
         f"{table.key.train_length:,} tokens back, and the target followed them there",
@@ -125,7 +125,7 @@ def slice_text(table: Table) -> str:
 
 
 def _numbers_text(table: Table) -> str:
-    """Return what the numbers beside the levels are; empty where there are none."""
+    """Return the meaning of the numbers beside the levels; empty where there are only levels."""
     train_length = table.key.train_length
     if table.baseline:
         same = "examples, + is better" if table.is_task else "text"
@@ -145,7 +145,7 @@ def _numbers_text(table: Table) -> str:
 
 
 def _marks_text(table: Table) -> str:
-    """Return what the marks after numbers mean; empty where no number can have one."""
+    """Return the meanings of the marks after numbers; empty where no number can have a mark."""
     lengths = cells.short_lengths(table)
     shown: list[Cell] = []
     for line in table.lines:
@@ -177,7 +177,7 @@ def _marks_text(table: Table) -> str:
 
 
 def legend(table: Table) -> list[str]:
-    """Return what the verdicts of the detailed form follow from."""
+    """Return the rules of the verdicts in the detailed form."""
     if table.is_task:
         verdicts = (
             f"solves (exact above {SOLVED:g}), chance (accuracy less than {NEAR_CHANCE:g} above guessing), "
@@ -313,7 +313,7 @@ def _holding(kinds: Kinds, table: Table) -> Iterator[str]:
 
 
 def _checkpoint(row: Row, config: Mapping[str, Any]) -> str:
-    """Return what is known of a checkpoint, which pe-bench did not train."""
+    """Return the facts about a Hugging Face model, which pe-bench did not train."""
     length_from = str(config.get("checkpoint.train_length_from"))
     trained = config.get("checkpoint.train_length") or row.train_length
     about = f"{row.model}: trained at {trained:,} tokens according to {length_from}"
@@ -357,7 +357,7 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _not_scored(table: Table) -> Iterator[str]:
-    """Yield which lines have no score at lengths that others of the short form have."""
+    """Yield the lines without a score at lengths that other lines of the short form have."""
     shown = {*cells.short_lengths(table), table.key.train_length}.intersection(table.lengths)
     lacking: dict[tuple[int, ...], list[str]] = {}
     for line in table.lines:
@@ -421,7 +421,7 @@ def _missing(table: Table) -> Iterator[Note]:
 
 
 def _offsets(table: Table, rows: Sequence[Row]) -> Iterator[Note]:
-    """Yield how the level at the training length moves where all its positions are later."""
+    """Yield the changes of the level at the training length where all positions are later."""
     labels: dict[tuple[str, str], str] = {}
     for line in table.lines:
         for run in line.runs:

@@ -64,7 +64,7 @@ def to_html(
 
 
 def describe_result(table: Table) -> str:
-    """Return how many lines hold to the longest length, which, and what they gain on recall targets.
+    """Return the lines that hold to the longest length, and the gain on recall targets.
 
     Of a slice it is only that gain, and empty for others than recall: on these, to hold is to gain nothing.
     """
@@ -75,18 +75,18 @@ def describe_result(table: Table) -> str:
 
 
 def _describe_recall(table: Table) -> str:
-    """Return how much of what copying gains on recall targets the best line gains; empty if unknown."""
+    """Return the gains of copying and of the best line on recall targets; empty if unknown."""
     longest = max(table.lengths, default=0)
     gains: dict[str, float] = {}
     for line in table.shown_lines:
         record = line.records.get(longest)
         if record is not None and record.change is not None and line.encoding != TRIGRAM:
             gains[line.label] = -record.change
-    of_copying = gains.pop(COPYING, 0.0)
-    if table.key.slice != RECALL or of_copying <= 0 or not gains:
+    copying_gain = gains.pop(COPYING, 0.0)
+    if table.key.slice != RECALL or copying_gain <= 0 or not gains:
         return ""
     best = max(gains, key=gains.__getitem__)
-    gain = f"{number_text(of_copying)} {table.key.loss.unit}"
+    gain = f"{number_text(copying_gain)} {table.key.loss.unit}"
     copying = f"On recall targets copying gains {gain} at {longest:,} tokens"
     return f"{copying}; {best} gains {number_text(gains[best])}."
 
@@ -166,7 +166,7 @@ def _picture(chart: Chart, key: str, keys: Mapping[str, str], styles: Mapping[st
 
 
 def _point_text(curve: Curve, point: Point, chart: Chart) -> str:
-    """Return what is known at a point of a curve, some lines."""
+    """Return the facts at a point of a curve, a line each."""
     if chart.x_label == POSITION_LABEL:
         level = f"{number_text(point.value)} {chart.table.key.loss.name}"
         return f"{curve.label}\n{point.x:,.0f} tokens before it\n{level}"

@@ -168,7 +168,7 @@ def _line(label: str, rows: Sequence[Row], common: Collection[tuple[int, float]]
 
 
 def _find(depths: Sequence[Mapping[str, Sequence[Row]]], read: Read) -> Found | str:
-    """Return what runs found at these depths together, or why there is no number.
+    """Return the findings of runs at these depths together, or the reason why there is no number.
 
     A run counts if it has a row of each depth and its control.
     """
@@ -216,7 +216,7 @@ def _joined(parts: Sequence[Scores]) -> Scores:
 
 
 def _judge(with_span: Sequence[Scores], without: Sequence[Scores], windows: int, chance: float) -> Found:
-    """Return what the scores of each run show with its span and without; windows: at each depth."""
+    """Return the finding from the scores of each run with the span and without; windows: at each depth."""
     clusters = with_span[0].clusters
     documents = len(clusters.documents)
     count = documents if clusters.segments == 1 else windows
@@ -324,7 +324,7 @@ def _percent(share: float) -> str:
 
 
 def _legend(table: ProbeTable) -> list[str]:
-    """Return what the columns and the verdicts mean, a paragraph each."""
+    """Return the meanings of the columns and of the verdicts, a paragraph each."""
     findings = chain.from_iterable(line.found.values() for line in table.lines)
     windows = max((finding.windows for finding in findings if isinstance(finding, Found)), default=0)
     depths = ", ".join(f"{100 * depth:.3g} %" for depth in table.depths)

@@ -332,7 +332,7 @@ class TableKey:
 
     @property
     def loss(self) -> Measure:
-        """Return what a loss is measured in."""
+        """Return the measure of losses."""
         return NATS if self.loses_text else BITS
 
     @property
@@ -351,7 +351,7 @@ class TableKey:
         return f"{self.model} model ({self.model_sizes})"
 
     def title(self, seeds_of_lines: Iterable[int]) -> list[str]:
-        """Return what all lines have in common, in parts: model, text, training, seeds, how it was scored."""
+        """Return the facts that all lines share, in parts: model, text, training, seeds, scoring."""
         data = [self.data, self.tokenizer]
         trained = f"trained at {self.train_length:,} tokens"
         if self.is_of_checkpoints:
@@ -429,7 +429,7 @@ class Table:
 
     @property
     def measure(self) -> Measure:
-        """Return what the levels are."""
+        """Return the measure of the levels."""
         return EXACT if self.is_task else self.key.loss
 
     @property
@@ -487,7 +487,7 @@ class Table:
 
     @property
     def title(self) -> list[str]:
-        """Return what all lines have in common, in parts, of which the last is what the numbers are."""
+        """Return the facts that all lines share, in parts; the last part is the meaning of the numbers."""
         parts = self.key.title(line.seeds for line in self.lines)
         if self.key.slice != ALL:
             parts.append(f"targets: {self.slice_name}")
@@ -495,7 +495,7 @@ class Table:
 
     @property
     def slice_name(self) -> str:
-        """Return which targets a table of a slice is of, and how many: `recall (21 % of all)`."""
+        """Return the name of a table's slice, and its share of the targets: `recall (21 % of all)`."""
         targets = self.key.slice
         if self.key.judge:
             targets += f" of {self.key.judge}"

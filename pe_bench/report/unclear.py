@@ -16,7 +16,7 @@ MAX_LINES = 3  # that the short form names
 
 
 def unclear_notes(table: Table, rows: Sequence[Row], runs: ScoredRuns) -> Iterator[Note]:
-    """Yield how bad the unclear changes or differences can be at most, and what would settle them."""
+    """Yield the upper bounds of unclear changes or differences, and the commands that would settle them."""
     bounds = _bounds(table)
     # Targets of the whole set, of which a slice has only some.
     targets = max((row.targets for row in rows if has_number(row)), default=0)

@@ -211,12 +211,12 @@ def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers 
     right = np.stack([runs.answers(row) for row in rows])
     exact = (right == 1).astype(float)
     chance = rows[0].chance or 0.0
-    of_all = share_answers(right, exact, chance)
+    overall = share_answers(right, exact, chance)
     if len(rows) == 1:
-        return of_all, None, []
+        return overall, None, []
     of_models = share_answers(right.mean(axis=0, keepdims=True), exact.mean(axis=0, keepdims=True), chance)
     of_seeds = zip(right[:, None], exact[:, None], strict=True)
-    return of_all, of_models, [share_answers(*of_seed, chance) for of_seed in of_seeds]
+    return overall, of_models, [share_answers(*of_seed, chance) for of_seed in of_seeds]
 
 
 def share_answers(right: np.ndarray, exact: np.ndarray, chance: float) -> Answers:
@@ -266,7 +266,7 @@ def judge_context(
     margin: float,
     runs: ScoredRuns,
 ) -> ContextUse | None:
-    """Return what the controls of rows at one length say; None where there is no number to control.
+    """Return the context use by the controls of rows at one length; None where the rows have no number.
 
     trained: rows at the training length. why_open: why levels within that leave the answer open, if they do.
     """
@@ -325,7 +325,7 @@ def why_open_within(train_length: int, within: Paired, margin: float) -> str:
 def unlearned(
     rows: Sequence[Row], runs: ScoredRuns, counted_on: Mapping[str, Row] = MappingProxyType({})
 ) -> Unlearned:
-    """Return what weights have not learned to beat at their training length; empty if nothing, or unknown.
+    """Return the anchor or task that weights have not learned to beat in training; empty if all, or unknown.
 
     rows: of a line's runs. Only those with the trained encoding count: it is the weights that learn.
     counted_on: for runs whose anchors were counted on another run's training tokens, a row of that run: for a

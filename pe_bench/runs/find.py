@@ -36,6 +36,16 @@ NOT_KEYS = (
 # These choose what is shown; a row that is not may still be a reference.
 SHOWN = ("length", "scored_with")
 SYNONYMS = {"task": "data"}  # what a run was started with, and the column that has it
+# Options that a run takes on the command line, by the keys that set them in a training.
+OPTIONS = {
+    "threads": "--threads",
+    "device": "--device",
+    "lengths": "--lengths",
+    "targets": "--targets",
+    "cache_dir": "--cache-dir",
+    "results_dir": "--results-dir",
+    "data.path": "--data-path",
+}
 LABELS = ("encoding", "scored_with")  # what tables call an encoding, with its options
 
 
@@ -167,10 +177,19 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
         is_here = run.parent == folder.resolve()
         require(anywhere or is_here, f"the run {typed} is not one of {folder}: {way_out}")
         return [run if anywhere else folder / run.name]
-    way_out = "see `pe-bench list runs`"
-    if CONDITION.fullmatch(typed):
-        way_out = f"a condition is --where {shlex.quote(typed)}"
-    raise UserError(f"no finished run '{typed}' in {folder}: {way_out}")
+    raise UserError(f"no finished run '{typed}' in {folder}: {_way_out(typed)}")
+
+
+def _way_out(typed: str) -> str:
+    """Return what to type in place of a name that no run has, such as KEY=VALUE."""
+    key, is_key, value = typed.partition("=")
+    option = OPTIONS.get(key.rpartition(".")[2] if key.startswith("eval.") else key)
+    if is_key and option is not None:
+        return f"write {option} {shlex.quote(value.strip('[]'))}"
+    condition = f"say --where {shlex.quote(typed)}"
+    if is_key and not key.endswith(("!", "<", ">")):
+        return f"KEY=VALUE is for training and for hf:FOLDER; leave {key} out, or {condition}"
+    return condition if CONDITION.fullmatch(typed) else "see `pe-bench list runs`"
 
 
 def _finished(run: Path) -> Path:

@@ -103,7 +103,7 @@ class Trigram:
 
 
 def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return what followed the longest match before each token from place `first` on, and its length.
+    """Return the token after the longest match before each token from place `first` on, and its length.
 
     tokens [windows, tokens] are those of windows with the token after their last input; both results are
     int64 [windows, tokens - first]. A match ends earlier than the token before the target does, lies in the
@@ -157,7 +157,7 @@ def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
 
 
 def copying_weights(windows: np.ndarray) -> np.ndarray:
-    """Return how often a copied token was right, for each length of the match, in windows [windows, tokens].
+    """Return the share of right copied tokens for each length of the match, in windows [windows, tokens].
 
     A length of which little was seen leans towards one half.
     """
@@ -233,7 +233,7 @@ def _score(
 
 
 def _key(scored: Row | Plan) -> Key:
-    """Return what tells the scores of one anchor apart."""
+    """Return the key of a score among the scores of one anchor."""
     return scored.protocol, scored.stride_rule, scored.control, scored.length, scored.target_hash
 
 

@@ -36,7 +36,7 @@ from pe_bench.model.decoder import LanguageModel
 from pe_bench.runs.rows import PROBE
 from pe_bench.scoring.plans import task_plan
 from pe_bench.scoring.protocols import Needle, Plan, Window
-from pe_bench.scoring.targets import of_half, target_blocks
+from pe_bench.scoring.targets import hash_of_half, target_blocks
 from pe_bench.values import Range, unknown
 
 SPAN, CUE = 32, 16
@@ -113,7 +113,7 @@ def needle_plans(
     require(bool(windows), f"{message}: use other data")
     spans = [(window.document, window.start, window.needle) for window in windows]
     words = repr((PROBE, data.hash, length, depth, spans)).encode()
-    target_hash = of_half(hashlib.sha256(words).hexdigest()[:16], half)
+    target_hash = hash_of_half(hashlib.sha256(words).hexdigest()[:16], half)
     plan = Plan(PROBE, length, windows, target_hash, depth=depth)
     replaced = []
     for window in windows:

@@ -52,7 +52,7 @@ class Requested(NamedTuple):
     options: dict[str, Any]
 
     def giving(self, option: str, value: Any) -> "Requested":
-        """Return the same with one more option."""
+        """Return the requested encoding with one more option."""
         text = f"{self.text} {option}={spelled(value)}"
         return self._replace(text=text, options={**self.options, option: value})
 
@@ -290,7 +290,7 @@ def _encoding(requested: Requested, trained: Config, trained_with: EncodingSpec)
 
 
 def fixed_factor(evaluation: EvalConfig, train_length: int) -> float:
-    """Return how many times longer than in training the longest text to score is."""
+    """Return the longest length to score over the training length."""
     lengths = evaluation.resolved_lengths(train_length)
     longest = max(evaluation.resolved_max_length(train_length), *lengths, train_length)
     return longest / train_length

@@ -36,7 +36,7 @@ from pe_bench.scoring.protocols import Answers, Plan, Window, nonoverlapping_pla
 from pe_bench.scoring.targets import (
     ScoredText,
     TargetBlocks,
-    of_half,
+    hash_of_half,
     scored_documents,
     target_blocks,
     tokens_in_a_part,
@@ -49,7 +49,7 @@ CONTROLLED_TIMES = (2, 16)  # the training length: where context should begin to
 
 
 def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
-    """Return what to score at each length, in rising order of lengths. Raises `UserError`.
+    """Return the plans of each length, in rising order of lengths. Raises `UserError`.
 
     Lengths up to `max_length` share one set of targets. Longer ones make another set, on
     which the training length is scored too, so that there is something to compare with. The controls of a
@@ -187,7 +187,7 @@ def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]
     windowed = nonoverlapping_plan(data, text, longest)
     windows = [window for window in windowed.windows if window.size == longest]
     words = f"{POSITIONS}/{windowed.target_hash}/{longest}"
-    target_hash = of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
+    target_hash = hash_of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
     for first, last in pairwise(range_ends(longest)):
         shorter = [replace(window, size=last, first=first, targets=last - first) for window in windows]
         yield Plan(POSITIONS, last, shorter, target_hash)
@@ -225,5 +225,5 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Ha
     answers = Answers(split, is_target_answer, task.chance, target_numbers)
     words = repr((task.hash, length, seed, (count, *sorted(set(sizes))))).encode()
     content = tokens.astype("<i8").tobytes() + is_answer.tobytes()
-    target_hash = of_half(hashlib.sha256(words + content).hexdigest()[:16], half)
+    target_hash = hash_of_half(hashlib.sha256(words + content).hexdigest()[:16], half)
     return Plan(TASK, length, windows, target_hash, answers=answers)

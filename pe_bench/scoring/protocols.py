@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pe_bench.data.packed import Data, Split
 from pe_bench.runs.scores import NO_BYTES, Scores
-from pe_bench.scoring.targets import ScoredText, TargetBlocks, of_half, tokens_in_a_part
+from pe_bench.scoring.targets import ScoredText, TargetBlocks, hash_of_half, tokens_in_a_part
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
 def text_hash(data: Data, text: ScoredText) -> str:
     """Hash the targets of both window protocols: every token of the text but the first of each document."""
     words = f"{data.hash}/{','.join(f'{document}:{tokens}' for document, tokens in text.pieces)}"
-    return of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
+    return hash_of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
 
 
 def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:

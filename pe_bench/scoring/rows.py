@@ -57,7 +57,7 @@ def score(
 
 
 def _name_of(plan: Plan) -> str:
-    """Return what progress calls a plan: all ranges of positions are one, and all depths of a probe."""
+    """Return the name of a plan in progress lines: all ranges of positions, or all depths, have one name."""
     if plan.protocol == POSITIONS:
         return POSITIONS
     name = plan.protocol if plan.control in ("none", REPLACED) else f"{plan.control} control"
@@ -202,9 +202,11 @@ def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
 
 def _empty_row(job: Job, plan: Plan) -> Row:
     """Return a row with all that is known before anything is scored."""
+    plan_values = {name: getattr(plan, name) for name in OF_PLAN}
+    job_values = {name: getattr(job, name) for name in OF_JOB}
     return Row(
-        **{name: getattr(plan, name) for name in OF_PLAN},
-        **{name: getattr(job, name) for name in OF_JOB},
+        **plan_values,
+        **job_values,
         **dict.fromkeys(MEASURED),
         **_model_values(job),
         **_environment(job),

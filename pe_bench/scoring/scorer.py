@@ -102,7 +102,7 @@ class Scorer:
             return Scored(status="failed", reason=description)
 
     def _find_lookahead(self, plan: Plan) -> str:
-        """Return how a user's own encoding reads later tokens at this length, if it does."""
+        """Return the problem where a user's own encoding reads later tokens at this length; else nothing."""
         if not plan.windows or not is_users_own(self.model.encoding):
             return ""
         window = max(plan.windows, key=lambda window: window.size)

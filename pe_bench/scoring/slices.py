@@ -55,7 +55,7 @@ def keep_derived(run: Path, data: Data, plans: Sequence[Plan], train_length: int
 
 
 def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
-    """Return which targets of a set are in each slice, bool [targets] in the order of its blocks."""
+    """Return the masks of each slice over the targets of a set, bool [targets] in the order of its blocks."""
     assert split.byte_ends is not None, "training documents are not scored"
     size = tokens_in_a_part(blocks.target_tokens, blocks.max_length)
     offset = np.arange(blocks.target_tokens)
@@ -104,7 +104,7 @@ def _keys(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> np.ndarra
 
 
 def key_slices(judge: Path, plans: Sequence[Plan], train_length: int) -> Mapping[str, Masks]:
-    """Return which targets are key by the scores of the run `judge`, by the hash of their set.
+    """Return the masks of key targets by the scores of the run `judge`, by the hash of each set.
 
     A set that is scored at no length beyond the training length is left out.
     Raise `UserError` for a run without scores of these targets, or to which none is key.

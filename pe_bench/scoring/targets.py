@@ -44,7 +44,7 @@ class TargetBlocks:
         """Return a hash of the text, the places and the longest context: equal hashes, equal targets."""
         hasher = hashlib.sha256(repr((self.data_hash, self.max_length, self.target_tokens)).encode())
         hasher.update(self.document.astype("<i8").tobytes() + self.end.astype("<i8").tobytes())
-        return of_half(hasher.hexdigest()[:16], self.half)
+        return hash_of_half(hasher.hexdigest()[:16], self.half)
 
     def chosen(self, is_chosen: np.ndarray) -> "TargetBlocks":
         """Return the set of some of the blocks, bool [blocks]."""
@@ -52,18 +52,18 @@ class TargetBlocks:
         return replace(self, **{name: getattr(self, name)[is_chosen] for name in names})
 
 
-def of_half(target_hash: str, half: Half) -> str:
-    """Return the hash of a set of targets; one of half of the documents begins with that half."""
+def hash_of_half(target_hash: str, half: Half) -> str:
+    """Return the hash of a set of targets, which begins with the half of the documents that has them."""
     return target_hash if half == "both" else f"{half}-{target_hash}"
 
 
 def tokens_in_a_part(target_tokens: int, length: int) -> int:
-    """Return how many tokens of a block a window of this length scores: the largest divisor that it may."""
+    """Return the number of a block's tokens that a window of this length scores, a divisor of the block."""
     return max(divisor for divisor in _divisors(target_tokens) if divisor <= max(1, length // PART))
 
 
 def tokens_needed(max_length: int, target_tokens: int) -> int:
-    """Return how many tokens up to the end of a block its windows need, at any length up to the longest."""
+    """Return the tokens up to the end of a block that its windows need, at any length up to the longest."""
     # Windows begin furthest back at the longest length, or just below a length at which parts grow.
     lengths = [max_length, *(PART * size - 1 for size in _divisors(target_tokens))]
     possible = [length for length in lengths if length <= max_length]
@@ -164,7 +164,7 @@ def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
 
 
 def _pour(room: np.ndarray, amount: int) -> np.ndarray:
-    """Return how much of `amount` each gets, int64 [documents]: the same, or all that it has room for."""
+    """Return each document's share of `amount`, int64 [documents]: equal, or all of its room."""
     shares = np.zeros(len(room), np.int64)
     for served, document in enumerate(np.argsort(room, kind="stable")):
         shares[document] = min(int(room[document]), amount // (len(room) - served))

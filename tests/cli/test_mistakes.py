@@ -86,8 +86,8 @@ report --plot a.jpg -> .png, .svg or .pdf
 report --sort colour --json -> colour
 list encoding -> unknown list 'encoding': did you mean 'encodings'?
 list -> name what to list: encodings, modifiers, models, data, tasks, tokenizers,
-report seed=0 -> no finished run 'seed=0' in results/runs: a condition is --where seed=0
-eval 'train.lr>0.1' --lengths 64 -> a condition is --where 'train.lr>0.1'
+report seed=0 -> hf:FOLDER; leave seed out, or say --where seed=0
+eval 'train.lr>0.1' --lengths 64 -> in results/runs: say --where 'train.lr>0.1'
 list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'?
 list models --family bias -> --family and --papers are for pe-bench list encodings: leave them out
 list models --tag x -> --tag is for pe-bench list runs: leave it out of list models
@@ -167,9 +167,14 @@ probe --lengths 64 -> of at least 128, not [64]
 probe --depths 100000 -> depths must be a whole number of at least 2 and at most 1000, not 100000
 probe --depths 1 -> depths must be a whole number of at least 2 and at most 1000, not 1
 probe rope --task vt -> is for a checkpoint (hf:FOLDER): leave it out
-explain rope --by heads -> --by must be head or null, not 'heads'
+explain rope --by heads -> --by must be one of head, layer, not 'heads'
+explain rope threads=1 -> results/runs: write --threads 1
+eval rope eval.lengths=[64,128] -> write --lengths 64,128
+explain rope train.lr=1 -> KEY=VALUE is for training and for hf:FOLDER; leave train.lr out
+explain rope --plot a.gif -> cannot draw a.gif: the name must end with .png, .svg or .pdf
 explain rope --lengths 8,16 -> --lengths has no length above the training length, 16: give longer ones
 explain rope data.path=x -> no finished run 'data.path=x'
+explain rope data.path=x -> results/runs: write --data-path x
 extend rope --to far -> --to far is no length past training
 extend rope --to 16 -> --to 16 is not longer than train.length=16
 extend rope train.lenght=3 --tokens 256 -> unknown key 'train.lenght': did you mean 'train.length'?

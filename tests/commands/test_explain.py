@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from support.commands import Command, files_in, only_run
 import pe_bench
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.bench import Bench
-from pe_bench.commands.explain.changes import CutDistances, changes_of, made, reach
+from pe_bench.commands.explain.changes import CutDistances, NoInput, changes_of, made, reach
 from pe_bench.commands.explain.effects import (
     Effect,
     Loss,
@@ -33,7 +34,10 @@ from pe_bench.encodings.masks.sliding_window import SlidingWindow
 from pe_bench.encodings.nope import NoPE
 from pe_bench.encodings.rotary.rope import RoPE
 from pe_bench.model.attention import attention
+from pe_bench.model.decoder import Decoder, LanguageModel
 from pe_bench.report.statistics import Interval, paired_interval
+from pe_bench.scoring.protocols import batches as batches_of
+from pe_bench.scoring.protocols import scores_of
 
 HALF_SCORED = "data.validation_fraction=0.5"  # so that there are documents to fit on
 
@@ -84,6 +88,45 @@ def test_the_model_that_is_changed_stays_what_it_is(begin: Command, folder: Path
         if not isinstance(model, str):
             bench.level(model, 32)
     assert np.array_equal(bench.level(bench.job.model, 32), plain)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "t5", "randomized", "kimi_linear", "fox"])
+def test_layers_below_a_change_are_computed_once_with_the_same_levels(
+    encoding: str, begin: Command, folder: Path
+) -> None:
+    begin(f"encoding={encoding}", "model.n_layers=4")
+    bench = bench_of(folder)
+    passes: list[int] = []
+    model = bench.job.model
+    assert isinstance(model, Decoder)
+    model.blocks[0].register_forward_hook(lambda *_: passes.append(1))
+    levels: list[tuple[LanguageModel, int, np.ndarray]] = []
+    lengths = (64, 16, 64)
+    for length, layer in product(lengths, (1, 3, 2)):
+        for change in changes_of(16):
+            changed = made(bench.subject(64), change, [layer])
+            if not isinstance(changed, str):
+                levels.append((changed, length, bench.level(changed, length)))
+    batches = len([*batches_of(bench.plans[64].windows, 4_096)]) + len(
+        [*batches_of(bench.plans[16].windows, 4_096)]
+    )
+    assert levels and len(passes) <= 4 * batches, (
+        "layer 0 runs again only for another length or a lower layer"
+    )
+    for changed, length, level in levels:
+        plan = bench.plans[length]
+        scored = bench.pass_through(changed, plan)
+        whole = scores_of(plan, bench.job.data.validation, scored.nll).by_cluster()[1]
+        assert np.array_equal(level, whole)
+
+
+def test_a_change_of_the_input_leaves_no_layer_to_share(begin: Command, folder: Path) -> None:
+    begin("encoding=sinusoidal")
+    model = bench_of(folder).job.model
+    assert model.first_difference(model.changed({}, {})) == 2
+    assert model.first_difference(model.changed({}, {1: 16})) == 1
+    assert model.first_difference(model.changed({1: NoPE()}, {})) == 1
+    assert model.first_difference(model.changed({}, {}, [NoInput()])) == 0
 
 
 def test_cut_distances_are_those_of_rerope() -> None:
@@ -167,7 +210,7 @@ def test_what_is_fitted_is_fitted_on_other_documents_than_are_scored(begin: Comm
 
 def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command, folder: Path) -> None:
     from pe_bench.commands.explain.fit import Entropies
-    from pe_bench.commands.explain.observe import watched
+    from pe_bench.commands.explain.observe import queries_of, watched
 
     begin("encoding=rope", HALF_SCORED)
     bench = bench_of(folder, targets=3)
@@ -175,8 +218,8 @@ def test_a_fitted_factor_gives_each_head_the_entropy_of_training(begin: Command,
 
     def entropies(model, length: int) -> np.ndarray:
         plan = bench.fitted_on[length]
-        measured = Entropies(plan.windows[0].first, np.ones(1))
-        bench.pass_through(watched(model, measured.watch, [0]), plan)
+        measured = Entropies(queries_of(plan), np.ones(1))
+        bench.pass_through(watched(model, measured, [0]), plan)
         return measured.mean(0)[0]
 
     model = made(bench.subject(64), fitted, [0])

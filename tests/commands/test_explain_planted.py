@@ -103,7 +103,7 @@ def planted(bench: Bench, cause: str, layer: int) -> str:
     model = bench.job.model
     spoilt = model.changed({layer: stack([model.layer(layer), make(layer)])}, {})
     work = Work([Bench(replace(bench.job, model=spoilt), bench.plans, bench.fitted_on)], [LONGER])
-    losses, effects = work.explain("head")
+    losses, effects = work.explain(by_head=True)
     return sentence_of("kerple_log", LENGTH, losses, effects)
 
 
@@ -113,7 +113,7 @@ def is_named(sentence: str, cause: str, layer: int) -> bool:
 
 
 def test_without_a_planted_cause_no_layer_is_named(bench: Bench) -> None:
-    losses, effects = Work([bench], [LONGER]).explain(None)
+    losses, effects = Work([bench], [LONGER]).explain()
     sentence = sentence_of("kerple_log", LENGTH, losses, effects)
     assert "alone restores" not in sentence, sentence
 

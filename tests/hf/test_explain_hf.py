@@ -4,11 +4,35 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.checkpoints import write_checkpoint
 
 from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.changes import changes_of, made
 from pe_bench.commands.explain.explain import load_bench
+from pe_bench.scoring.protocols import scores_of
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3_text", "mistral"])
+def test_layers_below_a_change_are_computed_once_with_the_same_levels(
+    architecture: str, folder: Path
+) -> None:
+    write_checkpoint(folder / "model", architecture)
+    keys = ("data=files", f"data.path={folder / 'corpus'}")
+    request = Evaluation(lengths=[64], targets=6, overrides=keys, results_dir=folder / "results")
+    bench = load_bench(f"hf:{folder / 'model'}", request)
+    assert bench.job.model.has_parts
+    plan = bench.plans[64]
+    for layer in (2, 3, 1):
+        for change in changes_of(32):
+            changed = made(bench.subject(64), change, [layer])
+            if isinstance(changed, str):
+                continue
+            scored = bench.pass_through(changed, plan)
+            whole = scores_of(plan, bench.job.data.validation, scored.nll).by_cluster()[1]
+            assert np.array_equal(bench.level(changed, 64), whole), change.name
+    plain = bench.pass_through(bench.job.model, plan).nll
+    assert np.array_equal(bench.pass_through(bench.job.model, plan).nll, plain)
 
 
 def test_a_window_in_all_layers_of_a_hugging_face_model_is_the_control(folder: Path) -> None:

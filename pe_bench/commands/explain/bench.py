@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from pe_bench.commands.explain.changes import Subject
 from pe_bench.commands.explain.fit import fitted_factors
+from pe_bench.commands.explain.measures import Measuring
+from pe_bench.commands.explain.observe import queries_of, watched
 from pe_bench.config.schema import Config, EvalConfig
 from pe_bench.data.packed import Data
 from pe_bench.errors import require
@@ -51,6 +55,14 @@ def _not_empty(*parts: TargetBlocks) -> list[TargetBlocks]:
     return [part for part in parts if len(part)]
 
 
+class Inputs(NamedTuple):
+    """What a layer of the unchanged model gets at a length: a tensor [B, T, D] for each pass of the plan."""
+
+    length: int
+    layer: int
+    of_passes: list[Tensor]
+
+
 @dataclass
 class Bench:
     """A trained model on its device, and the plans of its targets.
@@ -62,6 +74,7 @@ class Bench:
     plans: dict[int, Plan]
     fitted_on: dict[int, Plan]
     _subjects: dict[int, Subject] = field(default_factory=dict)
+    _inputs: "Inputs | None" = None
 
     @classmethod
     def of(cls, job: Job, plans: Sequence[Plan]) -> "Bench":
@@ -100,9 +113,45 @@ class Bench:
         return scored.reason if scored.status != "ok" else self._by_document(plan, scored)
 
     def level(self, model: LanguageModel, length: int) -> np.ndarray:
-        """Return the bits per byte of each document, or of parts of documents if there are few documents."""
+        """Return the bits per byte of each document, or of parts of documents if there are few documents.
+
+        The layers below the first changed layer compute what they do in the unchanged model, so they are
+        computed once for all models with this first changed layer.
+        """
         plan = self.plans[length]
+        unchanged = self.job.model
+        if unchanged.has_parts:
+            first = min(unchanged.first_difference(model), unchanged.n_layers - 1)
+            if first:
+                model = model.part(range(first, model.n_layers), self._inputs_of(first, length).of_passes)
         return self._by_document(plan, self.pass_through(model, plan))
+
+    def measured(self, length: int) -> dict[tuple[int, str], np.ndarray]:
+        """Return what is measured in the unchanged model, by layer and name, float64 [targets]."""
+        plan = self.plans[length]
+        measuring = Measuring(self.train_length, length, queries_of(plan))
+        self.pass_through(watched(self.job.model, measuring), plan)
+        return measuring.of_targets(plan.targets)
+
+    @property
+    def clusters(self) -> np.ndarray:
+        """Return the document of each target, or its part of a document, int64 [targets]."""
+        plan = self.plans[self.train_length]
+        nothing = np.zeros(plan.targets, np.float32)
+        return scores_of(plan, self.job.data.validation, nothing).clusters.index
+
+    def _inputs_of(self, layer: int, length: int) -> Inputs:
+        """Return what a layer above the first gets; it is computed from the kept inputs of a lower layer."""
+        kept = self._inputs
+        if kept is None or kept.length != length or kept.layer > layer:
+            kept = Inputs(length, 0, [])
+        if kept.layer < layer:
+            outputs: list[Tensor] = []
+            below = self.job.model.part(range(kept.layer, layer), kept.of_passes or None, outputs)
+            self.pass_through(below, self.plans[length])
+            kept = Inputs(length, layer, outputs)
+        self._inputs = kept
+        return kept
 
     def _by_document(self, plan: Plan, scored: Scored) -> np.ndarray:
         return scores_of(plan, self.job.data.validation, scored.nll).by_cluster()[1]

@@ -103,7 +103,7 @@ def changes_of(train_length: int) -> list[Change]:
         Change("off", "switching attention off", _off, of_all=False, acts_within=True),
     ]
     for low, high in pairwise(edges):
-        text = _band_text(low / train_length, high / train_length)
+        text = band_text(low / train_length, high / train_length)
         words = f"freezing pairs of wavelengths {text} training lengths"
         freeze = _freezing((low, high))
         changes.append(Change(f"freeze {text}", words, freeze, of_each=False, acts_within=True))
@@ -127,7 +127,7 @@ def changes_of_head(train_length: int, head: int, n_heads: int) -> list[Change]:
     ]
 
 
-def _band_text(low: float, high: float) -> str:
+def band_text(low: float, high: float) -> str:
     """Return a band of wavelengths in training lengths."""
     if low == 0:
         return f"<{high:g}"

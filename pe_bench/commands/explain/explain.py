@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Literal
 
@@ -24,25 +24,37 @@ from pe_bench.commands.explain.effects import (
     worst_layer,
 )
 from pe_bench.commands.explain.explanation import Explanation
+from pe_bench.commands.explain.measures import Measure, measures_of
 from pe_bench.commands.job import with_weights
 from pe_bench.encodings.base import LengthError
 from pe_bench.errors import RunError, require
-from pe_bench.runs.find import find_runs, is_checkpoint, without_tries
+from pe_bench.report.verdicts import unlearned
+from pe_bench.runs.find import ScoredRuns, find_runs, is_checkpoint, read_anchors, without_tries
+from pe_bench.runs.folder import RunFolder, folders_in
 from pe_bench.system.cost import count, expect, said_once
 from pe_bench.system.machine import cores_of
 from pe_bench.system.terminal import Bar, progress_bar
 from pe_bench.values import check_type
 
-By = Literal["head"]
+UNLEARNED = {
+    "frequencies": "has learned nothing: it is no better than token frequencies at the training length",
+    "trigram": "has not learned yet: it is worse than a trigram model at the training length",
+}
+By = Literal["head", "layer"]
 MOST_SINGLE = 8  # layers: in a model with more, quarters of the depth come before single layers
 QUARTERS = 4
 TARGETS = 20  # blocks: as many documents as an interval over documents needs
 TARGETS_OF_CHECKPOINT = 4
 
 
-def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> Explanation:
-    """Return why runs of one encoding fail at longer texts. Raises `UserError`, `RunError`."""
-    check_type(by, By | None, "--by")
+def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -> Explanation:
+    """Return why runs of one encoding fail at longer texts.
+
+    by: head: also change the heads of the layer that matters most; layer: also measure each layer. Raises
+    `UserError`, `RunError`.
+    """
+    for each in by:
+        check_type(each, By, "--by")
     benches = [load_bench(name, request) for name in _found(names, request)]
     first = benches[0].job
     for bench in benches[1:]:
@@ -53,7 +65,8 @@ def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> E
     runs = tuple(bench.job.folder for bench in benches)
     with said_once(lambda pieces: f"explaining {count(len(runs), 'run')}"):
         work = Work(benches, lengths)
-        losses, effects = work.explain(by)
+        losses, effects = work.explain(by_head="head" in by)
+        measures = work.measures() if "layer" in by else []
     plan = benches[0].plans[first.config.train.length]
     return Explanation(
         label=first.label,
@@ -65,6 +78,8 @@ def explain_runs(names: Sequence[str], by: str | None, request: Evaluation) -> E
         has_bytes=not first.data.validation.loses_text,
         losses=tuple(losses),
         effects=tuple(effects),
+        measures=tuple(measures),
+        unlearned=_unlearned([bench.job.folder for bench in benches]),
         sentence=sentence_of(first.label, first.config.train.length, losses, effects),
     )
 
@@ -76,6 +91,18 @@ def _found(names: Sequence[str], request: Evaluation) -> list[str | Path]:
         require(len(names) == 1, f"give one checkpoint at a time, not {', '.join(names)}")
         return [*checkpoints]
     return [*without_tries(find_runs(names, request.results_dir, anywhere=True))]
+
+
+def _unlearned(folders: Sequence[Path]) -> str:
+    """Return what runs have not learned to beat at their training length, by their stored scores.
+
+    Empty for runs that have learned, for later stages of a training, and where the scores do not tell.
+    """
+    runs = [RunFolder(folder) for folder in folders if (folder / "result.json").is_file()]
+    rows = [row for run in runs if not run.first_stage for row in run.rows]
+    anchors = read_anchors(folders[0].parent.parent / "anchors")
+    lacks = unlearned(rows, ScoredRuns(folders_in(folders[0].parent), anchors))
+    return UNLEARNED.get(lacks, "")
 
 
 def load_bench(run: str | Path, request: Evaluation) -> Bench:
@@ -112,70 +139,94 @@ class Work:
         self.n_layers = self.benches[0].job.model.n_layers
         self.levels: dict[int, np.ndarray] = {}  # as they are, [seeds, documents]
         self.seconds: dict[int, float] = {}
-        self.done = 0
 
-    def explain(self, by: str | None) -> tuple[list[Loss], list[Effect]]:
+    def explain(self, *, by_head: bool = False) -> tuple[list[Loss], list[Effect]]:
         """Return what is lost at each length, and what each change restores of it."""
         losses = self._losses()
         effects: list[Effect] = []
         if not any(loss.is_sure for loss in losses):
             return losses, effects
         changes = changes_of(self.train_length)
+        of_each = [change for change in changes if change.of_each]
         singles = [Place((number,)) for number in range(self.n_layers)]
         parts = singles if self.n_layers <= MOST_SINGLE else quarters(self.n_layers)
         everything = Place(tuple(range(self.n_layers)), is_all=True)
-        planned = [(change, everything) for change in changes if change.of_all]
-        planned += [(change, part) for change in changes if change.of_each for part in parts]
-        effects += self._effects(planned, losses)
+        of_all = [(change, everything) for change in changes if change.of_all]
+        effects += self._effects([*of_all, *product(of_each, parts)], losses)
         if parts is not singles:
             best = best_of((effect for effect in effects if effect.place in parts), losses)
             worst = parts[0] if best is None else best.place
-            planned = [(c, Place((n,))) for c in changes if c.of_each for n in worst.layers]
-            effects += self._effects(planned, losses)
+            effects += self._effects([*product(of_each, [singles[n] for n in worst.layers])], losses)
         layer = worst_layer(losses, effects)
-        if by == "head" and layer is not None:
-            heads = range(self.benches[0].job.config.model.n_heads)
-            planned = [
-                (change, Place((layer,), head))
-                for head in heads
-                for change in changes_of_head(self.train_length, head, len(heads))
-            ]
-            effects += self._effects(planned, losses)
+        if by_head and layer is not None:
+            effects += self._effects(self._of_heads(layer), losses)
         order = {change.name: number for number, change in enumerate(changes)}
         return losses, sorted(effects, key=lambda effect: order[effect.change])
 
+    def _of_heads(self, layer: int) -> list[tuple[Change, Place]]:
+        """Return the changes of each head of a layer."""
+        n_heads = self.benches[0].job.config.model.n_heads
+        planned: list[tuple[Change, Place]] = []
+        for head in range(n_heads):
+            changes = changes_of_head(self.train_length, head, n_heads)
+            planned += [(change, Place((layer,), head)) for change in changes]
+        return planned
+
+    def measures(self) -> list[Measure]:
+        """Return what is measured in each layer at each length that was scored."""
+        values: dict[int, list[dict[tuple[int, str], np.ndarray]]] = {}
+        for length in self.levels:
+            values[length] = [bench.measured(length) for bench in self.benches]
+        model = self.benches[0].job.model
+        layers = [model.layer(number) for number in range(self.n_layers)]
+        return measures_of(values, self.benches[0].clusters, layers, self.train_length)
+
     def _losses(self) -> list[Loss]:
+        """Score the unchanged models, and return what is lost at each length. Raises `RunError`."""
+        reason = self._score_unchanged(self.train_length)
+        if reason:
+            raise RunError(f"nothing can be scored at the training length: {reason}")
         losses: list[Loss] = []
-        for length in (self.train_length, *self.lengths):
-            began = time.monotonic()
-            levels = [bench.plain_level(length) for bench in self.benches]
-            self.seconds[length] = time.monotonic() - began
-            reasons = [level for level in levels if isinstance(level, str)]
-            if not reasons:
-                self.levels[length] = np.stack(levels)
-            if length == self.train_length:
-                if reasons:
-                    raise RunError(f"nothing can be scored at the training length: {reasons[0]}")
-                continue
-            if reasons:
-                losses.append(Loss(length, reason=reasons[0]))
+        for length in self.lengths:
+            reason = self._score_unchanged(length)
+            if reason:
+                losses.append(Loss(length, reason=reason))
             else:
                 losses.append(loss_of(length, self.levels[self.train_length], self.levels[length]))
         return losses
+
+    def _score_unchanged(self, length: int) -> str:
+        """Keep the levels and the seconds at a length, or return why it cannot be scored."""
+        began = time.monotonic()
+        levels = [bench.plain_level(length) for bench in self.benches]
+        self.seconds[length] = time.monotonic() - began
+        reasons = [level for level in levels if isinstance(level, str)]
+        if reasons:
+            return reasons[0]
+        self.levels[length] = np.stack(levels)
+        return ""
 
     def _effects(self, planned: Sequence[tuple[Change, Place]], losses: Sequence[Loss]) -> list[Effect]:
         """Return the effect of each change at each length where something is lost."""
         lost = {loss.length: loss for loss in losses if loss.is_sure}
         jobs = [(change, place, length) for length in lost for change, place in planned]
         jobs += [(change, place, self.train_length) for change, place in planned if change.acts_within]
+        # By the first changed layer, so that the inputs of one layer are kept at a time.
+        jobs.sort(key=lambda job: (job[2], job[1].layers[0]))
         job = self.benches[0].job
-        expect(sum(self.seconds[length] for *_, length in jobs), cores_of(job.device, job.threads))
+        seconds = sum(self._cost(place, length) for _, place, length in jobs)
+        expect(seconds, cores_of(job.device, job.threads))
         effects: list[Effect] = []
         with progress_bar("explain", len(jobs)) as bar:
             for number, (change, place, length) in enumerate(jobs):
                 self._show(bar, number, jobs)
                 effects.append(self._effect(change, place, length, lost.get(length)))
         return effects
+
+    def _cost(self, place: Place, length: int) -> float:
+        """Return the seconds to score a change; layers below it are computed once for many changes."""
+        shared = place.layers[0] if self.benches[0].job.model.has_parts else 0
+        return self.seconds[length] * (1 - shared / self.n_layers)
 
     def _show(self, bar: Bar, number: int, jobs: Sequence[tuple[Change, Place, int]]) -> None:
         change, place, length = jobs[number]

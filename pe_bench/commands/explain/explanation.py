@@ -1,12 +1,14 @@
 """The result of `explain`: tables for people, rows for programs."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pe_bench.commands.explain.effects import Effect, Loss, percent
+from pe_bench.commands.explain.measures import Measure
+from pe_bench.errors import require
 from pe_bench.render import grid
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.statistics import Interval
@@ -15,6 +17,7 @@ from pe_bench.report.statistics import Interval
 COLUMNS = (
     *("change", "layers", "head", "length", "restored", "restored_low", "restored_high"),
     *("share", "share_low", "share_high", "reason"),
+    *("measure", "mean", "difference", "difference_low", "difference_high"),
 )
 SHARES_NOTE = (
     "%: share of the loss that the change restores; ± half its 95 % interval; shares need not add up"
@@ -26,7 +29,8 @@ class Explanation:
     """What a model loses at longer texts, and what each change restores of it.
 
     label: the encoding. runs: one for each seed. targets: tokens at each length. sentence: what the table
-    says.
+    says. measures: empty if they were not asked for. unlearned: why the numbers mean little; empty for a
+    model that has learned.
     """
 
     label: str
@@ -39,18 +43,37 @@ class Explanation:
     losses: tuple[Loss, ...]
     effects: tuple[Effect, ...]
     sentence: str
+    measures: tuple[Measure, ...] = ()
+    unlearned: str = ""
 
     @property
     def unit(self) -> str:
         return "bits per byte" if self.has_bytes else "nats per token"
 
     def __str__(self) -> str:
-        return grid.text_of(lambda console: grid.show([table.draw for table in tables_of(self)], console))
+        return self.text()
+
+    def text(self, *, by_layer: bool = True) -> str:
+        """Return the tables. by_layer: also what was measured in each layer."""
+        tables = tables_of(self) if by_layer else [_causal(self)]
+        return grid.text_of(lambda console: grid.show([table.draw for table in tables], console))
+
+    def plot(self, path: str | Path) -> None:
+        """Draw each layer into a file: .png, .svg or .pdf. Raises `UserError`, also without measures."""
+        from pe_bench.commands.explain.picture import draw_layers
+
+        require(bool(self.measures), "the picture shows what layers read: explain with by='layer'")
+        title = f"{self.label}, trained at {self.train_length:,} tokens"
+        length = max((loss.length for loss in self.losses if loss.is_sure), default=None)
+        if length is not None:
+            title += f": what a change restores of the loss at {length:,} tokens"
+        effects = [effect for effect in self.effects if effect.length == length]
+        draw_layers(Path(path), title, f"{self.sentence}.", effects, self.measures)
 
 
 def tables_of(found: Explanation) -> list[Grid]:
-    """Return the causal table, with the sentence below it."""
-    return [_causal(found)]
+    """Return the causal table with the sentence below it, and what was measured by layer."""
+    return [_causal(found), *([_measured(found)] if found.measures else [])]
 
 
 def _causal(found: Explanation) -> Grid:
@@ -63,20 +86,22 @@ def _causal(found: Explanation) -> Grid:
     columns = [Column("change", is_left=True), Column("layer", is_left=True), Column(f"at {trained:,}")]
     columns += [Column(f"{length:,}") for length in found.lengths]
     rows = [[Cell("lost"), Cell(), Cell(), *(_loss_cell(loss) for loss in found.losses)]]
-    reasons: dict[str, list[str]] = {}
+    missing: dict[str, dict[str, list[str]]] = {}
     for (change, place), by_length in known.items():
         reason = next((by_length[length].reason for length in lost_at if length in by_length), "")
         if reason:
-            reasons.setdefault(f"{change}: {reason}", []).append(place)
+            missing.setdefault(reason, {}).setdefault(change, []).append(place)
             continue
         cost = by_length.get(trained)
         cells = [_share_cell(by_length.get(length)) for length in found.lengths]
         rows.append([Cell(change), Cell(place), _cost_cell(cost), *cells])
     notes = [f"{found.sentence}."]
+    if found.unlearned:
+        notes.insert(0, f"warning: {found.label} {found.unlearned}: what such a model loses means little")
     if known:
         notes.append(SHARES_NOTE)
         notes.append(f"at {trained:,}: {found.unit} that the change adds at the training length")
-    notes += [f"n/a  {text} (layer {', '.join(places)})" for text, places in reasons.items()]
+    notes += _missing_notes(missing)
     seeds = len(found.runs)
     title = [
         f"{found.label}, trained at {trained:,} tokens",
@@ -114,8 +139,66 @@ def _share_cell(effect: Effect | None) -> Cell:
     return Cell(f"{percent(share.mean)}{margin} %", colour="" if is_sure else "dim")
 
 
+def _measured(found: Explanation) -> Grid:
+    """Return a row for each measure and layer: its mean at each length."""
+    trained = found.train_length
+    lengths = list(dict.fromkeys(measure.length for measure in found.measures))
+    columns = [Column("measured", is_left=True), Column("layer", is_left=True)]
+    columns += [Column(f"{length:,}") for length in lengths]
+    by_row: dict[tuple[str, int], list[Measure]] = {}
+    for measure in found.measures:
+        by_row.setdefault((measure.name, measure.layer), []).append(measure)
+    rows: list[list[Cell]] = []
+    missing: dict[str, dict[str, list[str]]] = {}
+    for (name, layer), measures in by_row.items():
+        reason = measures[0].reason
+        if reason:
+            missing.setdefault(reason, {}).setdefault(name, []).append(str(layer))
+        else:
+            rows.append([Cell(name), Cell(str(layer)), *map(_measure_cell, measures)])
+    notes = [
+        "means over heads and targets; what they describe need not be a cause",
+        f"±: half the 95 % interval of the change since {trained:,} tokens, query by query",
+        *_missing_notes(missing),
+    ]
+    return Grid(columns, rows, ["what each layer reads"], notes=notes, keys=2)
+
+
+def _measure_cell(measure: Measure) -> Cell:
+    if measure.mean is None:
+        return Cell(MISSING)
+    change = measure.change
+    text = _number(measure.mean)
+    if change is None or math.isinf(change.high):
+        return Cell(text)
+    is_sure = change.low > 0 or change.high < 0
+    half = (change.high - change.low) / 2
+    return Cell(f"{text} ± {_number(half)}", colour="" if is_sure else "dim")
+
+
+def _number(value: float) -> str:
+    """Return a number with three decimals, a large one with fewer."""
+    decimals = 3 if abs(value) < 10 else 1
+    return f"{value:,.{decimals}f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def _missing_notes(missing: Mapping[str, Mapping[str, Sequence[str]]]) -> list[str]:
+    """Return a line for each reason: what has no meaning in which layers.
+
+    missing: by reason and name, the layers.
+    """
+    notes: list[str] = []
+    for reason, places_of in missing.items():
+        names_in: dict[str, list[str]] = {}
+        for name, places in places_of.items():
+            names_in.setdefault(", ".join(places), []).append(name)
+        for places, names in names_in.items():
+            notes.append(f"n/a  {', '.join(names)}: {reason} (layer {places})")
+    return notes
+
+
 def rows_of(found: Explanation) -> Iterator[dict[str, Any]]:
-    """Yield a row for each loss and each effect, with the columns `COLUMNS`."""
+    """Yield a row for each loss, effect and measure, with the columns `COLUMNS`."""
     for loss in found.losses:
         yield _row(change="lost", length=loss.length, restored=loss.lost, reason=loss.reason)
     for effect in found.effects:
@@ -128,11 +211,20 @@ def rows_of(found: Explanation) -> Iterator[dict[str, Any]]:
             share=effect.share,
             reason=effect.reason,
         )
+    for measure in found.measures:
+        yield _row(
+            measure=measure.name,
+            layers=str(measure.layer),
+            length=measure.length,
+            mean=measure.mean,
+            difference=measure.change,
+            reason=measure.reason,
+        )
 
 
 def _row(**values: Any) -> dict[str, Any]:
     row: dict[str, Any] = {name: values.get(name) for name in COLUMNS}
-    for name in ("restored", "share"):
+    for name in ("restored", "share", "difference"):
         interval = values.get(name)
         if interval is not None:
             row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}

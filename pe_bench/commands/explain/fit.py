@@ -1,13 +1,13 @@
 """Fit a factor of each head's logits, so that its mean entropy is the same as at the training length."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pe_bench.commands.explain.changes import Subject
-from pe_bench.commands.explain.observe import Seen, entropies, watched
+from pe_bench.commands.explain.observe import Seen, Watch, entropies, queries_of, watched
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan
 
@@ -15,29 +15,30 @@ FACTORS = 2.0 ** np.linspace(-1, 3, 17)  # between these, a factor is interpolat
 EVERY = 8  # the factors are fitted on one of so many targets
 
 
-class Entropies:
+class Entropies(Watch):
     """The mean entropy of each layer's heads, for several factors of the logits.
 
-    first: the index of the first target's query.
+    queries: the indices of the targets' queries. factors: of the logits.
     """
 
-    def __init__(self, first: int, factors: np.ndarray) -> None:
-        self.first, self.factors = first, factors
+    def __init__(self, queries: range, factors: np.ndarray) -> None:
+        super().__init__(queries)
+        self.factors = factors
         self.sums: dict[int, Tensor] = {}  # [factors, H]
         self.counts: dict[int, int] = {}
 
-    def watch(self, number: int, seen: Seen) -> None:
-        index = seen.queries.index
-        rows = ((index >= self.first) & ((index - self.first) % EVERY == 0)).nonzero().flatten()
-        if not len(rows) or seen.layer.overrides("weights"):
-            return
-        block = seen.of(rows)
-        null = seen.layer.null_logit(block.queries)
-        each = [
-            entropies(block.masked, factor, null).double().sum((0, 2)) for factor in self.factors.tolist()
-        ]
-        self.sums[number] = torch.stack(each) + self.sums.get(number, 0)
-        self.counts[number] = self.counts.get(number, 0) + len(rows) * len(block.logits)
+    def softmax(self, number: int, blocks: Iterator[Seen]) -> None:
+        for block in blocks:
+            if block.layer.overrides("weights"):
+                return
+            rows = ((block.queries.index - self.queries.start) % EVERY == 0).nonzero().flatten()
+            null = block.layer.null_logit(block.queries)
+            if null is not None:
+                null = null.expand(*block.logits.shape[:-1], 1)[:, :, rows]
+            masked = block.masked[:, :, rows]
+            each = [entropies(masked, factor, null).double().sum((0, 2)) for factor in self.factors.tolist()]
+            self.sums[number] = torch.stack(each) + self.sums.get(number, 0)
+            self.counts[number] = self.counts.get(number, 0) + len(rows) * len(masked)
 
     def mean(self, number: int) -> np.ndarray:
         """Return the mean entropy [factors, H] of a layer in nats."""
@@ -52,10 +53,10 @@ def fitted_factors(
     within, beyond: the plans at the training length and at the subject's length. score: scores a plan with a
     model.
     """
-    at_training = Entropies(within.windows[0].first, np.ones(1))
-    at_length = Entropies(beyond.windows[0].first, FACTORS)
+    at_training = Entropies(queries_of(within), np.ones(1))
+    at_length = Entropies(queries_of(beyond), FACTORS)
     for measured, plan in ((at_training, within), (at_length, beyond)):
-        score(watched(subject.model, measured.watch), plan)
+        score(watched(subject.model, measured), plan)
     factors: dict[int, Tensor] = {}
     for number in at_length.sums:
         wanted = at_training.mean(number)[0]

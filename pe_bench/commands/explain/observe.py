@@ -1,88 +1,124 @@
-"""Watch a model's layers during a pass: their logits and weights, block by block."""
+"""Watch a model's layers during a pass: the logits and weights of its targets' queries, block by block."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.compose import Stack, leaves_of
+from pe_bench.encodings.compose import Around, leaves_of, stack
+from pe_bench.encodings.recurrent.recurrence import Recurrent, State
+from pe_bench.model.attention.reference import REFERENCE_ELEMENTS, logits, take, weigh
 from pe_bench.model.decoder import LanguageModel
-
-WATCHED = ("adjust", "weights", "mix")
+from pe_bench.scoring.protocols import Plan
 
 
 class Seen(NamedTuple):
     """A block of queries of one layer, and the keys up to the last query.
 
-    logits: before a cap, [B, H, Q, N]. visible: [Q, N] or [H, Q, N]. weights: [B, H, Q, N], which sum to less
-    than 1 where there is a null logit.
+    logits: before the mask, [B, H, Q, N]. visible: [Q, N] or [H, Q, N]. far_queries: the same queries at
+    positions that are `Watch.shift` later, if they can be moved.
     """
 
     layer: LayerEncoding
     logits: Tensor
     visible: Tensor
-    weights: Tensor
     queries: Side
     keys: Side
+    far_queries: Side | None
 
-    def of(self, rows: Tensor) -> "Seen":
-        """Return the block with only the queries in `rows`."""
-        return self._replace(
-            logits=self.logits[:, :, rows],
-            visible=self.visible[..., rows, :],
-            weights=self.weights[:, :, rows],
-            queries=self.queries._replace(
-                x=self.queries.x[:, :, rows],
-                raw=self.queries.raw[:, :, rows],
-                position=self.queries.position[..., rows],
-                index=self.queries.index[rows],
-                values={name: value[..., rows] for name, value in self.queries.values.items()},
-            ),
-        )
+    @property
+    def scale(self) -> float:
+        return 1 / math.sqrt(self.queries.raw.shape[-1])
 
     @property
     def masked(self) -> Tensor:
         """Return the logits [B, H, Q, N], minus infinity for keys that are not visible."""
         return self.logits.masked_fill(~self.visible, float("-inf"))
 
+    @property
+    def weights(self) -> Tensor:
+        """Return the weights [B, H, Q, N], which sum to less than 1 where there is a null logit."""
+        return weigh(self.layer, self.logits, self.visible, self.queries)
 
-# Called with the number of a layer and each block of its queries, the last blocks first.
-Watcher = Callable[[int, Seen], None]
+
+class Watch:
+    """What is to be done with each layer in each pass.
+
+    queries: the indices of the watched queries. shift: by how many positions queries are moved away from the
+    keys for `Seen.far_queries`.
+    """
+
+    def __init__(self, queries: range, shift: int = 0) -> None:
+        self.queries, self.shift = queries, shift
+
+    def softmax(self, number: int, blocks: Iterator[Seen]) -> None:
+        """Look at the blocks of layer `number` in rising order, each with its queries' keys."""
+
+    def recurrent(self, number: int, state: State) -> None:
+        """Look at what a pass leaves in the states of layer `number`, a layer without softmax."""
 
 
-class Observed(Stack):
-    """A layer that computes on the reference path, and shows its logits and weights to `watch`."""
+class Observed(Around):
+    """A layer that computes as it did, and shows a `Watch` its logits, or its states."""
 
-    def __init__(self, layer: LayerEncoding, number: int, watch: Watcher) -> None:
-        super().__init__(leaves_of(layer))
-        self.layer, self.number, self.watch = layer, number, watch
-        self._before: tuple[Tensor, Tensor] | None = None
+    def __init__(self, parts: Sequence[LayerEncoding], number: int, watch: Watch) -> None:
+        super().__init__(parts)
+        self.number, self.watch = number, watch
 
-    def adjust(self, scores: Tensor, visible: Tensor, queries: Side, keys: Side) -> Tensor:
-        logits = super().adjust(scores, visible, queries, keys)
-        self._before = logits, visible
-        return logits
+    def of(self, parts: Sequence[LayerEncoding]) -> Self:
+        return type(self)(parts, self.number, self.watch)
 
-    def mix(self, weights: Tensor, v: Tensor, queries: Side, keys: Side) -> Tensor:
-        assert self._before is not None, "logits come before weights"
-        logits, visible = self._before
-        shape = weights.shape
-        self.watch(self.number, Seen(self.layer, logits.expand(shape), visible, weights, queries, keys))
-        return super().mix(weights, v, queries, keys)
+    def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
+        turned_q, turned_k = super().transform(queries, keys)
+        far = None
+        if self.watch.shift:
+            moved = queries._replace(position=queries.position + self.watch.shift)
+            far = moved._replace(x=super().transform(moved, keys)[0])
+        self.watch.softmax(
+            self.number, self._blocks(queries._replace(x=turned_q), keys._replace(x=turned_k), far)
+        )
+        return turned_q, turned_k
+
+    def _blocks(self, queries: Side, keys: Side, far: Side | None) -> Iterator[Seen]:
+        layer = stack(self.parts)
+        before = len(keys.index) - len(queries.index)  # tokens without a query
+        scale = 1 / math.sqrt(queries.raw.shape[-1])
+        size = max(1, REFERENCE_ELEMENTS // (queries.x.shape[0] * queries.x.shape[1] * len(keys.index)))
+        for start in range(self.watch.queries.start, self.watch.queries.stop, size):
+            stop = min(start + size, self.watch.queries.stop)
+            rows = range(start - before, stop - before)
+            asking = take(queries, rows)
+            seen = take(keys, range(stop))
+            scores, visible = logits(layer, asking, seen, scale)
+            shape = (*scores.shape[:-2], len(rows), stop)
+            moved = None if far is None else take(far, rows)
+            yield Seen(layer, scores.expand(shape), visible, asking, seen, moved)
+
+    def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layer = self._owner("attend")
+        if isinstance(layer, Recurrent):
+            self.watch.recurrent(self.number, layer.state_after(x, q, k, v))
+        return super().attend_chunked(x, q, k, v)
 
     def overrides(self, *hooks: str) -> bool:
-        return any(hook in WATCHED for hook in hooks) or super().overrides(*hooks)
+        return "transform" in hooks or super().overrides(*hooks)
 
 
-def watched(model: LanguageModel, watch: Watcher, numbers: Sequence[int] | None = None) -> LanguageModel:
-    """Return the model with softmax layers that call `watch`. numbers: of the layers; None: all."""
+def queries_of(plan: Plan) -> range:
+    """Return the indices of the queries whose next token is a target, in each window of a plan."""
+    window = plan.windows[0]
+    return range(window.first, window.first + window.targets)
+
+
+def watched(model: LanguageModel, watch: Watch, numbers: Sequence[int] | None = None) -> LanguageModel:
+    """Return the model with layers that show themselves to `watch`. numbers: of the layers; None: all."""
+    chosen = range(model.n_layers) if numbers is None else numbers
     layers: dict[int, LayerEncoding] = {}
-    for number in range(model.n_layers) if numbers is None else numbers:
-        layer = model.layer(number)
-        if not layer.overrides("attend"):
-            layers[number] = Observed(layer, number, watch)
+    for number in chosen:
+        layers[number] = Observed(leaves_of(model.layer(number)), number, watch)
     return model.changed(layers, {})
 
 

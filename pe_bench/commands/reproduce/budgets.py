@@ -5,7 +5,7 @@ For studies with `over: tokens`, whose sweeps differ in their training tokens al
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from pe_bench.commands.reproduce.claims import Measurements, Series
 from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.study import Study, spell_tokens
 from pe_bench.render import paper
+from pe_bench.report.records import ContextUse
 from pe_bench.report.statistics import MARGIN, Interval, breaks_at
 from pe_bench.runs.rows import grouped
 from pe_bench.runs.scores import RECALL
@@ -58,19 +59,20 @@ class Budget:
 
 
 def budgets_of(study: Study, scores: Measurements) -> list[Budget]:
-    """Return what is known of each encoding at each budget, encoding by encoding."""
-    keys = dict.fromkeys((name, sweep.name) for sweep in study.sweeps for name in sweep.encodings)
-    order = list(dict.fromkeys(name for name, _ in keys))
+    """Return the results of each encoding at each budget, encoding by encoding."""
     known: dict[tuple[str, int], Budget] = {}  # two budgets of a toy may be the same runs
-    for name, sweep in keys:
+    order: dict[str, int] = {}  # of the encodings
+    names = chain.from_iterable(product(sweep.encodings, [sweep.name]) for sweep in study.sweeps)
+    for name, sweep in dict.fromkeys(names):
+        order.setdefault(name, len(order))
         budget = budget_of(Series(name, sweep), scores)
         if budget is not None:
             known[name, budget.tokens] = budget
-    return sorted(known.values(), key=lambda budget: (order.index(budget.encoding), budget.tokens))
+    return sorted(known.values(), key=lambda budget: (order[budget.encoding], budget.tokens))
 
 
 def budget_of(series: Series, scores: Measurements) -> Budget | None:
-    """Return what is known of a series; None where its training length was not scored."""
+    """Return the results of a series; None where its training length was not scored."""
     length = scores.length
     trained = scores.at(series, length, "paired")
     if not trained:
@@ -78,18 +80,21 @@ def budget_of(series: Series, scores: Measurements) -> Budget | None:
     levels = [row.bits_per_byte for row in trained if row.bits_per_byte is not None]
     if not levels:
         return None
-    use = scores.context_use(series, NEAR * length)
+    near = scores.change(series, NEAR * length, "paired")
+    far = scores.change(series, FAR * length, "paired")
+    recall = scores.change(series, NEAR * length, "paired", RECALL)
+    use = scores.context_use(series, NEAR * length) or ContextUse()
     has_learned = not scores.unlearned(series)
     return Budget(
         encoding=series.label,
         tokens=trained[0].train_tokens,
         seeds=len(levels),
         level=sum(levels) / len(levels),
-        near=scores.change(series, NEAR * length, "paired").interval,
-        far=scores.change(series, FAR * length, "paired").interval,
-        recall=scores.change(series, NEAR * length, "paired", RECALL).interval,
-        swap=use.swap_gain if use else None,
-        reads_far=use.uses_context if use and has_learned else "",
+        near=near.interval,
+        far=far.interval,
+        recall=recall.interval,
+        swap=use.swap_gain,
+        reads_far=use.uses_context if has_learned else "",
         breaks_at=breaks_at(scores.verdicts(series, "paired")),
         has_learned=has_learned,
     )
@@ -101,9 +106,9 @@ def first_that_reads(budgets: Iterable[Budget]) -> dict[str, int | None]:
     It reads far at that budget and at all larger ones; None for an encoding that does not.
     """
     first: dict[str, int | None] = {}
-    for encoding, of_encoding in grouped(budgets, lambda budget: budget.encoding).items():
+    for encoding, alike in grouped(budgets, lambda budget: budget.encoding).items():
         first[encoding] = None
-        for budget in sorted(of_encoding, key=lambda budget: -budget.tokens):
+        for budget in sorted(alike, key=lambda budget: -budget.tokens):
             if budget.reads_far != "yes":
                 break
             first[encoding] = budget.tokens
@@ -125,7 +130,7 @@ class Agreement:
 
 
 def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
-    """Return how far each larger budget orders the encodings as the smallest budget does.
+    """Return the agreement of each larger budget with the smallest budget in the order of encodings.
 
     The smallest budget is the first at which three encodings have learned, and a larger budget is left out
     where fewer than three have learned at both.
@@ -137,7 +142,8 @@ def agreements(budgets: Sequence[Budget]) -> list[Agreement]:
     ordered = [tokens for tokens in sorted(levels) if len(levels[tokens]) >= MIN_ORDERED]
     found = []
     for tokens in ordered[1:]:
-        first, then = levels[ordered[0]], levels[tokens]
+        first = levels[ordered[0]]
+        then = levels[tokens]
         shared = [encoding for encoding in first if encoding in then]
         if len(shared) >= MIN_ORDERED:
             pairs = [(first[encoding], then[encoding]) for encoding in shared]
@@ -192,7 +198,7 @@ def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str
 
 
 def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
-    """Yield how far the order of levels changes with the budget."""
+    """Yield the lines on the agreement of budgets in the order of levels."""
     known = agreements(budgets)
     if not known:
         return
@@ -205,16 +211,22 @@ def _agreement_lines(budgets: Sequence[Budget], length: int) -> Iterator[str]:
 
 
 def _cells(budget: Budget) -> tuple[str, ...]:
-    changes = (budget.near, budget.far, budget.recall, budget.swap)
+    level = f"{budget.level:.3f}"
+    if not budget.has_learned:
+        level += UNLEARNED
     return (
         budget.encoding,
         spell_tokens(budget.tokens),
         str(budget.seeds),
-        f"{budget.level:.3f}" + ("" if budget.has_learned else UNLEARNED),
-        *(f"{interval.mean:+.3f}" if interval else "-" for interval in changes),
+        level,
+        *map(spell_mean, (budget.near, budget.far, budget.recall, budget.swap)),
         f"{budget.breaks_at:,}" if budget.breaks_at else "none",
         budget.reads_far or "-",
     )
+
+
+def spell_mean(interval: Interval | None) -> str:
+    return f"{interval.mean:+.3f}" if interval else "-"
 
 
 # Picture
@@ -285,7 +297,7 @@ def _draw_panel(
         reading = [(budget.tokens, value) for budget, value in shown if budget.reads_far == "yes"]
         for tokens, value in reading:
             axes.plot(tokens, value, "o", markersize=11, markerfacecolor="none", color=style.colour)
-    ticks = sorted({budget.tokens for budgets in curves.values() for budget in budgets})
+    ticks = sorted({budget.tokens for budget in chain.from_iterable(curves.values())})
     axes.set_xticks(ticks, [spell_tokens(tokens) for tokens in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(axis="y", color=paper.RULE)

@@ -46,7 +46,7 @@ def score_checkpoint(
         config_dir=study.search if scored_with else (),
         results_dir=results_dir,
         reference=study.length,
-        overrides=(*study.of_each(sweep), *machine),
+        overrides=(*study.shared_overrides(sweep), *machine),
     )
     say(f"{study.name} {sweep.checkpoint}: {', '.join(scored_with) or 'unchanged'}")
     scored = prepare(f"hf:{models / sweep.checkpoint}", request, waits=say).score()

@@ -6,6 +6,7 @@ with twenty of them, one is judged wrongly by chance.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -62,7 +63,9 @@ class Series(NamedTuple):
     sweep: str = ""
 
     def __str__(self) -> str:
-        return f"{self.label} ({self.sweep})" if self.label and self.sweep else self.label or self.sweep
+        if self.label and self.sweep:
+            return f"{self.label} ({self.sweep})"
+        return self.label or self.sweep
 
     def has(self, row: Row) -> bool:
         return self.label == label_of(row) if self.label else row.scored_with == row.encoding
@@ -98,12 +101,13 @@ class Measurements:
         self._runs = ScoredRuns(folder_of, read_anchors(results_dir / "anchors"))
         rows: dict[str, dict[tuple[str, ...], Row]] = {}
         for step in steps:
-            of_step = (row for run in step.runs for row in folder_of(run).rows if row.key in step.keys)
-            rows.setdefault(step.sweep, {}).update((row.key, row) for row in of_step)
+            rows_by_key = rows.setdefault(step.sweep, {})
+            for run in step.runs:
+                rows_by_key |= {row.key: row for row in folder_of(run).rows if row.key in step.keys}
         # All rows of each sweep that a step asked for, those of controls included.
-        self.rows = {sweep: list(of_sweep.values()) for sweep, of_sweep in rows.items()}
+        self.rows = {sweep: list(rows_by_key.values()) for sweep, rows_by_key in rows.items()}
         # The training length of the study, which is that of its first sweep.
-        self.length = next(row.train_length for of_sweep in self.rows.values() for row in of_sweep)
+        self.length = next(chain.from_iterable(self.rows.values())).train_length
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
@@ -124,11 +128,12 @@ class Measurements:
         n-grams of its first stage's training tokens.
         """
         rows = [row for row in self.as_trained(series) if row.protocol in ("paired", TASK)]
-        row_of = {row.run: row for of_sweep in self.rows.values() for row in of_sweep}
-        stages = {row.run: self._runs.folder_of(row.run).first_stage for row in rows}
-        counted_on = {
-            run: row_of[first.run] for run, first in stages.items() if first and first.run in row_of
-        }
+        row_of = {row.run: row for row in chain.from_iterable(self.rows.values())}
+        counted_on = {}
+        for row in rows:
+            first = self._runs.folder_of(row.run).first_stage
+            if first is not None and first.run in row_of:
+                counted_on[row.run] = row_of[first.run]
         reason = unlearned(rows, self._runs, counted_on)
         return reason and UNLEARNED[reason]
 
@@ -157,23 +162,26 @@ class Measurements:
         """
         changes = self.changes(series, length, protocol, since)
         if part != ALL:
-            rows = [row for change in changes for row in change]
+            rows = list(chain.from_iterable(changes))
             row_of = {(row.run, row.length): row for row in self._runs.of_slice(rows, part)}
-            keys = [((row.run, row.length), (first.run, first.length)) for row, first in changes]
-            changes = [
-                (row_of[here], row_of[first]) for here, first in keys if {here, first} <= row_of.keys()
+            pairs = [
+                (row_of.get((row.run, row.length)), row_of.get((first.run, first.length)))
+                for row, first in changes
             ]
+            changes = [(row, first) for row, first in pairs if row is not None and first is not None]
         return paired(changes, self._runs, NOT_SCORED)
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return what the controls say of the text beyond the training length; None without a score."""
-        controls = [row for kind in ("swap", "window") for row in self.at(series, length, "paired", kind)]
-        if not controls:
+        """Return the use of text beyond the training length by the controls; None without a score."""
+        swaps = self.at(series, length, "paired", "swap")
+        windows = self.at(series, length, "paired", "window")
+        if not swaps and not windows:
             return None
         within = self.change(series, quarter_of(self.length), "paired")
         why_open = why_open_within(self.length, within, MARGIN)
-        rows, trained = (self.at(series, at, "paired") for at in (length, self.length))
-        return judge_context(rows, controls, trained, why_open, MARGIN, self._runs)
+        rows = self.at(series, length, "paired")
+        trained = self.at(series, self.length, "paired")
+        return judge_context(rows, [*swaps, *windows], trained, why_open, MARGIN, self._runs)
 
     def machines(self, rows: Iterable[Row]) -> str:
         """Return the processors or GPUs that the runs of rows were trained on."""
@@ -186,7 +194,7 @@ class Measurements:
         return {length: judge_change(interval) for length, interval in changes.items() if interval}
 
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
-        """Return how far a series works, by the rule of the tables."""
+        """Return the break point of a series, by the rule of the tables."""
         rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
         rows = [row for row in rows if (row.protocol, row.control) == (protocol, "none")]
         records: dict[int, Record] = {}
@@ -211,8 +219,9 @@ class Measurements:
 
     def difference_of_changes(self, claim: Claim, length: int) -> Paired:
         """Return the change of the first series minus that of the second, seed by seed."""
-        changes = (self.changes(series, length, claim.protocol) for series in series_of(claim))
-        ours, theirs = ({pair[0].seed: pair for pair in pairs} for pairs in changes)
+        first, second = series_of(claim)
+        ours = {pair[0].seed: pair for pair in self.changes(first, length, claim.protocol)}
+        theirs = {pair[0].seed: pair for pair in self.changes(second, length, claim.protocol)}
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
             return Paired(missing=NOT_SCORED)
@@ -249,30 +258,34 @@ class Judged:
 
     def __str__(self) -> str:
         """Return the claim as a sentence."""
-        claim, (of, than) = self.claim, series_of(self.claim)
+        claim = self.claim
+        of, than = series_of(claim)
         first = f"{round(self.length / claim.at * claim.since):,}"
         return claim.say(str(of), str(than), f"{self.length:,}", first)
 
     @property
     def evidence(self) -> str:
-        """Return what was measured with its interval, and how far the encodings work."""
+        """Return the measured difference with its interval, and the lengths that the encodings work to."""
         judged = {name: point for name, point in self.works_to.items() if point.works_to is not None}
         works_to = [f"{name} {point.predicate}" for name, point in judged.items()]
         return "; ".join([self._measured_text, *works_to])
 
     @property
     def _measured_text(self) -> str:
-        interval, missing = self.measured.interval, self.measured.missing
+        interval = self.measured.interval
+        missing = self.measured.missing
         if interval is None:
             return missing or "no interval"
-        where = f" at {self.decided_at:,}" if self.decided_at != self.length else ""
-        reason = f": {missing}" if missing else ""
-        bounds = f"[{interval.low:+.3f}, {interval.high:+.3f}], seeds: {interval.seeds}"
-        return f"{KINDS[self.claim.kind][1]}{where} {interval.mean:+.3f} {bounds}{reason}"
+        quantity = KINDS[self.claim.kind][1]
+        if self.decided_at != self.length:
+            quantity += f" at {self.decided_at:,}"
+        bounds = f"[{interval.low:+.3f}, {interval.high:+.3f}]"
+        text = f"{quantity} {interval.mean:+.3f} {bounds}, seeds: {interval.seeds}"
+        return f"{text}: {missing}" if missing else text
 
 
 def judge_claim(claim: Claim, scores: Scores) -> Judged:
-    """Return what our runs say of a claim; it is unclear if they lack scores for it."""
+    """Return the outcome of a claim by our runs; it is unclear if they lack scores for the claim."""
     length = round(claim.at * scores.length)
     if claim.protocol != TASK or length > scores.length:  # a claim may be about whether a task is learned
         for series in dict.fromkeys(series_of(claim)):
@@ -284,8 +297,10 @@ def judge_claim(claim: Claim, scores: Scores) -> Judged:
     judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}
     judges |= dict.fromkeys(("solves", "misses"), _judge_solution)
     judges["reads_far"] = _judge_reading
-    outcome, measured, decided_at = judges.get(claim.kind, _judge_difference)(claim, scores, length)
-    outcome = OPPOSITE[outcome] if claim.kind in OPPOSED else outcome
+    judge = judges.get(claim.kind, _judge_difference)
+    outcome, measured, decided_at = judge(claim, scores, length)
+    if claim.kind in OPPOSED:
+        outcome = OPPOSITE[outcome]
     judged = Judged(claim, length, outcome, measured, decided_at)
     if claim.kind not in OF_BREAKING or claim.protocol == TASK:
         return judged
@@ -294,23 +309,24 @@ def judge_claim(claim: Claim, scores: Scores) -> Judged:
 
 
 def series_of(claim: Claim) -> tuple[Series, Series]:
-    """Return what a claim is about, and what it compares that with."""
+    """Return the two series of a claim: the series it is about, and the series it is compared with."""
     return Series(claim.of, claim.sweep), Series(claim.than or claim.of, claim.than_sweep or claim.sweep)
 
 
 def _judge_difference(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Judge a claim by one difference; for one in `OPPOSED`, judge the opposite claim."""
-    of, protocol = series_of(claim)[0], claim.protocol
+    series, _ = series_of(claim)
     if claim.kind in OF_LEVELS:
         measured = scores.difference_of_levels(claim, length)
     elif claim.kind == "loses_less":
         measured = scores.difference_of_changes(claim, length)
     elif claim.kind == "early_tokens":  # late ones would score better in nonoverlapping windows
-        measured = scores.gain(of, length, *((windows, "none") for windows in WINDOWS))
+        measured = scores.gain(series, length, *((windows, "none") for windows in WINDOWS))
     elif claim.kind in ("reads_past_window", "stays_in_window"):
-        measured = scores.gain(of, length, ("paired", "window"), ("paired", "none"))
+        measured = scores.gain(series, length, ("paired", "window"), ("paired", "none"))
     else:  # falls, rises, breaks, changes_by
-        measured = scores.change(of, length, protocol, since=round(claim.since * scores.length))
+        since = round(claim.since * scores.length)
+        measured = scores.change(series, length, claim.protocol, since=since)
     return _outcome(claim, measured.interval), measured, length
 
 
@@ -330,7 +346,9 @@ def _outcome(claim: Claim, interval: Interval | None) -> Outcome:
 
 def _below(interval: Interval, bound: float) -> Outcome:
     """Return whether a difference is surely below a bound; infinite ones are sure where both ends are."""
-    return "holds" if interval.high < bound else "contradicted" if interval.low > bound else "unclear"
+    if interval.high < bound:
+        return "holds"
+    return "contradicted" if interval.low > bound else "unclear"
 
 
 def _between(interval: Interval, low: float | None, high: float | None) -> Outcome:
@@ -351,10 +369,13 @@ def _judge_holding(claim: Claim, scores: Scores, length: int) -> Judgement:
     verdicts = {at: said for at, said in scores.verdicts(series, claim.protocol).items() if at <= length}
     broken = breaks_at(verdicts)
     unsure = next((at for at, verdict in verdicts.items() if verdict not in HELD), None)
-    outcome: Outcome = "contradicted" if broken else "unclear" if unsure else "holds"
-    decided_at = broken or unsure or length
-    if length not in verdicts:
-        outcome, decided_at = "unclear", length
+    decided_at = length
+    outcome: Outcome = "unclear"
+    if length in verdicts:
+        decided_at = broken or unsure or length
+        outcome = "unclear" if unsure else "holds"
+        if broken:
+            outcome = "contradicted"
     return outcome, scores.change(series, decided_at, claim.protocol), decided_at
 
 

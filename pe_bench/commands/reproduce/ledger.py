@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, product
 from typing import Any
 
 from pe_bench.commands.reproduce.claims import (
@@ -115,14 +116,14 @@ class Ledger:
     def __init__(self) -> None:
         self._studies = {name: read_study(name) for name in study_names()}
         self._scores = {name: stored_scores(study) for name, study in self._studies.items()}
-        self.papers = {paper: [self._entry(claim) for claim in paper.claims] for paper in read_papers()}
+        self.papers = {paper: list(map(self._entry, paper.claims)) for paper in read_papers()}
 
     def _entry(self, claim: LedgerClaim) -> Entry:
         own = {claim.study, *claim.also}
         answers = [self._answer(study, sweep, claim) for study, sweep in self._places(claim)]
         answers = [answer for answer in answers if answer.study in own or answer.is_scored]
-        of_setting = grouped(answers, lambda answer: answer.setting)
-        best = [max(of_one, key=lambda answer: answer.rank) for of_one in of_setting.values()]
+        by_setting = grouped(answers, lambda answer: answer.setting)
+        best = [max(alike, key=lambda answer: answer.rank) for alike in by_setting.values()]
         return Entry(claim, sorted(best, key=lambda answer: answer.setting))
 
     def _places(self, claim: LedgerClaim) -> Iterator[tuple[Study, Sweep]]:
@@ -181,11 +182,11 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     if sweep.task not in tasks:
         return False
     labels = {*study.labels_of(sweep)}
-    scored = {(protocol, time) for protocol in ("paired", TASK) for time in study.times}
+    scored = set(product(("paired", TASK), study.times))
     for scoring in study.scorings:
         scored |= {(scoring.protocol, time) for time in scoring.times}
     protocols = WINDOWS if claim.kind == "early_tokens" else (claim.protocol,)
-    needed = {(protocol, time) for protocol in protocols for time in (claim.at, claim.since)}
+    needed = set(product(protocols, (claim.at, claim.since)))
     return {claim.of, claim.than or claim.of} <= labels and needed <= scored
 
 
@@ -212,8 +213,9 @@ def render_ledger(papers: Mapping[Paper, Sequence[Entry]], width: int) -> str:
             if entry.claim.evidence:
                 lines.append(f"{'':<{INDENT}}measured: {entry.claim.evidence}")
         lines.append("")
-    lines += [*count_entries([entry for entries in papers.values() for entry in entries]), ABOUT]
-    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
+    lines += [*count_entries(list(chain.from_iterable(papers.values()))), ABOUT]
+    wrapped = chain.from_iterable(_wrap(line, width) for line in lines)
+    return "".join(f"{line}\n" for line in wrapped)
 
 
 def _wrap(line: str, width: int) -> list[str]:
@@ -236,7 +238,7 @@ def spell_answers(answers: Sequence[Answer]) -> str:
 
 
 def count_entries(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield how many claims have each outcome, and how many predictions were right."""
+    """Yield the numbers of claims by outcome, and of right and wrong predictions."""
     claims = Counter(entry.outcome for entry in entries if not entry.claim.rule)
     if claims:
         counts = [f"{claims[outcome]} {SHORT.get(outcome, outcome)}" for outcome in OUTCOMES]

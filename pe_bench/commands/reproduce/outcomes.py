@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class Outcomes:
 
 
 def judge_study(study: Study, scores: Measurements, table: Sequence[Level]) -> Outcomes:
-    """Return what the scores say of a study's claims, and how their levels compare with those of a table."""
+    """Return the outcomes of a study's claims by the scores, and the comparison of levels with a table."""
     judged = [judge_claim(claim, scores) for claim in study.claims]
     ours = levels_of(scores.rows, study.size, scores.machines)
     return Outcomes(study, judged, ours, *compare(ours, table))
@@ -76,21 +77,27 @@ def levels_of(
     def key(row: Row) -> tuple[object, ...]:
         return label_of(row), row.protocol, row.control, row.length, row.target_hash
 
-    return [
-        _level(of_level) | {"sweep": sweep, "variant": variant, "machine": machines(of_level)}
-        for sweep, of_sweep in rows.items()
-        for of_level in grouped(filter(has_number, of_sweep), key).values()
-    ]
+    levels = []
+    for sweep, sweep_rows in rows.items():
+        for alike in grouped(filter(has_number, sweep_rows), key).values():
+            place = {"sweep": sweep, "variant": variant, "machine": machines(alike)}
+            levels.append(_level(alike) | place)
+    return levels
 
 
 def _level(rows: Sequence[Row]) -> dict[str, str]:
-    levels, row = np.array([level_of(row) for row in rows]), rows[0]
-    is_spread = len(levels) > 1 and bool(np.all(np.isfinite(levels)))
-    values = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)} | {
+    """Return the level of the seeds of an encoding, by the columns of a table."""
+    row = rows[0]
+    levels = np.array([level_of(row) for row in rows])
+    spread = 0.0
+    if len(levels) > 1 and np.all(np.isfinite(levels)):
+        spread = round(float(levels.std(ddof=1)), 6)
+    values = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)}
+    values |= {
         "encoding": label_of(row),
         "seeds": len(levels),
         "level": round(float(levels.mean()), 6),
-        "seed_sd": round(float(levels.std(ddof=1)), 6) if is_spread else 0.0,
+        "seed_sd": spread,
         "torch": row.torch.partition("+")[0],
         "date": max(row.date for row in rows)[:10],
     }
@@ -103,7 +110,7 @@ def _differ(ours: Level, table: Level) -> bool:
 
 
 def tolerance(level: Level) -> float:
-    """Return by how much another may differ from a level: also by three standard deviations over seeds."""
+    """Return the allowed difference from a level, which is at least three standard deviations over seeds."""
     return max(TOLERANCE, 3 * float(level["seed_sd"]))
 
 
@@ -116,8 +123,11 @@ def compare(
     """
     level_of_key = {key_of(level): level for level in ours}
     variants = {key[:2] for key in level_of_key}
-    compared, incomparable = [], Counter[str]()
-    for level in (level for level in table if key_of(level)[:2] in variants):
+    compared: list[tuple[Level, Level]] = []
+    incomparable: Counter[str] = Counter()
+    for level in table:
+        if key_of(level)[:2] not in variants:
+            continue
         mine = level_of_key.get(key_of(level))
         reason = _reason(mine, level) if mine else "our runs have no score there"
         if reason:
@@ -151,7 +161,11 @@ def write_levels(path: Path, levels: Sequence[Level]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(sorted([*kept, *levels], key=lambda level: (*key_of(level)[:6], int(level["length"]))))
+
+    def place(level: Level) -> tuple[object, ...]:
+        return *key_of(level)[:6], int(level["length"])
+
+    writer.writerows(sorted([*kept, *levels], key=place))
     write_text(path, text.getvalue())
 
 
@@ -165,7 +179,8 @@ def render(outcomes: Outcomes, width: int) -> str:
         lines += [*_comparison(outcomes), "", _counts(outcomes.judged)]
     else:
         lines += [*_claims(outcomes.judged), "", _counts(outcomes.judged), "", *_comparison(outcomes)]
-    return "".join(f"{wrapped}\n" for line in lines for wrapped in _wrap(line, width))
+    wrapped = chain.from_iterable(_wrap(line, width) for line in lines)
+    return "".join(f"{line}\n" for line in wrapped)
 
 
 def _wrap(line: str, width: int) -> list[str]:
@@ -193,29 +208,35 @@ def _claims(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _origin(claim: Claim) -> str:
-    """Return where a claim comes from: a place in a paper, or the rule of a prediction."""
+    """Return the source of a claim: a place in a paper, or the rule of a prediction."""
     if isinstance(claim, LedgerClaim) and claim.rule:
         return claim.origin
     return f"paper: {claim.source}"
 
 
 def _counts(judged: Sequence[Judged]) -> str:
-    counts = [f"{sum(claim.outcome == outcome for claim in judged)} {outcome}" for outcome in ORDER]
-    return f"claims: {', '.join(counts)} (each by a 95 % interval, in bits per byte or right examples)"
+    counts = Counter(claim.outcome for claim in judged)
+    text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ORDER)
+    return f"claims: {text} (each by a 95 % interval, in bits per byte or right examples)"
 
 
 def _comparison(outcomes: Outcomes) -> Iterator[str]:
-    compared, differing, table = outcomes.compared, outcomes.differing, outcomes.study.table.name
+    compared = outcomes.compared
+    differing = outcomes.differing
+    table = outcomes.study.table.name
     if not compared and not outcomes.incomparable:
         yield f"{table} has nothing of this size and text: our levels are not compared"
     if compared:
         agreeing = f"{len(compared) - len(differing)} of {len(compared)} levels agree within {TOLERANCE}"
         yield f"{table}: {agreeing}, or 3 standard deviations over seeds"
     for ours, level in differing:
-        control = f", control {level['control']}" if level["control"] != "none" else ""
+        protocol = level["protocol"]
+        if level["control"] != "none":
+            protocol += f", control {level['control']}"
         where = f"{Series(level['encoding'], level['sweep'])} at {int(level['length']):,}"
-        here, there = (f"{float(each['level']):.3f}" for each in (ours, level))
-        allowed = f"{here} here, {there} in the table, may differ by {tolerance(level):.3f}"
-        yield f"  differs: {where} ({level['protocol']}{control}): {allowed}"
+        here = float(ours["level"])
+        there = float(level["level"])
+        allowed = f"{here:.3f} here, {there:.3f} in the table, may differ by {tolerance(level):.3f}"
+        yield f"  differs: {where} ({protocol}): {allowed}"
     for reason, count in outcomes.incomparable.items():
         yield f"{table}: levels not comparable: {count}, {reason}"

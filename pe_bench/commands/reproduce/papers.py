@@ -19,16 +19,18 @@ GROUP = "claims"
 MEASURED = "measured"  # the kind of a claim that no study tests
 ALIKE = 0.02  # bits per byte: levels closer than this count as the same
 # The sentence of each kind of claim, and the quantity whose interval decides the claim.
-KINDS = {
+OF_TWO_ENCODINGS = {
     "order": ("{of} is better than {than} at {at}", "difference"),
     "loses_less": ("{of} loses less than {than} from its training length to {at}", "difference of changes"),
     "alike": (f"{{of}} lies within {ALIKE} of {{than}} at {{at}}", "difference"),
+    "breaks_first": ("{of} breaks before {than}", "difference of changes"),
+}
+OF_ONE_ENCODING = {
     "falls": ("{of} is better at {at} than at {first}", "change"),
     "rises": ("{of} is worse at {at} than at {first}", "change"),
     "changes_by": ("{of} changes by {bounds} from {first} to {at}", "change"),
     "holds": ("{of} holds up to {at}", "change"),
     "breaks": ("{of} degrades or fails at {at}", "change"),
-    "breaks_first": ("{of} breaks before {than}", "difference of changes"),
     "early_tokens": ("{of} at {at}: nonoverlapping windows look worse", "nonoverlapping minus sliding"),
     "reads_far": ("{of} reads text beyond its training length at {at}", "loss without the far text"),
     "reads_past_window": ("{of} at {at} gains from text beyond its training length", "gain over the window"),
@@ -36,6 +38,7 @@ KINDS = {
     "solves": ("{of} solves examples of {at} tokens", "right"),
     "misses": ("{of} does not solve examples of {at} tokens", "right"),
 }
+KINDS = OF_TWO_ENCODINGS | OF_ONE_ENCODING
 OF_LEVELS = ("order", "alike")
 WINDOWS = ("nonoverlapping", "sliding")
 
@@ -77,8 +80,7 @@ class Claim:
         if self.kind == MEASURED:
             return self.text
         sentence = KINDS[self.kind][0].format(of=of, than=than, at=at, first=first, bounds=self.bounds)
-        windows = f" ({self.protocol} windows)" if self.protocol in WINDOWS else ""
-        return sentence + windows
+        return f"{sentence} ({self.protocol} windows)" if self.protocol in WINDOWS else sentence
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class LedgerClaim(Claim):
 
     @property
     def origin(self) -> str:
-        """Return where the claim comes from: the place in a paper, or the rule of a prediction."""
+        """Return the source of the claim: the place in a paper, or the rule of a prediction."""
         return "; ".join(filter(None, [self.rule and f"prediction: {self.rule}", self.source]))
 
     def is_of(self, study: str, sweep: str) -> bool:

@@ -7,8 +7,9 @@ several machines, and its claims, intervals and pictures are computed from what 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,8 @@ class Piece:
     runs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        of_sweep = f" ({self.sweep})" if self.sweep else ""
-        return f"{self.encoding}{of_sweep}, seeds: {self.seeds}"
+        name = f"{self.encoding} ({self.sweep})" if self.sweep else self.encoding
+        return f"{name}, seeds: {self.seeds}"
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -53,7 +54,7 @@ class Piece:
 
 def pieces_of(study: Study, sweep: Sweep) -> list[Piece]:
     """Return the pieces of a sweep in the order in which they are made."""
-    overrides = [text for text in study.of_each(sweep) if not text.startswith("data.path=")]
+    overrides = [text for text in study.shared_overrides(sweep) if not text.startswith("data.path=")]
     encodings = [*sweep.encodings, *sweep.scored_with]
     settings = hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
     return [Piece(sweep.name, encoding, study.seeds_of(sweep), settings) for encoding in encodings]
@@ -91,8 +92,9 @@ class StoredPieces:
         return Piece(**{**values, "runs": tuple(values["runs"])})
 
     @property
-    def _of_study(self) -> list[Piece]:
-        return [piece for sweep in self.study.sweeps for piece in pieces_of(self.study, sweep)]
+    def _pieces(self) -> list[Piece]:
+        """Return the pieces of the study, stored or not."""
+        return list(chain.from_iterable(pieces_of(self.study, sweep) for sweep in self.study.sweeps))
 
     def missing(self) -> list[Piece]:
         """Return the pieces of the study that are not stored whole, with the runs that are stored."""
@@ -103,36 +105,47 @@ class StoredPieces:
             for piece in pieces_of(self.study, sweep):
                 if piece.key in keys:
                     continue
-                # What goes on from a run, or scores it once more, needs its weights, which no piece has.
+                # What goes on from a run, scores or explains it once more, needs weights: no piece has any.
                 one = replace(sweep, encodings=[piece.encoding])
-                if sweep.source or self.study.scorings_of(one):
+                if sweep.source or self.study.scorings_of(one) or self.study.explains:
                     missing.append(piece)
                 else:
                     missing.append(replace(piece, runs=_runs_of_fewer_seeds(piece, stored)))
         return missing
 
+    def of_study(self) -> list[Piece]:
+        """Return the stored pieces that the study's file still has."""
+        keys = {piece.key for piece in self._pieces}
+        return [piece for piece in self.read() if piece.key in keys]
+
     def steps(self) -> list[Step]:
-        """Return what the stored pieces of the study measured: all of their rows.
+        """Return a step for each stored piece of the study, with all of the piece's rows.
 
         Raises `UserError` where none is stored, or where a part of one is missing or damaged.
         """
-        keys = {piece.key for piece in self._of_study}
-        pieces = [piece for piece in self.read() if piece.key in keys]
+        pieces = self.of_study()
         study = self.study.name
-        has_hf_models = any(sweep.checkpoint for sweep in self.study.sweeps)
-        models = " --models MODELS" if has_hf_models else ""
-        way_out = f"`pe-bench reproduce {study} --write-table{models}` makes and stores them"
-        require(bool(pieces), f"no piece of {study} is stored: {way_out}")
+        command = f"pe-bench reproduce {study} --write-table"
+        if any(sweep.checkpoint for sweep in self.study.sweeps):
+            command += " --models MODELS"
+        require(bool(pieces), f"no piece of {study} is stored: `{command}` makes and stores them")
         for piece in pieces:
             for run in piece.runs:
                 folder = RunFolder(self.folder / "runs" / run)
                 has_scores = (folder.path / MEANS).is_file() or (folder.path / "scores").is_dir()
                 message = f"{folder.path} of {piece} is missing or damaged: take it from a checkout again"
                 require(bool(folder.rows) and has_scores, message)
-        return [Step(piece.sweep, piece.runs, {row.key for row in self._rows(piece)}) for piece in pieces]
+        steps = []
+        for piece in pieces:
+            keys = {row.key for row in self._rows([piece])}
+            steps.append(Step(piece.sweep, piece.runs, keys))
+        return steps
 
-    def _rows(self, piece: Piece) -> list[Row]:
-        return [row for run in piece.runs for row in RunFolder(self.folder / "runs" / run).rows]
+    def _rows(self, pieces: Iterable[Piece]) -> list[Row]:
+        """Return the stored rows of pieces."""
+        runs = chain.from_iterable(piece.runs for piece in pieces)
+        folders = (RunFolder(self.folder / "runs" / run) for run in runs)
+        return list(chain.from_iterable(folder.rows for folder in folders))
 
     def add(self, piece: Piece, steps: Sequence[Step], results_dir: Path) -> None:
         """Store a piece, whose other runs are in a folder of results.
@@ -140,13 +153,13 @@ class StoredPieces:
         steps: the sweep of the piece and the scorings of its runs. Raises `UserError` for rows of another
         text, other targets or another version of PyTorch than what is stored, before anything is written.
         """
-        names = tuple(dict.fromkeys(run for step in steps for run in step.runs))
-        keys = {key for step in steps for key in step.keys}
+        names = tuple(dict.fromkeys(chain.from_iterable(step.runs for step in steps)))
+        keys = set().union(*(step.keys for step in steps))
         rows_of = {}
         for name in names:
             rows = RunFolder(results_dir / "runs" / name).rows
             rows_of[name] = [row for row in rows if row.key in keys]
-        self._check(piece, [row for rows in rows_of.values() for row in rows])
+        self._check(piece, list(chain.from_iterable(rows_of.values())))
 
         for name, rows in rows_of.items():
             keep_run(results_dir / "runs" / name, rows, self.folder / "runs" / name)
@@ -157,32 +170,31 @@ class StoredPieces:
 
     def require_torch(self) -> None:
         """Raise `UserError` where pieces are stored that another version of PyTorch made."""
-        stored = [row for piece in self.read() for row in self._rows(piece)]
+        stored = self._rows(self.read())
         if stored:
-            here, there = minor_version(torch.__version__), minor_version(stored[0].torch)
+            here = minor_version(torch.__version__)
+            there = minor_version(stored[0].torch)
+            message = f"stored pieces were made with PyTorch {there}, and {here} is here"
             way_out = f"install PyTorch {there}, or delete {self.folder} to make all pieces anew"
-            require(
-                here == there, f"stored pieces were made with PyTorch {there}, and {here} is here: {way_out}"
-            )
+            require(here == there, f"{message}: {way_out}")
 
     def _check(self, piece: Piece, rows: Sequence[Row]) -> None:
         """Raise `UserError` where rows cannot stand beside those that are stored."""
         if not rows:
             raise RunError(f"{piece} has no rows")
-        stored = [row for other in self.read() if other.key != piece.key for row in self._rows(other)]
+        stored = self._rows(other for other in self.read() if other.key != piece.key)
         if stored:
-            here, there = (minor_version(each[0].torch) for each in (rows, stored))
-            way_out = "store the pieces of a study with one version of PyTorch"
-            require(
-                here == there, f"{piece} was made with PyTorch {here}, what is stored with {there}: {way_out}"
-            )
-        of_place = {(row.data, row.protocol, row.length): row for row in stored}
+            here = minor_version(rows[0].torch)
+            there = minor_version(stored[0].torch)
+            message = f"{piece} was made with PyTorch {here}, what is stored with {there}"
+            require(here == there, f"{message}: store the pieces of a study with one version of PyTorch")
+        row_at = {(row.data, row.protocol, row.length): row for row in stored}
         for row in rows:
-            other = of_place.get((row.data, row.protocol, row.length))
-            for column, what in ALIKE.items() if other else ():
+            other = row_at.get((row.data, row.protocol, row.length), row)
+            for column, quantity in ALIKE.items():
                 here, there = getattr(row, column), getattr(other, column)
-                message = f"{piece} has another {what} at {row.length} ({here}) than what is stored ({there})"
-                require(here == there, message)
+                another = f"{piece} has another {quantity} at {row.length} ({here})"
+                require(here == there, f"{another} than what is stored ({there})")
 
 
 def _runs_of_fewer_seeds(piece: Piece, stored: Sequence[Piece]) -> tuple[str, ...]:

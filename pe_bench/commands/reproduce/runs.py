@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,12 @@ class StudyRuns:
         """Raise `UserError` for an unknown encoding of the study, and for a missing checkpoint."""
         from pe_bench.scoring.other_encodings import read_with
 
-        encodings = [name for sweep in self.study.sweeps for name in sweep.encodings]
-        scored_with = [text for scoring in self.study.scorings for text in scoring.scored_with or []]
-        scored_with += [name for sweep in self.study.sweeps for name in sweep.scored_with]
-        read_with([*encodings, *scored_with], self.study.search)
+        names: list[str] = []
+        for sweep in self.study.sweeps:
+            names += [*sweep.encodings, *sweep.scored_with]
+        for scoring in self.study.scorings:
+            names += scoring.scored_with or []
+        read_with(names, self.study.search)
         require_checkpoints(self.study, self.models)
 
     def make(self, piece: Piece) -> list[Step]:
@@ -95,37 +98,40 @@ class StudyRuns:
         from pe_bench.commands.sweep.run import launch
 
         name = f"{self.study.name} {sweep.name}".strip()
-        of_these = f" ({stored} stored)" if stored else ""
-        say(f"{name}: {', '.join(sweep.encodings)}, seeds: {self.study.seeds_of(sweep)}{of_these}")
+        seeds = f"seeds: {self.study.seeds_of(sweep)}"
+        if stored:
+            seeds += f" ({stored} stored)"
+        say(f"{name}: {', '.join(sweep.encodings)}, {seeds}")
         summary = launch(self._jobs(sweep, sources, stored), self._typed(sweep).launcher)
         summary.end()
         runs = dict.fromkeys(Path(state.run).name for state in summary.states if state.run is not None)
-        keys = {tuple(key) for state in summary.states for key in state.keys}
-        return Step(sweep.name, tuple(runs), keys)
+        keys = chain.from_iterable(state.keys for state in summary.states)
+        return Step(sweep.name, tuple(runs), set(map(tuple, keys)))
 
     def _typed(self, sweep: Sweep) -> Typed:
         """Return the overrides of all runs of a sweep."""
-        return sorted_by_use([*self.study.of_each(sweep), *self.machine])
+        return sorted_by_use([*self.study.shared_overrides(sweep), *self.machine])
 
     def _jobs(self, sweep: Sweep, sources: Sequence[str], stored: int) -> list[Planned]:
         """Return a job for each encoding of a sweep and each seed that is not stored, or each source."""
-        search = self.study.search
-        typed = self._typed(sweep)
+        overrides = self._typed(sweep).job_overrides
         values_of_each = self._values_of_each(sweep, sources, stored)
         jobs = []
         for encoding in sweep.encodings:
             choice = [f"encoding={encoding}"]
             for word, values in values_of_each.items():
-                of_run = {**values, "results_dir": str(self.results_dir)}
-                for job in planned(typed.of_jobs, search, choice=choice, values=of_run):
+                values["results_dir"] = str(self.results_dir)
+                for job in planned(overrides, self.study.search, choice=choice, values=values):
                     words = [*job.swept]
-                    words += choice if len(sweep.encodings) > 1 else []
-                    words += [word] if len(values_of_each) > 1 else []
+                    if len(sweep.encodings) > 1:
+                        words += choice
+                    if len(values_of_each) > 1:
+                        words.append(word)
                     jobs.append(replace(job, label=label_of(words, encoding)))
         return jobs
 
     def _values_of_each(self, sweep: Sweep, sources: Sequence[str], stored: int) -> dict[str, dict[str, Any]]:
-        """Return what differs from one run of an encoding to the next, by the word that says so."""
+        """Return the values in which the runs of an encoding differ, by the word that names each run."""
         if not sweep.source:
             return {f"seed={seed}": {"seed": seed} for seed in range(stored, self.study.seeds_of(sweep))}
         key = "train.from" if sweep.after else "train.beside"
@@ -144,31 +150,33 @@ class StudyRuns:
         from pe_bench.commands.evaluate import Evaluation, prepare
         from pe_bench.scoring.other_encodings import read_with
 
-        study, is_paired = self.study, scoring.protocol == "paired"
+        study = self.study
         choice = [f"encoding={sweep.encodings[0]}"]
-        config = planned_job(self._typed(sweep).of_jobs, study.search, choice=choice).config
-        tokens = QUICK_TOKENS if study.size == "quick" else config.eval.tokens
-        first_length = study.length if sweep.source else None
-        evaluation = replace(config.eval, tokens=tokens, first_length=first_length)
-        has_others = bool(scoring.scored_with)
-        code = (path for folder in study.search for path in folder.glob("encoding/*.py"))
+        config = planned_job(self._typed(sweep).job_overrides, study.search, choice=choice).config
+        evaluation = replace(config.eval, first_length=study.length if sweep.source else None)
+        if study.size == "quick":
+            evaluation = replace(evaluation, tokens=QUICK_TOKENS)
+        code = chain.from_iterable(folder.glob("encoding/*.py") for folder in study.search)
         request = Evaluation(
             lengths=study.lengths(scoring.times),
             protocol=scoring.protocol,
-            controls=scoring.controls if is_paired else None,
-            with_=tuple(read_with(scoring.scored_with or [], study.search)),
-            config_dir=study.search if has_others else (),
             code=tuple(code),
-            data_path=None if study.text == STDLIB or sweep.task else study.text,
             results_dir=self.results_dir,
             device=config.device,
             threads=config.threads,
             cache_dir=config.cache_dir,
         )
-        what = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
+        if scoring.protocol == "paired":
+            request = replace(request, controls=scoring.controls)
+        if scoring.scored_with:
+            others = tuple(read_with(scoring.scored_with, study.search))
+            request = replace(request, with_=others, config_dir=study.search)
+        if study.text != STDLIB and not sweep.task:
+            request = replace(request, data_path=study.text)
+        about = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: set[tuple[str, ...]] = set()
         for number, run in enumerate(trained.runs, 1):
-            say(f"{run}: {what} ({number} of {len(trained.runs)})")
+            say(f"{run}: {about} ({number} of {len(trained.runs)})")
             scored = prepare(self.results_dir / "runs" / run, request, evaluation, waits=say).score()
             if scored.failure:
                 raise RunError(scored.failure)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import NullLocator
 
-from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, Budget, budget_of
+from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, Budget, budget_of, spell_mean
 from pe_bench.commands.reproduce.claims import Measurements, Series
 from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.papers import Claim
@@ -107,7 +107,7 @@ class Agreement:
 
 
 def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
-    """Return how far each two sweeps with three encodings in common agree, at each of `ORDERED_AT`.
+    """Return the agreement of each two sweeps with three encodings in common, at each of `ORDERED_AT`.
 
     Runs that are scored under another encoding than their own have no part in the order.
     """
@@ -192,7 +192,7 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, wi
 
 def _cells(size: Size) -> tuple[str, ...]:
     budget = size.budget
-    changes = [f"{interval.mean:+.3f}" if interval else "-" for interval in (size.far, size.farthest)]
+    changes = map(spell_mean, (size.far, size.farthest))
     return (
         size.encoding,
         size.sweep,
@@ -227,10 +227,10 @@ def _draw(sizes: Sequence[Size], study: Study) -> "Figure":
     axes.set_xlabel("parameters")
     axes.grid(axis="y", color=paper.RULE)
     styles = paper.styles_of(size.encoding for size in sizes)
-    for encoding, of_encoding in grouped(sizes, lambda size: size.encoding).items():
+    for encoding, alike in grouped(sizes, lambda size: size.encoding).items():
         style = styles[encoding]
-        own = [size for size in of_encoding if size.is_own and size.far]
-        others = [size for size in of_encoding if not size.is_own and size.far]
+        own = [size for size in alike if size.is_own and size.far]
+        others = [size for size in alike if not size.is_own and size.far]
         x = [size.parameters for size in own]
         y = [size.far.mean for size in own if size.far]
         axes.plot(x, y, color=style.colour, marker=style.marker, linestyle=style.stroke, label=encoding)

@@ -103,6 +103,7 @@ class Study:
     quick_overrides: list[str] = field(default_factory=list)
     scorings: tuple[ScoringStep, ...] = ()
     over: Literal["", "tokens", "parameters"] = ""
+    explains: bool = False
     name: str = ""
     path: Path = Path()
     size: str = "full"
@@ -111,7 +112,7 @@ class Study:
 
     @property
     def runs(self) -> int:
-        """Return how many runs it has; a run that two sweeps of one name share counts once."""
+        """Return the number of runs; a run that two sweeps of one name share counts once."""
         seeds: dict[tuple[str, str], int] = {}
         for sweep in self.sweeps:
             for encoding in (*sweep.encodings, *sweep.scored_with):
@@ -136,19 +137,23 @@ class Study:
                     yield from (f"{encoding} -> {other}" for other in scoring.scored_with or [])
 
     def seeds_of(self, sweep: Sweep) -> int:
-        """Return how many seeds the runs of a sweep have; a toy has no more than a toy of the study."""
+        """Return the number of seeds of a sweep; the sweep of a toy has no more than `QUICK_SEEDS`."""
         seeds = sweep.seeds or self.seeds
         return min(seeds, QUICK_SEEDS) if self.size == "quick" else seeds
 
     @property
     def table(self) -> Path:
-        """Return where its table lies: beside its file, so that it is installed with it."""
+        """Return the path of the study's table, which is beside the study's file and is installed with it."""
         return self.path.with_suffix(".csv")
 
     def picture(self, results_dir: Path) -> Path:
-        """Return where its picture lies, which is drawn when all is done."""
-        kinds = ["quick" if self.size == "quick" else "", "" if self.text == STDLIB else "files"]
-        return results_dir / "studies" / f"{'-'.join(filter(None, (self.name, *kinds)))}.png"
+        """Return the path of the study's picture, which is drawn when all runs are done."""
+        words = [self.name]
+        if self.size == "quick":
+            words.append("quick")
+        if self.text != STDLIB:
+            words.append("files")
+        return results_dir / "studies" / f"{'-'.join(words)}.png"
 
     def quick(self) -> "Study":
         """Return its toy size, for any machine."""
@@ -157,11 +162,12 @@ class Study:
     def lengths(self, times: Iterable[float]) -> list[int]:
         return sorted({round(time * self.length) for time in times})
 
-    def of_each(self, sweep: Sweep) -> Iterator[str]:
+    def shared_overrides(self, sweep: Sweep) -> Iterator[str]:
         """Yield the overrides that all runs of a sweep have in common."""
-        tokens, lengths = sweep.tokens or self.tokens, self.lengths(self.times)
+        tokens = sweep.tokens or self.tokens
+        lengths = self.lengths(self.times)
         is_quick = self.size == "quick"
-        of_eval = f"eval.lengths=[{','.join(map(str, lengths))}]"
+        scored_lengths = f"eval.lengths=[{','.join(map(str, lengths))}]"
         if sweep.task:
             yield f"task={sweep.task}"
         elif self.text == STDLIB:
@@ -169,14 +175,19 @@ class Study:
         else:
             yield from ("data=files", f"data.path={quote(self.text)}")
         if sweep.checkpoint:
-            yield from (of_eval, f"eval.max_length={lengths[-1]}", *self.overrides, *sweep.overrides)
+            yield from (scored_lengths, f"eval.max_length={lengths[-1]}", *self.overrides, *sweep.overrides)
             return
-        yield from ("experiment=quick",) if is_quick else ()
+        if is_quick:
+            yield "experiment=quick"
+            tokens = min(tokens // QUICK_SHARE, MAX_QUICK_TOKENS)
         yield f"train.length={round(sweep.times * self.length)}"
-        yield f"train.tokens={min(tokens // QUICK_SHARE, MAX_QUICK_TOKENS) if is_quick else tokens}"
-        yield of_eval
-        yield from () if sweep.task else (f"eval.max_length={lengths[-1]}",)
-        yield from (*self.overrides, *sweep.overrides, *(self.quick_overrides if is_quick else ()))
+        yield f"train.tokens={tokens}"
+        yield scored_lengths
+        if not sweep.task:
+            yield f"eval.max_length={lengths[-1]}"
+        yield from (*self.overrides, *sweep.overrides)
+        if is_quick:
+            yield from self.quick_overrides
 
 
 def spell_tokens(tokens: int) -> str:
@@ -222,8 +233,12 @@ def _check(study: Study) -> None:
         require(not sweep.checkpoint or len(sweep.encodings) == 1, message)
     for claim in study.claims:
         check_claim(claim)
-    named = [name for claim in study.claims for name in (claim.sweep, claim.than_sweep)]
-    for name in (*named, *(name for scoring in study.scorings for name in scoring.of)):
+    named: list[str] = []
+    for claim in study.claims:
+        named += [claim.sweep, claim.than_sweep]
+    for scoring in study.scorings:
+        named += scoring.of
+    for name in named:
         require(name in earlier, unknown(name, "sweep", earlier))
 
 

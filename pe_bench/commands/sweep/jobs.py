@@ -95,7 +95,7 @@ class Sweep:
         return states
 
     def latest(self, state: JobState) -> JobState:
-        """Return what was last written of a job."""
+        """Return the state of a job that was written last."""
         return next((written for written in self.states() if written.number == state.number), state)
 
     def write_job(self, number: int, job: Planned) -> None:
@@ -146,7 +146,8 @@ def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
     """
     if sweep.is_stopped:
         return
-    is_worker, parent = os.getpid() != sweep.process, os.getppid()
+    is_worker = os.getpid() != sweep.process
+    parent = os.getppid()
     stop = sweep.file(state.number, "stop")
     sweep.write(state)
     stop.unlink(missing_ok=True)
@@ -201,8 +202,11 @@ def _after_crash(sweep: Sweep, last: JobState, code: int) -> JobState:
     reason = f"its process ended with exit code {code}"
     if code < 0:
         name = signal.Signals(-code).name
-        reason = f"killed by {name}" + (", by someone or for lack of memory" if name == "SIGKILL" else "")
-    reason += f", at {last.text}" if last.text else ""
+        reason = f"killed by {name}"
+        if name == "SIGKILL":
+            reason += ", by someone or for lack of memory"
+    if last.text:
+        reason += f", at {last.text}"
     return replace(last, state=FAILED, text=reason)
 
 
@@ -213,7 +217,9 @@ class JobProgress:
     """The progress of a job, written to its file in place of being shown."""
 
     def __init__(self, sweep: Sweep, state: JobState):
-        self.sweep, self.state, self.total = sweep, state, 1
+        self.sweep = sweep
+        self.state = state
+        self.total = 1
         self._written = 0.0
 
     @contextmanager
@@ -248,7 +254,8 @@ def _work(state: JobState, sweep: Sweep, config: Config) -> None:
     with sweep.file(state.number, "log").open("ab") as log:
         for standard in (1, 2):  # from C++ too: the sweep shows one line a job
             os.dup2(log.fileno(), standard)
-    progress, began = JobProgress(sweep, state), time.time()
+    progress = JobProgress(sweep, state)
+    began = time.time()
     with handled(FROM_TERMINAL, signal.SIG_IGN), signals.stop_on_signal(FROM_OTHERS):
         try:
             _watch_for_end(sweep, sweep.file(state.number, "stop"))
@@ -272,9 +279,13 @@ def _run(progress: JobProgress, config: Config) -> dict[str, Any]:
     progress.change(at_once=True, run=str(job.folder))
     rows = finish(job, plans, progress.bar, waits=progress.wait)
     # In a run of several processes, another process may have worked, and written that.
-    has_worked, failure = progress.sweep.latest(progress.state).has_worked, describe_failures(rows)
+    has_worked = progress.sweep.latest(progress.state).has_worked
+    failure = describe_failures(rows)
+    state = DONE if has_worked else SKIPPED
+    if failure:
+        state = FAILED
     return {
-        "state": FAILED if failure else DONE if has_worked else SKIPPED,
+        "state": state,
         "text": failure,
         "margin": config.report.margin,
         "target_hashes": sorted({plan.target_hash for plan in plans}),

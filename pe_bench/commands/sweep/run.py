@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -117,7 +117,7 @@ def launch(jobs: Sequence[Planned], launcher: Sequence[str] = ()) -> Summary:
     for config in islice(_with_new_values(jobs), MAX_CHECKED):
         _check(config, described)
     configs = [job.config for job in jobs]
-    warn_unused(configs, [key for job in jobs for key in job.given])
+    warn_unused(configs, list(chain.from_iterable(job.given for job in jobs)))
     sweep = _new_sweep(configs[0], len(jobs))
     for number, job in enumerate(jobs):
         sweep.write_job(number, job)
@@ -138,7 +138,7 @@ def launch_overrides(overrides: Sequence[str], search: Sequence[Path]) -> Summar
 
 
 def _summarize(sweep: Sweep, overrides: Sequence[str], start: Callable[[], None]) -> Summary:
-    """Return how the jobs ended that `start` has a launcher run. overrides: those that name it."""
+    """Return the ends of the jobs that `start` runs. overrides: the command's, which name the launcher."""
     problem = ""
     if "hydra/launcher=submitit_slurm" in overrides:
         _ask_slurm_in_time()
@@ -182,8 +182,9 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
 
     def note(composed: Any) -> None:
         parse_composed(composed)
-        flags = [word for folder in search for word in ("--config-dir", str(folder))]
-        words = [*HydraConfig.get().overrides.task, *flags]
+        words = [*HydraConfig.get().overrides.task]
+        for folder in search:
+            words += ["--config-dir", str(folder)]
         commands.append(shlex.join(["pe-bench", "train", *words]))
 
     plain = with_swept_options(without_launcher(overrides))
@@ -193,7 +194,7 @@ def plan_sweep(overrides: Sequence[str], search: Sequence[Path]) -> list[str]:
 
 
 def _task_of_hydra(sweep: Sweep, keys: Sequence[str]) -> Callable[[Any], None]:
-    """Return what a launcher calls for each job, in this process or in another one, maybe elsewhere.
+    """Return the function that a launcher calls for each job, in this process or in another one.
 
     keys: those that the sweep is over.
     """

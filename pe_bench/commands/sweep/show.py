@@ -53,18 +53,20 @@ class View(Live):
         if state.state == SKIPPED or (state.state == RUNNING and not state.is_at_work):
             return
         before, last = self._printed.get(state.number, ("", ""))
-        fifth = f"{int(state.share * LINES_PER_RUN)}"
+        mark: str = state.state
         if state.state == RUNNING:
+            mark = f"{int(state.share * LINES_PER_RUN)}"
             line = state.text if before or not state.has_worked else "begins"
-            is_due = fifth > before and line != last and not self.console.is_terminal
+            is_due = mark > before and line != last and not self.console.is_terminal
         else:
-            is_due, done = before != state.state, f"done in {duration(state.seconds)}"
+            done = f"done in {duration(state.seconds)}"
             line = {DONE: done, FAILED: f"failed: {state.text}"}.get(state.state, state.text or "stopped")
-        mark = fifth if state.state == RUNNING else state.state
+            is_due = before != state.state
         self._printed[state.number] = (mark, line if is_due else last)
         if is_due:
             text = f"{state.label}: {line}"
-            text = wrap(text, self.console.width, hanging=2) if self.console.is_terminal else text
+            if self.console.is_terminal:
+                text = wrap(text, self.console.width, hanging=2)
             self.console.print(text, markup=False)
 
     def _say_cost(self, states: Sequence[JobState]) -> None:
@@ -76,12 +78,13 @@ class View(Live):
         at_work = max(1, sum(state.is_at_work for state in states))
         ended = sum(state.state != RUNNING for state in states)
         left = max(self.sweep.jobs, len(states)) - ended
-        of_each = sum(state.expected for state in known) / len(known)
-        seconds = of_each * math.ceil(left / at_work)
+        mean = sum(state.expected for state in known) / len(known)
+        seconds = mean * math.ceil(left / at_work)
         if seconds >= WORTH_SAYING:
             text = cost_text(count(left, "run"), seconds, known[0].cores)
-            side_by_side = f" each, {at_work} at a time" if at_work > 1 else ""
-            self.console.print(text + side_by_side, markup=False)
+            if at_work > 1:
+                text += f" each, {at_work} at a time"
+            self.console.print(text, markup=False)
 
     def _lines(self, states: Sequence[JobState]) -> Group:
         running = [state for state in states if state.state == RUNNING]
@@ -89,12 +92,14 @@ class View(Live):
         counts = {kind: _count(states, kind) for kind in (DONE, SKIPPED, FAILED, RUNNING)}
         parts = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         ended = sum(counts.values()) - counts[RUNNING]
-        total = f"{ended} of {max(self.sweep.jobs, len(states))} jobs" + (f" ({parts})" if parts else "")
-        # The total first: a terminal that is not high enough cuts at the bottom.
-        lines = [total + (STOPPING if self.sweep.is_stopped else "")]
-        lines += [
-            f"{each.label:<{width}}  {bar_text(each.share)}  {each.text or 'starts'}" for each in running
-        ]
+        total = f"{ended} of {max(self.sweep.jobs, len(states))} jobs"
+        if parts:
+            total += f" ({parts})"
+        if self.sweep.is_stopped:
+            total += STOPPING
+        lines = [total]  # first: a terminal that is not high enough cuts at the bottom
+        for state in running:
+            lines.append(f"{state.label:<{width}}  {bar_text(state.share)}  {state.text or 'starts'}")
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
@@ -130,14 +135,12 @@ class Summary:
             if state.keys:
                 key = (*state.target_hashes, state.margin) if _words(state) else ()
                 groups.setdefault(key, []).append(state)
-        return [
-            SweepTable(
-                [*dict.fromkeys(Path(state.run) for state in states if state.run is not None)],
-                sorted({target_hash for state in states for target_hash in state.target_hashes}),
-                states[0].margin,
-            )
-            for states in groups.values()
-        ]
+        tables = []
+        for states in groups.values():
+            runs = dict.fromkeys(Path(state.run) for state in states if state.run is not None)
+            hashes = set().union(*(state.target_hashes for state in states))
+            tables.append(SweepTable([*runs], sorted(hashes), states[0].margin))
+        return tables
 
     @property
     def failed(self) -> list[JobState]:
@@ -151,17 +154,21 @@ class Summary:
         done, skipped = _count(self.states, DONE), _count(self.states, SKIPPED)
         jobs = "1 job" if total == 1 else f"{total} jobs"
         if skipped == total:
-            say(f"{jobs}, {'all ' if skipped > 1 else ''}done already")
+            say(f"{jobs}, all done already" if skipped > 1 else f"{jobs}, done already")
             return
-        missing, failed = total - done - skipped, len(self.failed)
+        missing = total - done - skipped
+        failed = len(self.failed)
         counts = {"done already": skipped, "failed": failed, "stopped or not started": missing - failed}
-        parts = [f"{done} done"] if done or not skipped else []
-        say(f"{jobs}: {', '.join(parts + [f'{count} {what}' for what, count in counts.items() if count])}")
+        parts = [f"{number} {ending}" for ending, number in counts.items() if number]
+        if done or not skipped:
+            parts.insert(0, f"{done} done")
+        say(f"{jobs}: {', '.join(parts)}")
         if self.problem:
             say(f"the launcher ended: {self.problem}")
         for state in self.failed:
-            died = f"its process died, at {state.text or 'its start'}"
-            reason = died if state.state == RUNNING else state.text
+            reason = state.text
+            if state.state == RUNNING:
+                reason = f"its process died, at {state.text or 'its start'}"
             log = self.sweep.file(state.number, "log")
             say(f"  failed: {state.label}: {reason} ({log})")
         if self.sweep.is_stopped and missing:

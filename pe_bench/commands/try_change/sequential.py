@@ -119,7 +119,7 @@ def share_of_try(number: Number) -> Number:
 
 
 def share_of_look(seeds: int) -> float:
-    """Return which part of its error a try spends on the look after so many seeds; 0 without a look."""
+    """Return the part of its error that a try spends on the look after so many seeds; 0 without a look."""
     if seeds not in LOOKS:
         return 0.0
     place = LOOKS.index(seeds)
@@ -227,7 +227,7 @@ def look(
     number: Number,
     margin: float,
 ) -> Look:
-    """Return what is known from the differences at two lengths, both [..., seeds]."""
+    """Return the look at the differences at two lengths, both [..., seeds]."""
     return Look(
         np.shape(at_training)[-1],
         number,

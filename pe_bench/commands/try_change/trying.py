@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -75,7 +76,7 @@ class Try:
 
     @property
     def question(self) -> tuple[str, str]:
-        """Return what tries are counted by. Another evaluation is another chance of a wrong answer."""
+        """Return the key that tries are counted by; another evaluation gives another chance of an error."""
         return self.kind, self.baseline_run
 
     def is_same(self, other: "Try") -> bool:
@@ -121,16 +122,17 @@ class Outcome:
             return f"{head}, {place}: {names} {has} learned nothing yet, so give more train.tokens"
         if self.answer == "mixed":
             head += f" ({self._where_it_is_mixed()})"
-        of_change, of_baseline = (point.predicate for point in self.works_to)
+        change_works, baseline_works = (point.predicate for point in self.works_to)
         at_training, at_longest = seen.bounds
-        trained = _of_length(seen.at_training.mean, at_training, self.unit)
-        longest = _of_length(seen.at_longest.mean, at_longest, self.unit)
+        trained = _spell_difference(seen.at_training.mean, at_training, self.unit)
+        longest = _spell_difference(seen.at_longest.mean, at_longest, self.unit)
+        cost = f"{self.time_ratio:.2f} times as long, with {self.parameters:,} parameters more"
         lines = [
             f"{head}, {place}",
             f"  at {tried.train_length:,}, trained: {trained}",
             f"  at {max(tried.lengths):,}, longest: {longest}",
-            f"  {of_change} ({tried.baseline} {of_baseline})",
-            f"  a step takes {self.time_ratio:.2f} times as long, with {self.parameters:,} parameters more",
+            f"  {change_works} ({tried.baseline} {baseline_works})",
+            f"  a step takes {cost}",
         ]
         if not seen.is_sure:
             lines.append(f"  {self._what_settles_it()}")
@@ -140,7 +142,8 @@ class Outcome:
         return "\n".join(lines)
 
     def _where_it_is_mixed(self) -> str:
-        trained, longest = f"{self.tried.train_length:,}", f"{max(self.tried.lengths):,}"
+        trained = f"{self.tried.train_length:,}"
+        longest = f"{max(self.tried.lengths):,}"
         is_better_at_training, _ = self.look.better_at
         if is_better_at_training:
             return f"better at {trained}, worse at {longest}"
@@ -233,7 +236,8 @@ def try_change(
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
     kind: Kind = "confirm" if confirm else "try"
-    results, search = Path(results_dir), [] if config_dir is None else [Path(config_dir)]
+    results = Path(results_dir)
+    search = [] if config_dir is None else [Path(config_dir)]
     numbers = parse_lengths(",".join(map(str, listed(lengths) or LENGTHS)))
     _refuse_chosen(overrides)
     values = {
@@ -273,17 +277,19 @@ def _train_until_sure(
     while True:
         seed = FIRST_SEED[tried.kind] + len(pairs)
         cost.ended = 0
-        baseline_run, of_baseline_took = _run(baseline.with_seed(seed))
+        baseline_run, baseline_seconds = _run(baseline.with_seed(seed))
         cost.ended = 1
-        change_run, of_change_took = _run(change.with_seed(seed))
+        change_run, change_seconds = _run(change.with_seed(seed))
         pairs.append((change_run, baseline_run))
-        seconds.append(of_baseline_took + of_change_took)
+        seconds.append(baseline_seconds + change_seconds)
         # Seeds after the last look are judged at the next one.
         judged = pairs[: sequential.last_look(len(pairs)) or len(pairs)]
         seen = _look(tried, judged)
         is_over = not _has_time(len(pairs), max(seconds[-2:]), end)
         has_all = len(pairs) >= earlier
-        lines = [_line_of([pair[side] for pair in judged], results / FOLDER) for side in (0, 1)]
+        change_line = _line_of([run for run, _ in judged], results / FOLDER)
+        baseline_line = _line_of([run for _, run in judged], results / FOLDER)
+        lines = [change_line, baseline_line]
         unlearned = tuple(line.label for line in lines if line.unlearned == "frequencies")
         is_sure = bool(seen.is_sure or (unlearned and seen.is_scheduled))
         if is_sure or has_all:
@@ -315,17 +321,24 @@ def _outcome(
     seconds: float,
     results: Path,
 ) -> Outcome:
-    """Return what a try found. pairs: runs of the change and of the baseline, one a seed. lines: of both."""
-    confirmed = ("try", tried.change, tried.baseline, tried.lengths) if tried.kind == "confirm" else None
-    kept = read_tries(results)
-    confirms = (each for each in kept if confirmed == (each.kind, each.change, each.baseline, each.lengths))
+    """Return the outcome of a try. pairs: runs of the change and the baseline by seed. lines: of both."""
     works_to = lines[0].break_point, lines[1].break_point
-    first = [(run.scored[0], other.scored[0]) for run, other in pairs]
-    time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first)
-    parameters = first[0][0].parameters - first[0][1].parameters
-    earlier = next(confirms, None)
-    unit = NATS.name if first[0][0].loses_text else BITS.name
+    first_rows = [(run.scored[0], other.scored[0]) for run, other in pairs]
+    time_ratio = median(other.tokens_per_second / row.tokens_per_second for row, other in first_rows)
+    row, baseline_row = first_rows[0]
+    parameters = row.parameters - baseline_row.parameters
+    earlier = _confirmed(tried, results) if tried.kind == "confirm" else None
+    unit = NATS.name if row.loses_text else BITS.name
     return Outcome(tried, seen, works_to, time_ratio, parameters, seconds, earlier, unlearned, unit)
+
+
+def _confirmed(tried: Try, results: Path) -> Try | None:
+    """Return the try that a confirmation confirms; None where the change was not tried before."""
+    for earlier in read_tries(results):
+        is_same_change = (earlier.change, earlier.baseline) == (tried.change, tried.baseline)
+        if earlier.kind == "try" and is_same_change and earlier.lengths == tried.lengths:
+            return earlier
+    return None
 
 
 def _refuse_chosen(overrides: Sequence[str]) -> None:
@@ -339,7 +352,7 @@ def _refuse_chosen(overrides: Sequence[str]) -> None:
 
 
 def _prepared(kind: Kind, change_config: Config, baseline_config: Config) -> Try:
-    """Return what is to be tried. Raise `UserError` for what cannot work."""
+    """Return the try of a change, before any look. Raise `UserError` for configurations that cannot work."""
     configs = [replace(config, seed=FIRST_SEED[kind]) for config in (change_config, baseline_config)]
     _refuse_task(configs)
     change, baseline = (prepare(config)[0] for config in configs)
@@ -368,7 +381,8 @@ def _refuse_task(configs: Sequence[Config]) -> None:
 
 def _evaluation(config: Config) -> str:
     """Return a hash of which targets are judged, and how: with another one, a try is another try."""
-    evaluation, train_length = config.eval, config.train.length
+    evaluation = config.eval
+    train_length = config.train.length
     judged = {key: value for key, value in asdict(evaluation).items() if key not in NOT_JUDGED}
     judged["lengths"] = evaluation.resolved_lengths(train_length)
     judged["max_length"] = evaluation.resolved_max_length(train_length)
@@ -400,23 +414,21 @@ def _difference(change: Run, baseline: Run, length: int) -> float:
 
 def _row_at(run: Run, length: int) -> Row:
     """Return the score of all targets at a length, which is no control's and not by position."""
-    return next(
-        row
-        for row in run.scored
-        if (row.length, row.slice, row.control) == (length, ALL, "none") and row.protocol not in APART
-    )
+    rows = [row for row in run.scored if row.length == length and row.protocol not in APART]
+    return next(row for row in rows if row.slice == ALL and row.control == "none")
 
 
 def _line_of(runs: Sequence[Run], results_dir: Path) -> Line:
     """Return the line that a report has of an encoding, over all its seeds."""
-    scored = [row for run in runs for row in run.scored]
+    scored = chain.from_iterable(run.scored for run in runs)
     rows = [row for row in scored if row.protocol not in APART]
     [table] = tables_of_rows(rows, results_dir, runs[0].margin)
     [line] = (line for line in table.lines if line.label == rows[0].encoding)
     return line
 
 
-def _of_length(mean: float, bounds: tuple[float, float], unit: str) -> str:
+def _spell_difference(mean: float, bounds: tuple[float, float], unit: str) -> str:
+    """Return a mean difference with its unit and the bounds by which it is judged."""
     if not math.isfinite(mean):
         return "no number"
     low, high = bounds

@@ -39,6 +39,13 @@ class Tokens(NamedTuple):
     strength: Tensor | None = None  # [B, H, T] of the correction; None: without a correction
 
 
+class State(NamedTuple):
+    """How fast each token lets the state decay, and the state after the last token."""
+
+    log_decay: Tensor  # [B, H, T, G]
+    last: Tensor  # [B, H, K, V]
+
+
 def recurrence(tokens: Tokens) -> Tensor:
     """Return what each token reads [B, H, T, V], token by token."""
     q, k, v, log_decay, strength = tokens
@@ -57,17 +64,22 @@ def recurrence(tokens: Tokens) -> Tensor:
 
 def chunked(tokens: Tokens) -> Tensor:
     """Return what `recurrence` does, in chunks of tokens, and without gradients in segments too."""
+    return chunked_with_state(tokens)[0]
+
+
+def chunked_with_state(tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """Return what each token reads [B, H, T, V], and the state after the last token [B, H, K, V]."""
     length = tokens.q.shape[-2]
     state = tokens.q.new_zeros(*tokens.q.shape[:2], tokens.q.shape[-1], tokens.v.shape[-1])
     if torch.is_grad_enabled() or length <= SEGMENT:
-        return _segment(tokens, state)[0]
+        return _segment(tokens, state)
     outputs = []
     for start in range(0, length, SEGMENT):
         part = slice(start, start + SEGMENT)
         of_part = [None if each is None else each[:, :, part] for each in tokens]
         output, state = _segment(Tokens(*of_part), state)  # pyright: ignore[reportArgumentType]
         outputs.append(output)
-    return torch.cat(outputs, -2)
+    return torch.cat(outputs, -2), state
 
 
 def _segment(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,13 +163,22 @@ class Recurrent(LayerEncoding):
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self._attend(chunked, x, q, k, v)
 
+    def state_after(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> State:
+        """Return the decays and the last state, for the arguments of `attend`."""
+        with full_precision(x):
+            tokens = self._precise_tokens(x, q, k, v)
+            return State(tokens.log_decay, chunked_with_state(tokens)[1])
+
     def _attend(self, read: Callable[[Tokens], Tensor], x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # Sums over thousands of tokens: never in half precision, not even where a model is autocast.
         with full_precision(x):
-            dtype = torch.promote_types(q.dtype, torch.float32)
-            x, precise_q, precise_k, precise_v = (each.to(dtype) for each in (x, q, k, v))
-            tokens = self.tokens(x, precise_q, precise_k, precise_v)
-            return self.output(x, read(tokens)).to(q.dtype)
+            tokens = self._precise_tokens(x, q, k, v)
+            return self.output(x.to(tokens.q.dtype), read(tokens)).to(q.dtype)
+
+    def _precise_tokens(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tokens:
+        """Return what the tokens do, in float32 or float64."""
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        return self.tokens(x.to(dtype), q.to(dtype), k.to(dtype), v.to(dtype))
 
 
 # What several of these layers have

@@ -136,7 +136,7 @@ class Case:
 
     @property
     def softmax_layers(self) -> list[LayerEncoding]:
-        """Return those of `layers` that have softmax attention. Raises `UnclaimedError` where none has."""
+        """Return the `layers` with softmax attention. Raises `UnclaimedError` without such a layer."""
         layers = [layer for layer in self.layers if not layer.overrides("attend")]
         if not layers:
             raise UnclaimedError("no layer has softmax attention")
@@ -286,7 +286,7 @@ def one_token_repeated(length: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def judge(check: Callable[[Case], str], case: Case) -> Finding:
-    """Return what a check finds; an encoding that raises has failed it, whatever it is."""
+    """Return the finding of a check; an encoding that raises any error has failed the check."""
     try:
         return Finding("holds", check(case))
     except INTERRUPTIONS:

@@ -112,7 +112,7 @@ def repeatable(case: Case) -> str:
 def _calls(
     part: nn.Module, encoding: Composition, dtype: torch.dtype
 ) -> Iterator[tuple[str, Any, Tensor | None]]:
-    """Yield what each hook returns, in the decoder's order, with the places where its values matter."""
+    """Yield each hook, its value, and the mask of the values that matter, in the order of the decoder."""
     x, q, k, v = layer_inputs(TOKENS, dtype)
     position = torch.arange(TOKENS)
     if isinstance(part, PositionalEncoding):

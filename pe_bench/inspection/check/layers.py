@@ -241,7 +241,7 @@ def _seen_keys(case: Case, layer: LayerEncoding, length: int) -> Tensor:
 
 
 def far_errors(case: Case) -> list[float]:
-    """Return by how much logits of equal tokens differ beyond distance `CLAMPED`, and their inputs there."""
+    """Return the differences of inputs, and of logits, between equal tokens beyond distance `CLAMPED`."""
     position = torch.arange(CLAMPED + 2 * AROUND)
     position[AROUND:] += 2**18  # after a gap
     length = len(position)
@@ -373,7 +373,7 @@ def many_keys(case: Case) -> str:
 
 
 def _off_beside_later_rows(layer: LayerEncoding, inputs: Inputs, keys: int) -> float:
-    """Return by how much row `keys` differs between being computed alone and with neighbours."""
+    """Return the largest difference between row `keys` computed alone and computed with its neighbours."""
     longer = _first(inputs, keys + AROUND)
     position = torch.arange(keys + AROUND)
     together = _read(layer, longer, position, range(keys - AROUND, keys + AROUND))
@@ -382,7 +382,7 @@ def _off_beside_later_rows(layer: LayerEncoding, inputs: Inputs, keys: int) -> f
 
 
 def _read(layer: LayerEncoding, inputs: Inputs, position: Tensor, rows: range) -> Tensor:
-    """Return what the queries in `rows` read.
+    """Return the values that the queries in `rows` read, [B, H, rows, K].
 
     A layer without softmax reads in chunks: token by token, so long a text takes minutes.
     """

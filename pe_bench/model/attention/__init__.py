@@ -66,7 +66,7 @@ def attention(
 def recurrent_attention(
     encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object
 ) -> Tensor:
-    """Return what the tokens of a layer without softmax read; no position and no window has a part in it."""
+    """Return the values that tokens read in a layer without softmax, which has no position and no window."""
     return encoding.attend_chunked(x, q, k, v)
 
 

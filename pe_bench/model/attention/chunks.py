@@ -37,7 +37,7 @@ def fused_chunk_attention(
 
 
 def _chunks(encoding: LayerEncoding, q: Tensor, window: int | None) -> list[tuple[int, int, list[range]]]:
-    """Return where each chunk of queries begins and ends, and the ranges of keys that it may see."""
+    """Return the first query of each chunk, the end of the chunk, and the ranges of keys that it may see."""
     is_biased = encoding.overrides("bias", "distance_bias")
     batch, heads, tokens, _ = q.shape
     chunks = []
@@ -110,7 +110,7 @@ def _terms_in(terms: Sequence[ScoreTerm], visible: Tensor) -> list[tuple[ScoreTe
 
 
 def _mask(visible: Tensor, bias: Tensor | None, v: Tensor) -> Tensor:
-    """Return what is added to the scores, [1 or B, 1 or H, Q, N], or which of them are visible."""
+    """Return the bias with hidden keys at minus infinity, [1 or B, 1 or H, Q, N]; without a bias the mask."""
     if bias is None:
         return visible.unsqueeze(0) if visible.dim() == 3 else visible
     # The CPU kernel takes a float32 mask for half precision queries; others want one type.
@@ -197,7 +197,7 @@ class Near:
         return output, lse
 
     def far(self, q: Tensor) -> Tensor:
-        """Return what the queries [B, H, Q, K] are to a key that has the last row."""
+        """Return the queries [B, H, Q, K] with the last row of the table of keys added, for far keys."""
         return q if self._last_of_key is None else q + self._last_of_key.to(q.dtype)
 
 
@@ -213,7 +213,7 @@ def queries_band(products: Tensor, before: int) -> Tensor:
 
 
 def keys_band(products: Tensor, before: int) -> Tensor:
-    """Return the same band of products [.., N, R] of keys with rows."""
+    """Return the band [.., Q, N] of products [.., N, R] of keys with rows, as in `queries_band`."""
     keys, rows = products.shape[-2:]
     return _shifted(products, (keys, keys - before), before).tril(rows - 1 - before).mT
 

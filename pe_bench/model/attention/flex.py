@@ -104,21 +104,22 @@ def added_to_scores(encoding: LayerEncoding, queries: Side, keys: Side) -> Added
     return added
 
 
-def add_columns(of_queries: Tensor, of_keys: Tensor, like: Tensor) -> Added:
+def add_columns(query_columns: Tensor, key_columns: Tensor, like: Tensor) -> Added:
     """Return a function that adds the product of columns [.., T, c] of the queries and the keys.
 
     Columns may be sums over the whole text whose differences count, and float32 is too short for these: each
     is two numbers of that type, the second one what the first leaves out.
     """
-    columns_q, columns_k = _in_two(of_queries, like), _in_two(of_keys, like)
+    columns_q = _in_two(query_columns, like)
+    columns_k = _in_two(key_columns, like)
 
     def added(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         product, rest = 0, 0
         for (column_q, rest_q), (column_k, rest_k) in zip(columns_q, columns_k, strict=True):
             # Read once: FlexAttention has a gradient for one reading of a tensor only.
-            of_query, of_key = column_q[batch, head, query], column_k[batch, head, key]
-            product = product + of_query * of_key
-            rest = rest + of_query * rest_k[batch, head, key] + rest_q[batch, head, query] * of_key
+            query_value, key_value = column_q[batch, head, query], column_k[batch, head, key]
+            product = product + query_value * key_value
+            rest = rest + query_value * rest_k[batch, head, key] + rest_q[batch, head, query] * key_value
         return score + (product + rest)
 
     return added

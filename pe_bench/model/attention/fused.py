@@ -127,7 +127,7 @@ def _beside_null(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: fl
 
 
 def _added(mask: Tensor | None, q: Tensor) -> Tensor | None:
-    """Return what a mask adds to the logits."""
+    """Return a boolean mask as numbers to add to the logits: 0 for visible keys, else minus infinity."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=precise(q.dtype)).masked_fill_(~mask, float("-inf"))

@@ -19,7 +19,7 @@ REFERENCE_ELEMENTS_ON_A_GPU = 2**28
 
 
 def gated(encoding: LayerEncoding, x: Tensor, read: Tensor, rows: range) -> Tensor:
-    """Return what the queries in `rows` read [B, H, Q, K], times the gate that their inputs set."""
+    """Return the values read by the queries in `rows`, times the gate of their inputs [B, H, Q, K]."""
     factor = encoding.gate(x[:, rows.start : rows.stop])
     return read if factor is None else (read * factor).to(read.dtype)
 
@@ -101,7 +101,7 @@ def logits(
 
 
 def visible_keys(encoding: LayerEncoding, queries: Side, keys: Side, window: int | None) -> Tensor:
-    """Return which keys the queries see, by the encoding and the window, [Q, N] or [H, Q, N]."""
+    """Return the mask of the keys that queries see, by the encoding and the window, [Q, N] or [H, Q, N]."""
     visible = encoding.visible(queries, keys)
     if window is None:
         return visible

@@ -101,6 +101,29 @@ def test_stored_pieces_say_what_their_runs_said_and_are_not_made_again(
     assert again.code == 0 and "stored: rope (long)" in again.err and not Path("results/runs").exists()
 
 
+def test_a_study_that_explains_stores_why_the_runs_of_each_piece_fail(command: Command, study: Study) -> None:
+    study.path.write_text(TOY.replace("over: tokens", "explains: true"))
+    made = command(*arguments(study), "threads=1", "--write-table")
+    assert made.code == 0, made.err
+    explained = StoredPieces(study).folder / "explained"
+    tables = sorted(explained.glob("*.txt"))
+    assert [path.name.split("-")[:2] for path in tables] == [
+        ["nope", "short"],
+        ["rope", "long"],
+        ["rope", "short"],
+    ]
+    assert len(list(explained.glob("*.csv"))) == 3
+    text = tables[1].read_text()
+    assert "rope, trained at 16 tokens" in text and "what each layer reads" in text
+    assert study.text not in text
+    assert text in command(*arguments(study), "--stored").out
+
+    tables[1].unlink()
+    again = command(*arguments(study), "threads=1", "--write-table")
+    assert again.code == 0 and again.err.count("explaining rope (long)") == 1
+    assert tables[1].read_text() == text and "explaining nope" not in again.err
+
+
 def test_more_seeds_of_a_stored_piece_train_only_the_seeds_that_are_not_stored(
     command: Command, study: Study
 ) -> None:

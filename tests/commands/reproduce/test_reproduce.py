@@ -129,7 +129,7 @@ def test_the_shipped_studies_share_the_runs_of_a_plain_train() -> None:
         study = read_study(name)
         encoding = f"encoding={study.sweeps[0].encodings[0]}"
         plain = [encoding, *([] if name in more else ["train.tokens=2048000"])]
-        assert named([*study.of_each(study.sweeps[0]), encoding]) == named(plain)
+        assert named([*study.shared_overrides(study.sweeps[0]), encoding]) == named(plain)
 
 
 def test_a_mistake_in_a_study_names_its_file(configs: Path) -> None:

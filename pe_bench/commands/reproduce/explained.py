@@ -1,0 +1,51 @@
+"""Why the runs of a study fail at longer texts: what `explain` finds of each piece, stored with its rows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pe_bench.commands.evaluate import Evaluation
+from pe_bench.commands.explain.explain import explain_runs
+from pe_bench.commands.explain.explanation import Explanation, csv_text, rows_of
+from pe_bench.commands.reproduce.pieces import Piece
+from pe_bench.commands.reproduce.runs import StudyRuns
+from pe_bench.system.files import write_text
+
+FOLDER = "explained"  # beside the stored runs of a study
+
+
+def is_explained(piece: Piece, folder: Path) -> bool:
+    """Return whether the piece's explanation is stored. folder: of the stored pieces."""
+    return all(path.is_file() for path in _files(piece, folder))
+
+
+def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
+    """Explain the runs of a piece, and store the numbers (CSV) and the tables (text).
+
+    folder: of the stored pieces. Runs whose weights are gone are trained again. Raises `UserError`,
+    `RunError`.
+    """
+    trained = runs.make(replace(piece, runs=()))[0]
+    found = explain(runs, trained.runs)
+    numbers, tables = _files(piece, folder)
+    numbers.parent.mkdir(parents=True, exist_ok=True)
+    write_text(numbers, csv_text(list(rows_of(found))))
+    write_text(tables, str(found))
+
+
+def explain(runs: StudyRuns, names: Sequence[str]) -> Explanation:
+    """Explain runs of one encoding by name, with what is measured in each layer."""
+    paths = [str(runs.results_dir / "runs" / name) for name in names]
+    return explain_runs(paths, ["layer"], Evaluation(results_dir=runs.results_dir))
+
+
+def stored_explanations(folder: Path) -> list[str]:
+    """Return the stored tables, one text for each explained piece. folder: of the stored pieces."""
+    return [path.read_text(encoding="utf-8") for path in sorted((folder / FOLDER).glob("*.txt"))]
+
+
+def _files(piece: Piece, folder: Path) -> tuple[Path, Path]:
+    """Return the files of a piece's numbers and tables."""
+    words = " ".join(filter(None, [piece.encoding, piece.sweep])).replace(" ", "-").replace("/", "-")
+    name = f"{words}-{piece.seeds}-seeds-{piece.settings}"
+    return folder / FOLDER / f"{name}.csv", folder / FOLDER / f"{name}.txt"
