@@ -97,11 +97,11 @@ def _fields(*names: str) -> dict[str, Callable[[Record], Any]]:
 
 def _encodings(family: str | None, *, papers: bool) -> Listing:
     """Return all encodings, or those of a family. Raises `UserError` for one that is none."""
-    from pe_bench.inspection.catalogue import catalogue
+    from pe_bench.inspection.catalogue import catalogue, families
 
+    # Before all encodings are built, which takes seconds.
+    require(family in (None, *families()), unknown(family or "", "family", families()))
     records = catalogue()
-    families = {record["family"] for record in records}
-    require(family in (None, *families), unknown(family or "", "family", families))
     chosen = [record for record in records if family in (None, record["family"])]
     if papers:
         past = {"past\ntraining": itemgetter("past_training")}

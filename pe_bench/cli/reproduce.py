@@ -2,6 +2,7 @@
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -124,8 +125,20 @@ def _check_machine(text: str) -> None:
     require(is_of_machine, f"{text} would change the study: reproduce takes {keys} and Hydra's keys alone")
 
 
+def _say_cost(study: "Study") -> None:
+    """Say what the whole study costs: its sweeps say their own cost, one after the other."""
+    from pe_bench.system.cost import cost_text, count
+
+    if study.size == "quick":
+        return
+    cores = 0 if study.name == "gpu" else 2
+    whole = cost_text(f"{study.name}: {count(study.runs, 'run')} in all", 60 * study.minutes, cores)
+    say(f"{whole} by the estimate in its file; what is done is reused")
+
+
 def _report(runs: "StudyRuns", write_table: bool) -> None:
     """Make what is missing, print what the runs say, and draw it."""
+    _say_cost(runs.study)
     steps = list(runs.steps())
     from pe_bench.commands.reproduce.claims import Measurements
     from pe_bench.commands.reproduce.outcomes import read_table, write_levels
@@ -181,6 +194,7 @@ def _make_pieces(runs: "StudyRuns") -> None:
     study = runs.study
     pieces = StoredPieces(study)
     pieces.require_torch()
+    _say_cost(study)
     before = read_table(study.table)
     for piece in pieces.read():
         say(f"stored: {piece}")
@@ -224,11 +238,12 @@ def _show(
     path.parent.mkdir(parents=True, exist_ok=True)
     budgets = budgets_of(study, measured) if study.over == "tokens" else []
     sizes = sizes_of(study, measured) if study.over == "parameters" else []
+    width = min(width_of(sys.stdout), 100)
     if budgets:
-        _write_lines(table_of(budgets, measured.length))
+        _write_lines(table_of(budgets, measured.length, width), width)
     elif sizes:
-        _write_lines(table_of_sizes(sizes, study, measured))
-    write_out(render(outcomes, min(width_of(sys.stdout), 100)))
+        _write_lines(table_of_sizes(sizes, study, measured, width), width)
+    write_out(render(outcomes, width))
     if budgets:
         draw_budgets(budgets, study, path)
     elif sizes:
@@ -239,9 +254,13 @@ def _show(
     return outcomes
 
 
-def _write_lines(lines: Iterable[str]) -> None:
-    """Print the lines of a table, and an empty line after them."""
-    write_out("".join(f"{line}\n" for line in (*lines, "")))
+def _write_lines(lines: Iterable[str], width: int) -> None:
+    """Print the lines of a table, its sentences broken at the width, and an empty line after them."""
+    fitting: list[str] = []
+    for line in lines:
+        is_long = len(line) > width
+        fitting += textwrap.wrap(line, width, subsequent_indent="  ") if is_long else [line]
+    write_out("".join(f"{line}\n" for line in (*fitting, "")))
 
 
 def _draw(study: "Study", measured: "Measurements", results_dir: Path, path: Path) -> None:

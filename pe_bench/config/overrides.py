@@ -266,7 +266,13 @@ def _refused_in_mapping(key: str, overrides: Sequence[str], known: Sequence[str]
 def unknown_key(key: str, keys: Iterable[str]) -> UserError:
     """Return the error for a key that is none of these."""
     names = [*keys, *GROUPS]
-    section = key.rpartition(".")[0]
+    section, _, option = key.rpartition(".")
+    of_modifiers = [
+        name for name in names if re.fullmatch(rf"encoding\.modifiers\.\w+\.{re.escape(option)}", name)
+    ]
+    if section == "encoding" and of_modifiers:
+        meant = " or ".join(f"'{name}'" for name in of_modifiers)
+        return UserError(f"unknown key '{key}': a modifier has that option: did you mean {meant}?")
     has_options = any(name.startswith(f"{section}.") for name in names)
     if section.startswith("encoding") and not has_options:
         return UserError(f"unknown key '{key}': {section} has no options")

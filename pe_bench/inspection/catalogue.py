@@ -2,12 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pe_bench.encodings
 from pe_bench.config.compose import CATALOGUE, compose
 from pe_bench.config.groups import aliases, description, names_in, paper
 from pe_bench.config.parse import parse_config
+from pe_bench.encodings.base import FAMILIES, Declared
 from pe_bench.inspection.resolve import ResolvedEncoding, parameter_count
+
+PACKAGE = Path(pe_bench.encodings.__file__).parent
 
 
 def shipped(overrides: Sequence[str] = ()) -> list[ResolvedEncoding]:
@@ -21,6 +26,13 @@ def shipped(overrides: Sequence[str] = ()) -> list[ResolvedEncoding]:
         ResolvedEncoding(name, replace(config, encoding=values)) for name, values in encodings.items()
     ]
     return [subject.with_examples() for subject in subjects]
+
+
+def families() -> list[str]:
+    """Return the families of all encodings of pe-bench; none of them is built."""
+    folders = [path for path in PACKAGE.iterdir() if any(path.glob("*.py"))]
+    names = [FAMILIES.get(folder.name, folder.name) for folder in folders]
+    return sorted({Declared.family, *names})
 
 
 def catalogue(subjects: Sequence[ResolvedEncoding] = ()) -> list[dict[str, Any]]:

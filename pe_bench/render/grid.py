@@ -23,6 +23,7 @@ RULED = Box("    \n    \n -- \n" + 5 * "    \n", ascii=True)  # a rule below the
 MISSING = "-"
 Fact = str | int | float | None  # of a plain table
 MIN_FOLDED = 10  # columns of a terminal that a text which may be folded has at least
+LONGEST_WHOLE = 24  # columns of a terminal: a word up to this width is not cut
 ASCII = {"·": "-", "…": "~", "≤": "<=", "±": "+-"}  # where a stream cannot be written to in more
 
 
@@ -48,7 +49,7 @@ class Column:
     """A column of a grid.
 
     heading: a line break in it holds on a terminal alone. is_left: its text stands to the left. least: to how
-    many columns of a terminal its text may be folded; 0 for none.
+    many columns of a terminal its text may be folded; 0 for none. A word that is not too long stays whole.
     """
 
     heading: str
@@ -88,10 +89,11 @@ class Grid:
 
     def width(self, *, folded: bool = False) -> int:
         """Return how many columns of a terminal it takes, with its texts folded as far as they may be."""
-        widths = [max(map(cell_len, texts)) for texts in _texts(self)]
-        if folded:
-            least = [column.least or width for column, width in zip(self.columns, widths, strict=True)]
-            widths = [min(pair) for pair in zip(widths, least, strict=True)]
+        widths = []
+        for column, texts in zip(self.columns, _texts(self), strict=True):
+            width = max(map(cell_len, texts))
+            least = _least_width(column, texts) if folded else 0
+            widths.append(min(width, least or width))
         return sum(widths) + GAP * (len(widths) - 1)
 
     def draw(self, width: int) -> list[RenderableType]:
@@ -212,6 +214,14 @@ def _texts(grid: Grid) -> list[list[str]]:
     return columns
 
 
+def _least_width(column: Column, texts: Sequence[str]) -> int:
+    """Return to how many columns of a terminal texts may be folded; 0 for none."""
+    if not column.least:
+        return 0
+    words = [cell_len(word) for text in texts for word in text.split() if cell_len(word) <= LONGEST_WHOLE]
+    return max([column.least, *words])
+
+
 def _table(grid: Grid) -> Table:
     """Return the grid for rich; of rows that share a name, the first has it."""
     box, padding = (RULED, GAP - 1) if grid.title else (None, GAP)  # a box has blanks between columns
@@ -219,7 +229,7 @@ def _table(grid: Grid) -> Table:
     columns = []
     for column, texts in zip(grid.columns, _texts(grid), strict=True):
         height = column.heading.count("\n") + 1
-        least = column.least if column.is_left else 0
+        least = _least_width(column, texts) if column.is_left else 0
         sizes = {"min_width": min(least, max(map(cell_len, texts))), "no_wrap": not least}
         table.add_column(Text("\n".join(texts[:height])), overflow="fold", **sizes)
         columns.append(texts[height:])

@@ -201,9 +201,15 @@ def _order(key: TableKey) -> tuple[object, ...]:
 
 
 def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
-    """Return a hash of what rows must share to be compared, except for these keys of the configuration."""
+    """Return a hash of what rows must share to be compared, except for these keys of the configuration.
+
+    A key that is null counts like one that is missing: an older version did not have it.
+    """
     config = runs.folder_of(row.run).flat_config
-    left = {key: value for key, value in config.items() if _is_setting(key) and key not in by}
+    left = {}
+    for key, value in config.items():
+        if value is not None and _is_setting(key) and key not in by:
+            left[key] = value
     words = json.dumps([left, row.train_dtype], sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:8]
 

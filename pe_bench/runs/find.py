@@ -183,12 +183,13 @@ def _named(typed: str, results_dir: Path, *, anywhere: bool) -> list[Path]:
 def _way_out(typed: str) -> str:
     """Return what to type in place of a name that no run has, such as KEY=VALUE."""
     key, is_key, value = typed.partition("=")
-    if not is_key:
-        return "see `pe-bench list runs`"
     option = OPTIONS.get(key.rpartition(".")[2] if key.startswith("eval.") else key)
-    if option is None:
-        return f"KEY=VALUE is for training and for hf:FOLDER; leave {key} out"
-    return f"write {option} {shlex.quote(value.strip('[]'))}"
+    if is_key and option is not None:
+        return f"write {option} {shlex.quote(value.strip('[]'))}"
+    condition = f"say --where {shlex.quote(typed)}"
+    if is_key and not key.endswith(("!", "<", ">")):
+        return f"KEY=VALUE is for training and for hf:FOLDER; leave {key} out, or {condition}"
+    return condition if CONDITION.fullmatch(typed) else "see `pe-bench list runs`"
 
 
 def _finished(run: Path) -> Path:

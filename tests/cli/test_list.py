@@ -33,6 +33,7 @@ def test_every_encoding_has_a_row_with_its_facts_in_one_line_of_80_columns(
     past = {"learned": "undefined", "t5": "clamps", "logn": "defined", "longrope": "defined"}
     assert {name: rows[name]["past_training"] for name in past} == past, "of the part that says most"
     biases = rows_of(command, "encodings", "--family", "bias")
+    assert catalogue.families() == sorted({row["family"] for row in catalogue.catalogue()})
     assert biases == [row for row in rows.values() if row["family"] == "bias"] and 1 < len(biases) < len(rows)
 
     monkeypatch.setattr("pe_bench.system.terminal.PIPED_WIDTH", 80)

@@ -33,6 +33,8 @@ train train.from=elsewhere -> no finished run 'elsewhere' in results/runs: see `
 train --config-dir nowhere -> --config-dir nowhere is not a folder: name the one with encoding/
 train --plan none/plan -> --plan none/plan: there is no folder none; make it
 train encoding=nope encoding.base=500 -> unknown key 'encoding.base': encoding has no options
+train encoding=randomized encoding.real=true -> did you mean 'encoding.modifiers.randomized.real'?
+train encoding=nope modifier=[sink] encoding.learned=false -> 'encoding.modifiers.sink.learned'?
 train --dry-run seed=1 -> No such option: --dry-run; keys are KEY=VALUE: `pe-bench list keys`
 train -m seed=0,1 --cfg=job -> say --cfg job, without -m and --plan: it prints
 train --cfg job --plan plan -> say --cfg job, without -m and --plan: it prints
@@ -84,6 +86,9 @@ report --plot a.jpg -> .png, .svg or .pdf
 report --sort colour --json -> colour
 list encoding -> unknown list 'encoding': did you mean 'encodings'?
 list -> name what to list: encodings, modifiers, models, data, tasks, tokenizers,
+report seed=0 -> hf:FOLDER; leave seed out, or say --where seed=0
+eval 'train.lr>0.1' --lengths 64 -> in results/runs: say --where 'train.lr>0.1'
+list encodings --family rotery -> unknown family 'rotery': did you mean 'rotary'?
 list models --family bias -> --family and --papers are for pe-bench list encodings: leave them out
 list models --tag x -> --tag is for pe-bench list runs: leave it out of list models
 list runs -> no run in results/runs: make one with `pe-bench train encoding=rope`

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from support.results import add_run
 from support.tables import BREAKING, FLAT, line_of, only, printed
 
@@ -10,6 +11,7 @@ from pe_bench.config.schema import Config, ModelConfig
 from pe_bench.errors import RunError
 from pe_bench.report.build import build_tables
 from pe_bench.report.columns import to_frame, to_latex
+from pe_bench.report.groups import Selection
 from pe_bench.report.page import to_html
 from pe_bench.runs.folder import write_config
 
@@ -94,6 +96,18 @@ def test_every_title_has_the_models_size_and_how_it_was_changed(
     assert table.title[0] == title
     assert printed([table]).startswith(f"{title} ")
     assert title.replace("_", r"\_") in to_latex([table]) and title in to_html([table])
+
+
+def test_a_key_that_an_older_version_lacks_counts_as_null_where_lines_differ_by_a_key(tmp_path: Path) -> None:
+    for tokens, more in ((1_024_000, {}), (16_384_000, {"source": None})):
+        run = add_run(tmp_path, "rope", BREAKING, train_tokens=tokens, setting=f"{tokens:08}"[:8])
+        text = yaml.safe_dump({"train": {"tokens": tokens, "lr": 0.005, **more}})
+        (run / "config.yaml").write_text(text)
+    [table] = build_tables(tmp_path, selection=Selection(by=("train.tokens",)))
+    labels = [line.label for line in table.lines]
+    assert sorted(labels) == ["rope train.tokens=1024000", "rope train.tokens=16384000"]
+    lines = printed([table], 60).splitlines()
+    assert any(line.startswith("train.tokens=16384000") for line in lines), "no number is broken"
 
 
 def test_a_title_has_the_smallest_and_the_largest_size(tmp_path: Path) -> None:

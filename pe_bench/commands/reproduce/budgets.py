@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from matplotlib.ticker import NullLocator
 
 from pe_bench.commands.reproduce.claims import Measurements, Series
+from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.study import Study, spell_tokens
 from pe_bench.render import paper
 from pe_bench.report.records import ContextUse
@@ -164,8 +165,11 @@ def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
 # Text
 
 
-def table_of(budgets: Sequence[Budget], length: int) -> Iterator[str]:
-    """Yield the lines of a table, and for each encoding the budget from which it reads far."""
+def table_of(budgets: Sequence[Budget], length: int, width: int) -> Iterator[str]:
+    """Yield the lines of a table, and for each encoding the budget from which it reads far.
+
+    length: the training length. width: of the terminal.
+    """
     near, far = f"{NEAR * length:,}", f"{FAR * length:,}"
     headings = (
         "",
@@ -179,11 +183,7 @@ def table_of(budgets: Sequence[Budget], length: int) -> Iterator[str]:
         "breaks",
         "reads far",
     )
-    rows = [_cells(budget) for budget in budgets]
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    for row in (headings, *rows):
-        first, *others = (f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-        yield "  ".join([first.strip().ljust(widths[0]), *others])
+    yield from table_lines(headings, [_cells(budget) for budget in budgets], width, keys=2)
     yield ""
     yield f"{near}, {far}, recall: changes against {length} tokens, in bits per byte"
     yield f"swap: what another document's far text costs at {near} tokens"

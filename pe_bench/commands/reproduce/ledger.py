@@ -272,8 +272,9 @@ def _record(answer: Answer) -> dict[str, Any]:
 
 
 def chosen_papers(ledger: Ledger, names: Sequence[str]) -> Mapping[Paper, Sequence[Entry]]:
-    """Return the papers with these names, or all. Raises `UserError` for an unknown name."""
+    """Return the papers with these names, whatever their case, or all. Raises `UserError` for others."""
     known = [paper.name for paper in ledger.papers]
-    for name in names:
+    chosen = [name.lower() for name in names]
+    for name in chosen:
         require(name in known, unknown(name, "paper", known))
-    return {paper: entries for paper, entries in ledger.papers.items() if paper.name in names or not names}
+    return {paper: entries for paper, entries in ledger.papers.items() if paper.name in chosen or not chosen}

@@ -13,6 +13,7 @@ from matplotlib.ticker import NullLocator
 
 from pe_bench.commands.reproduce.budgets import LINEAR, MIN_ORDERED, Budget, budget_of, spell_mean
 from pe_bench.commands.reproduce.claims import Measurements, Series
+from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.papers import Claim
 from pe_bench.commands.reproduce.study import Study, Sweep, spell_tokens
 from pe_bench.render import paper
@@ -155,8 +156,11 @@ def _is_sure(interval: Interval) -> bool:
 # Text
 
 
-def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements) -> Iterator[str]:
-    """Yield the lines of a table, and how far every two sweeps agree in the order of encodings."""
+def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements, width: int) -> Iterator[str]:
+    """Yield the lines of a table, and how far every two sweeps agree in the order of encodings.
+
+    width: of the terminal.
+    """
     far, farthest = f"{FAR * scores.length:,}", f"{FARTHEST * scores.length:,}"
     headings = (
         "",
@@ -169,11 +173,7 @@ def table_of_sizes(sizes: Sequence[Size], study: Study, scores: Measurements) ->
         farthest,
         "reads far",
     )
-    rows = [_cells(size) for size in sizes]
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    for row in (headings, *rows):
-        cells = [f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join([row[0].ljust(widths[0]), row[1].ljust(widths[1]), *cells[2:]]).rstrip()
+    yield from table_lines(headings, [_cells(size) for size in sizes], width, keys=2, left=2)
     yield ""
     yield f"{far}, {farthest}: changes against {scores.length} tokens, in bits per byte"
     yield f"reads far: uses text further back than {scores.length} tokens; -: unknown; *: not learned"

@@ -192,6 +192,7 @@ def test_the_ledger_is_printed_in_eighty_columns_and_trains_nothing(
     assert not Path("results").exists()
     one = command("reproduce", "--claims", "fire").out
     assert "fire holds up to 4x" in one and "alibi" not in one
+    assert command("reproduce", "--claims", "FIRE").out == one
     for arguments, said in (
         (("--claims", "frie"), "did you mean 'fire'?"),
         (("--claims", "--quick"), "--claims only reads stored scores"),

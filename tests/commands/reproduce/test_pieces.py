@@ -16,6 +16,7 @@ from pe_bench.commands.reproduce.budgets import (
     first_that_reads,
     table_of,
 )
+from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.outcomes import read_table
 from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, pieces_of
 from pe_bench.commands.reproduce.study import Step, Study, read_study
@@ -341,7 +342,7 @@ def test_an_encoding_reads_far_from_the_budget_after_which_none_fails_to() -> No
         replace(budget("nope", 500_000, ""), has_learned=False, level=2.5),
     ]
     assert first_that_reads(budgets) == {"alibi": 2_048_000, "rope": None, "nope": None}
-    lines = list(table_of(budgets, 128))
+    lines = list(table_of(budgets, 128, 100))
     assert "alibi: surely reads far from 2M on (trained on up to 4M tokens)" in lines
     assert "nope: does not surely read far (trained on up to 500k tokens)" in lines
     assert lines[len(budgets)].split()[3] == "2.500*" and lines[4].split()[3] == "1.500"
@@ -361,7 +362,7 @@ def test_the_orders_after_two_budgets_are_compared_by_kendalls_tau() -> None:
     (found,) = agreements(budgets)
     assert (found.smaller, found.tokens, found.encodings) == (1_024_000, 2_048_000, 4)
     assert found.tau == pytest.approx((4 - 2) / 6)
-    assert "after 2M +0.33 (4 encodings)" in list(table_of(budgets, 128))
+    assert "after 2M +0.33 (4 encodings)" in list(table_of(budgets, 128, 100))
     assert agreements(budgets[:4]) == [], "of two encodings"
     assert agreements([replace(each, has_learned=False) for each in budgets]) == []
     late = [replace(each, tokens=2 * each.tokens) for each in budgets]
@@ -374,6 +375,7 @@ def test_changes_of_a_checkpoint_are_from_the_length_of_the_study_below_its_trai
 ) -> None:
     text = real.path.read_text().partition("claims:")[0]
     text = text.replace("length: 32", "length: 16").replace("times: [0.25, 1, 2]", "times: [0.5, 1]")
+    text = text.replace("eval.targets=4", "eval.targets=4, eval.controls=none")
     claim = "{kind: changes_by, sweep: tiny, at: 1, since: 0.5, low: -9, source: nobody}"
     real.path.write_text(f"{text}claims: [{claim}]\n".replace("    scored_with: [yarn factor=2]\n", ""))
     made = command(*arguments(real), "--models", str(folder / "models"), "threads=1")
@@ -382,3 +384,23 @@ def test_changes_of_a_checkpoint_are_from_the_length_of_the_study_below_its_trai
     assert "holds         tiny changes by at least -9 from 8 to 16" in made.out
     [run] = Path("results/runs").iterdir()
     assert {row.length for row in RunFolder(run).rows} == {8, 16}, "the training length is not scored"
+
+
+def test_a_table_fits_the_terminal_by_narrow_gaps_or_in_parts_that_begin_with_the_same_names() -> None:
+    headings, rows = ("", "tokens", "level", "change"), [("rope", "1M", "1.777", "+1.261")]
+    wide = list(table_lines(headings, rows, 80, keys=2))
+    assert wide == ["      tokens  level  change", "rope      1M  1.777  +1.261"]
+    assert list(table_lines(headings, rows, 24, keys=2)) == [
+        "     tokens level change",
+        "rope     1M 1.777 +1.261",
+    ]
+    parts = list(table_lines(headings, rows, 20, keys=2))
+    assert parts == ["     tokens level", "rope     1M 1.777", "", "     tokens change", "rope     1M +1.261"]
+
+
+def test_the_stored_budgets_are_printed_in_eighty_columns(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = command("reproduce", "budget", "--stored", "--results-dir", str(tmp_path))
+    assert printed.code == 0 and max(map(len, printed.out.splitlines())) <= 80

@@ -78,6 +78,7 @@ def test_a_study_runs_is_judged_and_compared_and_its_repetition_trains_nothing_a
     command: Command, configs: Path
 ) -> None:
     first = command(*arguments(configs), "--write-table")
+    assert re.search(r"toy: \d+ runs in all, about .* on 2 cores by the estimate in its file", first.err)
     assert first.code == 0, first.err
     for said in (
         "unclear       rope (first) holds up to 64",

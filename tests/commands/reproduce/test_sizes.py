@@ -65,7 +65,7 @@ def test_a_table_and_a_picture_show_each_size_and_what_was_not_run(
     study: Study, scores: Measurements, tmp_path: Path
 ) -> None:
     sizes = sizes_of(study, scores)
-    lines = list(table_of_sizes(sizes, study, scores))
+    lines = list(table_of_sizes(sizes, study, scores, 100))
     assert len([line for line in lines if line.startswith(NAMES)]) == 9 and max(map(len, lines)) <= 100
     assert any(line.split()[:3] == ["alibi", "small", "4,800,000"] and "-0.050" in line for line in lines)
     assert "not run: small, tiny's tokens" in lines
@@ -84,7 +84,7 @@ def test_what_a_scaling_repairs_is_a_line_of_its_own_and_has_no_part_in_the_orde
     scores.rows["tiny"] += [row for row in read_rows(run / "eval.csv") if row.key in step.keys]
     sizes = sizes_of(scaled, scores)
     assert [size.sweep for size in sizes if size.encoding == "rope -> yarn factor=auto"] == ["tiny"]
-    lines = list(table_of_sizes(sizes, scaled, scores))
+    lines = list(table_of_sizes(sizes, scaled, scores, 100))
     assert any(line.startswith("rope -> yarn factor=auto") and "+0.100" in line for line in lines)
     assert agreements(sizes, scores) == agreements(sizes_of(study, scores), scores)
 
