@@ -280,7 +280,12 @@ def _claim_pages(papers: Mapping[Paper, Sequence[Entry]]) -> dict[str, str]:
             + f"; `pe-bench reproduce --claims {paper.name}` prints the same."
         ]
         found = [
-            (entry.sentence, entry.claim.origin, entry.outcome, spell_answers(entry.answers))
+            (
+                entry.sentence,
+                entry.claim.origin,
+                entry.outcome,
+                entry.claim.evidence or spell_answers(entry.answers),
+            )
             for entry in entries
         ]
         parts.append(_table(("claim", "where", "outcome", "by size and training tokens"), found))

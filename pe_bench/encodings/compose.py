@@ -8,6 +8,7 @@ shares its layer with gates and convolutions alone.
 import copy
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import chain
 from typing import Self
 
 import torch
@@ -52,10 +53,13 @@ class Composition(PositionalEncoding):
             _refuse_several(of_softmax, "change the softmax")
             require_softmax(layers)
         # Plain list: the parts are registered above, and once is enough.
-        self._layers = [stack([part.layer(number) for part in self._parts]) for number in range(n_layers)]
+        self._layers = [self._layer_of_parts(number) for number in range(n_layers)]
         self.claims = frozenset.intersection(*(part.claims for part in self._parts))
         past = {part.past_training for part in self._parts}
         self.past_training = next(each for each in ADVERSE_FIRST if each in past)
+
+    def _layer_of_parts(self, number: int) -> LayerEncoding:
+        return stack([part.layer(number) for part in self._parts])
 
     def ids(self, tokens: Tensor, *, train: bool, generator: torch.Generator | None) -> Tensor:
         owner = next((part for part in self._parts if part.overrides("ids")), self.base)
@@ -116,7 +120,7 @@ def require_softmax(parts: Mapping[str, LayerEncoding]) -> None:
 
 def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
     """Return one encoding with the hooks of all parts; a part that changes nothing is left out."""
-    leaves = [leaf for part in parts for leaf in leaves_of(part)]
+    leaves = chain.from_iterable(map(leaves_of, parts))
     acting = [leaf for leaf in leaves if type(leaf) is not LayerEncoding]
     if len(acting) > 1:
         return Stack(acting)
@@ -142,10 +146,12 @@ class Stack(LayerEncoding):
         return q, k, v
 
     def prepare(self, x: Tensor) -> dict[str, Tensor]:
-        prepared = [part.prepare(x) for part in self.parts]
-        merged = {name: value for values in prepared for name, value in values.items()}
-        assert len(merged) == sum(map(len, prepared)), "two encodings prepare values under one name"
-        return merged
+        prepared: dict[str, Tensor] = {}
+        for part in self.parts:
+            values = part.prepare(x)
+            assert values.keys().isdisjoint(prepared), "two encodings prepare values under one name"
+            prepared |= values
+        return prepared
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:
         for part in self.parts:

@@ -278,12 +278,10 @@ def _is_of_folder(path: Path, folder: Path) -> bool:
     if not path.is_relative_to(folder) or path == folder:
         return False
     inner = path.relative_to(folder).parts
+    if "site-packages" in inner or any(part.startswith(".") for part in inner[:-1]):
+        return False
     libraries = [PACKAGE, *map(Path, (sys.prefix, *site.getsitepackages()))]
-    return (
-        not any(part.startswith(".") for part in inner[:-1])
-        and "site-packages" not in inner
-        and not any(path.is_relative_to(each) and each.is_relative_to(folder) for each in libraries)
-    )
+    return not any(path.is_relative_to(each) and each.is_relative_to(folder) for each in libraries)
 
 
 def _absolute(file: Any) -> Path | None:

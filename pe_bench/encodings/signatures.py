@@ -95,15 +95,16 @@ def complete(part: dict[str, Any], search: Sequence[Path] = ()) -> dict[str, Any
     """
     if "class" not in part:
         return part
-    part = {
-        option: _complete_nested(value, search[0]) if isinstance(value, dict) and "name" in value else value
-        for option, value in part.items()
-    }
-    defaults = {
-        option.name: USUAL.get(option.name, MISSING) if option.default is MISSING else option.default
-        for option in options_of(part["class"], search)
-    }
-    return {**{key: part[key] for key in ("name", "class") if key in part}, **defaults, **part}
+    first = {key: part[key] for key in ("name", "class") if key in part}
+    defaults = {option.name: option.default for option in options_of(part["class"], search)}
+    for name, default in defaults.items():
+        if default is MISSING:
+            defaults[name] = USUAL.get(name, MISSING)
+    values = dict(part)
+    for option, value in part.items():
+        if isinstance(value, dict) and "name" in value:
+            values[option] = _complete_nested(value, search[0])
+    return {**first, **defaults, **values}
 
 
 def _complete_nested(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -158,9 +159,11 @@ def _options(file: Path, name: str) -> list[Option]:
         if constructor is None:
             raise
     if isinstance(constructor, ast.FunctionDef):
-        options, parameters = dict[str, Option](), _parameters(constructor.args)
+        options: dict[str, Option] = {}
+        parameters = _parameters(constructor.args)
     else:
-        options, parameters = dict(inherited), _fields(node)
+        options = dict(inherited)
+        parameters = _fields(node)
     for argument, default, is_last in parameters:
         value = MISSING if default is None else ast.literal_eval(default)
         options[option_of(argument)] = Option(option_of(argument), value, is_last=is_last)
@@ -185,7 +188,8 @@ def _parameters(arguments: ast.arguments) -> Iterator[Parameter]:
 
 def _fields(node: ast.ClassDef) -> Iterator[Parameter]:
     """Yield each field of a data class that its constructor takes; those after `_: KW_ONLY` come last."""
-    is_last, is_dataclass = False, any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+    is_dataclass = any("dataclass" in ast.unparse(each) for each in node.decorator_list)
+    is_last = False
     for each in node.body if is_dataclass else ():
         if isinstance(each, ast.AnnAssign) and not isinstance(each.value, ast.Call):  # `field(init=False)`
             name = ast.unparse(each.target)

@@ -17,7 +17,9 @@ NEVER_OF_A_FOLDER = {"", *sys.stdlib_module_names, "pe_bench"}
 def find_file(location: str, search: Sequence[Path]) -> Path:
     """Return the file of a custom encoding, in the working folder or those of `search`."""
     location = os.path.expanduser(location)
-    folders = [Path(), *(folder / inner for folder in search for inner in ("", "encoding"))]
+    folders = [Path()]
+    for folder in search:
+        folders += [folder, folder / "encoding"]
     for folder in folders:
         if (folder / location).is_file():
             return (folder / location).resolve()
@@ -56,18 +58,20 @@ def named_files(path: Path, names: Any) -> list[Path]:
 
 def sources(path: Path) -> list[Path]:
     """Return a file, and those of its folder that it imports, directly or through one another."""
-    files, todo = {path}, [path]
+    files = {path}
+    todo = [path]
     while todo:
-        names = _imported_names(todo.pop(), path.parent)
-        todo += [file for name in names for file in _files_of(name, path.parent) if file not in files]
-        files.update(todo)
+        for name in _imported_names(todo.pop(), path.parent):
+            todo += [file for file in _files_of(name, path.parent) if file not in files]
+            files.update(todo)
     return [path, *sorted(files - {path})]
 
 
 def copy_files(files: Sequence[Path], folder: Path) -> None:
     """Copy the files of an encoding, its own first, byte for byte: `eval --code` compares their hash."""
     for file in files:
-        copy, content = folder / file.relative_to(files[0].parent), file.read_bytes()
+        copy = folder / file.relative_to(files[0].parent)
+        content = file.read_bytes()
         copy.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(copy, lambda temporary, content=content: temporary.write_bytes(content))
 
@@ -107,5 +111,7 @@ def _files_of(name: str, folder: Path) -> list[Path]:
     if parts[0] in NEVER_OF_A_FOLDER:
         return []
     stems = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
-    files = (file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py"))
+    files: list[Path] = []
+    for stem in stems:
+        files += [stem.with_suffix(".py"), stem / "__init__.py"]
     return list(filter(Path.is_file, files))

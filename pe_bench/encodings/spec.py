@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -62,7 +63,8 @@ class PartSpec:
             require(is_given, f"{self.key} needs a value for {name}: give {self.key}.{name}=...")
         kinds = self._kinds()
         for name, value in options.items():
-            key, kind = f"{self.key}.{name}", kinds.get(argument_of(name), Any)
+            key = f"{self.key}.{name}"
+            kind = kinds.get(argument_of(name), Any)
             if kind != NestedEncoding:
                 options[name] = self._option(value, kind, key)
             elif not is_part(value):
@@ -111,9 +113,8 @@ class PartSpec:
         values = self.options | {option: spec.build for option, spec in self.nested.items()}
         options = {argument_of(option): value for option, value in values.items()}
         is_of_layers = issubclass(encoding, LayerEncoding)
-        parts: Any = [
-            encoding(**options) for _ in range(n_layers if is_of_layers and encoding.per_layer else 1)
-        ]
+        count = n_layers if is_of_layers and encoding.per_layer else 1
+        parts: Any = [encoding(**options) for _ in range(count)]
         for part in parts:
             message = f"{encoding.__name__}(...) is a {type(part).__name__} and no {encoding.__name__}"
             require(isinstance(part, encoding), message)
@@ -159,13 +160,15 @@ class EncodingSpec:
 
     @cached_property
     def modifiers(self) -> dict[str, PartSpec]:
-        key, parts = f"{self.key}.modifiers", self.values.get("modifiers") or {}
-        return {name: PartSpec(part, self.search, f"{key}.{name}") for name, part in parts.items()}
+        parts = self.values.get("modifiers") or {}
+        return {
+            name: PartSpec(part, self.search, f"{self.key}.modifiers.{name}") for name, part in parts.items()
+        }
 
     @property
     def parts(self) -> list[PartSpec]:
         """Return the encoding, those that its options hold, and its modifiers, which come last."""
-        nested = [part for spec in self.base.nested.values() for part in spec.parts]
+        nested = chain.from_iterable(spec.parts for spec in self.base.nested.values())
         return [self.base, *nested, *self.modifiers.values()]
 
     def build(self, n_layers: int, vocabulary: Sequence[str] = ()) -> Composition:
@@ -241,7 +244,8 @@ class EncodingSpec:
             opened = part.values.get("code_files")
             hashes = {digest(path, named_files(path, opened)): path for path in files}
             location, _, name = str(part.values["class"]).rpartition(":")
-            code_hash, file_name = str(part.values.get("code_sha256")), Path(location).name
+            code_hash = str(part.values.get("code_sha256"))
+            file_name = Path(location).name
             same_name = [path for path in files if may_differ and path.name == file_name]
             if code_hash not in hashes and not same_name:
                 way = (

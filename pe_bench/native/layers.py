@@ -18,7 +18,8 @@ CHUNK = 32  # rows whose sums are added before those of others; the `CHUNK` of l
 
 def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return the norm of x [.., D], and for each row the factor [N] that made it."""
-    out, factor_N = torch.empty_like(x), x.new_empty(x.numel() // x.shape[-1])
+    out = torch.empty_like(x)
+    factor_N = x.new_empty(x.numel() // x.shape[-1])
     _call("pe_bench_rms_norm", x, ctypes.c_float(epsilon), x, weight_D, out, factor_N)
     return out, factor_N
 
@@ -27,9 +28,11 @@ def rms_norm_backward(
     slope: Tensor, x: Tensor, weight_D: Tensor, factor_N: Tensor, also: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x, to which `also` is added, and of the weight, from that of the norm."""
-    of_x, of_weight = torch.empty_like(x), x.new_empty(-(-len(factor_N) // CHUNK), x.shape[-1])
-    _call("pe_bench_rms_norm_backward", x, slope, x, weight_D, factor_N, also, of_x, of_weight)
-    return of_x, of_weight[0]
+    grad_x = torch.empty_like(x)
+    chunks = -(-len(factor_N) // CHUNK)
+    grad_weight = x.new_empty(chunks, x.shape[-1])  # of each chunk of rows; the first row becomes their sum
+    _call("pe_bench_rms_norm_backward", x, slope, x, weight_D, factor_N, also, grad_x, grad_weight)
+    return grad_x, grad_weight[0]
 
 
 def swiglu(both: Tensor) -> Tensor:
@@ -41,28 +44,30 @@ def swiglu(both: Tensor) -> Tensor:
 
 def swiglu_backward(slope: Tensor, both: Tensor) -> Tensor:
     """Return the gradient of both."""
-    of_both = torch.empty_like(both)
-    _call("pe_bench_swiglu_backward", slope, slope, both, of_both)
-    return of_both
+    grad_both = torch.empty_like(both)
+    _call("pe_bench_swiglu_backward", slope, slope, both, grad_both)
+    return grad_both
 
 
 def nll(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
     """Return the negative log-likelihoods [N] of int64 targets, and the normalizers [N, 2] of the weights."""
-    nll_N, normalizers = logits_NV.new_empty(len(logits_NV)), logits_NV.new_empty(len(logits_NV), 2)
+    nll_N = logits_NV.new_empty(len(logits_NV))
+    normalizers = logits_NV.new_empty(len(logits_NV), 2)
     _call("pe_bench_nll", logits_NV, logits_NV, targets_N, nll_N, normalizers)
     return nll_N, normalizers
 
 
 def nll_backward(slope_N: Tensor, logits_NV: Tensor, targets_N: Tensor, normalizers: Tensor) -> Tensor:
     """Return the gradient of the logits."""
-    of_logits = torch.empty_like(logits_NV)
-    _call("pe_bench_nll_backward", logits_NV, slope_N, logits_NV, targets_N, normalizers, of_logits)
-    return of_logits
+    grad_logits = torch.empty_like(logits_NV)
+    _call("pe_bench_nll_backward", logits_NV, slope_N, logits_NV, targets_N, normalizers, grad_logits)
+    return grad_logits
 
 
 def polynomials(squares: Tensor, coefficients: tuple[float, ...], iterations: int) -> Tensor:
     """Return the polynomials (`muon.h`) of symmetric matrices [B, M, M]. Raise `MemoryError`."""
-    totals, library = torch.empty_like(squares), kernel().library
+    totals = torch.empty_like(squares)
+    library = kernel().library
     assert library is not None
     count, width = (ctypes.c_int64(size) for size in squares.shape[:2])
     factors = (ctypes.c_float * len(coefficients))(*coefficients)

@@ -57,11 +57,8 @@ def meanings_of_words(table: Table) -> list[str]:
         notes += _target_sets(table)
     if not table.baseline:
         notes.append(_sets_of_their_own(table))
-    notes.append(_gap_text(table))
     points = [cells.works_to(line) for line in table.lines]
-    unsure = [cell.text for cell in points if "?" in cell.mark]
-    if unsure:
-        notes.append(f"works to {unsure[0]}?: unclear from a shorter length on")
+    notes += _break_point_texts(table)
     if any("^" in cell.mark for cell in points):
         notes.append(later_text(table))
     if any(record.use for record in table.records):
@@ -82,12 +79,20 @@ def _context_text(table: Table) -> str:
     return text
 
 
-def _gap_text(table: Table) -> str:
-    """Return what the two lengths of a break point mean; empty where no line has two."""
-    point = next((line.break_point for line in table.lines if line.break_point.has_gap), None)
-    if point is None:
-        return ""
-    return f'"{point.works_to_text}": {point.predicate}; nothing between was scored'
+def _break_point_texts(table: Table) -> Iterator[str]:
+    """Yield what the two lengths of a break point mean, and what its question mark means."""
+    unsure = next((cell.text for cell in map(cells.works_to, table.lines) if "?" in cell.mark), "")
+    unclear = "unclear from a shorter length on"
+    gap = next((line.break_point for line in table.lines if line.break_point.has_gap), None)
+    if gap is not None:
+        text = gap.works_to_text
+        lengths = f"works at {gap.works_to:,}, not at {gap.stops_by:,}"
+        if text == unsure:
+            yield f'"{text}?": {lengths}; {unclear}'
+            return
+        yield f'"{text}": {lengths}, the next scored length'
+    if unsure:
+        yield f"works to {unsure}?: {unclear}"
 
 
 def later_text(table: Table) -> str:

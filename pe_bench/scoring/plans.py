@@ -168,11 +168,11 @@ def controlled_lengths(
     possible = list(filter(has_far_token, lengths))
     if evaluation.controls == "all":
         return possible
-    multiples = [times * train_length for times in CONTROLLED_TIMES]
-    default = [length for length in possible if length in multiples]
-    if longest_too or not default:
-        default += possible[-1:]
-    return sorted({*default})
+    usual = [times * train_length for times in CONTROLLED_TIMES]
+    chosen = [length for length in possible if length in usual]
+    if longest_too or not chosen:
+        chosen += possible[-1:]
+    return sorted({*chosen})
 
 
 def _text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:

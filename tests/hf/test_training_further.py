@@ -21,6 +21,7 @@ from pe_bench.hf.export import rescaled_config
 from pe_bench.hf.source import Source, load_config, load_model
 from pe_bench.hf.training import FurtherTraining, Settings, mean_loss
 from pe_bench.report.build import build_tables
+from pe_bench.report.groups import Selection
 from pe_bench.runs.rows import read_rows
 from pe_bench.training.group import ALONE
 
@@ -254,8 +255,8 @@ def test_the_line_of_a_trained_checkpoint_is_judged_for_its_use_of_context(
     assert done.code == 0, done.err
     longest = int(to.removesuffix("x")) * TRAIN_LENGTH
     name = trained_folder(tmp_path).name
-    lines = [line for table in build_tables(tmp_path / "results") for line in table.lines]
-    [line] = [line for line in lines if name in line.label]
+    [table] = build_tables(tmp_path / "results", selection=Selection(by=("model",)))
+    [line] = [line for line in table.lines if name in line.label]
     use = line.records[longest].use
     assert use is not None and use.swap_gain is not None and use.window_gain is not None
     # What it answers of four steps of training may be that they were too few, and nothing else.

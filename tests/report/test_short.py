@@ -145,7 +145,7 @@ def test_every_view_says_to_the_same_length_how_far_a_model_works(
     assert (point.works_to_text, point.works_to, point.stops_by) == (text, *ends)
     shown = printed([table], 200)
     assert cells_of(shown, "rope")[-len(text.split() or "-") :] == (text or "-").split()
-    note = f'"{text}": {predicate}; nothing between was scored'
+    note = f'"{text}": {predicate.replace(" and no longer at", ", not at")}, the next scored length'
     assert (note in shown) == (" to " in text)
     assert re.search(rf"\| {text or '-'} \|$", to_markdown([table]), re.MULTILINE)
     if text:
@@ -211,7 +211,7 @@ def test_the_reason_of_a_length_out_of_reach_is_said_and_at_most_six_notes(resul
     assert "past the table of 128" in printed([table], 200)
     caveats = tuple(f"caveat {number}" for number in range(9))
     text = printed([replace(table, caveats=caveats)], 200)
-    assert "caveat 3" in text and "caveat 8" not in text and "5 more notes: --details" in text
+    assert "caveat 2" in text and "caveat 8" not in text and "6 more notes: --details" in text
     alibi = next(line for line in table.lines if line.encoding == "alibi")
     point = replace(alibi.break_point, holds_to=256, works_to=2048)
     unsure = replace(table, lines=(replace(alibi, break_point=point),))

@@ -33,6 +33,8 @@ def score_checkpoint(
 ) -> Step:
     """Score the checkpoint of a sweep as it is and under other encodings; finished work is reused.
 
+    Changes are measured from the study's length, which may be below the checkpoint's training length.
+
     machine: overrides that change no result. models: the folder that has the checkpoint's folder. Raises
     `RunError` where a score fails.
     """
@@ -43,6 +45,7 @@ def score_checkpoint(
         with_=tuple(read_with(scored_with, study.search)),
         config_dir=study.search if scored_with else (),
         results_dir=results_dir,
+        reference=study.length,
         overrides=(*study.shared_overrides(sweep), *machine),
     )
     say(f"{study.name} {sweep.checkpoint}: {', '.join(scored_with) or 'unchanged'}")

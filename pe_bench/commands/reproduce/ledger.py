@@ -89,6 +89,8 @@ class Entry:
     @property
     def outcome(self) -> str:
         """Return one of `OUTCOMES`; an unclear setting counts only if no setting decides."""
+        if self.claim.outcome:
+            return self.claim.outcome
         outcomes = {answer.outcome for answer in self.answers}
         decided = [outcome for outcome in DECIDED if outcome in outcomes]
         if len(decided) > 1:
@@ -117,8 +119,9 @@ class Ledger:
         self.papers = {paper: list(map(self._entry, paper.claims)) for paper in read_papers()}
 
     def _entry(self, claim: LedgerClaim) -> Entry:
+        own = {claim.study, *claim.also}
         answers = [self._answer(study, sweep, claim) for study, sweep in self._places(claim)]
-        answers = [answer for answer in answers if answer.study == claim.study or answer.is_scored]
+        answers = [answer for answer in answers if answer.study in own or answer.is_scored]
         by_setting = grouped(answers, lambda answer: answer.setting)
         best = [max(alike, key=lambda answer: answer.rank) for alike in by_setting.values()]
         return Entry(claim, sorted(best, key=lambda answer: answer.setting))
@@ -128,8 +131,9 @@ class Ledger:
         for study in self._studies.values():
             sweeps: dict[str, Sweep] = {}
             for sweep in study.sweeps:
-                is_own = claim.study == study.name and claim.sweep == sweep.name
-                if is_own or is_tested_by(claim, study, sweep, self._studies.get(claim.study)):
+                if claim.is_of(study.name, sweep.name) or is_tested_by(
+                    claim, study, sweep, self._studies.get(claim.study)
+                ):
                     sweeps[sweep.name] = sweep
             for sweep in sweeps.values():
                 yield study, sweep
@@ -177,12 +181,10 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     tasks = {each.task for each in own.sweeps if each.name == claim.sweep} if own else {""}
     if sweep.task not in tasks:
         return False
-    labels = {*sweep.encodings}
+    labels = {*study.labels_of(sweep)}
     scored = set(product(("paired", TASK), study.times))
     for scoring in study.scorings:
         scored |= {(scoring.protocol, time) for time in scoring.times}
-        for other in scoring.scored_with or []:
-            labels |= {f"{encoding} -> {other}" for encoding in sweep.encodings}
     protocols = WINDOWS if claim.kind == "early_tokens" else (claim.protocol,)
     needed = set(product(protocols, (claim.at, claim.since)))
     return {claim.of, claim.than or claim.of} <= labels and needed <= scored
@@ -208,6 +210,8 @@ def render_ledger(papers: Mapping[Paper, Sequence[Entry]], width: int) -> str:
             lines.append(f"{outcome:<{INDENT}}{entry.sentence} ({entry.claim.origin})")
             if entry.answers:
                 lines.append(f"{'':<{INDENT}}{spell_answers(entry.answers)}")
+            if entry.claim.evidence:
+                lines.append(f"{'':<{INDENT}}measured: {entry.claim.evidence}")
         lines.append("")
     lines += [*count_entries(list(chain.from_iterable(papers.values()))), ABOUT]
     wrapped = chain.from_iterable(_wrap(line, width) for line in lines)

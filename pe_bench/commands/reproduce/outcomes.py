@@ -194,7 +194,9 @@ def _heading(study: Study) -> Iterator[str]:
     data = ", ".join(dict.fromkeys(sweep.task or f"text: {text}" for sweep in study.sweeps))
     yield f"{study.name}: {study.title}"
     yield study.source
-    yield f"trained at {study.length} tokens, seeds: {study.seeds}, {data}"
+    is_trained = not any(sweep.checkpoint for sweep in study.sweeps)
+    begins = "trained at" if is_trained else "changes are from"
+    yield f"{begins} {study.length} tokens, seeds: {study.seeds}, {data}"
     if study.size == "quick":
         yield "--quick: toy models show that everything works, and their verdicts mean nothing"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from pe_bench.config.groups import config_dir
 from pe_bench.config.schema import Protocol
@@ -16,6 +16,7 @@ from pe_bench.runs.untrusted import parse_mapping
 from pe_bench.values import check_type, shown, unknown
 
 GROUP = "claims"
+MEASURED = "measured"  # the kind of a claim that no study tests
 ALIKE = 0.02  # bits per byte: levels closer than this count as the same
 # The sentence of each kind of claim, and the quantity whose interval decides the claim.
 OF_TWO_ENCODINGS = {
@@ -44,12 +45,13 @@ WINDOWS = ("nonoverlapping", "sliding")
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper as data, of one of `KINDS`.
+    """A claim of a paper as data, of one of `KINDS` or `MEASURED`.
 
     of, than: encodings, named as in tables; by default the only encoding of a sweep, as it was trained.
     sweep, than_sweep: the sweeps of `of` and `than`, if the study has several. at: the length, over the
     training length. since: the length from which a change is measured, over the training length. low, high:
-    the bounds of a change, in bits per byte; None for no bound.
+    the bounds of a change, in bits per byte; None for no bound. text: the sentence of a claim that no study
+    tests, whose kind is `MEASURED`; empty for all others.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class Claim:
     since: float = 1.0
     low: float | None = None
     high: float | None = None
+    text: str = ""
 
     @property
     def bounds(self) -> str:
@@ -74,6 +77,8 @@ class Claim:
 
     def say(self, of: str, than: str, at: str, first: str) -> str:
         """Return the claim as a sentence. at, first: the lengths of `at` and `since`, as text."""
+        if self.kind == MEASURED:
+            return self.text
         sentence = KINDS[self.kind][0].format(of=of, than=than, at=at, first=first, bounds=self.bounds)
         return f"{sentence} ({self.protocol} windows)" if self.protocol in WINDOWS else sentence
 
@@ -82,18 +87,27 @@ class Claim:
 class LedgerClaim(Claim):
     """A claim of a paper, or a prediction.
 
-    study: the study that tests the claim; if empty, all studies with the claim's encodings test it. rule: how
-    a prediction was derived, a key of its file's `rules`; empty for a claim of a paper.
+    study: the study that tests the claim; if empty, all studies with the claim's encodings test it. also:
+    other studies that report on the claim, each with the name of its sweep. rule: how a prediction was
+    derived, a key of its file's `rules`; empty for a claim of a paper. outcome, evidence: of a claim of the
+    kind `MEASURED`, what came of it and what was measured where.
     """
 
     source: str = ""
     study: str = ""
+    also: dict[str, str] = field(default_factory=dict)
+    outcome: Literal["", "holds", "contradicted", "unclear", "not run"] = ""
+    evidence: str = ""
     rule: str = ""
 
     @property
     def origin(self) -> str:
         """Return the source of the claim: the place in a paper, or the rule of a prediction."""
         return "; ".join(filter(None, [self.rule and f"prediction: {self.rule}", self.source]))
+
+    def is_of(self, study: str, sweep: str) -> bool:
+        """Return whether the claim names this sweep of a study."""
+        return (study, sweep) in ((self.study, self.sweep), *self.also.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +132,12 @@ def ledger_claims(study: str) -> tuple[LedgerClaim, ...]:
     """Return the claims of the ledger that a study of pe-bench tests, paper by paper."""
     claims: list[LedgerClaim] = []
     for paper in read_papers():
-        claims += [claim for claim in paper.claims if claim.study == study]
+        for claim in paper.claims:
+            if claim.study == study:
+                claims.append(claim)
+            elif study in claim.also:
+                source = f"{paper.paper}, {claim.source}"
+                claims.append(replace(claim, study=study, sweep=claim.also[study], also={}, source=source))
     return tuple(claims)
 
 
@@ -137,9 +156,13 @@ def _read(path: Path) -> Paper:
 
 def check_claim(claim: Claim) -> None:
     """Raise `UserError` for an unknown kind, and for a change without bounds."""
-    require(claim.kind in KINDS, unknown(claim.kind, "kind of claim", KINDS))
+    kinds = (*KINDS, MEASURED)
+    require(claim.kind in kinds, unknown(claim.kind, "kind of claim", kinds))
     has_bounds = claim.low is not None or claim.high is not None
     require(has_bounds or claim.kind != "changes_by", "a claim of kind changes_by needs low or high")
+    if claim.kind == MEASURED:
+        is_whole = isinstance(claim, LedgerClaim) and bool(claim.text and claim.outcome)
+        require(is_whole, f"a claim of kind {MEASURED} stands in the ledger and needs text and outcome")
 
 
 def part_of(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -> Any:

@@ -102,11 +102,15 @@ class StoredPieces:
         keys = {piece.key for piece in stored}
         missing: list[Piece] = []
         for sweep in self.study.sweeps:
-            pieces = [piece for piece in pieces_of(self.study, sweep) if piece.key not in keys]
-            # What goes on from a run, or scores it once more, needs its weights, which no piece has.
-            if not sweep.source and not self.study.scorings_of(sweep):
-                pieces = [replace(piece, runs=_runs_of_fewer_seeds(piece, stored)) for piece in pieces]
-            missing += pieces
+            for piece in pieces_of(self.study, sweep):
+                if piece.key in keys:
+                    continue
+                # What goes on from a run, or scores it once more, needs its weights, which no piece has.
+                one = replace(sweep, encodings=[piece.encoding])
+                if sweep.source or self.study.scorings_of(one):
+                    missing.append(piece)
+                else:
+                    missing.append(replace(piece, runs=_runs_of_fewer_seeds(piece, stored)))
         return missing
 
     def steps(self) -> list[Step]:

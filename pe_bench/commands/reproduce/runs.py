@@ -63,7 +63,7 @@ class StudyRuns:
             return [self._score_checkpoint(sweep, others)]
         one = replace(sweep, encodings=[piece.encoding])
         trained = self._train(one, self._sources(sweep), stored=len(piece.runs))
-        return [trained, *self._scorings(sweep, trained)]
+        return [trained, *self._scorings(one, trained)]
 
     def _score_checkpoint(self, sweep: Sweep, scored_with: Sequence[str]) -> Step:
         assert self.models is not None, "checked before"
@@ -78,7 +78,17 @@ class StudyRuns:
 
     def _scorings(self, sweep: Sweep, trained: Step) -> Iterator[Step]:
         for scoring in self.study.scorings_of(sweep):
-            yield self._score(scoring, sweep, trained)
+            yield self._score(scoring, sweep, self._of_encodings(scoring, trained))
+
+    def _of_encodings(self, scoring: ScoringStep, trained: Step) -> Step:
+        """Return the trained runs that a scoring is about."""
+        if not scoring.encodings:
+            return trained
+        folder = self.results_dir / "runs"
+        runs = [
+            run for run in trained.runs if read_config(folder / run).encoding["name"] in scoring.encodings
+        ]
+        return replace(trained, runs=tuple(runs))
 
     def _train(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> Step:
         """Run a sweep without its first seeds, as many as are stored.

@@ -53,7 +53,7 @@ def sizes_of(study: Study, scores: Measurements) -> list[Size]:
     """Return the levels and changes of each encoding at each size, encoding by encoding."""
     sizes: dict[tuple[str, str], Size] = {}
     for sweep in study.sweeps:
-        for encoding in sweep.encodings:
+        for encoding in study.labels_of(sweep):
             size = _size(study, sweep, Series(encoding, sweep.name), scores)
             if size is not None:
                 sizes[encoding, sweep.name] = size
@@ -106,9 +106,13 @@ class Agreement:
 
 
 def agreements(sizes: Sequence[Size], scores: Measurements) -> list[Agreement]:
-    """Return the agreement of each two sweeps with three encodings in common, at each of `ORDERED_AT`."""
+    """Return the agreement of each two sweeps with three encodings in common, at each of `ORDERED_AT`.
+
+    Runs that are scored under another encoding than their own have no part in the order.
+    """
     found = []
-    by_sweep = grouped((size for size in sizes if size.budget.has_learned), lambda size: size.sweep)
+    ordered = (size for size in sizes if size.budget.has_learned and " -> " not in size.encoding)
+    by_sweep = grouped(ordered, lambda size: size.sweep)
     for first, second in combinations(by_sweep, 2):
         there = {size.encoding for size in by_sweep[second]}
         shared = [size.encoding for size in by_sweep[first] if size.encoding in there]

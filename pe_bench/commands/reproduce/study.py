@@ -60,8 +60,8 @@ class Sweep:
 class ScoringStep:
     """More scores of the runs of a study, as `eval` makes them. times: lengths over the training length.
 
-    of: the names of sweeps; all where none is named. scored_with: values of --with, which all of these runs
-    must be able to take.
+    of: the names of sweeps; all where none is named. encodings: the names of encodings; all where none is
+    named. scored_with: values of --with, which all of these runs must be able to take.
     """
 
     times: list[float]
@@ -69,13 +69,20 @@ class ScoringStep:
     scored_with: list[str] | None = None
     controls: str = "none"
     of: list[str] = field(default_factory=list)
+    encodings: list[str] = field(default_factory=list)
+
+    def is_of(self, sweep: Sweep, encoding: str) -> bool:
+        """Return whether it scores the runs of an encoding of a sweep."""
+        is_of_sweep = not self.of or sweep.name in self.of
+        return is_of_sweep and (not self.encodings or encoding in self.encodings)
 
 
 @dataclass(frozen=True)
 class Study:
     """A study as its file gives it.
 
-    minutes: an estimate for two cores, or one GPU. times: lengths that are scored, over the training length.
+    minutes: an estimate for two cores, or one GPU. length: the training length, or the length from which
+    changes of a checkpoint are measured. times: lengths that are scored, over `length`.
     overrides: of every run. quick_overrides: of the toy size, after all others. over: `tokens` or
     `parameters` for a study of what a longer training or a larger model changes, with a table and a picture
     by tokens or by parameters. The fields from `name` on are not in the file. name: the file's. size: full,
@@ -113,8 +120,20 @@ class Study:
         return sum(seeds.values())
 
     def scorings_of(self, sweep: Sweep) -> list[ScoringStep]:
-        """Return the scorings of the runs of a sweep."""
-        return [scoring for scoring in self.scorings if not scoring.of or sweep.name in scoring.of]
+        """Return the scorings of the runs of a sweep, or of some of them."""
+        return [
+            scoring
+            for scoring in self.scorings
+            if any(scoring.is_of(sweep, encoding) for encoding in sweep.encodings)
+        ]
+
+    def labels_of(self, sweep: Sweep) -> Iterator[str]:
+        """Yield the encodings of a sweep, each before itself under others (`rope -> yarn factor=auto`)."""
+        for encoding in sweep.encodings:
+            yield encoding
+            for scoring in self.scorings:
+                if scoring.is_of(sweep, encoding):
+                    yield from (f"{encoding} -> {other}" for other in scoring.scored_with or [])
 
     def seeds_of(self, sweep: Sweep) -> int:
         """Return the number of seeds of a sweep; the sweep of a toy has no more than `QUICK_SEEDS`."""

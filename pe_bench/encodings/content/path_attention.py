@@ -69,10 +69,12 @@ class Path(LayerEncoding):
         """
         directions = keys.values[DIRECTION].mT  # [B, H, N, K]
         dtype = torch.promote_types(queries.x.dtype, directions.dtype)
-        u, scores = queries.x.to(dtype), []
+        u = queries.x.to(dtype)
+        scores: list[Tensor] = []
         for stop in range(keys.x.shape[-2], 0, -CHUNK):
             chunk = slice(max(0, stop - CHUNK), stop)
-            w, k = directions[..., chunk, :].to(dtype), keys.x[..., chunk, :].to(dtype)
+            w = directions[..., chunk, :].to(dtype)
+            k = keys.x[..., chunk, :].to(dtype)
             beta = keys.values[STRENGTH][..., chunk].unsqueeze(-2).to(dtype)
             passed = keys.index[chunk] <= queries.index.unsqueeze(-1)
             system = (w @ w.mT * beta).tril(-1) + torch.eye(w.shape[-2], dtype=dtype, device=w.device)

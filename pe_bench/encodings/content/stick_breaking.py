@@ -61,7 +61,8 @@ class _Breaking(torch.autograd.Function):
         def passed(keys: slice) -> Tensor:
             return nn.functional.logsigmoid(-scores[..., keys]).masked_fill_(~visible[..., keys], 0)
 
-        count, least = scores.shape[-1], least_exponent(scores.dtype)
+        count = scores.shape[-1]
+        least = least_exponent(scores.dtype)
         left = sums_from_the_end(count, passed, lambda left: left < least)
         near = slice(count - left.shape[-1], count)
         # The sum of the keys after j only: one place further.

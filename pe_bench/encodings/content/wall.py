@@ -70,7 +70,8 @@ def _within(q: Tensor, k: Tensor, passed: Tensor) -> Tensor:
     padded = (0, 0, 0, size - count)
     q, k = nn.functional.pad(q, padded), nn.functional.pad(k, padded)
     passed = torch.cat([passed, passed[..., -1:, :].expand(*passed.shape[:-2], size - count, width)], -2)
-    scores, half = (q * k).sum(-1)[..., None, None], 1
+    scores = (q * k).sum(-1)[..., None, None]
+    half = 1
     while half < size:
         (_, q_later), (k_earlier, _), (p_earlier, p_later) = (
             x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in (q, k, passed)

@@ -51,5 +51,6 @@ class PoSE(PositionalEncoding):
             drawn = torch.randint(smallest, largest + 1, (batch, 1), generator=generator, device=device)
             return drawn.to(index.device)
 
-        first, gap = draw(1, (count + 1) // 2), draw(0, self.max_position - count)
+        first = draw(1, (count + 1) // 2)
+        gap = draw(0, self.max_position - count)
         return index + gap * (index >= first)

@@ -79,7 +79,9 @@ def rows_between(table: Tensor, position: Tensor) -> Tensor:
 
 
 def _within(count: int, ids: Tensor, overflow: Overflow) -> Tensor:
-    last, smallest, largest = count - 1, float(ids.min()), float(ids.max())
+    last = count - 1
+    smallest = float(ids.min())
+    largest = float(ids.max())
     if smallest >= 0 and largest <= last:
         return ids
     if overflow == "clamp":

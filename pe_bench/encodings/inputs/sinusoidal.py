@@ -52,8 +52,10 @@ class Sinusoidal(PositionalEncoding):
         self, d_model: int, base: Base = 10_000.0, layout: Layout = "interleaved", factor: Positive = 1.0
     ):
         super().__init__()
-        fits, way = d_model % 2 == 0 or layout == "interleaved", "say encoding.layout=interleaved"
-        require(fits, f"layout={layout} needs an even model.d_model, not {d_model}: {way}")
+        message = (
+            f"layout={layout} needs an even model.d_model, not {d_model}: say encoding.layout=interleaved"
+        )
+        require(d_model % 2 == 0 or layout == "interleaved", message)
         self.d_model = d_model
         self.base = base
         self.layout: Layout = layout

@@ -96,12 +96,10 @@ class LocalGlobal(PositionalEncoding):
             message = "limit softmax attention, which layers of encoding.local lack: set both to null"
             require(not masks, f"encoding.window and encoding.chunk {message}")
         self.holders = nn.ModuleList(parts.values())  # of the parameters
-        self._layers = [
-            stack(
-                [parts[is_global].layer(are_global[:number].count(is_global)), *([] if is_global else masks)]
-            )
-            for number, is_global in enumerate(are_global)
-        ]
+        self._layers: list[LayerEncoding] = []
+        for number, is_global in enumerate(are_global):
+            layer = parts[is_global].layer(are_global[:number].count(is_global))
+            self._layers.append(layer if is_global else stack([layer, *masks]))
         acting = [*parts.values(), *(masks if False in parts else [])]
         self.claims = frozenset.intersection(*(part.claims for part in acting))
         past = {part.past_training for part in parts.values()}

@@ -1,6 +1,7 @@
 """Ranges of keys, outside of which a chunk of queries sees none: what `LayerEncoding.ranges` returns."""
 
 from collections.abc import Sequence
+from itertools import product
 
 
 def latest(window: int, start: int, stop: int) -> list[range]:
@@ -18,5 +19,5 @@ def first_and_latest(first: int, window: int, start: int, stop: int) -> list[ran
 
 def intersection(these: Sequence[range], those: Sequence[range]) -> list[range]:
     """Return the keys that lie in ranges of both, each in rising order and without overlap."""
-    both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a in these for b in those]
+    both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in product(these, those)]
     return [one for one in both if one]

@@ -123,7 +123,8 @@ def _pair_products(passed: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda a, b: (a @ b.mT) * decays
     # A product of two factors, whose exponents float64 holds when they are counted from the chunk's middle.
     from_middle = passed.double() - passed[..., CHUNK // 2 : CHUNK // 2 + 1, :].double()
-    later, earlier = from_middle.exp(), (-from_middle).exp()
+    later = from_middle.exp()
+    earlier = (-from_middle).exp()
 
     def product(a: Tensor, b: Tensor) -> Tensor:
         return ((a.double() * later) @ (b.double() * earlier).mT).tril().to(a.dtype)

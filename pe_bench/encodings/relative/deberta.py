@@ -102,7 +102,8 @@ class DeBERTaLayer(Relative):
         return self._with_products(queries.x, "c2p"), self._with_products(keys.x, "p2c")
 
     def scores(self, queries: Side, keys: Side, scale: float) -> Tensor:
-        width, terms = queries.raw.shape[-1], self.shared.projections
+        width = queries.raw.shape[-1]
+        terms = self.shared.projections
         (q, of_query), (k, of_key) = (side.x.tensor_split([width], -1) for side in (queries, keys))
         scores = q @ k.mT
         distance = queries.position.unsqueeze(-1) - keys.position.unsqueeze(-2)

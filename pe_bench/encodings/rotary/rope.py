@@ -103,7 +103,8 @@ def turn_in_type(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """Return x [.., n, K] with its pairs turned, by cosines and sines [.., n, K/2]."""
     # Whole rows at a time, which takes half as long as pair by pair.
-    cosines, sines = join_pairs(cos, cos, layout), join_pairs(-sin, sin, layout)
+    cosines = join_pairs(cos, cos, layout)
+    sines = join_pairs(-sin, sin, layout)
     return torch.addcmul(x * cosines, swapped(x, layout), sines)
 
 
@@ -152,8 +153,10 @@ def rotation_matrix(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     width = 2 * cos.shape[-1]
     first, second = split_pairs(torch.arange(width, device=cos.device), layout)
     matrix = cos.new_zeros(*cos.shape[:-1], width, width)
-    matrix[..., first, first], matrix[..., first, second] = cos, -sin
-    matrix[..., second, first], matrix[..., second, second] = sin, cos
+    matrix[..., first, first] = cos
+    matrix[..., first, second] = -sin
+    matrix[..., second, first] = sin
+    matrix[..., second, second] = cos
     return matrix
 
 

@@ -84,8 +84,10 @@ class LongRoPE(RopeScaling):
     @classmethod
     def guesses(cls, options: Mapping[str, Any], length: int) -> list[list[float]]:
         """Return the factors that make it RoPE, interpolation, NTK-aware scaling and NTK by parts."""
-        width, base = 2 * len(cls.example(options)["long_factors"]), options.get("base", 10_000.0)
-        train_length, plain = options["train_length"], rope_frequencies(width, base)
+        width = 2 * len(cls.example(options)["long_factors"])
+        base = options.get("base", 10_000.0)
+        train_length = options["train_length"]
+        plain = rope_frequencies(width, base)
         factor = length / train_length
         ntk = ntk_frequencies(width, base, factor) if width > 2 else plain / factor
         parts = RopeNTKByParts(d_head=width, train_length=train_length, base=base).scaled(length).frequencies

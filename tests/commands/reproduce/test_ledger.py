@@ -8,9 +8,16 @@ from support.commands import Command
 
 from pe_bench.commands.reproduce import papers
 from pe_bench.commands.reproduce.claims import NOT_SCORED, Judged, Series, judge_claim
-from pe_bench.commands.reproduce.ledger import Answer, Entry, is_tested_by
+from pe_bench.commands.reproduce.ledger import Answer, Entry, is_tested_by, render_ledger
 from pe_bench.commands.reproduce.outcomes import Level
-from pe_bench.commands.reproduce.papers import Claim, LedgerClaim, read_papers
+from pe_bench.commands.reproduce.papers import (
+    Claim,
+    LedgerClaim,
+    Paper,
+    check_claim,
+    ledger_claims,
+    read_papers,
+)
 from pe_bench.commands.reproduce.study import read_study, study_names
 from pe_bench.commands.reproduce.tables import TableScores
 from pe_bench.errors import UserError
@@ -66,6 +73,19 @@ def test_what_a_stored_sweep_did_not_score_was_not_run() -> None:
     unscored = Judged(CLAIM, 256, "unclear", Paired(missing=NOT_SCORED), 256)
     for judged, said in ((unscored, "not run"), (replace(unscored, measured=Paired()), "unclear")):
         assert Answer("one", "", "tiny", 1, 128, judged).outcome == said
+
+
+def test_a_prediction_that_no_study_tests_counts_with_the_outcome_in_its_file() -> None:
+    text, evidence = "far text is read twice", "once"
+    claim = LedgerClaim("measured", text=text, outcome="contradicted", evidence=evidence, rule="judgement")
+    entry = Entry(claim, [])
+    assert (entry.sentence, entry.outcome) == (text, "contradicted")
+    paper = Paper("A 2026", "A", "x", (claim,), {"judgement": "ours"})
+    printed = render_ledger({paper: [entry]}, 80)
+    assert f"contradicted  {text} (prediction: judgement)\n              measured: once" in printed
+    assert "predictions: 1: 0 right, 1 wrong" in printed
+    with pytest.raises(UserError, match="a claim of kind measured stands in the ledger"):
+        check_claim(Claim("measured", "x", text=text))
 
 
 def test_a_claim_is_tested_by_the_sweeps_that_train_its_encodings_on_the_same_kind_of_text() -> None:
@@ -124,11 +144,23 @@ def test_each_claim_of_the_ledger_names_a_study_that_has_its_sweep() -> None:
     for paper in read_papers():
         assert paper.paper and paper.title and paper.claims
         for claim in paper.claims:
-            if claim.study in sweeps:
+            if claim.study:
+                assert claim.study in sweeps, f"{paper.name} names the study {claim.study}"
                 assert {claim.sweep, claim.than_sweep or claim.sweep} <= sweeps[claim.study], claim
-            else:
-                expected = {"", "real_gemma"} if claim.rule else {""}  # nobody has made that study yet
-                assert claim.study in expected, f"{paper.name} names the study {claim.study}"
+            for study, sweep in claim.also.items():
+                assert study in sweeps and sweep in sweeps[study], claim
+
+
+def test_a_paper_has_each_claim_once_and_every_study_that_it_names_reports_on_it() -> None:
+    for paper in read_papers():
+        said = [(Entry(claim, []).sentence, claim.rule) for claim in paper.claims]
+        assert len(said) == len({*said}), paper.name
+    of_budget = {(claim.kind, claim.of, claim.at): claim for claim in ledger_claims("budget")}
+    claim = of_budget["holds", "alibi", 16]
+    assert (claim.study, claim.sweep) == ("budget", "8M tokens")
+    assert claim.origin == "Press et al. 2022, table 2, -0.020 at 30 times"
+    of_alibi = [claim.origin for claim in ledger_claims("alibi") if (claim.kind, claim.at) == ("holds", 16)]
+    assert of_alibi == ["table 2, -0.020 at 30 times"]
 
 
 def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
@@ -138,6 +170,7 @@ def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
         ("kind: falls", "kind: fals", "unknown kind of claim 'fals': did you mean 'falls'?"),
         ("source: table 1", "at: 2", "a claim needs a source, or a rule"),
         ("kind: falls", "kind: changes_by", "needs low or high"),
+        ("kind: falls", "kind: measured, text: it falls", "stands in the ledger and needs text and outcome"),
         ("title: A\n", "", "missing 1 required positional argument: 'title'"),
         ("source: table", "sorce: table", "did you mean 'source'?"),
     ):

@@ -344,3 +344,18 @@ def test_the_orders_after_two_budgets_are_compared_by_kendalls_tau() -> None:
     late = [replace(each, tokens=2 * each.tokens) for each in budgets]
     late.append(replace(budget("alibi", 512_000, ""), level=2.1))
     assert agreements(late)[0].smaller == 2_048_000, "at 512,000 tokens only one has learned"
+
+
+def test_changes_of_a_checkpoint_are_from_the_length_of_the_study_below_its_training_length(
+    command: Command, real: Study, folder: Path
+) -> None:
+    text = real.path.read_text().partition("claims:")[0]
+    text = text.replace("length: 32", "length: 16").replace("times: [0.25, 1, 2]", "times: [0.5, 1]")
+    claim = "{kind: changes_by, sweep: tiny, at: 1, since: 0.5, low: -9, source: nobody}"
+    real.path.write_text(f"{text}claims: [{claim}]\n".replace("    scored_with: [yarn factor=2]\n", ""))
+    made = command(*arguments(real), "--models", str(folder / "models"), "threads=1")
+    assert made.code == 0, made.err
+    assert "changes are from 16 tokens" in made.out
+    assert "holds         tiny changes by at least -9 from 8 to 16" in made.out
+    [run] = Path("results/runs").iterdir()
+    assert {row.length for row in RunFolder(run).rows} == {8, 16}, "the training length is not scored"

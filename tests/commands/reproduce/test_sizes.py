@@ -1,5 +1,6 @@
 """A study over sizes of model: its table, how far two sizes order encodings alike, and its picture."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from support.results import add_run
 
 from pe_bench.commands.reproduce.claims import Measurements
 from pe_bench.commands.reproduce.sizes import agreements, draw_sizes, sizes_of, table_of_sizes
-from pe_bench.commands.reproduce.study import Step, Study, Sweep, read_study
+from pe_bench.commands.reproduce.study import ScoringStep, Step, Study, Sweep, read_study
 from pe_bench.runs.rows import read_rows
 
 # Levels at 128, 512 and 2,048 tokens: small turns the order of rope and alibi round at 128.
@@ -71,6 +72,32 @@ def test_a_table_and_a_picture_show_each_size_and_what_was_not_run(
     assert any(line.startswith("  probe | tiny at 1x: +0.33") for line in lines)
     draw_sizes(sizes, study, tmp_path / "sizes.png")
     assert (tmp_path / "sizes.png").stat().st_size > 1_000
+
+
+def test_what_a_scaling_repairs_is_a_line_of_its_own_and_has_no_part_in_the_order(
+    study: Study, scores: Measurements, tmp_path: Path
+) -> None:
+    scoring = ScoringStep([1, 4], scored_with=["yarn factor=auto"], encodings=["rope"])
+    scaled = replace(study, scorings=(scoring,))
+    run = add_run(tmp_path, "rope", {128: 1.8, 512: 1.9}, scored_with="yarn factor=auto", setting="tiny")
+    step = Step("tiny", (run.name,), {row.key for row in read_rows(run / "eval.csv")})
+    scores.rows["tiny"] += [row for row in read_rows(run / "eval.csv") if row.key in step.keys]
+    sizes = sizes_of(scaled, scores)
+    assert [size.sweep for size in sizes if size.encoding == "rope -> yarn factor=auto"] == ["tiny"]
+    lines = list(table_of_sizes(sizes, scaled, scores))
+    assert any(line.startswith("rope -> yarn factor=auto") and "+0.100" in line for line in lines)
+    assert agreements(sizes, scores) == agreements(sizes_of(study, scores), scores)
+
+
+def test_a_scoring_is_of_the_encodings_that_it_names() -> None:
+    study = read_study("sizes")
+    labels = {sweep.name: [*study.labels_of(sweep)] for sweep in study.sweeps}
+    for sweep in study.sweeps:
+        assert labels[sweep.name][:3] == ["rope", "rope -> yarn factor=auto", "alibi"], sweep.name
+        assert [study.scorings_of(replace(sweep, encodings=[name])) != [] for name in ("rope", "alibi")] == [
+            True,
+            False,
+        ]
 
 
 def test_the_study_of_sizes_has_ten_tokens_a_parameter_and_the_stated_rule() -> None:
