@@ -97,7 +97,7 @@ def evaluate(
     max_length NUMBER: Score the same targets at every length up to this.  [default: 16 x training length]
     targets NUMBER: Target blocks at each length (paired).
     stride NUMBER: Tokens between windows (sliding).
-    controls NAME: auto (at 2 and 16 x training length, and the longest of a checkpoint), offset (auto, and
+    controls NAME: auto (at 2 and 16 x training length; of a checkpoint at the longest too), offset (auto, and
         moved positions), all or none; for paired.
     per_position: Also score by position, at the longest length.
     precision NAME: float32, or bfloat16, which is coarser and has its own table.

@@ -330,13 +330,13 @@ def prepare(
     the request's planner.
     """
     if isinstance(run, Path):
-        others_have = "a checkpoint (hf:FOLDER)"
+        option_is_for = "a checkpoint (hf:FOLDER)"
         options = request.checkpoint_options
     else:
-        others_have = "a run"
+        option_is_for = "a run"
         options = request.run_options
     for name, value in options.items():
-        require(not value, f"{name} is for {others_have}: leave it out")
+        require(not value, f"{name} is for {option_is_for}: leave it out")
     for path in request.code:
         require(path.is_file(), f"--code {path} is not a file")
     probe = request.probe

@@ -174,24 +174,30 @@ class Projections(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_normed: Tensor | None, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
+        ctx: Any, grad_normed: Tensor | None, *grad_products: Tensor | None
+    ) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight_D, normed, factor_N, *matrices = ctx.saved_tensors
         rows_ND = normed.flatten(0, -2)
         grad_rows_ND = None if grad_normed is None else grad_normed.reshape(rows_ND.shape)
-        slopes_N = []  # of the products with a gradient
-        for matrix, slope in zip(matrices, slopes, strict=True):
-            if slope is None:
+        grad_products_N = []  # of the products with a gradient
+        for matrix, grad_product in zip(matrices, grad_products, strict=True):
+            if grad_product is None:
                 continue
-            slope_N = slope.reshape(-1, slope.shape[-1])
-            slopes_N.append(slope_N)
+            grad_product_N = grad_product.reshape(-1, grad_product.shape[-1])
+            grad_products_N.append(grad_product_N)
             if grad_rows_ND is None:
-                grad_rows_ND = mm(slope_N, matrix)
+                grad_rows_ND = mm(grad_product_N, matrix)
             else:
-                grad_rows_ND = addmm(grad_rows_ND, slope_N, matrix)
+                grad_rows_ND = addmm(grad_rows_ND, grad_product_N, matrix)
         assert grad_rows_ND is not None, "some output has a gradient"
-        grads = iter(weight_gradients(rows_ND, *slopes_N))
+        grads = iter(weight_gradients(rows_ND, *grad_products_N))
         grad_x, grad_weight = native.rms_norm_backward(grad_rows_ND.contiguous(), x, weight_D, factor_N, None)
-        return grad_x, grad_weight, *(None if slope is None else next(grads) for slope in slopes)
+        return (
+            grad_x,
+            grad_weight,
+            *(None if grad_product is None else next(grads) for grad_product in grad_products),
+        )
 
 
 class AfterAttention(torch.autograd.Function):

@@ -162,7 +162,7 @@ def check_claim(claim: Claim) -> None:
     require(has_bounds or claim.kind != "changes_by", "a claim of kind changes_by needs low or high")
     if claim.kind == MEASURED:
         is_whole = isinstance(claim, LedgerClaim) and bool(claim.text and claim.outcome)
-        require(is_whole, f"a claim of kind {MEASURED} stands in the ledger and needs text and outcome")
+        require(is_whole, f"a claim of kind {MEASURED} belongs in configs/claims and needs text and outcome")
 
 
 def part_of(kind: type[Any], values: Any, key: str, parts: Mapping[str, type]) -> Any:

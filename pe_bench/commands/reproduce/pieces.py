@@ -105,7 +105,7 @@ class StoredPieces:
             for piece in pieces_of(self.study, sweep):
                 if piece.key in keys:
                     continue
-                # What goes on from a run, scores or explains it once more, needs weights: no piece has any.
+                # Further training, more scores and explanations need weights, which stored runs lack.
                 one = replace(sweep, encodings=[piece.encoding])
                 if sweep.source or self.study.scorings_of(one) or self.study.explains:
                     missing.append(piece)
@@ -148,7 +148,7 @@ class StoredPieces:
         return list(chain.from_iterable(folder.rows for folder in folders))
 
     def add(self, piece: Piece, steps: Sequence[Step], results_dir: Path) -> None:
-        """Store a piece, whose other runs are in a folder of results.
+        """Store a piece: copy its runs that are not stored yet from a folder of results.
 
         steps: the sweep of the piece and the scorings of its runs. Raises `UserError` for rows of another
         text, other targets or another version of PyTorch than what is stored, before anything is written.

@@ -55,7 +55,7 @@ class StudyRuns:
         require_checkpoints(self.study, self.models)
 
     def make(self, piece: Piece) -> list[Step]:
-        """Return the steps of one piece without its stored runs, and of no other; finished work is reused."""
+        """Make the runs of one piece that are not stored, and return its steps; finished work is reused."""
         plain = replace(piece, runs=())
         sweep = next(each for each in self.study.sweeps if plain in pieces_of(self.study, each))
         if sweep.checkpoint:
@@ -91,7 +91,7 @@ class StudyRuns:
         return replace(trained, runs=tuple(runs))
 
     def _train(self, sweep: Sweep, sources: Sequence[str], stored: int = 0) -> Step:
-        """Run a sweep without its first seeds, as many as are stored.
+        """Run a sweep from the first seed on that is not stored. stored: how many seeds are.
 
         Raises `RunError` or `Stopped` where it is not done.
         """

@@ -1,4 +1,4 @@
-r"""GRAPE-AP: a bias that adds up over the tokens between key and query, each as large as the query makes it.
+r"""GRAPE-AP: a bias summed over the tokens between key and query, where the query sets the size of each term.
 
 b(i, j) = sum_{j < l <= i} psi(i, l) with psi(i, l) = m_h ln sigmoid(p_i . R_l p_l / width), m_h the slopes of
 ALiBi. p = W_p x has `width` features for each head and is divided by its root mean square; x is the layer's
@@ -64,10 +64,10 @@ class GrapeAP(LayerEncoding):
             is_later = keys.index[some] > queries.index.unsqueeze(-1)
             return (slopes * nn.functional.logsigmoid(product)).masked_fill(is_later, 0)
 
-        # Where other parts of the encoding hide keys, those between a visible key and the query are here.
-        sums = sums_from_the_end(keys.x.shape[-2], added, _all_matter)
+        # Keys that other parts of the encoding hide count too: all keys up to the query are here.
+        sums = sums_from_the_end(keys.x.shape[-2], added, _never_settled)
         return nn.functional.pad(sums[..., 1:], (0, 1))  # from the key after each one on
 
 
-def _all_matter(sums: Tensor) -> Tensor:
+def _never_settled(sums: Tensor) -> Tensor:
     return torch.zeros_like(sums, dtype=torch.bool)

@@ -1,4 +1,4 @@
-r"""RePo: RoPE at real positions that each head reads from the tokens, in place of their places in the text.
+r"""RePo: RoPE at real-valued positions that each head reads from the tokens, in place of their indices.
 
 z = W_o (silu(W_g x) * W_c x) is one position for each head and token, where W_g and W_c map the layer's input
 x to D/8 features. Queries and keys are turned by z theta_c, theta_c = base^(-2c/K). Layers below `from_layer`
@@ -36,7 +36,7 @@ CUT_OFF = 3 * SPREAD
 class RePo(PositionalEncoding):
     """Options:
 
-    from_layer: the first layer, from 0, that learns positions; null: 5 of 16 layers have plain RoPE
+    from_layer: the first layer, from 0, that learns positions; null: after 5/16 of the layers
     base: of the geometric frequencies
     """
 

@@ -12,8 +12,8 @@ large.
 Wang et al. 2025, "Positional Encoding via Token-Aware Phase Attention", arXiv:2509.12635, definition 3.1,
 equation 12 and section 4.1; we did not compare the version of May 2026.
 
-No code of the authors was found. With a power of 0.1 the distance tells neighbouring tokens apart by little:
-its power is 1 at distance 1, 1.07 at 2 and 1.6 at 128. The authors train TAPA at a fifth of the rate of
+No code of the authors was found. With a power of 0.1, neighbouring distances are hard to tell apart:
+distance^0.1 is 1 at 1, 1.07 at 2 and 1.6 at 128. The authors train TAPA at a fifth of the rate of
 their RoPE; at our rate a tiny model went through its first 150 steps as smoothly as `nope`.
 """
 

@@ -84,7 +84,7 @@ def test_a_prediction_that_no_study_tests_counts_with_the_outcome_in_its_file() 
     printed = render_ledger({paper: [entry]}, 80)
     assert f"contradicted  {text} (prediction: judgement)\n              measured: once" in printed
     assert "predictions: 1: 0 right, 1 wrong" in printed
-    with pytest.raises(UserError, match="a claim of kind measured stands in the ledger"):
+    with pytest.raises(UserError, match="a claim of kind measured belongs in configs/claims"):
         check_claim(Claim("measured", "x", text=text))
 
 
