@@ -1,6 +1,7 @@
 """The `explain` command: why runs fail at longer texts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,19 +66,20 @@ def explain(
     by = [name for each in by for name in each.split(",")]
     asked = [*by, "layer"] if plot is not None else by
     found = api.explain(names, by=asked, **options)
+    shown = found if "layer" in by else replace(found, measures=())
     if as_json:
-        print_runs("explain", found.runs, explanation=found)
+        print_runs("explain", shown.runs, explanation=shown)
     elif printed:
-        write_out(_csv(found))
+        write_out(_csv(shown))
     else:
-        write_out(found.text(by_layer="layer" in by))
+        write_out(str(shown))
     if plot is not None:
         found.plot(plot)
         say(f"wrote {plot}")
     if csv is not None and not printed:
         from pe_bench.system.files import write_text
 
-        write_text(csv, _csv(found))
+        write_text(csv, _csv(shown))
         say(f"wrote {csv}")
 
 

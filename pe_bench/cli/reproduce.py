@@ -150,7 +150,7 @@ def _report(runs: "StudyRuns", write_table: bool) -> None:
 
         for step in steps:
             for names in grouped(step.runs, encoding_in).values():
-                write_out(str(explain(runs, names)))
+                write_out(str(explain(runs, replace(step, runs=tuple(names)))))
     table = runs.study.table
     measured = Measurements(runs.results_dir, steps)
     outcomes = _show(runs, measured, runs.results_dir, read_table(table))
@@ -176,7 +176,7 @@ def _report_stored(runs: "StudyRuns", table: "Sequence[Level] | None" = None) ->
     measured = Measurements(pieces.folder, pieces.steps())
     own_table = read_table(runs.study.table)
     outcomes = _show(runs, measured, pieces.folder, own_table if table is None else table)
-    for text in stored_explanations(pieces.folder):
+    for text in stored_explanations(pieces):
         write_out(text)
     if missing := pieces.missing():
         say(f"pieces that are not stored: {len(missing)}, first {missing[0]}")

@@ -296,7 +296,7 @@ class Config:
         if self.checkpoint is None:
             self.train.check()
         protocol = self.eval.protocol
-        task = "null" if self.task is None else self.task["name"]
+        task = (self.task or {}).get("name", "null")
         require(
             (self.task is not None) == (self.data.source == "task") == (protocol == "task"),
             f"data={self.data.name} and eval.protocol={protocol} do not fit task={task}: "

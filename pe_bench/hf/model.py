@@ -149,7 +149,8 @@ class CheckpointModel(LanguageModel):
         with torch.no_grad():
             whole = self.hidden(tokens, ids)
             try:
-                lower.hidden(tokens, ids)
+                if lower.hidden(tokens, ids).shape != whole.shape:
+                    return False
                 return torch.equal(upper.hidden(tokens, ids), whole)
             except Exception:  # a layer may hand on anything, and read anything of another layer
                 return False
@@ -169,6 +170,8 @@ class CheckpointModel(LanguageModel):
         blocks = self._blocks
         below, above = blocks[: self.numbers.start], blocks[self.numbers.stop :]
         state = None if self.inputs is None else next(self.inputs)
+        others = (*below, *above)
+        own = [vars(block).get("forward") for block in others]  # such as one that recomputes activations
         for block in below:
             block.forward = lambda *_, **__: state
         for block in above:
@@ -179,8 +182,11 @@ class CheckpointModel(LanguageModel):
             yield
         finally:
             hook.remove()
-            for block in (*below, *above):
-                del block.forward
+            for block, forward in zip(others, own, strict=True):
+                if forward is None:
+                    del block.forward
+                else:
+                    block.forward = forward
 
     def _keep(self, module: nn.Module, fed: Any, output: Any) -> None:
         if self.outputs is not None:

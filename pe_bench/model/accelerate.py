@@ -174,9 +174,9 @@ class Projections(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_normed: Tensor | None, *grad_products: Tensor | None
-    ) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    ) -> tuple[Tensor | None, ...]:
         x, weight_D, normed, factor_N, *matrices = ctx.saved_tensors
         rows_ND = normed.flatten(0, -2)
         grad_rows_ND = None if grad_normed is None else grad_normed.reshape(rows_ND.shape)

@@ -21,7 +21,6 @@ from pe_bench.values import check_type
 
 KEPT = "source.json"  # of a run that has a source: what it needs of that run, which may be deleted later
 TEXTS = ("label", "setting", "trained_as", "data_hash")  # fields of a source that are kept as they are
-TEXTS = ("label", "setting", "trained_as", "data_hash")  # fields of a source that are kept as they are
 
 
 @dataclass(frozen=True)

@@ -249,3 +249,9 @@ def test_counts_of_tokens_are_read_with_k_and_m(text: str, tokens: int) -> None:
     for wrong in (f"train.length={text}", "train.tokens=1.00005k", "train.tokens=1G"):
         with pytest.raises(UserError, match="must be a whole number"):
             parse_config(compose([wrong]))
+
+
+@pytest.mark.parametrize("task", [{}, {"symbols": 5}])
+def test_a_task_without_a_name_is_refused_in_one_line(task: dict[str, int]) -> None:
+    with pytest.raises(UserError, match="do not fit task=null: say task=NAME"):
+        parse_config({**compose([]), "task": task})

@@ -30,15 +30,16 @@ from pe_bench.encodings.base import LengthError
 from pe_bench.errors import RunError, require
 from pe_bench.report.verdicts import unlearned
 from pe_bench.runs.find import ScoredRuns, find_runs, is_checkpoint, read_anchors, without_tries
-from pe_bench.runs.folder import RunFolder, folders_in
+from pe_bench.runs.folder import RunFolder
+from pe_bench.runs.rows import Row
 from pe_bench.system.cost import count, expect, said_once
 from pe_bench.system.machine import cores_of
 from pe_bench.system.terminal import Bar, progress_bar
 from pe_bench.values import check_type
 
 UNLEARNED = {
-    "frequencies": "has learned nothing: it is no better than token frequencies at the training length",
-    "trigram": "has not learned yet: it is worse than a trigram model at the training length",
+    "frequencies": "has learned nothing: at the training length it is no better than token frequencies",
+    "trigram": "has not learned yet: at the training length it is worse than a trigram model",
 }
 By = Literal["head", "layer"]
 MOST_SINGLE = 8  # layers: in a model with more, quarters of the depth come before single layers
@@ -94,14 +95,17 @@ def _found(names: Sequence[str], request: Evaluation) -> list[str | Path]:
 
 
 def _unlearned(folders: Sequence[Path]) -> str:
-    """Return what runs have not learned to beat at their training length, by their stored scores.
+    """Return the warning for runs that do not beat token frequencies or a trigram model, by their scores.
 
-    Empty for runs that have learned, for later stages of a training, and where the scores do not tell.
+    Empty for runs that do, for later stages of a training, and where the scores do not tell.
     """
-    runs = [RunFolder(folder) for folder in folders if (folder / "result.json").is_file()]
-    rows = [row for run in runs if not run.first_stage for row in run.rows]
+    runs = {folder.name: RunFolder(folder) for folder in folders if (folder / "result.json").is_file()}
+    rows: list[Row] = []
+    for run in runs.values():
+        if not run.first_stage:
+            rows += [row for row in run.rows if (row.protocol, row.score_dtype) == ("paired", "float32")]
     anchors = read_anchors(folders[0].parent.parent / "anchors")
-    lacks = unlearned(rows, ScoredRuns(folders_in(folders[0].parent), anchors))
+    lacks = unlearned(rows, ScoredRuns(runs.__getitem__, anchors))
     return UNLEARNED.get(lacks, "")
 
 

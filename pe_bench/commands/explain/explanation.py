@@ -51,18 +51,18 @@ class Explanation:
         return "bits per byte" if self.has_bytes else "nats per token"
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, *, by_layer: bool = True) -> str:
-        """Return the tables. by_layer: also what was measured in each layer."""
-        tables = tables_of(self) if by_layer else [_causal(self)]
-        return grid.text_of(lambda console: grid.show([table.draw for table in tables], console))
+        return grid.text_of(lambda console: grid.show([table.draw for table in tables_of(self)], console))
 
     def plot(self, path: str | Path) -> None:
-        """Draw each layer into a file: .png, .svg or .pdf. Raises `UserError`, also without measures."""
+        """Draw each layer into a file: .png, .svg or .pdf. Raises `UserError` for other files.
+
+        Raises it also if no layer was measured.
+        """
         from pe_bench.commands.explain.picture import draw_layers
 
-        require(bool(self.measures), "the picture shows what layers read: explain with by='layer'")
+        require(
+            bool(self.measures), "no layer was measured, so there is nothing to draw: explain with by='layer'"
+        )
         title = f"{self.label}, trained at {self.train_length:,} tokens"
         length = max((loss.length for loss in self.losses if loss.is_sure), default=None)
         if length is not None:
@@ -97,7 +97,9 @@ def _causal(found: Explanation) -> Grid:
         rows.append([Cell(change), Cell(place), _cost_cell(cost), *cells])
     notes = [f"{found.sentence}."]
     if found.unlearned:
-        notes.insert(0, f"warning: {found.label} {found.unlearned}: what such a model loses means little")
+        notes.insert(
+            0, f"warning: {found.label} {found.unlearned}, so its losses at longer lengths mean little"
+        )
     if known:
         notes.append(SHARES_NOTE)
         notes.append(f"at {trained:,}: {found.unit} that the change adds at the training length")
@@ -158,7 +160,7 @@ def _measured(found: Explanation) -> Grid:
             rows.append([Cell(name), Cell(str(layer)), *map(_measure_cell, measures)])
     notes = [
         "means over heads and targets; what they describe need not be a cause",
-        f"±: half the 95 % interval of the change since {trained:,} tokens, query by query",
+        f"±: half the 95 % interval of the difference from {trained:,} tokens, query by query",
         *_missing_notes(missing),
     ]
     return Grid(columns, rows, ["what each layer reads"], notes=notes, keys=2)

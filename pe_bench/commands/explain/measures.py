@@ -1,6 +1,6 @@
-r"""What can be measured in each layer: where its targets' queries read, and how sharply.
+r"""What can be measured in each layer: how far back the queries of the targets read, and how sharply.
 
-These numbers describe; what causes a loss, only the changes of `changes.py` tell. Every length has the same
+These numbers describe; only the changes of `changes.py` show causes. Every length has the same
 targets, so that a number is compared with the same query's number at the training length L. A_ij is the
 weight that query i gives key j, z_ij the logit before the softmax, n_i how many keys the query sees. All are
 means over heads, then over targets:
@@ -10,9 +10,9 @@ means over heads, then over targets:
 - first token, first four: the weight of the window's first token, of its first four tokens.
 - distance: sum_j A_ij (i - j) over sum_j A_ij, in tokens; `distance without first`: the same without the
   first four tokens of the window.
-- far mass: the weight of keys L tokens or more away.
+- far mass: the weight of keys at distance L or more.
 - logit range: the largest logit minus the median of visible logits.
-- largest far: the share of queries whose largest logit is at a distance of L or more.
+- largest far: the share of queries whose largest logit is at distance L or more.
 - order kept: of two random keys within L tokens, how often their logits keep their order if the query is
   n - L positions later, at a length of n tokens.
 - energy in a band: the sum of |q_i^c| mean_j<=i |k_j^c| over the pairs of features c whose wavelengths, in

@@ -1,14 +1,13 @@
 """Why the runs of a study fail at longer texts: what `explain` finds of each piece, stored with its rows."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pe_bench.commands.evaluate import Evaluation
 from pe_bench.commands.explain.explain import explain_runs
 from pe_bench.commands.explain.explanation import Explanation, csv_text, rows_of
-from pe_bench.commands.reproduce.pieces import Piece
+from pe_bench.commands.reproduce.pieces import Piece, StoredPieces
 from pe_bench.commands.reproduce.runs import StudyRuns
+from pe_bench.commands.reproduce.study import Step
 from pe_bench.system.files import write_text
 
 FOLDER = "explained"  # beside the stored runs of a study
@@ -26,22 +25,24 @@ def explain_piece(runs: StudyRuns, piece: Piece, folder: Path) -> None:
     `RunError`.
     """
     trained = runs.make(replace(piece, runs=()))[0]
-    found = explain(runs, trained.runs)
+    found = explain(runs, trained)
     numbers, tables = _files(piece, folder)
     numbers.parent.mkdir(parents=True, exist_ok=True)
     write_text(numbers, csv_text(list(rows_of(found))))
     write_text(tables, str(found))
 
 
-def explain(runs: StudyRuns, names: Sequence[str]) -> Explanation:
-    """Explain runs of one encoding by name, with what is measured in each layer."""
-    paths = [str(runs.results_dir / "runs" / name) for name in names]
-    return explain_runs(paths, ["layer"], Evaluation(results_dir=runs.results_dir))
+def explain(runs: StudyRuns, trained: Step) -> Explanation:
+    """Explain the runs of a step, which are of one encoding, with what is measured in each layer."""
+    sweep = next(each for each in runs.study.sweeps if each.name == trained.sweep)
+    paths = [str(runs.results_dir / "runs" / name) for name in trained.runs]
+    return explain_runs(paths, ["layer"], runs.evaluation_of(sweep))
 
 
-def stored_explanations(folder: Path) -> list[str]:
-    """Return the stored tables, one text for each explained piece. folder: of the stored pieces."""
-    return [path.read_text(encoding="utf-8") for path in sorted((folder / FOLDER).glob("*.txt"))]
+def stored_explanations(pieces: StoredPieces) -> list[str]:
+    """Return the stored tables, one text for each piece that the study still has."""
+    explained = [piece for piece in pieces.of_study() if is_explained(piece, pieces.folder)]
+    return [_files(piece, pieces.folder)[1].read_text(encoding="utf-8") for piece in explained]
 
 
 def _files(piece: Piece, folder: Path) -> tuple[Path, Path]:

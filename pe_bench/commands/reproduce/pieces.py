@@ -199,12 +199,10 @@ class StoredPieces:
 
 def _runs_of_fewer_seeds(piece: Piece, stored: Sequence[Piece]) -> tuple[str, ...]:
     """Return the runs of the stored piece that differs from this one in having fewer seeds, or none."""
-    begun = [
-        each
-        for each in stored
-        if each.seeds < piece.seeds and replace(each, seeds=piece.seeds).key == piece.key
-    ]
-    return max((each.runs for each in begun), key=len, default=())
+    # One run for each seed, in their order: a study whose overrides sweep a key has several.
+    alike = [each for each in stored if replace(each, seeds=piece.seeds).key == piece.key]
+    begun = [each.runs for each in alike if len(each.runs) == each.seeds < piece.seeds]
+    return max(begun, key=len, default=())
 
 
 def minor_version(version: str) -> str:

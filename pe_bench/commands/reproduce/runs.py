@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pe_bench.commands.reproduce.checkpoints import require_checkpoints, score_checkpoint
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
@@ -13,6 +13,9 @@ from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_jo
 from pe_bench.errors import RunError
 from pe_bench.runs.folder import read_config
 from pe_bench.system.terminal import say
+
+if TYPE_CHECKING:
+    from pe_bench.commands.evaluate import Evaluation
 
 QUICK_TOKENS = 4096  # scored by the toy size, with protocols other than paired
 
@@ -141,13 +144,31 @@ class StudyRuns:
             values[f"{key}={source}"] = {key: source, "seed": seed}
         return values
 
+    def evaluation_of(self, sweep: Sweep) -> "Evaluation":
+        """Return what each evaluation of a sweep's runs needs: the text, code, and the machine's keys."""
+        from pe_bench.commands.evaluate import Evaluation
+
+        study = self.study
+        choice = [f"encoding={sweep.encodings[0]}"]
+        config = planned_job(self._typed(sweep).job_overrides, study.search, choice=choice).config
+        code = chain.from_iterable(folder.glob("encoding/*.py") for folder in study.search)
+        has_own_text = study.text != STDLIB and not sweep.task
+        return Evaluation(
+            code=tuple(code),
+            data_path=study.text if has_own_text else None,
+            results_dir=self.results_dir,
+            device=config.device,
+            threads=config.threads,
+            cache_dir=config.cache_dir,
+        )
+
     def _score(self, scoring: ScoringStep, sweep: Sweep, trained: Step) -> Step:
         """Score the runs of a sweep once more, as `eval` does.
 
         The runs may come from another study or a plain `train`. Their own configuration may then differ, for
         example in `eval.max_length`, which changes the set of targets.
         """
-        from pe_bench.commands.evaluate import Evaluation, prepare
+        from pe_bench.commands.evaluate import prepare
         from pe_bench.scoring.other_encodings import read_with
 
         study = self.study
@@ -156,23 +177,14 @@ class StudyRuns:
         evaluation = replace(config.eval, first_length=study.length if sweep.source else None)
         if study.size == "quick":
             evaluation = replace(evaluation, tokens=QUICK_TOKENS)
-        code = chain.from_iterable(folder.glob("encoding/*.py") for folder in study.search)
-        request = Evaluation(
-            lengths=study.lengths(scoring.times),
-            protocol=scoring.protocol,
-            code=tuple(code),
-            results_dir=self.results_dir,
-            device=config.device,
-            threads=config.threads,
-            cache_dir=config.cache_dir,
+        request = replace(
+            self.evaluation_of(sweep), lengths=study.lengths(scoring.times), protocol=scoring.protocol
         )
         if scoring.protocol == "paired":
             request = replace(request, controls=scoring.controls)
         if scoring.scored_with:
             others = tuple(read_with(scoring.scored_with, study.search))
             request = replace(request, with_=others, config_dir=study.search)
-        if study.text != STDLIB and not sweep.task:
-            request = replace(request, data_path=study.text)
         about = ", ".join(scoring.scored_with or [f"{scoring.protocol} windows"])
         keys: set[tuple[str, ...]] = set()
         for number, run in enumerate(trained.runs, 1):

@@ -231,6 +231,10 @@ def _check(study: Study) -> None:
         require(bool(sweep.checkpoint) or not (sweep.scored_with or sweep.get), message)
         message = f"the checkpoint {sweep.checkpoint} has one encoding of its own, not {len(sweep.encodings)}"
         require(not sweep.checkpoint or len(sweep.encodings) == 1, message)
+        message = (
+            f"explains: explain reads runs that were trained on text, and the sweep '{sweep.name}' has none"
+        )
+        require(not study.explains or not (sweep.checkpoint or sweep.task), message)
     for claim in study.claims:
         check_claim(claim)
     named: list[str] = []

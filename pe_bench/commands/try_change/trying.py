@@ -29,6 +29,7 @@ from pe_bench.system.files import Lock, write_json
 from pe_bench.system.machine import today
 from pe_bench.system.signals import INTERRUPTIONS
 from pe_bench.system.terminal import say
+from pe_bench.system.version import own_version
 from pe_bench.values import listed, parse_lengths
 
 TOKENS = 256_000  # that each run trains on
@@ -57,6 +58,7 @@ class Try:
     of their runs with the first seed, which say all that changes their weights. evaluation: a hash of the
     targets that are scored, and how; empty in files of earlier versions. at_training, at_longest: mean
     differences in bits per byte, or nats per token where the tokenizer loses text; None before there is one.
+    checked_by: the version of pe-bench that checked the change's code; empty where none did.
     """
 
     kind: Kind
@@ -73,6 +75,7 @@ class Try:
     at_training: float | None = None
     at_longest: float | None = None
     evaluation: str = ""
+    checked_by: str = ""
 
     @property
     def question(self) -> tuple[str, str]:
@@ -186,7 +189,9 @@ def _keep(results_dir: Path, tried: Try) -> Try:
         tries = read_tries(results_dir)
         places = [place for place, entry in enumerate(tries) if entry.is_same(tried)]
         if not tried.number and places:
-            tried = replace(tries[places[0]], evaluation=tried.evaluation)
+            kept = tries[places[0]]
+            checked_by = tried.checked_by or kept.checked_by
+            tried = replace(kept, evaluation=tried.evaluation, checked_by=checked_by)
         elif not tried.number:
             number = 1 + sum(entry.question == tried.question for entry in tries)
             tried = replace(tried, number=number)
@@ -227,11 +232,12 @@ def try_change(
     confirm: bool,
     config_dir: str | Path | None,
     results_dir: str | Path,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], None] | None = None,
 ) -> Outcome:
     """Do what `pe_bench.try_change` says.
 
-    check: called before anything is written, unless this very change was tried in this folder before.
+    check: called before anything is written, unless this version of pe-bench checked the same code for an
+    earlier try in this folder.
     """
     end = time.monotonic() + 60 * minutes
     require(0 < minutes < math.inf, f"--minutes must be above 0, not {minutes:g}")
@@ -250,8 +256,11 @@ def try_change(
     changed = planned_job(overrides, search, choice=overrides_in(change), values=values)
     baseline = planned_job(overrides, search, choice=overrides_in(against), values=values)
     tried = _prepared(kind, changed.config, baseline.config)
-    if all(kept.change_run != tried.change_run for kept in read_tries(results)):
-        check()  # a run's name has the hash of its encoding's code, and what was kept was checked
+    # The name of a run has a hash of its encoding's code.
+    checked_by = {kept.checked_by for kept in read_tries(results) if kept.change_run == tried.change_run}
+    if check is not None and own_version() not in checked_by:
+        check()
+        tried = replace(tried, checked_by=own_version())
     tried = _keep(results, tried)
     with (
         _ending_kept(results, tried),

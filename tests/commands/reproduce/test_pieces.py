@@ -18,7 +18,7 @@ from pe_bench.commands.reproduce.budgets import (
 )
 from pe_bench.commands.reproduce.lines import table_lines
 from pe_bench.commands.reproduce.outcomes import read_table
-from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, pieces_of
+from pe_bench.commands.reproduce.pieces import Piece, StoredPieces, _runs_of_fewer_seeds, pieces_of
 from pe_bench.commands.reproduce.study import Step, Study, read_study
 from pe_bench.errors import UserError
 from pe_bench.runs.folder import RunFolder
@@ -123,6 +123,9 @@ def test_a_study_that_explains_stores_why_the_runs_of_each_piece_fail(command: C
     assert again.code == 0 and again.err.count("explaining rope (long)") == 1
     assert tables[1].read_text() == text and "explaining nope" not in again.err
 
+    (explained / "rope-long-9-seeds-ab.txt").write_text("of a piece that the study no longer has")
+    assert "no longer has" not in command(*arguments(study), "--stored").out
+
 
 def test_more_seeds_of_a_stored_piece_train_only_the_seeds_that_are_not_stored(
     command: Command, study: Study
@@ -161,6 +164,25 @@ def test_a_stored_run_names_no_folder_of_the_machine_that_trained_it(command: Co
         assert b"kept_here" not in path.read_bytes()
     size = sum(path.stat().st_size for path in files if "runs" in path.parts)
     assert size / len(runs) < 20_000
+
+
+def test_a_stored_piece_with_several_runs_of_a_seed_is_made_anew_for_more_seeds() -> None:
+    wanted = Piece("short", "rope", 3, "ab")
+    one_run = replace(wanted, seeds=1, runs=("rope-s0",))
+    two_runs = replace(wanted, seeds=1, runs=("rope-s0-a", "rope-s0-b"))
+    assert _runs_of_fewer_seeds(wanted, [one_run]) == ("rope-s0",)
+    assert _runs_of_fewer_seeds(wanted, [two_runs]) == ()
+    assert _runs_of_fewer_seeds(wanted, [replace(one_run, settings="cd")]) == ()
+
+
+def test_a_study_that_explains_answers_or_checkpoints_is_refused(folder: Path) -> None:
+    for sweep in ("task: mqar, encodings: [rope]", "checkpoint: model, encodings: [rope]"):
+        path = folder / "own" / "study" / "toy.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = TOY.partition("sweeps:")[0]
+        path.write_text(f"{head}explains: true\nsweeps:\n  - {{name: other, {sweep}}}\n")
+        with pytest.raises(UserError, match="the sweep 'other' has none"):
+            read_study("toy", [folder / "own"])
 
 
 def test_a_piece_of_other_text_targets_or_torch_is_refused_before_anything_is_stored(

@@ -29,6 +29,7 @@ from pe_bench.runs.folder import read_config
 from pe_bench.runs.rows import read_rows
 from pe_bench.runs.typed import VARIABLE, recorded_commands
 from pe_bench.system.terminal import say
+from pe_bench.system.version import own_version
 
 SHORT = ("--minutes", "0.001")  # one seed
 
@@ -156,6 +157,16 @@ def test_the_code_of_an_encoding_is_checked_once_until_it_changes(tried, folder:
         outcome = tried("mine.py:RootBias", *SHORT)
         assert outcome.code == 4, outcome.err
         assert ("properties hold, none fails" in outcome.err) == is_checked, change
+
+
+def test_a_program_s_try_is_no_check_of_the_code(tried, folder: Path, monkeypatch) -> None:
+    monkeypatch.chdir(folder / "work")
+    Path("mine.py").write_text(ROOT_BIAS.replace(', "decaying"', ""))
+    first = tried("mine.py:RootBias", *SHORT)
+    assert "properties hold, none fails" in first.err
+    file = Path("results") / "tries.json"
+    file.write_text(file.read_text().replace(f'"checked_by": "{own_version()}"', '"checked_by": ""'))
+    assert "properties hold, none fails" in tried("mine.py:RootBias", *SHORT).err
 
 
 def test_models_that_learned_nothing_get_no_verdict(tried, command: Command) -> None:
