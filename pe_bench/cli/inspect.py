@@ -50,11 +50,11 @@ def check(
       pe-bench check my.py:MyEncoding --verbose
       pe-bench check --all
     """
-    from pe_bench.config.arguments import split_arguments
+    from pe_bench.config.arguments import names_and_overrides
     from pe_bench.config.groups import names_in
     from pe_bench.config.overrides import parse_override
 
-    names, overrides = split_arguments(arguments)
+    names, overrides = names_and_overrides(arguments)
     require(not (names and everything), f"--all checks every encoding: leave out {' '.join(names)}, or --all")
     require(bool(names) or everything, "name an encoding, a file.py:Class, or say --all")
     for override in map(parse_override, overrides):

@@ -150,7 +150,10 @@ def _settings(
 
 
 def _stages(config: Config, settings: Settings, requested: Sequence[Requested]) -> list[Stage]:
-    """Return the trainings with each scaling. Raise `UserError` for one that transformers does not have."""
+    """Return one further training for each requested scaling, in their order.
+
+    Raises `UserError` for a scaling that transformers does not have.
+    """
     about = config.checkpoint
     assert about is not None
     data = load_data(config)

@@ -17,7 +17,7 @@ from pe_bench.values import close_to
 WORD = re.compile(r"""(?:[^\s'"\[]|'[^']*'|"[^"]*"|\[[^\]]*\])+""")
 
 
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def names_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the names of encodings, also those in `encoding=NAME`, each once; and the overrides."""
     prefix = "encoding="
     names = [text.removeprefix(prefix) for text in arguments if "=" not in text or text.startswith(prefix)]
@@ -30,7 +30,7 @@ def configs_of(arguments: Sequence[str], search: Sequence[Path] = ()) -> dict[st
 
     An option of an encoding goes to those that have it. Raises `UserError`.
     """
-    typed_names, texts = split_arguments(arguments)
+    typed_names, texts = names_and_overrides(arguments)
     require(bool(typed_names), "name an encoding; `pe-bench list encodings` has them")
     names = dict.fromkeys(find_name("encoding", name, search) for name in typed_names)
     overrides = [parse_override(text) for text in texts]

@@ -237,7 +237,7 @@ def keys() -> list[Key]:
 
 
 def _readable(default: str) -> str:
-    """Return a default without the signs of a formula."""
+    """Return a default as a person reads it: `${quotient:a,b}` as `a / b`, without interpolation."""
     match = IN_PROPORTION.match(default)
     if match:
         return match[1]

@@ -103,10 +103,10 @@ def _decays(subject: ResolvedEncoding, layer: Recurrent, length: int) -> Scores:
 
 @torch.no_grad()
 def input_products(subject: ResolvedEncoding, length: int) -> tuple[Tensor, bool] | None:
-    """Return the dot products [T], by distance, of what is added to the last token and to those before it.
+    """Return dot products [T] by distance, and whether they are of contents; None if inputs stay as they are.
 
-    True comes with them where nothing is added to a zero, and the products are of embedded contents, of
-    one content in every place. None where the inputs are left as they are.
+    They are products of what the encoding adds to a zero at the last place and at each place before. If it
+    adds nothing to a zero, because it multiplies, they are of one content embedded at every place.
     """
     parts = [subject.encoding.base, *subject.encoding.modifiers.values()]
     if not any(part.overrides("embed") for part in parts):

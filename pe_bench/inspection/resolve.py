@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pe_bench.config.arguments import configs_of, in_sections, split_arguments, without_keys
+from pe_bench.config.arguments import configs_of, in_sections, names_and_overrides, without_keys
 from pe_bench.config.compose import OVERRIDES_VARIABLE
 from pe_bench.config.groups import names_in
 from pe_bench.config.schema import MACHINE_KEYS, Config
@@ -96,7 +96,7 @@ def resolve_timed(
 
     No name means all encodings. Raises `UserError`.
     """
-    names, typed = split_arguments(arguments)
+    names, typed = names_and_overrides(arguments)
     overrides = [*os.environ.get(OVERRIDES_VARIABLE, "").split(), *typed]
     shared = in_sections(overrides, SHARED)
     subjects = resolve([REFERENCE, *shared], search)

@@ -121,7 +121,10 @@ class Bench:
     make: Callable[[Config, EncodingSpec, int, torch.device], Pass] = ScoringPass
 
     def rows(self, subjects: Sequence[ResolvedEncoding], lengths: Sequence[int]) -> Iterator[Row]:
-        """Yield a row of each subject at each length; the first is the reference, in turns with others."""
+        """Yield a row with the time and memory of each subject at each length.
+
+        The first subject is the reference: the others' passes alternate with its own, for the ratio of times.
+        """
         with suppress(Exception):  # the same pass is about to be measured, and says what is wrong
             self._pass(subjects[0], lengths[0])()  # the first pass loads libraries, which cost no encoding
         for length in lengths:

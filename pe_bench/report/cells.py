@@ -36,7 +36,7 @@ def has_trained_level(table: Table) -> bool:
     return any(level_at_training(line, table) is not None for line in table.lines)
 
 
-def short_lengths(table: Table) -> list[int]:
+def lengths_of_short_table(table: Table) -> list[int]:
     """Return the lengths beyond the training length, and others that were named.
 
     With a baseline, the training length is one of them, and a length is not at which nothing can be compared.

@@ -76,7 +76,7 @@ def short(
 
     A small one has no break points. A narrow one has them beside the names, and a long heading on two lines.
     """
-    lengths = cells.short_lengths(table) if lengths is None else lengths
+    lengths = cells.lengths_of_short_table(table) if lengths is None else lengths
     lines = table.shown_lines
     columns = [NAME]
     parts = [[Cell(line.label) for line in lines]]
@@ -99,7 +99,7 @@ def short(
         columns.append(Column("uses\ncontext" if is_narrow else "uses context"))
         parts.append([cells.context_answer(line) for line in lines])
     rows = [_row_of(line, row) for line, *row in zip(lines, *parts, strict=True)]
-    dropped = [length for length in cells.short_lengths(table) if length not in lengths]
+    dropped = [length for length in cells.lengths_of_short_table(table) if length not in lengths]
     return Grid(columns, rows, table.title, table.why, notes.short_notes(table, dropped))
 
 
@@ -263,7 +263,7 @@ def to_latex(tables: Sequence[Table], *, details: bool = False) -> str:
 
 
 def _for_paper(table: Table) -> Grid:
-    lengths = cells.short_lengths(table)
+    lengths = cells.lengths_of_short_table(table)
     if len(lengths) > MAX_IN_PAPER:
         lengths = sorted(_by_importance(table)[: max(MAX_IN_PAPER, len(table.chosen))])
     grid = _with_best(short(table, lengths), table, lengths)
@@ -292,7 +292,7 @@ def _documents(tables: Sequence[Table], details: bool) -> list[Grid]:
     """Return the grids of documents, in which the best of each column is bold."""
     if details:
         return list(chain.from_iterable(map(details_of, tables)))
-    return [_with_best(short(table), table, cells.short_lengths(table)) for table in tables]
+    return [_with_best(short(table), table, cells.lengths_of_short_table(table)) for table in tables]
 
 
 def _with_best(grid: Grid, table: Table, lengths: Sequence[int]) -> Grid:
@@ -373,13 +373,15 @@ def _narrowed(table: Table, width: int) -> Grid:
 
 def _by_importance(table: Table) -> list[int]:
     stops = [line.break_point.stops_by or 0 for line in table.lines]
-    return cells.by_importance(cells.short_lengths(table), table.key.train_length, table.chosen, stops)
+    return cells.by_importance(
+        cells.lengths_of_short_table(table), table.key.train_length, table.chosen, stops
+    )
 
 
 def _recall(table: Table) -> Grid:
     """Return the small table of a slice below that of all targets, with the lengths that tell most."""
     controlled = {record.length for record in table.records if record.use}
-    lengths = cells.short_lengths(table)
+    lengths = cells.lengths_of_short_table(table)
     lengths = [length for length in lengths if length in controlled or length == lengths[-1]]
     below = [f"{notes.slice_text(table)}; all lengths: --slice {table.key.slice}", table.lacking]
     grid = short(table, lengths, is_small=True)

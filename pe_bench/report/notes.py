@@ -64,7 +64,7 @@ def meanings_of_words(table: Table) -> list[str]:
     if any(record.use for record in table.records):
         notes.append(_context_text(table))
     notes += [ANCHORS[line.encoding] for line in table.shown_anchors]
-    below = [length for length in cells.short_lengths(table) if length < table.key.train_length]
+    below = [length for length in cells.lengths_of_short_table(table) if length < table.key.train_length]
     if below and cells.has_trained_level(table) and not table.baseline:
         notes.append(f"{list_lengths(below)}: {BELOW}")
     return [*dict.fromkeys(filter(None, notes))]
@@ -134,7 +134,7 @@ def _numbers_text(table: Table) -> str:
         return ""
     if not cells.has_trained_level(table):
         return f"levels: without a score at {train_length:,}, the training length, there are no changes"
-    if not cells.short_lengths(table):
+    if not cells.lengths_of_short_table(table):
         return ""
     level = f"change from {train_length:,}"
     if any(line.longest for line in table.lines):
@@ -146,7 +146,7 @@ def _numbers_text(table: Table) -> str:
 
 def _marks_text(table: Table) -> str:
     """Return the meanings of the marks after numbers; empty where no number can have a mark."""
-    lengths = cells.short_lengths(table)
+    lengths = cells.lengths_of_short_table(table)
     shown: list[Cell] = []
     for line in table.lines:
         shown += filter(None, [cells.value_at(line, length, table) for length in lengths])
@@ -358,7 +358,7 @@ def _statuses(lines: Sequence[Line]) -> Iterator[str]:
 
 def _not_scored(table: Table) -> Iterator[str]:
     """Yield the lines without a score at lengths that other lines of the short form have."""
-    shown = {*cells.short_lengths(table), table.key.train_length}.intersection(table.lengths)
+    shown = {*cells.lengths_of_short_table(table), table.key.train_length}.intersection(table.lengths)
     lacking: dict[tuple[int, ...], list[str]] = {}
     for line in table.lines:
         lengths = tuple(sorted(shown.difference(line.records)))

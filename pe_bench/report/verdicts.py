@@ -148,7 +148,10 @@ def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
 def judge_intervals(
     judge: Callable[[Any], str], interval: Any, of_models: Any, of_seeds: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return a record's verdicts on its intervals, or its answers; none without an interval."""
+    """Return the fields of a record that have verdicts: on its interval, that of its models, and each seed's.
+
+    For answers of a task, intervals are those of the shares of right ones. Empty without an interval.
+    """
     if interval is None:
         return {}
     return {

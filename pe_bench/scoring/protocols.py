@@ -205,7 +205,7 @@ def inputs(split: Split, batch: list[Window]) -> Tensor:
 
 
 def with_donors(split: Split, batch: list[Window], tokens: Tensor) -> Tensor:
-    """Return the inputs [B, size] with the first tokens of each window from its donor."""
+    """Return the inputs [B, size] with the `foreign` first tokens of each window from another document."""
     swapped = tokens.clone()
     for row, window in enumerate(batch):
         donor = split.document(window.donor)[window.donor_start : window.donor_start + window.foreign]

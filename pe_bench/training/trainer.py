@@ -198,7 +198,8 @@ class Trainer:
     def _backward(self, part: Batch, ids: Tensor, count: int, *, is_last: bool) -> float:
         """Compute the loss of a part of a batch of `count` losses, and add its gradient. Return the loss.
 
-        After the last part all processes have the mean of their gradients, and a step takes the sum.
+        The loss that gradients are of is times the number of processes, because after the last part they get
+        the mean of their gradients, and a step takes the sum.
         """
         sharding = self.config.train.sharding
         if sharding:

@@ -18,7 +18,7 @@ from pe_bench.commands.reproduce.study import Step
 from pe_bench.commands.try_change.trying import Outcome, Try
 from pe_bench.errors import UserError
 from pe_bench.report.build import build_report, build_tables, run_tables
-from pe_bench.report.cells import by_importance, short_lengths, works_to
+from pe_bench.report.cells import by_importance, lengths_of_short_table, works_to
 from pe_bench.report.columns import to_frame, to_latex, to_markdown
 from pe_bench.report.groups import Selection
 from pe_bench.report.page import describe_result, to_html
@@ -84,7 +84,7 @@ def test_a_length_that_was_named_is_shown_before_all_others(results: Path) -> No
         build_tables(results, selection=Selection(lengths=(77,)))
     [run] = (results / "runs").glob("rope-*")
     [table] = run_tables(read_rows(run / "eval.csv"), run, chosen=(64, 512))
-    assert short_lengths(table) == [64, 192, 256, 512, 1024, 2048]
+    assert lengths_of_short_table(table) == [64, 192, 256, 512, 1024, 2048]
     text = printed([table], 50)
     [heading] = [line.split() for line in text.splitlines() if line.startswith("encoding ")]
     assert {"64", "512"} < set(heading) and "no room for" in text
@@ -95,7 +95,7 @@ def test_with_a_baseline_a_length_that_it_lacks_takes_no_column_unless_it_is_nam
     add_run(tmp_path, "alibi", {128: 1.8, 256: 1.8, 512: 1.8, 2048: 1.8})
     for named, shown in (((), [128, 256, 512]), ((2048,), [128, 2048])):
         [table] = build_tables(tmp_path, selection=Selection(baseline="rope", lengths=named))
-        assert short_lengths(table) == shown
+        assert lengths_of_short_table(table) == shown
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,6 @@ class Work:
 
 
 def quarters(n_layers: int) -> list[Place]:
-    """Return the quarters of a model's depth."""
+    """Return the layers 0 to n_layers - 1 as four ranges of consecutive layers, as equal as can be."""
     edges = [round(n_layers * number / QUARTERS) for number in range(QUARTERS + 1)]
     return [Place(tuple(range(*pair))) for pair in pairwise(edges)]

@@ -73,10 +73,10 @@ class Explanation:
 
 def tables_of(found: Explanation) -> list[Grid]:
     """Return the causal table with the sentence below it, and what was measured by layer."""
-    return [_causal(found), *([_measured(found)] if found.measures else [])]
+    return [_table_of_changes(found), *([_table_of_measures(found)] if found.measures else [])]
 
 
-def _causal(found: Explanation) -> Grid:
+def _table_of_changes(found: Explanation) -> Grid:
     """Return a row for each change and place: shares by length, and the cost at the training length."""
     known: dict[tuple[str, str], dict[int, Effect]] = {}
     for effect in found.effects:
@@ -141,7 +141,7 @@ def _share_cell(effect: Effect | None) -> Cell:
     return Cell(f"{percent(share.mean)}{margin} %", colour="" if is_sure else "dim")
 
 
-def _measured(found: Explanation) -> Grid:
+def _table_of_measures(found: Explanation) -> Grid:
     """Return a row for each measure and layer: its mean at each length."""
     trained = found.train_length
     lengths = list(dict.fromkeys(measure.length for measure in found.measures))

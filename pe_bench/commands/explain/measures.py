@@ -122,7 +122,7 @@ def measured(seen: Seen, train_length: int) -> dict[str, Tensor]:
     is_far = distance >= train_length
     largest = masked.argmax(-1, keepdim=True)
     found = {
-        "entropy": relative_entropy(weights, seen.visible),
+        "entropy": normalised_entropy(weights, seen.visible),
         "first token": weights[..., 0],
         "first four": weights[..., :FIRST_TOKENS].sum(-1),
         "distance": mean_distance(weights, distance),
@@ -137,7 +137,7 @@ def measured(seen: Seen, train_length: int) -> dict[str, Tensor]:
     return {name: values.double().mean(1) for name, values in found.items()}
 
 
-def relative_entropy(weights: Tensor, visible: Tensor) -> Tensor:
+def normalised_entropy(weights: Tensor, visible: Tensor) -> Tensor:
     """Return the entropy of weights [B, H, Q, N] over the logarithm of the visible keys, [B, H, Q]."""
     rest = (1 - weights.sum(-1)).clamp(min=0)
     entropy = -(weights.xlogy(weights).sum(-1) + rest.xlogy(rest))

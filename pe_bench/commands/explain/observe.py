@@ -55,14 +55,14 @@ class Watch:
         self.queries, self.shift = queries, shift
 
     def softmax(self, number: int, blocks: Iterator[Seen]) -> None:
-        """Look at the blocks of layer `number` in rising order, each with its queries' keys."""
+        """Get the logits of layer `number`, as blocks of queries in rising order, each with all its keys."""
 
     def recurrent(self, number: int, state: State) -> None:
-        """Look at what a pass leaves in the states of layer `number`, a layer without softmax."""
+        """Get the states that a pass leaves in layer `number`, a layer without softmax."""
 
 
 class Observed(Around):
-    """A layer that computes as it did, and shows a `Watch` its logits, or its states."""
+    """A layer with unchanged output that also passes its logits, or its states, to a `Watch`."""
 
     def __init__(self, parts: Sequence[LayerEncoding], number: int, watch: Watch) -> None:
         super().__init__(parts)

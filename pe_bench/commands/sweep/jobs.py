@@ -175,10 +175,11 @@ def run_in_child(state: JobState, sweep: Sweep, config: Config) -> None:
 
 @contextmanager
 def _let_child_save(child: Any, stop: Path) -> Iterator[None]:
-    """Have the child of a launcher's worker save before a signal does what it would do with the worker.
+    """Inside, a signal to a launcher's worker makes its child save first, by creating the file `stop`.
 
-    Submitit puts a job back into the queue when it gets the scheduler's signal. What a terminal sends came to
-    the command too, which stops the sweep. A file asks the child, which may not hear signals yet.
+    Only then the signal has its usual effect: Submitit puts a job back into the queue at the scheduler's
+    signal. Signals of a terminal are ignored here, because the command gets them too and stops the sweep. A
+    file asks the child, because it may not handle signals yet.
     """
     before: dict[int, Any] = {number: signal.getsignal(number) for number in FROM_OTHERS}
 

@@ -24,7 +24,7 @@ class Tables(NamedTuple):
 
 
 class Relative(LayerEncoding, ABC):
-    """An encoding that does what its tables say and nothing else, whatever hooks it has for that."""
+    """A relative encoding whose whole effect is in its tables; its hooks, if it has any, compute the same."""
 
     @abstractmethod
     def tables(self) -> Tables:
