@@ -101,7 +101,8 @@ class Grid:
         parts: list[RenderableType] = [Text(line, "bold") for line in join_parts(self.title, width)]
         parts += _wrapped(self.why, width, "italic")
         for block in _blocks(self, width) if self.keys else [self]:
-            parts += [*([Text()] if parts else []), _table(block)]
+            keeps_words = block.width(folded=True) <= width
+            parts += [*([Text()] if parts else []), _table(block, keeps_words=keeps_words)]
         if any(self.notes):
             parts.append(Text())
         for note in self.notes:
@@ -222,14 +223,19 @@ def _least_width(column: Column, texts: Sequence[str]) -> int:
     return max([column.least, *words])
 
 
-def _table(grid: Grid) -> Table:
-    """Return the grid for rich; of rows that share a name, the first has it."""
+def _table(grid: Grid, *, keeps_words: bool) -> Table:
+    """Return the grid for rich; of rows that share a name, the first has it.
+
+    keeps_words: whether texts are folded between words alone, as far as these are not too long.
+    """
     box, padding = (RULED, GAP - 1) if grid.title else (None, GAP)  # a box has blanks between columns
     table = Table(box=box, show_edge=False, pad_edge=False, padding=(0, 0, 0, padding))
     columns = []
     for column, texts in zip(grid.columns, _texts(grid), strict=True):
         height = column.heading.count("\n") + 1
-        least = _least_width(column, texts) if column.is_left else 0
+        least = 0
+        if column.is_left:
+            least = _least_width(column, texts) if keeps_words else column.least
         sizes = {"min_width": min(least, max(map(cell_len, texts))), "no_wrap": not least}
         table.add_column(Text("\n".join(texts[:height])), overflow="fold", **sizes)
         columns.append(texts[height:])

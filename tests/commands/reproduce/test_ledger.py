@@ -170,7 +170,11 @@ def test_a_mistake_in_the_ledger_names_its_file(tmp_path: Path) -> None:
         ("kind: falls", "kind: fals", "unknown kind of claim 'fals': did you mean 'falls'?"),
         ("source: table 1", "at: 2", "a claim needs a source, or a rule"),
         ("kind: falls", "kind: changes_by", "needs low or high"),
-        ("kind: falls", "kind: measured, text: it falls", "stands in the ledger and needs text and outcome"),
+        (
+            "kind: falls",
+            "kind: measured, text: it falls",
+            "belongs in configs/claims and needs text and outcome",
+        ),
         ("title: A\n", "", "missing 1 required positional argument: 'title'"),
         ("source: table", "sorce: table", "did you mean 'source'?"),
     ):
