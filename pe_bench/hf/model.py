@@ -168,7 +168,8 @@ class CheckpointModel(LanguageModel):
             yield
             return
         blocks = self._blocks
-        below, above = blocks[: self.numbers.start], blocks[self.numbers.stop :]
+        below = blocks[: self.numbers.start]
+        above = blocks[self.numbers.stop :]
         state = None if self.inputs is None else next(self.inputs)
         others = (*below, *above)
         own = [vars(block).get("forward") for block in others]  # such as one that recomputes activations

@@ -68,11 +68,14 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
         work = Work(benches, lengths)
         losses, effects = work.explain(by_head="head" in by)
         measures = work.measures() if "layer" in by else []
-    plan = benches[0].plans[first.config.train.length]
+    train_length = first.config.train.length
+    plan = benches[0].plans[train_length]
+    unlearned_text = _unlearned(runs)
+    sentence = sentence_of(first.label, train_length, losses, effects)
     return Explanation(
         label=first.label,
         runs=runs,
-        train_length=first.config.train.length,
+        train_length=train_length,
         lengths=tuple(lengths),
         targets=plan.targets,
         documents=plan.documents,
@@ -80,8 +83,8 @@ def explain_runs(names: Sequence[str], by: Sequence[str], request: Evaluation) -
         losses=tuple(losses),
         effects=tuple(effects),
         measures=tuple(measures),
-        unlearned=_unlearned([bench.job.folder for bench in benches]),
-        sentence=sentence_of(first.label, first.config.train.length, losses, effects),
+        unlearned=unlearned_text,
+        sentence=sentence,
     )
 
 

@@ -108,7 +108,7 @@ class Measuring(Watch):
         """Return the number of each target, float64 [targets], in the order of the plan."""
         found: dict[tuple[int, str], np.ndarray] = {}
         for key, passes in self.values.items():
-            values = torch.cat([of_pass.flatten() for of_pass in passes]).double().numpy()
+            values = torch.cat([values_of_pass.flatten() for values_of_pass in passes]).double().numpy()
             assert len(values) == targets, "every pass shows the queries of its targets alone"
             found[key] = values
         return found
@@ -121,19 +121,20 @@ def measured(seen: Seen, train_length: int) -> dict[str, Tensor]:
     masked = seen.masked
     is_far = distance >= train_length
     largest = masked.argmax(-1, keepdim=True)
+    after_first = slice(FIRST_TOKENS, None)
     found = {
         "entropy": normalised_entropy(weights, seen.visible),
         "first token": weights[..., 0],
         "first four": weights[..., :FIRST_TOKENS].sum(-1),
         "distance": mean_distance(weights, distance),
-        "distance without first": mean_distance(weights[..., FIRST_TOKENS:], distance[..., FIRST_TOKENS:]),
-        "far mass": (weights * is_far).sum(-1),
-        "logit range": masked.amax(-1) - median_of_visible(masked),
-        "largest far": is_far.expand(masked.shape).gather(-1, largest)[..., 0],
+        "distance without first": mean_distance(weights[..., after_first], distance[..., after_first]),
     }
+    found["far mass"] = (weights * is_far).sum(-1)
+    found["logit range"] = masked.amax(-1) - median_of_visible(masked)
+    found["largest far"] = is_far.expand(masked.shape).gather(-1, largest)[..., 0]
     if reads_distances(seen.layer):
         found[ORDER_KEPT] = order_kept(seen, train_length)
-    found |= of_bands(seen, weights, train_length)
+    found |= band_numbers(seen, weights, train_length)
     return {name: values.double().mean(1) for name, values in found.items()}
 
 
@@ -183,7 +184,7 @@ def order_kept(seen: Seen, train_length: int) -> Tensor:
     return (orders[0] == orders[1]).double().mean(-1)
 
 
-def of_bands(seen: Seen, weights: Tensor, train_length: int) -> dict[str, Tensor]:
+def band_numbers(seen: Seen, weights: Tensor, train_length: int) -> dict[str, Tensor]:
     """Return energies and logits in bands of wavelengths, [B, H, Q]; nothing where no pair is rotated."""
     found = rotation_of(seen.layer, len(seen.keys.index))
     if found is None:

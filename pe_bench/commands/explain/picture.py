@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_LAYERS = 8
-LEFT, GAP = 1.25, 0.2  # inches: left of the panels, for names of changes; between panels
+LEFT = 1.25  # inches left of the panels, for names of changes
+GAP = 0.2  # inches between panels
 BARS, LINES = 1.7, 1.5  # inches, heights of panels
 ABOVE, BETWEEN, BELOW = 0.6, 0.6, 0.6  # inches: above the bars, between the rows, below the lines
-LEAST, MOST = -0.6, 1.15  # shares that are shown
+LEAST = -0.6  # the smallest share that is shown
+MOST = 1.15  # the largest share that is shown
 SMALL = 8  # points, of numbers at the axes
 LINE_WIDTH = 110  # characters of the note
 # The measures that are drawn against length: their text, and the numbers of their colour and marker.
