@@ -6,6 +6,7 @@ shares its layer with gates and convolutions alone.
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import chain
@@ -125,7 +126,7 @@ def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
     for leaf in acting:
         if isinstance(leaf, Around):
             others = [other for other in acting if other is not leaf]
-            return leaf.of([*leaf.parts, *others])
+            return leaf.rewrap([*leaf.parts, *others])
     if len(acting) > 1:
         return Stack(acting)
     return acting[0] if acting else LayerEncoding()
@@ -229,12 +230,12 @@ class Stack(LayerEncoding):
         return next((part for part in self.parts if part.overrides(hook)), self.parts[0])
 
 
-class Around(Stack):
+class Around(Stack, ABC):
     """A stack that stays the outermost one: `stack` gives it the other parts of its layer too."""
 
-    def of(self, parts: Sequence[LayerEncoding]) -> Self:
-        """Return the same around other parts."""
-        raise NotImplementedError
+    @abstractmethod
+    def rewrap(self, parts: Sequence[LayerEncoding]) -> Self:
+        """Return the same wrapper around these parts."""
 
 
 def _refuse_several(owners: list[str], what: str) -> None:

@@ -68,7 +68,7 @@ class Observed(Around):
         super().__init__(parts)
         self.number, self.watch = number, watch
 
-    def of(self, parts: Sequence[LayerEncoding]) -> Self:
+    def rewrap(self, parts: Sequence[LayerEncoding]) -> Self:
         return type(self)(parts, self.number, self.watch)
 
     def transform(self, queries: Side, keys: Side) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pe_bench.commands.reproduce.checkpoints import require_checkpoints, score_checkpoint
 from pe_bench.commands.reproduce.pieces import Piece, pieces_of
 from pe_bench.commands.reproduce.study import STDLIB, ScoringStep, Step, Study, Sweep
+from pe_bench.config.schema import Config
 from pe_bench.config.sweeps import Planned, Typed, label_of, planned, planned_job, sorted_by_use
 from pe_bench.errors import RunError
 from pe_bench.runs.folder import read_config
@@ -144,13 +145,17 @@ class StudyRuns:
             values[f"{key}={source}"] = {key: source, "seed": seed}
         return values
 
+    def _config(self, sweep: Sweep) -> Config:
+        """Return the configuration of a sweep's runs, with its first encoding."""
+        choice = [f"encoding={sweep.encodings[0]}"]
+        return planned_job(self._typed(sweep).job_overrides, self.study.search, choice=choice).config
+
     def evaluation_of(self, sweep: Sweep) -> "Evaluation":
         """Return what each evaluation of a sweep's runs needs: the text, code, and the machine's keys."""
         from pe_bench.commands.evaluate import Evaluation
 
         study = self.study
-        choice = [f"encoding={sweep.encodings[0]}"]
-        config = planned_job(self._typed(sweep).job_overrides, study.search, choice=choice).config
+        config = self._config(sweep)
         code = chain.from_iterable(folder.glob("encoding/*.py") for folder in study.search)
         has_own_text = study.text != STDLIB and not sweep.task
         return Evaluation(
@@ -172,9 +177,7 @@ class StudyRuns:
         from pe_bench.scoring.other_encodings import read_with
 
         study = self.study
-        choice = [f"encoding={sweep.encodings[0]}"]
-        config = planned_job(self._typed(sweep).job_overrides, study.search, choice=choice).config
-        evaluation = replace(config.eval, first_length=study.length if sweep.source else None)
+        evaluation = replace(self._config(sweep).eval, first_length=study.length if sweep.source else None)
         if study.size == "quick":
             evaluation = replace(evaluation, tokens=QUICK_TOKENS)
         request = replace(
