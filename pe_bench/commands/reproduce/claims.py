@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 from pe_bench.commands.reproduce.papers import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim
 from pe_bench.commands.reproduce.study import Step
 from pe_bench.config.schema import quarter_of
-from pe_bench.report.records import BreakPoint, ContextUse, Paired, Record, Unlearned, label_of
+from pe_bench.report.records import BreakPoint, ContextUse, Number, Record, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
     Interval,
@@ -40,7 +40,7 @@ from pe_bench.runs.folder import folders_in
 from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, has_number
 
 Outcome = Literal["contradicted", "holds", "unclear"]
-Judgement = tuple[Outcome, Paired, int]  # what was measured, and the length that decides
+Judgement = tuple[Outcome, Number, int]  # what was measured, and the length that decides
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
 OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # say that another kind is wrong
@@ -79,13 +79,13 @@ class Scores(Protocol):
     def labels(self, sweep: str) -> set[str]: ...
     def unlearned(self, series: Series) -> str: ...
     def is_later_stage(self, series: Series) -> bool: ...
-    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Paired: ...
+    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number: ...
     def context_use(self, series: Series, length: int) -> ContextUse | None: ...
     def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]: ...
     def break_point(self, series: Series, protocol: str) -> BreakPoint: ...
-    def difference_of_levels(self, claim: Claim, length: int) -> Paired: ...
-    def difference_of_changes(self, claim: Claim, length: int) -> Paired: ...
-    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired: ...
+    def difference_of_levels(self, claim: Claim, length: int) -> Number: ...
+    def difference_of_changes(self, claim: Claim, length: int) -> Number: ...
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number: ...
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None: ...
 
 
@@ -155,7 +155,7 @@ class Measurements:
 
     def change(
         self, series: Series, length: int, protocol: str, part: str = ALL, *, since: int = 0
-    ) -> Paired:
+    ) -> Number:
         """Return the change from `since` to `length`, of all targets or of a slice of the targets.
 
         since: a length in tokens; 0 for the study's training length.
@@ -212,22 +212,22 @@ class Measurements:
         verdicts = judge_intervals(judge_change, change.interval, change.of_models, change.of_seeds)
         return Record(row.length, compared=change, **verdicts)
 
-    def difference_of_levels(self, claim: Claim, length: int) -> Paired:
+    def difference_of_levels(self, claim: Claim, length: int) -> Number:
         """Return the level of the first series minus that of the second, seed by seed."""
         first, second = (self.at(series, length, claim.protocol) for series in series_of(claim))
         return paired(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
 
-    def difference_of_changes(self, claim: Claim, length: int) -> Paired:
+    def difference_of_changes(self, claim: Claim, length: int) -> Number:
         """Return the change of the first series minus that of the second, seed by seed."""
         first, second = series_of(claim)
         ours = {pair[0].seed: pair for pair in self.changes(first, length, claim.protocol)}
         theirs = {pair[0].seed: pair for pair in self.changes(second, length, claim.protocol)}
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
-            return Paired(missing=NOT_SCORED)
+            return Number(missing=NOT_SCORED)
         return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._runs)
 
-    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
         """Return the level of one protocol and control minus that of another."""
         first, second = (self.at(series, length, *kind) for kind in kinds)
         return paired(pairs_of(first, second), self._runs, NOT_SCORED)
@@ -252,7 +252,7 @@ class Judged:
     claim: Claim
     length: int
     outcome: Outcome
-    measured: Paired
+    measured: Number
     decided_at: int
     works_to: Mapping[str, BreakPoint] = field(default_factory=dict)
 
@@ -292,7 +292,7 @@ def judge_claim(claim: Claim, scores: Scores) -> Judged:
             # A later stage had learned before: its level says how much of that is left.
             is_judged = claim.kind in OF_LEVELS and scores.is_later_stage(series)
             if not is_judged and (reason := scores.unlearned(series)):
-                missing = Paired(missing=f"{series} has {reason}")
+                missing = Number(missing=f"{series} has {reason}")
                 return Judged(claim, length, "unclear", missing, length)
     judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}
     judges |= dict.fromkeys(("solves", "misses"), _judge_solution)
@@ -389,7 +389,7 @@ def _judge_first_break(claim: Claim, scores: Scores, length: int) -> Judgement:
     earlier = {at for at in both if first[at] in BROKEN and second[at] in HELD}
     later = {at for at in both if second[at] in BROKEN and first[at] in HELD}
     if bool(earlier) is bool(later):
-        return "unclear", Paired(missing=UNDECIDED), length
+        return "unclear", Number(missing=UNDECIDED), length
     decided_at = min(earlier | later)
     measured = scores.difference_of_changes(claim, decided_at)
     return "holds" if earlier else "contradicted", measured, decided_at
@@ -399,8 +399,8 @@ def _judge_reading(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Decide by the rule of `uses context`; what is measured is what another document's far text costs."""
     use = scores.context_use(series_of(claim)[0], length)
     if use is None or use.swap_gain is None:
-        return "unclear", Paired(missing=use.missing if use else NOT_SCORED), length
-    measured = Paired(use.swap_gain.mean, use.swap_gain, use.missing)
+        return "unclear", Number(missing=use.missing if use else NOT_SCORED), length
+    measured = Number(use.swap_gain.mean, use.swap_gain, use.missing)
     return GAINS.get(use.uses_context, "unclear"), measured, length
 
 
@@ -408,13 +408,13 @@ def _judge_solution(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Decide whether a task is solved, by the rules of verdicts.py."""
     answers = scores.answers(series_of(claim)[0], length)
     if answers is None:
-        return "unclear", Paired(missing=NOT_SCORED), length
+        return "unclear", Number(missing=NOT_SCORED), length
     interval, verdict = answers
-    measured = Paired(interval.mean, interval)
+    measured = Number(interval.mean, interval)
     if verdict in ("unclear", "solves"):
         return "unclear" if verdict == "unclear" else "holds", measured, length
     labels = scores.labels(claim.sweep)
     trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
     if length > scores.length or any(each and each[1] == "solves" for each in trained):
         return "contradicted", measured, length
-    return "unclear", Paired(interval.mean, interval, UNSOLVED), length
+    return "unclear", Number(interval.mean, interval, UNSOLVED), length
