@@ -13,13 +13,12 @@ from typing import Literal, NamedTuple, Protocol
 from pe_bench.commands.reproduce.papers import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim
 from pe_bench.commands.reproduce.study import Step
 from pe_bench.config.schema import quarter_of
+from pe_bench.report.lines import Source, make_record
 from pe_bench.report.records import BreakPoint, ContextUse, Number, Record, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
     Interval,
-    Verdict,
     breaks_at,
-    judge_change,
     judge_gain_over_control,
 )
 from pe_bench.report.verdicts import (
@@ -28,16 +27,16 @@ from pe_bench.report.verdicts import (
     find_break_point,
     judge_answers,
     judge_context,
-    judge_intervals,
     paired,
     paired_changes,
     pairs_of,
+    rank_sets,
     unlearned,
     why_open_within,
 )
 from pe_bench.runs.find import ScoredRuns, read_anchors
 from pe_bench.runs.folder import folders_in
-from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, has_number
+from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, grouped, has_number
 
 Outcome = Literal["contradicted", "holds", "unclear"]
 Judgement = tuple[Outcome, Number, int]  # what was measured, and the length that decides
@@ -81,7 +80,7 @@ class Scores(Protocol):
     def is_later_stage(self, series: Series) -> bool: ...
     def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number: ...
     def context_use(self, series: Series, length: int) -> ContextUse | None: ...
-    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]: ...
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]: ...
     def break_point(self, series: Series, protocol: str) -> BreakPoint: ...
     def difference_of_levels(self, claim: Claim, length: int) -> Number: ...
     def difference_of_changes(self, claim: Claim, length: int) -> Number: ...
@@ -111,8 +110,12 @@ class Measurements:
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
-        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row) and has_number(row)]
-        return [row for row in rows if (row.length, row.protocol, row.control) == (length, protocol, control)]
+        rows = self._rows_of(series, protocol, control)
+        return [row for row in rows if row.length == length and has_number(row)]
+
+    def _rows_of(self, series: Series, protocol: str, control: str = "none") -> list[Row]:
+        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
+        return [row for row in rows if (row.protocol, row.control) == (protocol, control)]
 
     def as_trained(self, series: Series) -> list[Row]:
         """Return the rows of a series' runs under the encoding that they were trained with."""
@@ -187,30 +190,29 @@ class Measurements:
         """Return the processors or GPUs that the runs of rows were trained on."""
         return "; ".join(sorted({self._runs.folder_of(row.run).machine for row in rows} - {""}))
 
-    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
-        lengths = {row.length for row in self.rows.get(series.sweep, []) if row.length > self.length}
-        changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
-        return {length: judge_change(interval) for length, interval in changes.items() if interval}
+        records = self._records(series, protocol)
+        return {
+            length: record.verdict
+            for length, record in records.items()
+            if length > self.length and record.interval is not None
+        }
 
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
         """Return the break point of a series, by the rule of the tables."""
-        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
-        rows = [row for row in rows if (row.protocol, row.control) == (protocol, "none")]
-        records: dict[int, Record] = {}
-        for row in rows:
-            is_trained = row.length == self.length and row.scored_with == row.encoding
-            if row.length >= self.length and not is_trained and row.length not in records:
-                records[row.length] = self._judged_record(series, row)
-        return find_break_point(records, self.length)
+        return find_break_point(self._records(series, protocol), self.length)
 
-    def _judged_record(self, series: Series, row: Row) -> Record:
-        """Return the record of a series at the length and under the protocol of one of its rows."""
-        if not self.at(series, row.length, row.protocol):
-            return Record(row.length, row.status, verdict="undefined")
-        change = self.change(series, row.length, row.protocol)
-        verdicts = judge_intervals(judge_change, change.interval, change.of_models, change.of_seeds)
-        return Record(row.length, compared=change, **verdicts)
+    def _records(self, series: Series, protocol: str) -> dict[int, Record]:
+        """Return the record of a series at each length, the shortest first, with changes by run."""
+        rows = self._rows_of(series, protocol)
+        trained = [row for row in self.as_trained(series) if row.protocol == protocol]
+        first = [row for row in trained if row.length == self.length]
+        source = Source(rows, rows, rank_sets(rows), self._runs, MARGIN, self.length)
+        records = {}
+        for length, rows_at in sorted(grouped(rows, lambda row: row.length).items()):
+            records[length] = make_record(rows_at, first, {}, source, has_verdict=True)
+        return records
 
     def difference_of_levels(self, claim: Claim, length: int) -> Number:
         """Return the level of the first series minus that of the second, seed by seed."""

@@ -15,7 +15,7 @@ from pe_bench.commands.reproduce.claims import NOT_SCORED, UNLEARNED, Series, se
 from pe_bench.commands.reproduce.outcomes import Level
 from pe_bench.commands.reproduce.papers import Claim
 from pe_bench.report.records import BreakPoint, ContextUse, Number
-from pe_bench.report.statistics import CONFIDENCE, Interval, Verdict, judge_change
+from pe_bench.report.statistics import CONFIDENCE, Interval, judge_change
 from pe_bench.report.verdicts import SOLVED, TaskVerdict
 from pe_bench.runs.rows import TASK
 
@@ -55,7 +55,7 @@ class TableScores:
         """Return None: the rule needs the gains of documents, which a table does not have."""
         return None
 
-    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
         lengths = {int(level["length"]) for level in self._level_of.values()}
         longer = sorted(length for length in lengths if length > self.length)
         changes = {length: self.change(series, length, protocol).interval for length in longer}
