@@ -15,7 +15,7 @@ from rich.text import Text
 from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report import cells, notes
-from pe_bench.report.looks import look_of, verdict_cell
+from pe_bench.report.marks import mark_of, verdict_cell
 from pe_bench.report.records import BITS, ContextUse, Line, Number, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system.terminal import csv_cell
@@ -192,7 +192,7 @@ def _level(line: Line, record: Record, table: Table) -> Cell:
         return Cell(cells.OTHER_TARGETS)
     text = cells.number_text(record.level)
     if line.unlearned:
-        text += look_of(cells.UNLEARNED).mark
+        text += mark_of(cells.UNLEARNED).text
     if len(record.levels) != line.seeds:
         text += f" (n={len(record.levels)})"
     return Cell(text)
@@ -202,7 +202,7 @@ def _row_of(line: Line, row: list[Cell]) -> list[Cell]:
     """Return the row of a line; an anchor's is dim and without verdicts, because nothing judges it."""
     if not line.is_anchor:
         return row
-    return [replace(cell, verdict="", colour=look_of("anchor").colour) for cell in row]
+    return [replace(cell, verdict="", colour=mark_of("anchor").colour) for cell in row]
 
 
 def _signed(value: float | None, *, is_common: bool) -> Cell:
