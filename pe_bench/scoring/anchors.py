@@ -1,15 +1,15 @@
-"""Models that cost no training, counted on the windows that a seed trains on: what a trained one has to beat.
+"""Anchors: models that cost no training, counted on the windows that a seed trains on.
 
-- token frequencies: how often each token is, whatever stands before it.
+- token frequencies: the frequency of each token, whatever precedes it.
 - trigram: the token after two others, with Witten and Bell's interpolation (1991, method C) down to bigrams,
   frequencies and the uniform distribution: p(c | ab) = (n(abc) + T(ab) p(c | b)) / (n(ab) + T(ab)), where T
   counts the different tokens after ab.
-- trigram+copy: (1 - w) trigram + w [the token that followed the longest match of the last tokens that
-  stands earlier in the window], the latest of equally long ones. w is how often that token was right in
-  training windows, for each length of a match; it is 0 below three tokens.
+- trigram+copy: (1 - w) trigram + w [the token that followed the longest earlier match of the last tokens in
+  the window, the latest of equally long matches]. w is the share of such tokens that were right in training
+  windows, for each length of a match; it is 0 below three tokens.
 
-They are scored once for all runs that train on the same windows. What a checkpoint was trained on is not
-known: it has the frequencies of the scored tokens, each counted without itself.
+Anchors are scored once for all runs that train on the same windows. The training text of a Hugging Face model
+is unknown: its anchor is the frequencies of the scored tokens, each counted without itself.
 """
 
 import hashlib
@@ -50,28 +50,30 @@ MAX_WEIGHED = 2**26  # pairs of tokens that are compared to learn the weights of
 NONE = -1  # in place of a token before the window
 
 Key = tuple[object, ...]
-# Called with the tokens of windows, int64 [windows, tokens], with the token after the last input, and an
-# index: returns each model's probabilities of the tokens from there on, float64 [windows, tokens - index].
+# Takes the tokens of windows and the token after the last input, int64 [windows, tokens], and an index;
+# returns the probabilities of the tokens from the index on by each anchor, float64 [windows, tokens - index].
 Probabilities = Callable[[np.ndarray, int], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often something was seen: keys int64 [n] in rising order, and counts [n]."""
+    """The counts of n-grams, each written as one number."""
 
-    keys: np.ndarray
-    counts: np.ndarray
+    keys: np.ndarray  # int64 [n], rising
+    counts: np.ndarray  # [n]
 
     def of(self, keys: np.ndarray) -> np.ndarray:
-        """Return the counts of keys of any shape, 0 for those that were not seen."""
-        index = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        """Return the counts of keys of any shape, 0 for unseen keys."""
+        places = np.searchsorted(self.keys, keys)
+        index = np.minimum(places, len(self.keys) - 1)
         return np.where(self.keys[index] == keys, self.counts[index], 0.0)
 
     def contexts(self, vocab_size: int) -> tuple["Counts", "Counts"]:
-        """Return, for keys without their last token, counts of all that followed and of different tokens."""
+        """Return the counts of next tokens, and of different next tokens, for keys without the last token."""
         before, first = np.unique(self.keys // vocab_size, return_index=True)
+        following = np.add.reduceat(self.counts, first)
         different = np.diff(np.append(first, len(self.keys)))
-        return Counts(before, np.add.reduceat(self.counts, first)), Counts(before, different)
+        return Counts(before, following), Counts(before, different)
 
 
 class Trigram:
@@ -85,29 +87,33 @@ class Trigram:
         self.contexts = [counts.contexts(vocab_size) for counts in self.counts]
 
     def frequency(self, token: np.ndarray) -> np.ndarray:
-        return self._interpolated(0, np.zeros_like(token), token, np.full(token.shape, 1 / self.vocab_size))
+        uniform = np.full(token.shape, 1 / self.vocab_size)
+        return self._interpolated(0, np.zeros_like(token), token, uniform)
 
     def probability(self, before: np.ndarray, last: np.ndarray, token: np.ndarray) -> np.ndarray:
         """Return p(token | before, last), float64; both may be `NONE`."""
         bigram = self._interpolated(1, last, token, self.frequency(token))
-        pair = np.where((before == NONE) | (last == NONE), NONE, before * self.vocab_size + last)
+        is_cut = (before == NONE) | (last == NONE)
+        pair = np.where(is_cut, NONE, before * self.vocab_size + last)
         return self._interpolated(2, pair, token, bigram)
 
     def _interpolated(
         self, order: int, context: np.ndarray, token: np.ndarray, lower: np.ndarray
     ) -> np.ndarray:
+        """Return p(token | context) from the probability `lower` by a context that is one token shorter."""
         seen, different = (counts.of(context) for counts in self.contexts[order])
-        counted = self.counts[order].of(np.where(context == NONE, NONE, context * self.vocab_size + token))
+        keys = np.where(context == NONE, NONE, context * self.vocab_size + token)
+        counted = self.counts[order].of(keys)
         total = np.maximum(seen + different, 1.0)
         return np.where(seen > 0, (counted + different * lower) / total, lower)
 
 
 def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the token after the longest match before each token from place `first` on, and its length.
+    """Return the token after the longest match before each token from index `first` on, and its length.
 
-    tokens [windows, tokens] are those of windows with the token after their last input; both results are
-    int64 [windows, tokens - first]. A match ends earlier than the token before the target does, lies in the
-    window, and counts `MAX_MATCH` tokens at most. Without any the token is `NONE` and the length 0.
+    tokens: of windows, with the token after the last input, [windows, tokens]. Both results are
+    int64 [windows, tokens - first]. A match is an earlier occurrence, in the window, of the tokens before the
+    target, and counts at most `MAX_MATCH` tokens. Without a match the token is `NONE` and the length 0.
     """
     windows, size = tokens.shape
     compared = tokens[:, :-1]
@@ -116,42 +122,52 @@ def longest_matches(tokens: np.ndarray, first: int) -> tuple[np.ndarray, np.ndar
     lengths = np.zeros((windows, size - first), np.int64)
     rows = np.arange(windows)
     for target in range(max(2, first - MAX_MATCH), size):
-        # A match may end at any place before that of the last input, target - 1.
+        # A match may end at any index before the last input, target - 1.
         end = target - 1
-        matches[:, 1:end] = np.minimum(matches[:, : end - 1], MAX_MATCH - 1) + 1
+        longer = np.minimum(matches[:, : end - 1], MAX_MATCH - 1) + 1
+        matches[:, 1:end] = longer
         matches[:, 0] = 1
-        matches[:, :end] *= compared[:, :end] == compared[:, end, None]
+        is_equal = compared[:, :end] == compared[:, end, None]
+        matches[:, :end] *= is_equal
         if target < first:
             continue
         latest = end - 1 - np.argmax(matches[:, end - 1 :: -1], axis=1)
         length = matches[rows, latest].astype(np.int64)
+        following = tokens[rows, latest + 1]
         lengths[:, target - first] = length
-        copied[:, target - first] = np.where(length > 0, tokens[rows, latest + 1], NONE)
+        copied[:, target - first] = np.where(length > 0, following, NONE)
     return copied, lengths
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The three models. weights: of copying, for each length of a match, float64 [MAX_MATCH + 1]."""
+    """The three models."""
 
     trigram: Trigram
-    weights: np.ndarray
+    weights: np.ndarray  # of copying, for each length of a match, float64 [MAX_MATCH + 1]
 
     def __call__(self, tokens: np.ndarray, first: int) -> dict[str, np.ndarray]:
+        """Return the probabilities of the tokens from index `first` on, as `Probabilities` has them."""
         padded = np.pad(tokens, ((0, 0), (2, 0)), constant_values=NONE)
         targets = tokens[:, first:]
-        trigram = self.trigram.probability(padded[:, first:-2], padded[:, first + 1 : -1], targets)
+        before = padded[:, first:-2]
+        last = padded[:, first + 1 : -1]
+        trigram = self.trigram.probability(before, last, targets)
         copied, lengths = longest_matches(tokens, first)
         weight = self.weights[lengths]
-        copying = (1 - weight) * trigram + weight * (copied == targets)
+        is_right = copied == targets
+        copying = (1 - weight) * trigram + weight * is_right
         return {FREQUENCIES: self.trigram.frequency(targets), TRIGRAM: trigram, COPYING: copying}
 
 
 def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
-    """Return the models of the windows that a run of this seed trains on; of very many, of the first ones."""
+    """Return the models of the windows that a run of this seed trains on; only the first of very many."""
     drawn = TrainingWindows(data.train, train.length, data.end_of_text)
     steps = min(train.total_steps, -(-MAX_COUNTED // train.batch_tokens))
-    windows = np.concatenate([drawn.batch(train.batch, seed, step).tokens.numpy() for step in range(steps)])
+    parts = []
+    for step in range(steps):
+        parts.append(drawn.batch(train.batch, seed, step).tokens.numpy())
+    windows = np.concatenate(parts)
     weighed = max(1, MAX_WEIGHED // train.length**2)
     return Anchors(Trigram(windows, data.vocab_size), copying_weights(windows[:weighed]))
 
@@ -159,11 +175,14 @@ def count_anchors(data: Data, train: TrainConfig, seed: int) -> Anchors:
 def copying_weights(windows: np.ndarray) -> np.ndarray:
     """Return the share of right copied tokens for each length of the match, in windows [windows, tokens].
 
-    A length of which little was seen leans towards one half.
+    The share of a rare length leans towards one half.
     """
-    copied, lengths = longest_matches(windows, 0)
-    right = np.bincount(lengths.ravel(), (copied == windows).ravel(), MAX_MATCH + 1)
-    weights = (right + 1) / (np.bincount(lengths.ravel(), minlength=MAX_MATCH + 1) + 2)
+    copied, matched = longest_matches(windows, 0)
+    lengths = matched.ravel()
+    is_right = (copied == windows).ravel()
+    right = np.bincount(lengths, is_right, MAX_MATCH + 1)
+    seen = np.bincount(lengths, minlength=MAX_MATCH + 1)
+    weights = (right + 1) / (seen + 2)
     weights[:MIN_MATCH] = 0.0
     return weights
 
@@ -171,28 +190,31 @@ def copying_weights(windows: np.ndarray) -> np.ndarray:
 def own_frequencies(data: Data, plan: Plan) -> Probabilities:
     """Return the frequency of each scored token among the other scored tokens.
 
-    It is all that can be counted without the training text. A token that counted itself would be predicted
-    well by few targets, whatever the text. Witten and Bell's interpolation gives a token that occurs nowhere
-    else its share of the uniform distribution.
+    Without the training text, nothing else can be counted. Each token is counted without itself, because with
+    few targets it would predict itself, whatever the text. Witten and Bell's interpolation gives a token that
+    occurs only once its share of the uniform distribution.
     """
-    parts = [targets(data.validation, batch).numpy() for batch in batches(plan.windows, BATCH_TOKENS)]
-    counts = np.bincount(np.concatenate([part.ravel() for part in parts]), minlength=data.vocab_size)
+    parts = []
+    for batch in batches(plan.windows, BATCH_TOKENS):
+        parts.append(targets(data.validation, batch).numpy().ravel())
+    counts = np.bincount(np.concatenate(parts), minlength=data.vocab_size)
     others = np.maximum(counts - 1, 0)
     different = np.maximum(np.count_nonzero(counts) - (counts == 1), 1)
-    share = (others + different / data.vocab_size) / (counts.sum() - 1 + different)
+    total = counts.sum() - 1 + different
+    share = (others + different / data.vocab_size) / total
     return lambda tokens, first: {FREQUENCIES: share[tokens[:, first:]]}
 
 
 def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) -> None:
-    """Score the models that cost no training on the targets of these rows; a run is whole without them.
+    """Score the anchors on the targets of these rows; without anchors, a run is whole too.
 
-    Controls, ranges of positions and answers have no anchors, nor has a later stage, whose tokens are not all
-    that its model saw.
+    Controls, ranges of positions and answers have no anchors, nor has a later stage, whose model saw other
+    tokens too.
     """
     folder = anchors_folder(job.folder)
     rows_of_run = {_key(row): row for row in rows}
-    plans = [plan for plan in plans if plan.control == "none" and plan.protocol not in (*APART, TASK)]
-    plans = [plan for plan in plans if _key(plan) in rows_of_run]
+    plans = [plan for plan in plans if plan.protocol not in (*APART, TASK)]
+    plans = [plan for plan in plans if plan.control == "none" and _key(plan) in rows_of_run]
     if folder is None or not plans or job.first is not None:
         return
     try:
@@ -207,20 +229,24 @@ def score_missing_anchors(job: Job, plans: Sequence[Plan], rows: Sequence[Row]) 
 def _score(
     folder: Path, config: Config, data: Data, plans: Sequence[Plan], rows_of_run: Mapping[Key, Row]
 ) -> None:
-    """Score what is missing in the folder of anchors, and write it."""
+    """Score the plans that the folder of anchors lacks, and write their scores."""
     train = config.train
     is_checkpoint = config.checkpoint is not None
-    counted_on = repr((VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed))
-    suffix = f"s{config.seed}-{hashlib.sha256(counted_on.encode()).hexdigest()[:8]}"
+    counted_on = (VERSION, data.hash, train.length, train.batch, train.total_steps, config.seed)
+    digest = hashlib.sha256(repr(counted_on).encode()).hexdigest()
     names = {FREQUENCIES: OWN_FREQUENCIES} if is_checkpoint else ANCHOR_NAMES
-    paths = {label: folder / f"{name}-{suffix}" for label, name in names.items()}
+    paths: dict[str, Path] = {}
     kept: dict[str, dict[Key, Row]] = {}
-    for label, path in paths.items():
+    for label, name in names.items():
+        path = folder / f"{name}-s{config.seed}-{digest[:8]}"
         path.mkdir(exist_ok=True)
-        rows = read_rows(path / "eval.csv")
-        kept[label] = {_key(row): row for row in rows if has_whole_scores(path, row)}
+        rows = [row for row in read_rows(path / "eval.csv") if has_whole_scores(path, row)]
+        paths[label] = path
+        kept[label] = {_key(row): row for row in rows}
     missing = [plan for plan in plans if any(_key(plan) not in rows for rows in kept.values())]
-    anchors = count_anchors(data, train, config.seed) if missing and not is_checkpoint else None
+    anchors = None
+    if missing and not is_checkpoint:
+        anchors = count_anchors(data, train, config.seed)
     for plan in missing:
         probabilities = anchors or own_frequencies(data, plan)
         for label, scores in _scores_of(probabilities, data, plan).items():
@@ -228,7 +254,8 @@ def _score(
             save_scores(score_file(paths[label], row), scores)
             kept[label][_key(plan)] = with_level(row, scores)
     for label, path in paths.items():
-        write_rows(path / "eval.csv", sorted(kept[label].values(), key=lambda row: row.order))
+        rows = sorted(kept[label].values(), key=lambda row: row.order)
+        write_rows(path / "eval.csv", rows)
         keep_derived(path, data, plans, train.length)
 
 
@@ -238,14 +265,16 @@ def _key(scored: Row | Plan) -> Key:
 
 
 def _scores_of(probabilities: Probabilities, data: Data, plan: Plan) -> dict[str, Scores]:
-    """Return the scores of each model on the targets of a plan, each reading the plan's windows alone."""
+    """Return the scores of each model on the targets of a plan, by the tokens of the plan's windows."""
     nll: dict[str, list[np.ndarray]] = {}
     for batch in batches(plan.windows, BATCH_TOKENS):
         first = batch[0].first + 1
         read = inputs(data.validation, batch).numpy()[:, :first]
-        tokens = np.concatenate([read, targets(data.validation, batch).numpy()], axis=1)
+        scored = targets(data.validation, batch).numpy()
+        tokens = np.concatenate([read, scored], axis=1)
         for label, probability in probabilities(tokens, first).items():
-            nll.setdefault(label, []).append(-np.log(probability).ravel())
+            parts = nll.setdefault(label, [])
+            parts.append(-np.log(probability).ravel())
     scores = {}
     for label, parts in nll.items():
         joined = np.concatenate(parts).astype(np.float32)
@@ -254,7 +283,7 @@ def _scores_of(probabilities: Probabilities, data: Data, plan: Plan) -> dict[str
 
 
 def _row_of_no_model(row: Row, name: str, label: str) -> Row:
-    """Return the row of an anchor on the targets of a run's row: nothing of the run's model is in it."""
+    """Return the row of an anchor on the targets of a run's row, without any value of the run's model."""
     row = replace(row, run=name, encoding=label, scored_with=label, forced=False, knows_length=False)
     row = replace(row, model="", setting="", status="ok", reason="", parameters=0, encoding_lr=1.0)
     row = replace(row, tokens_per_second=0.0, peak_memory_mb=None, train_dtype="", score_dtype="float32")

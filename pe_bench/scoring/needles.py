@@ -1,21 +1,22 @@
 """Needles: does a model find a span of the window, given the span's beginning once more?
 
 A window of L tokens is the body, L - 31 tokens of a document as they are; then the cue, the first 16 tokens
-of a span of 32 in the body; then all but the last of the span's other 16 tokens, which are the targets. Two
-things are scored.
+of a span of 32 in the body; then all but the last of the span's other 16 tokens, which are the targets. The
+scores are:
 
-- The NLL of the targets, and that in the same window where another span of the document, which follows the
-  body there, replaces the span: the control `replaced`.
-- Whether the targets are likelier after the cue than the second halves of seven other spans of the body,
-  which are spread evenly over it, by the sum of the NLLs of their 16 tokens. A tie is no right answer.
+- The NLL of the targets in the window, and in the control `replaced`: the same window with another span of
+  the document, the span after the body, in place of the span.
+- Right or wrong: the answer is right if the targets are likelier after the cue than the second halves of
+  seven other spans, which are spread evenly over the body, by the sum of the NLLs of their 16 tokens. A tie
+  is wrong.
 
-Depth 0 is a span at the start of the body, 1 one at its end. A span whose cue or whose second half occurs
-once more in the window, or in what replaces it, is passed over for the nearest one that is unique: else the
-text itself would repeat the answer. One that lies further off than a twentieth of the body is not taken, and
-the window is left out at this depth.
+Depth 0 is a span at the start of the body, depth 1 a span at its end. If the cue or the second half of a span
+occurs once more in the window, or in its replacement, the text itself would repeat the answer: the nearest
+unique span is taken instead. If no unique span lies within a twentieth of the body, the window is left out at
+this depth.
 
-Windows follow from the text, the seed, the length and the depth. A smaller set of them is part of a larger
-one.
+Windows follow from the text, the seed, the length and the depth. A smaller set of windows is part of every
+larger set.
 """
 
 import hashlib
@@ -46,27 +47,23 @@ MIN_LENGTH = 128
 ProbeLength = Annotated[int, Range(MIN_LENGTH)]
 ProbeDepths = Annotated[int, Range(2, 1_000)]  # more would have the same spans in most windows
 DEFAULT_DEPTHS, DEFAULT_WINDOWS = 5, 64
-# Of a checkpoint's text at each depth: a model of 135 million parameters then takes some ten minutes at 4,096
-# tokens on two cores.
+# For a Hugging Face model, at each depth: a model of 135 million parameters then takes some ten minutes at
+# 4,096 tokens on two cores.
 CHECKPOINT_WINDOWS = 8
 DEFAULT_TIMES = (1, 2, 4, 16)  # the training length
 MAX_SHIFT = 1 / 20  # of the body, between the depth that is wanted and a span that is unique
 REPLACED = "replaced"  # a control
-FIRST = 1  # a checkpoint's beginning of text stands in the place of token 0
+FIRST = 1  # index 0 may have the beginning-of-text token of a Hugging Face model
 
 
 @dataclass(frozen=True)
 class Probe:
-    """The windows that a probe scores: at some lengths (default ones if None), at evenly spaced depths.
+    """The windows that a probe scores."""
 
-    windows: at each length and depth; None for the default number, which is smaller for a checkpoint's text.
-    prompts: the kind of prompts of a checkpoint, in the place of needles; they have no depths.
-    """
-
-    lengths: Sequence[int] | None = None
-    depths: int = DEFAULT_DEPTHS
-    windows: int | None = None
-    prompts: str | None = None
+    lengths: Sequence[int] | None = None  # None for the default lengths
+    depths: int = DEFAULT_DEPTHS  # the number of depths, evenly spaced
+    windows: int | None = None  # at each length and depth; by default fewer for a Hugging Face model
+    prompts: str | None = None  # the kind of prompts of a Hugging Face model, in place of needles
 
     def __post_init__(self) -> None:
         is_known = self.prompts is None or self.prompts in KINDS
@@ -103,17 +100,19 @@ def needle_plans(
     split = data.validation
     room = length + 1  # for the body, and after it the span that replaces another
     blocks = target_blocks(split, room, SPAN, count, seed, data.hash, half)
+    first = length - ANSWER
     windows = []
-    for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
+    for document, end in blocks.places:
         start = end - room
         needle = find_needle(split.document(document)[start:end], start, depth)
         if needle is not None:
-            windows.append(Window(document, start, length, length - ANSWER, ANSWER, needle=needle))
+            windows.append(Window(document, start, length, first, ANSWER, needle=needle))
     message = f"no window of {length} tokens has a span at depth {depth:g} that occurs in it only once"
     require(bool(windows), f"{message}: use other data")
     spans = [(window.document, window.start, window.needle) for window in windows]
     words = repr((PROBE, data.hash, length, depth, spans)).encode()
-    target_hash = hash_of_half(hashlib.sha256(words).hexdigest()[:16], half)
+    digest = hashlib.sha256(words).hexdigest()
+    target_hash = hash_of_half(digest[:16], half)
     plan = Plan(PROBE, length, windows, target_hash, depth=depth)
     replaced = []
     for window in windows:
@@ -124,15 +123,17 @@ def needle_plans(
 
 
 def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
-    """Return the needle at a depth of a body and the span after it, which begin at `start` of a document.
+    """Return the needle at a depth of a body; None if the text has no unique span near that depth.
 
-    None where the text has no span there that is unique.
+    tokens: of the body and the span after it. start: the index of the first token in the document.
     """
     last = len(tokens) - 2 * SPAN  # start of a span in the body
     cues = sliding_window_view(tokens, CUE)
     center = FIRST + round(depth * (last - FIRST))
     shift = max(SPAN, round(MAX_SHIFT * last))
-    near = range(max(FIRST, center - shift), min(last, center + shift) + 1)
+    lowest = max(FIRST, center - shift)
+    highest = min(last, center + shift)
+    near = range(lowest, highest + 1)
     nearest = sorted(near, key=lambda index: abs(index - center))
     index = next((index for index in nearest if _is_unique(cues, index)), None)
     if index is None:
@@ -140,17 +141,20 @@ def find_needle(tokens: np.ndarray, start: int, depth: float) -> Needle | None:
     spans = _other_spans(cues, index, last)
     if len(spans) < CHOICES - 1:
         return None
-    return Needle(start + index, start + index + CUE, tuple(start + other for other in spans))
+    others = tuple(start + other for other in spans)
+    return Needle(start + index, start + index + CUE, others)
 
 
 def score_needles(
     model: LanguageModel, split: Split, batch: Sequence[Window], generator: torch.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the NLL of each target, and 1 for each of a right answer, both float32 [targets]."""
+    """Return the NLL of each target, and 1 for each target of a right answer, both float32 [targets]."""
     nll_WCS = nll_of_choices(model, windows_of_choices(split, batch).to(model.device), generator)
     sums_WC = nll_WCS.sum(-1, dtype=np.float64)
-    is_right_W = sums_WC[:, 0] < sums_WC[:, 1:].min(1)
-    return nll_WCS[:, 0].ravel(), np.repeat(is_right_W, ANSWER).astype(np.float32)
+    least_wrong_W = sums_WC[:, 1:].min(1)
+    is_right_W = sums_WC[:, 0] < least_wrong_W
+    correct = np.repeat(is_right_W, ANSWER).astype(np.float32)
+    return nll_WCS[:, 0].ravel(), correct
 
 
 def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
@@ -160,13 +164,16 @@ def windows_of_choices(split: Split, batch: Sequence[Window]) -> Tensor:
         needle = window.needle
         text = split.document(window.document)
         assert needle is not None
-        body = text[window.start : window.start + window.size + 1 - SPAN].copy()
+        end_of_body = window.start + window.size + 1 - SPAN
+        body = text[window.start : end_of_body].copy()
         if needle.replacement is not None:
             index = needle.start - window.start
-            body[index : index + SPAN] = text[needle.replacement : needle.replacement + SPAN]
+            other_span = text[needle.replacement :][:SPAN]
+            body[index : index + SPAN] = other_span
         cue = text[needle.start : needle.start + CUE]
-        ends = [text[start + CUE : start + SPAN] for start in (needle.start, *needle.others)]
-        tokens.append([np.concatenate([body, cue, end]) for end in ends])
+        starts = (needle.start, *needle.others)
+        choices = [text[start + CUE : start + SPAN] for start in starts]
+        tokens.append([np.concatenate([body, cue, choice]) for choice in choices])
     return torch.from_numpy(np.array(tokens, np.int64))
 
 
@@ -176,27 +183,34 @@ def nll_of_choices(model: LanguageModel, tokens_BCT: Tensor, generator: torch.Ge
     first = fed_BCT.shape[-1] - ANSWER
     ids = model.encoding.ids(fed_BCT.flatten(0, 1), train=False, generator=generator)
     hidden_NSD = model.ends(fed_BCT, ids, first)
-    nll = model.nll(hidden_NSD.flatten(0, 1), tokens_BCT[..., -ANSWER:].flatten())
-    return nll.float().cpu().numpy().reshape(*fed_BCT.shape[:2], ANSWER)
+    targets_N = tokens_BCT[..., -ANSWER:].flatten()
+    nll_N = model.nll(hidden_NSD.flatten(0, 1), targets_N).float()
+    return nll_N.cpu().numpy().reshape(*fed_BCT.shape[:2], ANSWER)
 
 
 def _is_unique(cues: np.ndarray, index: int) -> bool:
-    """Return whether neither half of the span at a place occurs elsewhere; cues: all halves, [n, CUE]."""
-    return all((cues == cues[half]).all(1).sum() == 1 for half in (index, index + CUE))
+    """Return whether both halves of the span at an index occur only once. cues: all halves, [n, CUE]."""
+    for half in (index, index + CUE):
+        is_equal = (cues == cues[half]).all(1)
+        if is_equal.sum() > 1:
+            return False
+    return True
 
 
 def _other_spans(cues: np.ndarray, index: int, last: int) -> list[int]:
-    """Return the starts of other spans, spread from `index` on around the body, no two with one end.
+    """Return the starts of other spans, spread from `index` on around the body, no two with the same end.
 
-    There are fewer than `CHOICES` - 1 where the body has no more ends.
+    There are `CHOICES` - 1 of them, or fewer if the body has too few different ends.
     """
     body = np.arange(FIRST, last + 1)
     spans: list[int] = []
     endings = {cues[index + CUE].tobytes()}
     for number in range(1, CHOICES):
-        around = np.roll(body, FIRST - (index + number * len(body) // CHOICES)).tolist()
-        start = next((start for start in around if cues[start + CUE].tobytes() not in endings), None)
-        if start is not None:
-            spans.append(start)
-            endings.add(cues[start + CUE].tobytes())
+        wanted = index + number * len(body) // CHOICES
+        for start in np.roll(body, FIRST - wanted).tolist():
+            ending = cues[start + CUE].tobytes()
+            if ending not in endings:
+                spans.append(start)
+                endings.add(ending)
+                break
     return spans

@@ -1,21 +1,21 @@
-"""Trained weights under another encoding: what `eval --with` names.
+"""Trained weights under another encoding, as `eval --with` names it.
 
-NAME.yaml is composed over the run's own model, training and data configuration. Every option that it shares
-with the trained encoding takes the trained value unless it is given.
+NAME.yaml is composed over the run's own model, training and data configuration. Every option that the named
+encoding shares with the trained encoding takes the trained value unless it is given.
 
 A modifier acts on top of the run's own encoding, any other name replaces its base, and the run's modifiers
-stay. The factor of a scaling is that of each window where none is given, as with `factor=auto`: another model
-at each length, as one who tunes it for that length would have. With `factor=fixed` it is one number at every
+stay. Without a given factor, or with `factor=auto`, a scaling has the factor of each window: another model at
+each length, as if it were tuned for that length. With `factor=fixed`, the factor is one number at every
 length, the training length included, as in a model that serves texts of all lengths: the longest length over
-the training length. The longest is `eval.max_length`, or what is scored where that is
-longer, for nobody sets a model up for shorter texts than it gets. The number is in the label, so that rows of
-two factors are never taken for one curve.
+the training length. The longest length is `eval.max_length`, or the longest scored length if that is longer,
+because nobody sets a model up for shorter texts than it gets. The number is in the label, so that rows of two
+factors are never taken for one curve.
 
-An encoding works on weights of the encodings that its class names in `compatible_with`. Where the class stays
-the same, only the options that it names in `changeable_after_training` may differ; of an option that holds
-another encoding the same is true of that one. Modifiers that the run was trained with stay. If they are
-compatible with the base themselves, the weights mean what they mean without them; any other modifier makes
-them weights of another model, about which nothing is known.
+An encoding works on weights of the encodings that its class names in `compatible_with`. If the class stays
+the same, only the options that it names in `changeable_after_training` may differ; for an option that holds
+another encoding, the same rules hold for that encoding. Modifiers that the run was trained with stay. If they
+are compatible with the base, weights mean the same without them; with any other modifier, the weights are of
+another model, about which nothing is known.
 """
 
 import hashlib
@@ -44,10 +44,10 @@ MAX_NUMBERS = 8  # of an option, that a label spells
 
 
 class Requested(NamedTuple):
-    """An encoding as it was typed: its base (None for the run's own), modifiers and options."""
+    """An encoding as it was typed."""
 
     text: str
-    base: str | None
+    base: str | None  # None for the run's own
     modifiers: list[str]
     options: dict[str, Any]
 
@@ -58,11 +58,11 @@ class Requested(NamedTuple):
 
 
 class OtherEncoding(NamedTuple):
-    """An encoding under which trained weights are scored: its name in tables, and its configuration."""
+    """An encoding under which trained weights are scored."""
 
-    label: str
+    label: str  # in tables
     encoding: EncodingSpec
-    forced: bool  # although it is not compatible with what was trained
+    forced: bool  # it is not compatible with the trained encoding
 
 
 def read_with(texts: Sequence[str], search: Sequence[Path] = ()) -> list[Requested]:
@@ -80,7 +80,7 @@ def read_with(texts: Sequence[str], search: Sequence[Path] = ()) -> list[Request
 def _read(text: str, search: Sequence[Path]) -> Requested:
     name, *options = BEFORE_AN_OPTION.split(text.strip())
     message = f"--with '{text}': name encodings with commas between, or one with its options (yarn factor=4)"
-    require(bool(name) and not set(name) & set(" ,="), message)
+    require(bool(name) and set(name).isdisjoint(" ,="), message)
     modifiers = names_in("modifier", search)
     parts = name.removeprefix("+").split("+")
     names = []
@@ -118,8 +118,8 @@ def find_others(
 ) -> list[OtherEncoding]:
     """Return the requested encodings, each once and without the run's own.
 
-    `trained` is the run's configuration with the lengths to score; its classes are trusted already. Raises
-    `UserError` for what cannot be scored, and without `force` for what is not compatible.
+    trained: the run's configuration with the lengths to score; its classes are trusted already. Raises
+    `UserError` for an encoding that cannot be scored, and without `force` for an incompatible encoding.
     """
     others: dict[str, OtherEncoding] = {}
     trained_with = EncodingSpec(trained.encoding, tuple(search))
@@ -135,7 +135,7 @@ def find_others(
 
 
 def models_under(job: Job, replacements: Sequence[OtherEncoding]) -> list[LanguageModel]:
-    """Return the job's model under other encodings: all before any is scored. Raise `UserError`."""
+    """Return the job's model under other encodings, all built before any is scored. Raise `UserError`."""
     models = []
     for other in replacements:
         require_replaceable(job)
@@ -156,11 +156,11 @@ def require_replaceable(job: Job) -> None:
     require(not why, f"{job.config.model.name} {why}, so --with has nothing to replace: leave --with out")
 
 
-# Which weights an encoding works on
+# The weights that an encoding works on
 
 
 def incompatibility(trained: EncodingSpec, encoding: EncodingSpec) -> str | None:
-    """Return why weights trained with one encoding may not be scored with the other; None if they may."""
+    """Return the reason why weights of one encoding may not be scored with the other; None if they may."""
     return next(_incompatibilities(trained, encoding), None)
 
 
@@ -168,13 +168,17 @@ def _incompatibilities(trained: EncodingSpec, encoding: EncodingSpec) -> Iterato
     base = trained.base.name
     kept = trained.modifiers
     pairs = [(base, trained.base, encoding.base)]
-    pairs += [(name, kept[name], part) for name, part in encoding.modifiers.items() if name in kept]
+    new_parts: list[PartSpec] = []
+    if _has_other_class(trained.base, encoding.base):
+        new_parts.append(encoding.base)
+    for name, part in encoding.modifiers.items():
+        if name in kept:
+            pairs.append((name, kept[name], part))
+        else:
+            new_parts.append(part)
     for name, before, part in pairs:
         if not _has_other_class(before, part):
             yield from _changed_options(name, before, part)
-    new_parts = [part for name, part in encoding.modifiers.items() if name not in kept]
-    if _has_other_class(trained.base, encoding.base):
-        new_parts.insert(0, encoding.base)
     for part in new_parts:
         compatible = part.encoding_class.compatible_with
         if base not in compatible:
@@ -199,40 +203,40 @@ def _changed_options(name: str, before: PartSpec, part: PartSpec) -> Iterator[st
                 yield f"{option}: {reason}"
         else:
             changeable = ", ".join(sorted(part.encoding_class.changeable_after_training)) or "none"
-            yield (
-                f"this run was trained with {name} {option}={shown(old)}, and {option} "
-                f"cannot change to {shown(value)} after training (changeable: {changeable})"
-            )
+            trained = f"this run was trained with {name} {option}={shown(old)}"
+            cannot = f"{option} cannot change to {shown(value)} after training (changeable: {changeable})"
+            yield f"{trained}, and {cannot}"
 
 
 def _checked(encoding: EncodingSpec, trained: EncodingSpec, n_layers: int, force: bool) -> OtherEncoding:
-    """Return the encoding as it is scored. Raises `UserError` where the weights have no meaning under it."""
+    """Return the encoding as it is scored. Raises `UserError` for weights without meaning under it."""
     reason = incompatibility(trained, encoding)
     if reason is not None and not force:
         raise UserError(f"{reason} (--force scores it anyway and labels the rows)")
     label = _label(encoding)
     message = f"its rows would be called {label} like the run's own: give it another name in its YAML file"
     require(label != trained.label, message)
-    here, there = _shapes(encoding, n_layers), _shapes(trained, n_layers)
+    has_same_shapes = _shapes(encoding, n_layers) == _shapes(trained, n_layers)
     message = f"weights trained with {trained.label} do not fit {label}: train it, or go on with train.from"
-    require(here == there, message)
+    require(has_same_shapes, message)
     return OtherEncoding(label, encoding, forced=reason is not None)
 
 
 def _shapes(encoding: EncodingSpec, n_layers: int) -> dict[str, list[int]]:
+    """Return the shapes of an encoding's weights and buffers by their names."""
     with torch.random.fork_rng(devices=[]):
-        built = encoding.build(n_layers)
-    return {name: list(tensor.shape) for name, tensor in built.state_dict().items()}
+        weights = encoding.build(n_layers).state_dict()
+    return {name: list(tensor.shape) for name, tensor in weights.items()}
 
 
 def declared(part: PartSpec, kind: str) -> str:
-    """Return the option of this kind that a part's class declares; empty where it takes none of that name."""
+    """Return the option of this kind that a part's class declares and takes; empty without one."""
     option = getattr(part.encoding_class, kind)
     return option if option in part.values else ""
 
 
 def _label(encoding: EncodingSpec) -> str:
-    """Return the label of a trained encoding, with `factor=auto` where the factor is that of each window."""
+    """Return the label of an encoding, with `factor=auto` if each window has its own factor."""
     label = with_short_lists(encoding)
     option = declared(encoding.base, "window_factor")
     if not option or encoding.values[option] is not None:
@@ -242,7 +246,7 @@ def _label(encoding: EncodingSpec) -> str:
 
 
 def with_short_lists(spec: EncodingSpec) -> str:
-    """Return the label with a hash in place of many numbers that were searched, which would fill it."""
+    """Return the label of an encoding, with a hash in place of a long list of searched numbers."""
     option = declared(spec.base, "searched")
     value = spec.base.options.get(option) or ()
     if len(value) <= MAX_NUMBERS:
@@ -251,14 +255,15 @@ def with_short_lists(spec: EncodingSpec) -> str:
     return spec.label.replace(f"{option}={value}", f"{option}@{short}")
 
 
-# How an encoding is composed with what was trained
+# An encoding composed with the trained encoding
 
 
 def _encoding(requested: Requested, trained: Config, trained_with: EncodingSpec) -> EncodingSpec:
-    """Return the encoding that is requested, with what it shares with the trained one."""
+    """Return the requested encoding, with the trained values of options that it shares."""
     base = requested.base
     search = trained_with.search
-    config = replace(trained, train=replace(trained.train, length=trained.trained_length), search=search)
+    train = replace(trained.train, length=trained.trained_length)
+    config = replace(trained, train=train, search=search)
     chosen = choose_encoding(base or "nope", requested.modifiers, search)
     if base:
         option = declared(PartSpec(chosen, search), "window_factor")
@@ -267,7 +272,9 @@ def _encoding(requested: Requested, trained: Config, trained_with: EncodingSpec)
         option = ""
         values = full_options(requested, {"modifiers": chosen.get("modifiers")})
     kind = values.get(f"encoding.{option}")
-    given = {key: value for key, value in values.items() if value != kind or kind not in (AUTO, FIXED)}
+    given = dict(values)
+    if kind in (AUTO, FIXED):
+        given = {key: value for key, value in values.items() if value != kind}
     composed = EncodingSpec(resolve_encoding(chosen, given, config), search)
     keys = _given_keys(values)
     encoding = dict(trained.encoding)
@@ -276,14 +283,16 @@ def _encoding(requested: Requested, trained: Config, trained_with: EncodingSpec)
     kept = trained_with.modifiers
     modifiers = {name: part.values for name, part in kept.items()}
     for name, part in composed.modifiers.items():
-        modifiers[name] = with_shared_options(part, kept[name], keys) if name in kept else part.values
+        modifiers[name] = part.values
+        if name in kept:
+            modifiers[name] = with_shared_options(part, kept[name], keys)
     encoding["modifiers"] = modifiers
     encoding = EncodingSpec(encoding, search).with_code_hashes().values
     if base not in (None, *names_in("encoding")):
-        # A file of the user's may change: what it derives is spelt in the label, as what it says is.
+        # A file of the user may change, so the label spells derived options too.
         encoding = {**encoding, "derived": []}
     if option:
-        encoding = {option: encoding[option], **encoding}  # the first that a label says
+        encoding = {option: encoding[option], **encoding}  # the first option in a label
         if encoding[option] is None and kind == FIXED:
             encoding[option] = fixed_factor(trained.eval, trained.trained_length)
     return EncodingSpec(encoding, search)
@@ -311,7 +320,7 @@ def full_options(requested: Requested, chosen: Mapping[str, Any]) -> dict[str, A
 
 
 def _given_keys(values: Mapping[str, Any]) -> set[str]:
-    """Return the keys of options, and those within a mapping: `encoding.global={name: yarn}` has two."""
+    """Return the keys of options, and the keys within a mapping: `encoding.global={name: yarn}` has two."""
     keys = set(values)
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -320,10 +329,16 @@ def _given_keys(values: Mapping[str, Any]) -> set[str]:
 
 
 def with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> dict[str, Any]:
-    """Return a part's values with the trained ones of options that both have and whose keys are not given."""
+    """Return a part's values, with the trained value of each shared option that is not given.
+
+    keys: of the given options.
+    """
     before = {**trained.values, **trained.encoding_class.implied(trained.options)}
-    not_given = [name for name in part.values if f"{part.key}.{name}" not in keys]
-    shared = {name: before[name] for name in not_given if name in before and name not in NOT_OPTIONS}
+    shared = {}
+    for name in part.values:
+        is_given = f"{part.key}.{name}" in keys
+        if name in before and not is_given and name not in NOT_OPTIONS:
+            shared[name] = before[name]
     for option, spec in part.nested.items():
         if option not in shared and option in trained.nested:
             nested = trained.nested[option]
@@ -333,10 +348,11 @@ def with_shared_options(part: PartSpec, trained: PartSpec, keys: set[str]) -> di
                 shared[option]["modifiers"] = {name: each.values for name, each in modifiers.items()}
     values = {**part.values, **shared}
     was_derived = trained.values.get("derived") or []
+    now_chosen = shared.keys() - set(was_derived)
     derived = part.values.get("derived") or []
-    values["derived"] = [name for name in derived if name not in shared or name in was_derived]
-    was_chosen = [name for name in trained.values.get("chosen") or [] if name in shared]
-    chosen = [*(part.values.get("chosen") or []), *was_chosen]
+    values["derived"] = [name for name in derived if name not in now_chosen]
+    chosen = list(part.values.get("chosen") or [])
+    chosen += [name for name in trained.values.get("chosen") or [] if name in shared]
     if chosen:
         values["chosen"] = chosen
     return values

@@ -1,13 +1,13 @@
 """The plans of a run: the windows that are scored at each length, and sets of targets that are too small.
 
-Position curves, the NLL of tokens by how many tokens they see, are of windows of the longest length. Ranges
-of context are log-spaced, two an octave: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, ... Each position scores text
-of its own, so a curve is no comparison of lengths and carries no verdict. Each range has windows that end
-with it, because a token's score may depend on how many follow. Where it does not, all of them are taken from
-one pass over the longest windows.
+Position curves, the NLL of tokens by the number of tokens that they see, are of windows of the longest
+length. Ranges of context are log-spaced, two an octave: 1, 2, 3, 4, 5 to 6, 7 to 8, 9 to 12, ... Each
+position scores text of its own, so a curve is no comparison of lengths and has no verdict. Each range has
+windows that end with it, because a token's score may depend on the number of tokens that follow. If it does
+not, all ranges are scored in one pass over the longest windows.
 
-Of a task each length has its own examples, so lengths are not paired with each other; encodings at one length
-are.
+Each length of a task has its own examples: encodings are paired at one length, but lengths are not paired
+with each other.
 
 The controls of `paired` score the same targets without the use of context beyond the training length:
 
@@ -43,17 +43,16 @@ from pe_bench.scoring.targets import (
     tokens_needed,
 )
 
-# What a run is to be scored on: `make_plans`, or the plans of a probe.
+# Returns the plans of a run: `make_plans`, or the plans of a probe.
 Planner = Callable[[Config, EvalConfig, Data], list[Plan]]
-CONTROLLED_TIMES = (2, 16)  # the training length: where context should begin to help, and where most is asked
+CONTROLLED_TIMES = (2, 16)  # the training length: where far context begins to help, and the farthest
 
 
 def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]:
     """Return the plans of each length, in rising order of lengths. Raises `UserError`.
 
-    Lengths up to `max_length` share one set of targets. Longer ones make another set, on
-    which the training length is scored too, so that there is something to compare with. The controls of a
-    set follow its lengths.
+    Lengths up to `max_length` share one set of targets. Longer lengths share another set, on which the
+    training length is scored too, for comparison. The controls of a set follow its lengths.
     """
     train_length = config.train.length
     lengths = evaluation.resolved_lengths(train_length)
@@ -66,25 +65,25 @@ def make_plans(config: Config, evaluation: EvalConfig, data: Data) -> list[Plan]
     beyond = [length for length in lengths if length > longest]
     plans = list(_plans(config, evaluation, data, within, longest)) if within else []
     if beyond:
-        plans += _plans(config, evaluation, data, sorted({train_length, *beyond}), max(beyond))
+        with_trained = sorted({train_length, *beyond})
+        plans += _plans(config, evaluation, data, with_trained, max(beyond))
     if evaluation.per_position:
-        plans += position_plans(data, _text(data, evaluation, max(lengths)), max(lengths))
+        farthest = max(lengths)
+        plans += position_plans(data, _text(data, evaluation, farthest), farthest)
     return plans
 
 
 def shortages(evaluation: EvalConfig, plans: Sequence[Plan]) -> list[str]:
-    """Return a line for each set of target blocks that is smaller than was asked for."""
+    """Return a sentence for each set of target blocks that is smaller than `eval.targets`."""
     sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
     lines = []
     for blocks in sets.values():
         if len(blocks) < evaluation.targets:
             documents = len(np.unique(blocks.document))
             needed = tokens_needed(blocks.max_length, blocks.target_tokens)
-            lines.append(
-                f"too few documents: {documents} reach the {needed} tokens of a target block and its "
-                f"context, with room for {len(blocks)} of eval.targets={evaluation.targets} target blocks; "
-                "those are scored"
-            )
+            reach = f"{documents} reach the {needed} tokens of a target block and its context"
+            room = f"with room for {len(blocks)} of eval.targets={evaluation.targets} target blocks"
+            lines.append(f"too few documents: {reach}, {room}; those are scored")
     return lines
 
 
@@ -106,8 +105,8 @@ def _plans(
         if evaluation.protocol == "nonoverlapping":
             yield nonoverlapping_plan(data, text, length)
         else:
-            stride = min(length, evaluation.stride or max(1, length // 2))
-            plan = sliding_plan(data, text, length, stride)
+            stride = evaluation.stride or max(1, length // 2)
+            plan = sliding_plan(data, text, length, min(length, stride))
             yield replace(plan, stride_rule=str(evaluation.stride or HALF))
 
 
@@ -127,14 +126,15 @@ def control_plans(
     for length in controlled_lengths(evaluation, lengths, train_length, size, longest_too=longest_too):
         plan = paired_plan(blocks, length)
         yield replace(plan, control="window", limit=train_length)
-        yield replace(plan, control="swap", windows=[*_swapped(blocks, plan.windows, train_length)])
+        swapped = list(_swapped(blocks, plan.windows, train_length))
+        yield replace(plan, control="swap", windows=swapped)
         if evaluation.controls == "offset":
             near = paired_plan(blocks, train_length)
             yield replace(near, length=length, control="offset", offset=length - train_length)
 
 
 def _swapped(blocks: TargetBlocks, windows: list[Window], train_length: int) -> Iterator[Window]:
-    """Yield the windows with donors, which lie before a donor's block as they do before their own."""
+    """Yield the windows with far tokens of a donor, as far before the donor's block as before their own."""
     parts = len(windows) // len(blocks)
     donors = np.repeat(blocks.donor_document, parts).tolist()
     shifts = np.repeat(blocks.donor_end - blocks.end, parts).tolist()
@@ -151,12 +151,12 @@ def controlled_lengths(
     *,
     longest_too: bool = False,
 ) -> list[int]:
-    """Return the lengths that get controls: by default those of 2 and 16 times the training length.
+    """Return the lengths that get controls: by default 2 and 16 times the training length.
 
-    Where neither is scored, only the longest possible length does. A control needs a token that is further
-    than the training length before the first target.
+    If neither is scored, only the longest possible length has controls. A control needs a token that is
+    further than the training length before the first target.
 
-    longest_too: by default the longest possible length gets controls too, as for a Hugging Face model, whose
+    longest_too: the longest possible length has controls in any case, as for a Hugging Face model, whose
     lengths are rarely multiples of the length that it is measured from.
     """
     if evaluation.controls == "none":
@@ -180,25 +180,28 @@ def _text(data: Data, evaluation: EvalConfig, longest: int) -> ScoredText:
 
 
 def position_plans(data: Data, text: ScoredText, longest: int) -> Iterator[Plan]:
-    """Yield for each range the plan that scores it by itself: windows that end with its last position.
+    """Yield a plan for each range of positions, whose windows end with the last position of the range.
 
     The windows begin where documents are cut into windows of `longest` tokens; shorter rests are left out.
     """
     windowed = nonoverlapping_plan(data, text, longest)
     windows = [window for window in windowed.windows if window.size == longest]
     words = f"{POSITIONS}/{windowed.target_hash}/{longest}"
-    target_hash = hash_of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
+    digest = hashlib.sha256(words.encode()).hexdigest()
+    target_hash = hash_of_half(digest[:16], text.half)
     for first, last in pairwise(range_ends(longest)):
-        shorter = [replace(window, size=last, first=first, targets=last - first) for window in windows]
+        count = last - first
+        shorter = [replace(window, size=last, first=first, targets=count) for window in windows]
         yield Plan(POSITIONS, last, shorter, target_hash)
 
 
 def range_ends(longest: int) -> list[int]:
-    """Return 0, and where each range ends: 1, 2, 3, 4, 6, 8, 12, ... and the longest."""
-    ends: set[int] = set()
+    """Return 0, and the end of each range: 1, 2, 3, 4, 6, 8, 12, ... and the longest."""
+    ends = {longest}
     for octave in range(longest.bit_length()):
-        ends |= {2**octave, 3 * 2**octave // 2}
-    return [0, *sorted(end for end in ends if end < longest), longest]
+        power = 2**octave
+        ends |= {power, 3 * power // 2}
+    return [0, *sorted(end for end in ends if end <= longest)]
 
 
 def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Half = "both") -> Plan:
@@ -209,21 +212,28 @@ def task_plan(task: Task | Prompts, length: int, count: int, seed: int, half: Ha
     if half == "both":
         examples = task.examples_at(length, count, seed)
     else:
-        examples = task.examples_at(length, 2 * count, seed)[0 if half == "first" else 1 :: 2]
+        first = 0 if half == "first" else 1
+        examples = task.examples_at(length, 2 * count, seed)[first::2]
     tokens = np.concatenate([example.tokens for example in examples])
     is_answer = np.concatenate([example.is_answer for example in examples])
     sizes = [len(example.tokens) for example in examples]
     numbers = []
     for size, example in zip(sizes, examples, strict=True):
         numbers.append(np.arange(size) if example.number is None else example.number)
-    # As many targets in each, so that windows of one size have one shape.
-    targets = max(len(example.tokens) - int(example.is_answer.argmax()) for example in examples)
-    windows = [Window(row, 0, size - 1, size - 1 - targets, targets) for row, size in enumerate(sizes)]
+    # All windows have the same number of targets, so that windows of one size have one shape.
+    first_answers = [int(example.is_answer.argmax()) for example in examples]
+    targets = max(size - first for size, first in zip(sizes, first_answers, strict=True))
+    windows = []
+    for row, size in enumerate(sizes):
+        fed = size - 1
+        windows.append(Window(row, 0, fed, fed - targets, targets))
     is_target_answer = np.stack([example.is_answer[-targets:] for example in examples])
     target_numbers = np.stack([number[-targets:] for number in numbers])
     split = Split(tokens, np.cumsum([0, *sizes]))
     scored = Examples(split, is_target_answer, task.chance, target_numbers)
-    words = repr((task.hash, length, seed, (count, *sorted(set(sizes))))).encode()
+    shape = (count, *sorted(set(sizes)))
+    words = repr((task.hash, length, seed, shape)).encode()
     content = tokens.astype("<i8").tobytes() + is_answer.tobytes()
-    target_hash = hash_of_half(hashlib.sha256(words + content).hexdigest()[:16], half)
+    digest = hashlib.sha256(words + content).hexdigest()
+    target_hash = hash_of_half(digest[:16], half)
     return Plan(TASK, length, windows, target_hash, examples=scored)

@@ -1,11 +1,11 @@
-"""The protocols: the windows that each feeds, and which of their targets are scored.
+"""The protocols: their windows, and the targets that are scored in each.
 
 - `paired`: every length scores the very same target blocks, in parts of at most an eighth of the length; the
   `length` tokens that end with a part are fed, so that target k of T sees length - T + k tokens.
 - `nonoverlapping`: the beginnings of documents are cut into windows of `length`, and every next token is
   scored.
 - `sliding`: windows of `length` advance by a stride, and only their new tokens are scored.
-- `task`: examples of a task, each in a window; of its targets only answers are scored.
+- `task`: examples of a task, each in a window; only the targets of its answers are scored.
 """
 
 import hashlib
@@ -23,44 +23,38 @@ from pe_bench.scoring.targets import ScoredText, TargetBlocks, hash_of_half, tok
 
 @dataclass(frozen=True)
 class Needle:
-    """A span of a window's document that is to be found in the window, by places in the document.
-
-    target: the first of the targets, in the span. replacement: the span that takes its place; None where it
-    stays. others: the starts of spans whose ends are the wrong answers.
-    """
+    """A span that is to be found in a window. All places are indices of tokens in the document."""
 
     start: int
-    target: int
-    others: tuple[int, ...]
-    replacement: int | None = None
+    target: int  # the first target, within the span
+    others: tuple[int, ...]  # the starts of spans whose ends are the wrong answers
+    replacement: int | None = None  # the start of the span that takes its place; None if it stays
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window: `size` tokens of a document from `start` are fed, and targets are scored from `first` on.
-
-    Target n is the token after input n; there are `targets` of them from `first`. With a donor, the first
-    `foreign` inputs are another document's: those of `donor` from `donor_start`. With a needle, the window
-    ends with the beginning of the needle's span, and the targets are those of the needle.
-    """
+    """A window: `size` tokens of a document from `start` are fed, and some next tokens are scored."""
 
     document: int
     start: int
     size: int
-    first: int
-    targets: int
-    donor: int = -1
-    donor_start: int = 0
-    foreign: int = 0
-    needle: Needle | None = None
+    first: int  # the input before the first target: target n is the token after input n
+    targets: int  # the number of targets
+    donor: int = -1  # another document, whose tokens replace the first inputs
+    donor_start: int = 0  # the first of these tokens
+    foreign: int = 0  # the number of these tokens
+    needle: Needle | None = None  # the window then ends with the cue, and the targets are the needle's
 
     @property
     def first_target(self) -> int:
         """Return the index of the first target in the document."""
-        return self.needle.target if self.needle else self.start + self.first + 1
+        if self.needle is not None:
+            return self.needle.target
+        return self.start + self.first + 1
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Return the values that windows of one batch share."""
         return self.size, self.first, self.targets
 
 
@@ -74,7 +68,7 @@ class Examples:
     number: np.ndarray  # the answer of its example that each target is a part of, [examples, targets]
 
     def scores(self, nll: np.ndarray, correct: np.ndarray) -> Scores:
-        """Return the scores of all targets; one is right if all targets of its answer are correct.
+        """Return the scores of all targets; a target counts as right if its whole answer is correct.
 
         nll, correct: of each scored target, in the order of the examples; correct is 1 or 0.
         """
@@ -88,12 +82,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that one length scores.
-
-    limit: every layer's attention is limited to so many tokens, for the control `window`. offset: how much
-    later than in the text all positions are, for the control `offset`. blocks: the set of the paired
-    protocol. depth: of a probe. examples: of a task.
-    """
+    """The windows to score at one length, under one protocol and control."""
 
     protocol: str
     length: int
@@ -102,11 +91,12 @@ class Plan:
     stride: int | None = None
     stride_rule: str = ""  # half of each length, or the number that eval.stride gives
     control: str = "none"
-    limit: int | None = None
-    offset: int = 0
-    depth: float | None = None
-    blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)  # `target_hash` is theirs
-    examples: Examples | None = field(default=None, compare=False, repr=False)
+    limit: int | None = None  # the tokens that every layer's attention sees, for the control `window`
+    offset: int = 0  # added to all positions, for the control `offset`
+    depth: float | None = None  # of a probe
+    # The target blocks of the protocol `paired`, with the same hash.
+    blocks: TargetBlocks | None = field(default=None, compare=False, repr=False)
+    examples: Examples | None = field(default=None, compare=False, repr=False)  # of a task
 
     @property
     def targets(self) -> int:
@@ -127,16 +117,18 @@ class Plan:
 
     @property
     def target_tokens(self) -> int | None:
-        """Return the size of a target block; None under the protocols that have none."""
+        """Return the size of a target block; None under protocols without target blocks."""
         return None if self.blocks is None else self.blocks.target_tokens
 
     @property
     def chance(self) -> float | None:
-        """Return the accuracy of guessing among the answers; None where there are none."""
+        """Return the accuracy of guessing among the answers; None for a plan without answers."""
         if self.examples is not None:
             return self.examples.chance
         needle = self.windows[0].needle if self.windows else None
-        return None if needle is None else 1 / (1 + len(needle.others))
+        if needle is None:
+            return None
+        return 1 / (1 + len(needle.others))
 
     @property
     def documents(self) -> int:
@@ -144,11 +136,11 @@ class Plan:
 
 
 def paired_plan(blocks: TargetBlocks, length: int) -> Plan:
-    """Return windows that each score a part of a block, as large as the length allows."""
+    """Return the plan whose windows each score a part of a block, as large as the length allows."""
     size = tokens_in_a_part(blocks.target_tokens, length)
     first = length - size - 1
     windows = []
-    for document, end in zip(blocks.document.tolist(), blocks.end.tolist(), strict=True):
+    for document, end in blocks.places:
         for after in range(blocks.target_tokens - size, -1, -size):
             windows.append(Window(document, end - after - length, length, first, size))
     return Plan("paired", length, windows, blocks.hash, blocks=blocks)
@@ -168,7 +160,8 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
     windows = []
     for document, tokens in text.pieces:
         last = tokens - 1
-        windows.append(Window(document, 0, min(length, last), 0, min(length, last)))
+        size = min(length, last)
+        windows.append(Window(document, 0, size, 0, size))
         for scored in range(length, last, stride):
             stop = min(scored + stride, last)
             start = stop - length
@@ -177,16 +170,18 @@ def sliding_plan(data: Data, text: ScoredText, length: int, stride: int) -> Plan
 
 
 def text_hash(data: Data, text: ScoredText) -> str:
-    """Hash the targets of both window protocols: every token of the text but the first of each document."""
-    words = f"{data.hash}/{','.join(f'{document}:{tokens}' for document, tokens in text.pieces)}"
-    return hash_of_half(hashlib.sha256(words.encode()).hexdigest()[:16], text.half)
+    """Return the hash of the targets of both window protocols: all tokens but the first of each document."""
+    pieces = ",".join(f"{document}:{tokens}" for document, tokens in text.pieces)
+    digest = hashlib.sha256(f"{data.hash}/{pieces}".encode()).hexdigest()
+    return hash_of_half(digest[:16], text.half)
 
 
 def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
-    """Yield neighbours with one size and one place of their targets, about `batch_tokens` tokens at once."""
+    """Yield batches of neighbouring windows of one shape, of about `batch_tokens` tokens."""
     batch: list[Window] = []
     for window in windows:
-        if batch and (window.shape != batch[0].shape or (len(batch) + 1) * window.size > batch_tokens):
+        is_full = (len(batch) + 1) * window.size > batch_tokens
+        if batch and (is_full or window.shape != batch[0].shape):
             yield batch
             batch = []
         batch.append(window)
@@ -196,7 +191,14 @@ def batches(windows: list[Window], batch_tokens: int) -> Iterator[list[Window]]:
 
 def inputs(split: Split, batch: list[Window]) -> Tensor:
     """Return the token ids [B, size] of the windows, without donors."""
-    rows = [split.document(w.document)[w.start : w.start + w.size] for w in batch]
+    return _stacked([_span(split, window.document, window.start, window.size) for window in batch])
+
+
+def _span(split: Split, document: int, start: int, size: int) -> np.ndarray:
+    return split.document(document)[start : start + size]
+
+
+def _stacked(rows: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
@@ -204,15 +206,14 @@ def with_donors(split: Split, batch: list[Window], tokens: Tensor) -> Tensor:
     """Return the inputs [B, size] with the `foreign` first tokens of each window from another document."""
     swapped = tokens.clone()
     for row, window in enumerate(batch):
-        donor = split.document(window.donor)[window.donor_start : window.donor_start + window.foreign]
-        swapped[row, : window.foreign] = torch.from_numpy(donor.astype(np.int64))
+        donor = _span(split, window.donor, window.donor_start, window.foreign).astype(np.int64)
+        swapped[row, : window.foreign] = torch.from_numpy(donor)
     return swapped
 
 
 def targets(split: Split, batch: list[Window]) -> Tensor:
     """Return the token ids [B, targets] of the targets."""
-    rows = [split.document(w.document)[w.first_target : w.first_target + w.targets] for w in batch]
-    return torch.from_numpy(np.stack(rows).astype(np.int64))
+    return _stacked([_span(split, window.document, window.first_target, window.targets) for window in batch])
 
 
 def scores_of(plan: Plan, split: Split, nll: np.ndarray, correct: np.ndarray | None = None) -> Scores:
@@ -221,9 +222,10 @@ def scores_of(plan: Plan, split: Split, nll: np.ndarray, correct: np.ndarray | N
     sizes = []
     for window in plan.windows:
         index = int(split.starts[window.document]) + window.first_target
-        sizes.append(np.diff(split.byte_ends[index - 1 : index + window.targets].astype(np.int64)))
-    documents = [window.document for window in plan.windows]
-    documents = np.repeat(documents, [window.targets for window in plan.windows])
+        byte_ends = split.byte_ends[index - 1 : index + window.targets]
+        sizes.append(np.diff(byte_ends.astype(np.int64)))
+    counts = [window.targets for window in plan.windows]
+    documents = np.repeat([window.document for window in plan.windows], counts)
     if split.loses_text:
         return Scores(nll, documents, np.full(len(documents), NO_BYTES), correct)
     return Scores(nll, documents, np.concatenate(sizes), correct)

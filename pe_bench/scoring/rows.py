@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pe_bench.system.terminal import Bars, say
 from pe_bench.system.version import own_version
 
 TRIED_AGAIN = ("out_of_memory", "failed")  # with more memory, or after the encoding's file was mended
-# What a row takes from its plan, what is measured, and what it takes from its job.
+# The columns of a row with values of its plan, of the measurement, and of its job.
 OF_PLAN = (
     *("length", "protocol", "control", "stride", "stride_rule", "context_mean", "targets", "target_tokens"),
     *("documents", "target_hash", "chance", "depth"),
@@ -36,9 +36,9 @@ OF_JOB = ("scored_with", "forced", "setting", "train_dtype", "threads")
 def score(
     job: Job, plans: Sequence[Plan], bars: Bars, own: LanguageModel | None = None, later: int = 0
 ) -> list[Row]:
-    """Do as `evaluate` does, with a bar that counts finished plans.
+    """Score as `evaluate` does, with a bar that counts finished plans.
 
-    later: how many more encodings the same plans will be scored with, for an estimate of the time.
+    later: the number of encodings that the same plans will be scored with later, to estimate the time.
     """
     with bars(job.scored_with, len(plans)) as bar:
         finished = 0
@@ -60,27 +60,30 @@ def _name_of(plan: Plan) -> str:
     """Return the name of a plan in progress lines: all ranges of positions, or all depths, have one name."""
     if plan.protocol == POSITIONS:
         return POSITIONS
-    name = plan.protocol if plan.control in ("none", REPLACED) else f"{plan.control} control"
+    name = f"{plan.control} control"
+    if plan.control in ("none", REPLACED):
+        name = plan.protocol
     return f"{name}, length {plan.length:,}"
 
 
 def operations(job: Job, plans: Sequence[Plan]) -> float:
-    """Return about how many operations the passes of plans take."""
+    """Return the approximate number of operations of the passes of plans."""
     windows = chain.from_iterable(plan.windows for plan in plans)
     return sum(operations_of_pass(job, window.size) for window in windows)
 
 
 def operations_of_pass(job: Job, length: int) -> float:
-    """Return about how many operations a text of so many tokens takes, without gradients."""
+    """Return the approximate number of operations for a text of so many tokens, without gradients."""
     model = job.config.model
     # A token is multiplied with each weight, and twice with the tokens before it, half of all on average.
-    attention = 2 * model.n_layers * model.n_heads * model.d_head * length
+    width = model.n_heads * model.d_head
+    attention = 2 * model.n_layers * width * length
     return length * (2 * job.model.parameter_count + attention)
 
 
 def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int) -> ScoreWatcher:
-    """Return a watcher that also tells what the plans cost, in this and in later encodings."""
-    total = operations(job, plans)
+    """Return a watcher that also tells the cost of the plans, under this encoding and later ones."""
+    total = operations(job, plans) * (1 + later)
     done = 0.0
     pace = Pace()
 
@@ -92,7 +95,7 @@ def _with_cost(job: Job, plans: Sequence[Plan], watch: ScoreWatcher, later: int)
         cost = operations(job, [plan])
         seconds = pace.seconds_per_unit(done + share * cost)
         if seconds is not None:
-            expect(seconds * total * (1 + later), cores_of(job.device, job.threads))
+            expect(seconds * total, cores_of(job.device, job.threads))
         if share == 1.0:
             done += cost
 
@@ -106,24 +109,27 @@ def evaluate(
     own: LanguageModel | None = None,
     later: int = 0,
 ) -> list[Row]:
-    """Score what is missing of the plans, and return the rows of all of them, in their order.
+    """Score the plans that are not scored yet, and return the rows of all plans, in their order.
 
-    own: the model with the encoding of the run. Where the job's model computes the same, as YaRN does up to
-    the training length if its factor is that of each window, the scores of the run's encoding are taken over.
-    later: as of `score`.
+    own: the model with the encoding of the run. If the job's model computes the same, as with YaRN up to the
+    training length if its factor is that of each window, the scores of the run's encoding are copied. later:
+    as in `score`.
 
-    After each length its scores and its row are on the disk. A length that the encoding cannot reach, or at
-    which a user's own code fails, is a row with its status and reason, and the others go on.
+    After each length, its scores and its row are on the disk. A length that the encoding cannot reach, or at
+    which a user's own code fails, is a row with its status and reason, and the other lengths go on.
     """
     path = job.folder / "eval.csv"
     kept = {row.key: row for row in read_rows(path)}
     rows = [_empty_row(job, plan) for plan in plans]
-    # Two sets of targets may be one and the same, and then are scored once.
-    pairs = zip(rows, plans, strict=True)
-    missing = {row.key: plan for row, plan in pairs if not _is_scored(job.folder, kept.get(row.key))}
+    missing = {}  # by key, because two sets of targets may be the same, and then are scored once
+    for row, plan in zip(rows, plans, strict=True):
+        if not _is_scored(job.folder, kept.get(row.key)):
+            missing[row.key] = plan
     for key, plan in [*missing.items()]:
         trained = kept.get(row_key(job, plan))
-        if own is None or trained is None or not _computes_the_same(job.model, own, plan):
+        if own is None or trained is None:
+            continue
+        if not _computes_the_same(job.model, own, plan):
             continue
         if trained.status == "ok" and has_whole_scores(job.folder, trained):
             kept[key] = _taken_over(job, missing.pop(key), trained)
@@ -131,7 +137,8 @@ def evaluate(
     if missing:
         windows = sum(len(plan.windows) for plan in missing.values())
         longest = max(plan.length for plan in missing.values())
-        say(f"{job.folder.name}: scoring {windows:,} windows of up to {longest:,} tokens")
+        size = f"{windows:,} windows of up to {longest:,} tokens"
+        say(f"{job.folder.name}: scoring {size}")
         watch = _with_cost(job, [*missing.values()], watch, later)
     scorer = Scorer(job.model, job.data.validation, job.config.eval, watch)
     for plan, scored in scorer.scores([*missing.values()]):
@@ -144,18 +151,19 @@ def evaluate(
 
 
 def _computes_the_same(model: LanguageModel, own: LanguageModel, plan: Plan) -> bool:
-    """Return whether two models, which differ in their encodings alone, score a plan's targets equally."""
-    if len(model.encoding.modifiers) or len(own.encoding.modifiers) or is_users_own(model.encoding):
+    """Return whether two models that differ only in their encodings score a plan's targets equally."""
+    encoding = model.encoding
+    if is_users_own(encoding) or len(encoding.modifiers) or len(own.encoding.modifiers):
         return False
-    layers = [(model.encoding.layer(number), own.encoding.layer(number)) for number in range(own.n_layers)]
-    for size in {window.size for window in plan.windows}:
-        if not all(turn_alike(layer, own_layer, size) for layer, own_layer in layers):
+    sizes = {window.size for window in plan.windows}
+    for number, size in product(range(own.n_layers), sizes):
+        if not turn_alike(encoding.layer(number), own.encoding.layer(number), size):
             return False
     return True
 
 
 def _taken_over(job: Job, plan: Plan, trained: Row) -> Row:
-    """Return the row of a plan with the scores of the run's own encoding, which are copied."""
+    """Copy the scores of the run's own encoding, and return the row of the plan with them."""
     empty = _empty_row(job, plan)
     row = replace(
         trained, scored_with=empty.scored_with, forced=empty.forced, knows_length=empty.knows_length
@@ -167,8 +175,12 @@ def _taken_over(job: Job, plan: Plan, trained: Row) -> Row:
 def scored_rows(job: Job, plans: Sequence[Plan]) -> list[Row]:
     """Return the rows of a run's own encoding for the plans that are scored already."""
     kept = {row.key: row for row in read_rows(job.folder / "eval.csv")}
-    rows = [kept.get(row_key(job, plan)) for plan in plans]
-    return [row for row in rows if row is not None and _is_scored(job.folder, row)]
+    rows = []
+    for plan in plans:
+        row = kept.get(row_key(job, plan))
+        if row is not None and _is_scored(job.folder, row):
+            rows.append(row)
+    return rows
 
 
 def row_key(job: Job, plan: Plan) -> tuple[str, ...]:
@@ -177,14 +189,14 @@ def row_key(job: Job, plan: Plan) -> tuple[str, ...]:
 
 
 def _is_scored(run: Path, row: Row | None) -> bool:
-    """Return whether there is a row to keep: a lost or damaged file of scores is made again."""
+    """Return whether a row can be kept: it has a lasting status, and its scores are whole."""
     if row is None or row.status in TRIED_AGAIN:
         return False
     return row.status != "ok" or has_whole_scores(run, row)
 
 
 def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
-    """Return a row with its numbers, after writing its scores to disk, or with the reason why it has none."""
+    """Write the scores of a plan to disk, and return its row; without scores, a row with the reason."""
     row = _empty_row(job, plan)
     if scored.status != "ok":
         return replace(row, status=scored.status, reason=scored.reason)
@@ -201,7 +213,7 @@ def _scored_row(job: Job, plan: Plan, scored: Scored) -> Row:
 
 
 def _empty_row(job: Job, plan: Plan) -> Row:
-    """Return a row with all that is known before anything is scored."""
+    """Return a row with all values that are known before scoring."""
     plan_values = {name: getattr(plan, name) for name in OF_PLAN}
     job_values = {name: getattr(job, name) for name in OF_JOB}
     return Row(
@@ -221,20 +233,16 @@ def _empty_row(job: Job, plan: Plan) -> Row:
 
 
 def _environment(job: Job) -> dict[str, Any]:
-    """Return the columns of a row that say where and when it was made."""
-    return {
-        "device": device_name(job.device),
-        "torch": torch.__version__,
-        "pe_bench": own_version(),
-        "git": git_commit(),
-        "date": today(),
-    }
+    """Return the columns of a row on the device, the versions and the date of its scoring."""
+    versions = {"torch": torch.__version__, "pe_bench": own_version(), "git": git_commit()}
+    return {"device": device_name(job.device), "date": today(), **versions}
 
 
 def _model_values(job: Job) -> dict[str, Any]:
-    """Return the columns of a row that say which model was scored, and how it was trained."""
+    """Return the columns of a row on the scored model and its training."""
     encoding = job.model.encoding
     train = job.config.train
+    multiples = encoding.lr_multiples(train.encoding_lr)
     return {
         "encoding": job.label,
         "knows_length": "prefix_consistent" not in encoding.claims,
@@ -242,7 +250,7 @@ def _model_values(job: Job) -> dict[str, Any]:
         "model": job.config.model.name,
         "train_length": train.length,
         "parameters": job.model.parameter_count,
-        "encoding_lr": max(encoding.lr_multiples(train.encoding_lr).values(), default=1.0),
+        "encoding_lr": max(multiples.values(), default=1.0),
         "steps": train.total_steps,
         "train_tokens": train.total_steps * train.batch_tokens,
         "tokens_per_second": round(job.tokens_per_second, 1),

@@ -1,9 +1,9 @@
-"""The NLL of every target of a plan, from as few passes of the model as give it exactly.
+"""The NLL of every target of a plan, exactly, in as few passes of the model as possible.
 
-Where an encoding is prefix consistent, a token's score does not depend on what follows. A window that begins
-where a longer one began was then scored with that one: the longer one comes first, and the shorter one takes
-its beginning, exact to the rounding of the precision. So it is for the windows that are scored from their
-first token on, those of `nonoverlapping`, and for the ranges of positions, which are parts of such windows.
+With a prefix consistent encoding, a token's score does not depend on the tokens that follow. The scores of a
+window that begins like a longer window are then the beginning of the longer window's scores, exact to the
+rounding of the precision: longer windows are scored first. This is done for the windows of `nonoverlapping`,
+which are scored from their first token on, and for ranges of positions, which are parts of such windows.
 """
 
 import ctypes
@@ -28,26 +28,22 @@ from pe_bench.scoring.protocols import Plan, Window, batches, inputs, targets, w
 from pe_bench.system.machine import PeakMemory, is_out_of_memory, share_cores
 from pe_bench.system.signals import INTERRUPTIONS
 
-# Where at most this share of a window's tokens is scored, the last layer computes queries of those alone.
+# If at most this share of a window's tokens is scored, the last layer computes only the queries of these.
 MAX_SHARE_OF_QUERIES = 1 / 4
 SHARING = ("nonoverlapping", POSITIONS)
 PAUSE = 1  # omp_pause_soft
 NOTHING = np.empty(0, np.float32)
 
-# Called with a plan, and the share of it that is done.
+# Called with a plan, and the finished share of it.
 ScoreWatcher = Callable[[Plan, float], None]
 
 
 class Scored(NamedTuple):
-    """The NLLs of a plan's targets in nats, float32, in the order of its windows; or why there are none.
+    """The scores of a plan's targets, in the order of its windows; or the reason why there are none."""
 
-    correct: 1 for each right target and 0 for others, float32, if the plan has answers. peak_memory_mb:
-    during passes of windows of the plan's length; None if there were none.
-    """
-
-    nll: np.ndarray = NOTHING
-    correct: np.ndarray = NOTHING
-    peak_memory_mb: float | None = None
+    nll: np.ndarray = NOTHING  # in nats, float32
+    correct: np.ndarray = NOTHING  # 1 for each right target and 0 for others, float32, if there are answers
+    peak_memory_mb: float | None = None  # of passes of the plan's length; None without such a pass
     status: str = "ok"
     reason: str = ""
 
@@ -55,8 +51,8 @@ class Scored(NamedTuple):
 def tokens_without_query(window: Window) -> int:
     """Return the number of tokens at the start of a window for which the last layer computes no query.
 
-    It is all before the first target if few tokens are scored: with few queries and many keys, the reference
-    is as fast as any path.
+    These are all tokens before the first target if few tokens are scored: with few queries and many keys, the
+    reference attention is as fast as any path.
     """
     has_few_targets = window.size - window.first <= window.size * MAX_SHARE_OF_QUERIES
     return window.first if has_few_targets else 0
@@ -76,7 +72,8 @@ class Scorer:
         """Yield each plan with its scores, in the order that needs the fewest passes."""
         apart = [plan for plan in plans if not self._shares(plan)]
         sharing = [plan for plan in plans if self._shares(plan)]
-        for plan in [*apart, *sorted(sharing, key=lambda plan: -plan.length)]:
+        sharing.sort(key=lambda plan: -plan.length)
+        for plan in (*apart, *sharing):
             yield plan, self._try(plan)
 
     def _try(self, plan: Plan) -> Scored:
@@ -102,7 +99,7 @@ class Scorer:
             return Scored(status="failed", reason=description)
 
     def _find_lookahead(self, plan: Plan) -> str:
-        """Return the problem where a user's own encoding reads later tokens at this length; else nothing."""
+        """Return the problem of a user's own encoding that reads later tokens at this length; else empty."""
         if not plan.windows or not is_users_own(self.model.encoding):
             return ""
         window = max(plan.windows, key=lambda window: window.size)
@@ -110,19 +107,24 @@ class Scorer:
         return problem and f"it reads later tokens: {problem}"
 
     def score(self, plan: Plan) -> Scored:
-        """Return the scores of one plan. Raises `LengthError`, and what lack of memory raises."""
+        """Return the scores of one plan. Raises `LengthError`, and the errors of a lack of memory."""
         if not self._shares(plan):
             with PeakMemory(self.model.device) as peak:
                 nll, correct = self._run(plan)
             return Scored(nll, correct, peak.mb)
-        missing = [window for window in plan.windows if len(self._kept(window)) < window.size]
-        fed = [replace(window, first=0, targets=window.size) for window in missing]
+        fed = []
+        for window in plan.windows:
+            if len(self._kept(window)) < window.size:
+                fed.append(replace(window, first=0, targets=window.size))
         with PeakMemory(self.model.device) as peak:
             nll, _ = self._run(replace(plan, windows=fed))
         ends = np.cumsum([window.size for window in fed])
         for window, window_nll in zip(fed, np.split(nll, ends), strict=False):
             self._from_start[window.document, window.start] = window_nll
-        parts = [self._kept(window)[window.first : window.first + window.targets] for window in plan.windows]
+        parts = []
+        for window in plan.windows:
+            end = window.first + window.targets
+            parts.append(self._kept(window)[window.first : end])
         ran_at_length = any(window.size == plan.length for window in fed)
         return Scored(np.concatenate(parts), peak_memory_mb=peak.mb if ran_at_length else None)
 
@@ -133,7 +135,7 @@ class Scorer:
         return self._from_start.get((window.document, window.start), NOTHING)
 
     def _run(self, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-        """Return the NLL of each scored target, and where there are answers whether each is right."""
+        """Return the NLL of each scored target, and for answers 1 for each right target and 0 for others."""
         parts = [(NOTHING, NOTHING)]
         done = 0
         device = self.model.device.type
@@ -167,28 +169,33 @@ class Scorer:
             ids = ids + plan.offset
         if plan.control == "swap":
             fed_BT = with_donors(self.split, batch, fed_BT)
-        first, count = batch[0].first, batch[0].targets
         skipped = tokens_without_query(batch[0])
+        first = batch[0].first - skipped
         hidden_BTD = model.hidden(fed_BT.to(device), ids, plan.limit, skipped)
-        scored_ND = hidden_BTD[:, first - skipped : first - skipped + count].flatten(0, 1)
+        scored_ND = hidden_BTD[:, first : first + batch[0].targets].flatten(0, 1)
         targets_N = targets(split, batch).flatten().to(device)
         if plan.examples is None:
-            return model.nll(scored_ND, targets_N).float().cpu().numpy(), NOTHING
+            return _as_array(model.nll(scored_ND, targets_N)), NOTHING
         is_answer = plan.examples.is_answer[[window.document for window in batch]]
         index = torch.from_numpy(np.flatnonzero(is_answer)).to(device)
-        scored_ND, targets_N = scored_ND[index], targets_N[index]
+        scored_ND = scored_ND[index]
+        targets_N = targets_N[index]
         nll = model.nll(scored_ND, targets_N)
         correct = model.likeliest(scored_ND) == targets_N
-        return nll.float().cpu().numpy(), correct.float().cpu().numpy()
+        return _as_array(nll), _as_array(correct)
+
+
+def _as_array(values: torch.Tensor) -> np.ndarray:
+    return values.float().cpu().numpy()
 
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Count denormal numbers as zeros on a CPU inside, in all threads that compute.
+    """Count denormal numbers as zeros on a CPU, in all computing threads, while the context is open.
 
-    As weights they cost some processors many times more.
-    Each thread has a switch of its own, which a new thread has as the one that started it. PyTorch turns that
-    of the calling thread. So OpenMP has to end its threads, and starts new ones when it needs them.
+    As weights, denormal numbers cost some processors many times more. Each thread has a switch of its own,
+    and a new thread takes it over from the thread that starts it. PyTorch turns only the calling thread's
+    switch. So OpenMP has to end its threads, and starts new threads when it needs them.
     """
     if not torch.set_flush_denormal(True):  # not every processor can
         yield
@@ -202,29 +209,32 @@ def flush_denormals() -> Iterator[None]:
 
 
 def _renew_threads() -> None:
-    """Have OpenMP end its threads; where there is none, or an old one, only the calling thread changes."""
+    """Have OpenMP end its threads; without OpenMP, or with an old version, they go on."""
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     with suppress(OSError, AttributeError):
         ctypes.CDLL(str(library)).omp_pause_resource_all(PAUSE)
 
 
-# Controls that cannot tell anything about a model
+# Controls that show nothing
 
 
 def why_not(plan: Plan, model: LanguageModel) -> str:
-    """Return why a control would tell nothing; empty if it is to be scored, and for what is no control."""
+    """Return the reason why a control would show nothing; empty for other controls and plans."""
     if plan.control == "window" and is_windowed(model.encoding, model.n_layers, plan.length):
         return "the encoding is windowed itself"
-    if plan.control == "swap" and any(window.donor == window.document for window in plan.windows):
+    has_own_donor = any(window.donor == window.document for window in plan.windows)
+    if plan.control == "swap" and has_own_donor:
         return "all targets are of one document, and there is no other to swap with"
     return model.control_refusal(plan.control, plan.length)
 
 
 def is_windowed(encoding: PositionalEncoding, n_layers: int, length: int) -> bool:
-    """Return whether every layer by itself hides some of `length` tokens from the last one."""
+    """Return whether every layer by itself hides some of `length` tokens from the last token."""
     index = torch.arange(length)
+    last_index = index[-1:]
     nothing = torch.empty(1, 1, length, 0)
     keys = Side(nothing, nothing, index, index, {})
     last = nothing[:, :, -1:]
-    query = Side(last, last, index[-1:], index[-1:], {})
-    return not any(bool(encoding.layer(number).visible(query, keys).all()) for number in range(n_layers))
+    query = Side(last, last, last_index, last_index, {})
+    layers = map(encoding.layer, range(n_layers))
+    return not any(bool(layer.visible(query, keys).all()) for layer in layers)

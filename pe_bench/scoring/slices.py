@@ -1,22 +1,22 @@
-"""Slices: subsets of targets that the text alone defines, the same for every encoding, length and seed.
+"""Slices: subsets of targets, defined by only the text, the same for every encoding, length and seed.
 
 The n-gram of a target is the fewest whole tokens directly before it that hold at least 8 bytes of the text.
 Its source is the last earlier occurrence of that n-gram, with the token that follows it. In the window of
 the set's longest length a target is
 
-- `recall` where the source lies more than the training length back, and the target follows it there: a
-  model that reads no further than its training length cannot copy it, and one that does can;
-- `novel` where there is no source at all.
+- `recall` if the source lies more than the training length back, and the target follows it there: a model can
+  copy the target only if it reads further than its training length;
+- `novel` if there is no source.
 
-All others belong to neither. A target is
+All other targets belong to neither slice. A target is
 
-- `key` where another run predicts it well, and much better with far context than without.
+- `key` if another run predicts it well, and much better with far context than without.
 
 The rule of `key` is LongPPL's (Fang et al., 2024, "What is Wrong with Perplexity for Long-context Language
 Modeling?", arXiv:2410.23771, with the thresholds of its code): the other run's loss falls by more than
 2 nats from the short context to the long one, and is then below 2 nats. Here the short context is the
-training length and the long one the longest context that every target of a set has, whichever lengths are
-scored. In LongPPL a large model of subword tokens decides; a small one, or one of bytes, finds fewer.
+training length, and the long context the longest that every target of a set has, whichever lengths are
+scored. In LongPPL a large model of subword tokens decides; a small model, or a model of bytes, finds fewer.
 """
 
 import shlex
@@ -33,7 +33,7 @@ from pe_bench.scoring.protocols import Plan
 from pe_bench.scoring.targets import TargetBlocks, tokens_in_a_part
 
 MIN_BYTES = 8  # of an n-gram
-NONE = -1  # where there is no place
+NONE = -1  # in place of an index that there is not
 MIN_GAIN = 2.0  # nats
 MAX_LOSS = 2.0  # nats
 OPTION = "--key-tokens-of"
@@ -46,11 +46,14 @@ def keep_derived(run: Path, data: Data, plans: Sequence[Plan], train_length: int
     Only the holder of the run's lock may call this.
     """
     kept = read_means(run).slices
-    sets = {plan.blocks.hash: plan.blocks for plan in plans if plan.blocks is not None}
     masks = {}
-    for name, blocks in sets.items():
-        if not {f"{name} {RECALL}", f"{name} {NOVEL}"}.issubset(kept):
-            masks[name] = text_slices(data.validation, blocks, train_length)
+    for plan in plans:
+        blocks = plan.blocks
+        if blocks is None or blocks.hash in masks:
+            continue
+        is_kept = f"{blocks.hash} {RECALL}" in kept and f"{blocks.hash} {NOVEL}" in kept
+        if not is_kept:
+            masks[blocks.hash] = text_slices(data.validation, blocks, train_length)
     keep_slices(run, masks)
 
 
@@ -62,11 +65,14 @@ def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
     recall = []
     novel = []
     begins = np.flatnonzero(np.diff(blocks.document, prepend=NONE))
-    for document, ends in zip(blocks.document[begins], np.split(blocks.end, begins[1:]), strict=True):
+    ends_by_document = np.split(blocks.end, begins[1:])
+    for document, ends in zip(blocks.document[begins], ends_by_document, strict=True):
         block = ends[:, None] - blocks.target_tokens
         target = (block + offset).ravel()
-        window = (block + (offset // size + 1) * size).ravel() - blocks.max_length  # its first token
-        read = slice(int(split.starts[document]), int(split.starts[document] + ends.max()))
+        end_of_part = block + (offset // size + 1) * size
+        window = end_of_part.ravel() - blocks.max_length  # the first token of each target's window
+        start = int(split.starts[document])
+        read = slice(start, start + int(ends.max()))
         tokens = split.tokens[read]
         source, begin = find_sources(tokens, split.byte_ends[read])
         has_source = (source[target] != NONE) & (begin[target] >= window)
@@ -79,8 +85,8 @@ def text_slices(split: Split, blocks: TargetBlocks, train_length: int) -> Masks:
 def find_sources(tokens: np.ndarray, byte_ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the last earlier occurrence of the n-gram before each token [tokens] of a text.
 
-    The first array has the token that follows the n-gram there, `NONE` where there is none, and the second
-    the token that the n-gram begins with; both are int64 [tokens]. byte_ends [tokens]: of each token.
+    The first array has the index of the token that follows the n-gram there, the second the index of the
+    n-gram's first token; both are int64 [tokens], and `NONE` without an occurrence. byte_ends: of each token.
     """
     before = np.concatenate([[0], byte_ends[:-1]]).astype(np.int64)
     begin = np.searchsorted(before, before - MIN_BYTES, side="right") - 1
@@ -106,15 +112,17 @@ def _keys(tokens: np.ndarray, index: np.ndarray, sizes: np.ndarray) -> np.ndarra
 def key_slices(judge: Path, plans: Sequence[Plan], train_length: int) -> Mapping[str, Masks]:
     """Return the masks of key targets by the scores of the run `judge`, by the hash of each set.
 
-    A set that is scored at no length beyond the training length is left out.
-    Raise `UserError` for a run without scores of these targets, or to which none is key.
+    A set that is scored at no length beyond the training length is left out. Raise `UserError` for a run
+    without scores of these targets, and for a run by which no target is key.
     """
     paired = [plan for plan in plans if plan.blocks is not None]
     require(bool(paired), f"{OPTION} works with --protocol paired alone: leave one of them out")
-    sets = {plan.target_hash: plan.blocks for plan in paired if plan.blocks and plan.length > train_length}
+    masks: dict[str, Masks] = {}
+    for plan in paired:
+        if plan.blocks is not None and plan.length > train_length and plan.target_hash not in masks:
+            masks[plan.target_hash] = {KEY: _key_mask(judge, plan.blocks, train_length)}
     message = f"{OPTION} needs a length beyond the training length {train_length}: add it with --lengths"
-    require(bool(sets), message)
-    masks = {name: {KEY: _key_mask(judge, blocks, train_length)} for name, blocks in sets.items()}
+    require(bool(masks), message)
     message = (
         f"{OPTION} {judge.name}: no target is key to it: the loss of none falls by more than {MIN_GAIN:g} "
         f"nats to below {MAX_LOSS:g} beyond {train_length} tokens; name a run that uses far context"
@@ -124,19 +132,18 @@ def key_slices(judge: Path, plans: Sequence[Plan], train_length: int) -> Mapping
 
 
 def _key_mask(judge: Path, blocks: TargetBlocks, train_length: int) -> np.ndarray:
+    """Return the mask of a set's key targets, bool [targets]. Raise `UserError` for a run without scores."""
     longest = blocks.max_length
-    rows = [row for row in read_rows(judge / "eval.csv") if row.status == "ok" and is_as_trained(row)]
+    rows = [row for row in read_rows(judge / "eval.csv") if row.target_hash == blocks.hash]
+    rows = [row for row in rows if row.status == "ok" and is_as_trained(row)]
     rows = [row for row in rows if row.protocol == "paired" and row.score_dtype == "float32"]
-    scored = {row.length: row for row in rows if row.target_hash == blocks.hash}
+    scored = {row.length: row for row in rows}
     if train_length not in scored or longest not in scored:
-        command = (
-            f"pe-bench eval {shlex.quote(judge.name)} --lengths {train_length},{longest} "
-            f"--max-length {longest} --targets {len(blocks)}"
-        )
-        raise UserError(
-            f"{OPTION} {judge.name}: it needs scores at {train_length} and {longest} on the same targets "
-            f"({blocks.hash}), with the same data and tokenizer: `{command}`"
-        )
+        command = f"pe-bench eval {shlex.quote(judge.name)} --lengths {train_length},{longest}"
+        options = f"--max-length {longest} --targets {len(blocks)}"
+        targets = f"on the same targets ({blocks.hash}), with the same data and tokenizer"
+        needed = f"it needs scores at {train_length} and {longest} {targets}"
+        raise UserError(f"{OPTION} {judge.name}: {needed}: `{command} {options}`")
     short = load_scores(score_file(judge, scored[train_length])).nll
     long = load_scores(score_file(judge, scored[longest])).nll
     return (short - long > MIN_GAIN) & (long < MAX_LOSS)

@@ -1,8 +1,8 @@
-"""Runs that go on from a trained run with another encoding: `extend`, and `train.from`.
+"""Later stages: runs that go on from a trained run with another encoding, by `extend` or `train.from`.
 
 LongRoPE2 (Shang et al. 2025, arXiv:2502.20082) searches the factors of LongRoPE for each trained model, by
-the perplexity of tokens that only far context can tell; here these are the targets of the slice `recall`.
-They lie in blocks that follow those that a run is scored on, and share no target with them.
+the perplexity of tokens that only far context predicts; here these are the targets of the slice `recall`.
+They lie in further target blocks, and share no target with the blocks that a run is scored on.
 """
 
 import re
@@ -34,8 +34,8 @@ from pe_bench.scoring.scorer import Scorer
 from pe_bench.scoring.slices import text_slices
 from pe_bench.scoring.targets import TargetBlocks, target_blocks
 
-SECTIONS = ("model", "data", "tokenizer", "train")  # which a later stage takes over
-# Each stage of training has its own.
+SECTIONS = ("model", "data", "tokenizer", "train")  # of the configuration, that a later stage takes over
+# Keys of `train` that each stage has for itself.
 OF_STAGE = ("length", "steps", "tokens", "batch_tokens", "warmup_steps", "from", "beside", "source", "only")
 BLOCKS = 16
 ROUNDS = 40  # after the first guesses
@@ -43,7 +43,7 @@ SPREAD = 0.15  # of the logarithm of a value, from one round to the next
 
 
 def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> Requested:
-    """Return a requested encoding with a factor, where it takes one and none is given."""
+    """Return a requested encoding with a factor, if it takes a factor and none is given."""
     option = option_to_give(requested, search, "window_factor")
     if not option:
         return requested
@@ -51,19 +51,23 @@ def with_factor(requested: Requested, factor: float, search: Sequence[Path]) -> 
 
 
 def option_to_give(requested: Requested, search: Sequence[Path], kind: str) -> str:
-    """Return the option of this kind that an encoding's classes declare, and that is not given."""
-    spec = EncodingSpec(choose_encoding(requested.base or "nope", requested.modifiers, search), tuple(search))
-    options = [declared(part, kind) for part in (spec.base, *spec.modifiers.values())]
+    """Return the option of this kind that an encoding's classes declare and that is not given; else empty."""
+    chosen = choose_encoding(requested.base or "nope", requested.modifiers, search)
+    spec = EncodingSpec(chosen, tuple(search))
     typed = {key.rpartition(".")[2] for key in requested.options}
-    return next((option for option in options if option and option not in typed), "")
+    for part in (spec.base, *spec.modifiers.values()):
+        option = declared(part, kind)
+        if option and option not in typed:
+            return option
+    return ""
 
 
 def stage_encoding(
     requested: Requested, trained: Config, config: Config, given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a requested encoding in the configuration of a run that goes on from a trained one.
+    """Return the values of a requested encoding in the configuration of a later stage of a trained run.
 
-    given: values by keys such as `encoding.base`, which come after those of the request. Raises `UserError`.
+    given: values by keys such as `encoding.base`, which replace values of the request. Raises `UserError`.
     """
     name = requested.base or trained.encoding["name"]
     chosen = choose_encoding(name, [*modifiers_of(trained), *requested.modifiers], trained.search)
@@ -82,11 +86,12 @@ def name_of(config: Config) -> str:
 
 def own_choice(trained: Config) -> list[str]:
     """Return the overrides that choose the encoding of a trained run."""
-    return [f"encoding={trained.encoding['name']}", f"modifier=[{','.join(modifiers_of(trained))}]"]
+    modifiers = ",".join(modifiers_of(trained))
+    return [f"encoding={trained.encoding['name']}", f"modifier=[{modifiers}]"]
 
 
 def own_values(trained: Config) -> dict[str, Any]:
-    """Return the values of a trained run by their keys, without those that each stage has for itself."""
+    """Return the values of a trained run by their keys, without the keys that each stage has for itself."""
     plain = to_plain(trained)
     values: dict[str, Any] = {}
     for section in SECTIONS:
@@ -104,13 +109,14 @@ def stretched_lengths(
 ) -> list[int]:
     """Return the lengths to score of a model that is stretched to `length` tokens.
 
-    These are those that were chosen, or else those of the configuration up to twice `length`; and always the
-    training length and `length`. A gain up to one of these two from its quarter tells whether a model reads
-    that far, so the quarters are scored too: that of the training length where use of context is judged.
+    They are the chosen lengths, or else the lengths of the configuration up to twice `length`; and always the
+    training length and `length`. Their quarters are scored too, because a gain from the quarter shows whether
+    a model reads that far; the quarter of the training length only if use of context is judged.
     """
     own = evaluation.resolved_lengths(train_length)
     near = chosen or [each for each in own if each <= 2 * length]
-    lengths = {*near, train_length, max(quarter_of(length), MIN_PAIRED_LENGTH), length}
+    quarter_of_stretched = max(quarter_of(length), MIN_PAIRED_LENGTH)
+    lengths = {*near, train_length, quarter_of_stretched, length}
     quarter = quarter_of(train_length)
     is_judged = evaluation.protocol == "paired" and evaluation.controls != "none"
     if is_judged and quarter >= MIN_PAIRED_LENGTH:
@@ -119,11 +125,11 @@ def stretched_lengths(
 
 
 def after_training(spec: EncodingSpec, trained: Config, length: int) -> EncodingSpec:
-    """Return the encoding of a run that goes on from a trained one, at a length of its own.
+    """Return the encoding of a later stage of a trained run, at a length of its own.
 
-    What does not differ from the defaults is as it was trained, the training length too: it is the one that
-    the weights know. A factor that is not given is that of the new length. Of an encoding from outside
-    nothing is taken: its run may be a stranger's, and to read its options would be to run its code.
+    Options with default values have the trained values instead, the training length too, because the weights
+    know that length. A factor that is not given is the new length over the trained one. No option is taken
+    from a user's own encoding: its run may be a stranger's, and reading its options would run its code.
     """
     before = EncodingSpec(trained.encoding)
 
@@ -135,35 +141,40 @@ def after_training(spec: EncodingSpec, trained: Config, length: int) -> Encoding
         if earlier is None or not earlier.is_built_in:
             return values
         part = PartSpec(values, part.search, part.key)
-        earlier = PartSpec({name: value for name, value in earlier.values.items() if not is_part(value)})
-        return with_shared_options(part, earlier, {f"{part.key}.{name}" for name in chosen})
+        options = {name: value for name, value in earlier.values.items() if not is_part(value)}
+        given = {f"{part.key}.{name}" for name in chosen}
+        return with_shared_options(part, PartSpec(options), given)
 
     values = continued(spec.base, before.base)
     option = declared(spec.base, "window_factor")
     if option and values[option] is None:
         values[option] = max(1.0, length / values["train_length"])
-    modifiers = {name: continued(part, before.modifiers.get(name)) for name, part in spec.modifiers.items()}
+    modifiers = {}
+    for name, part in spec.modifiers.items():
+        modifiers[name] = continued(part, before.modifiers.get(name))
     return EncodingSpec({**values, "modifiers": modifiers}, spec.search)
 
 
 def trained_name(run: Path, trained: Config, result: Mapping[str, Any]) -> str:
-    """Return the name that a finished run was trained under, whatever its folder is called now.
+    """Return the name that a finished run was trained under, even if its folder was renamed.
 
-    result: its result.json. An encoding from outside is not loaded for this: its run may be a stranger's. A
-    run of such an encoding has its folder's name if that is a name that training gives.
+    result: its result.json. A user's own encoding is not loaded, because its run may be a stranger's. A run
+    of such an encoding has its folder's name if the name has the form of a run's name.
     """
     spec = EncodingSpec(trained.encoding)
     facts = trained, str(result.get("data_hash")), str(result.get("train_dtype"))
     if all(part.is_built_in for part in spec.parts):
         return run_name(trained, identity(*facts, spec.identity()))
     name = run_name(trained, identity(*facts, [_without_places(trained.encoding)]))
-    begins = name.rpartition("-")[0]
-    is_given = re.fullmatch(rf"{re.escape(begins)}-[0-9a-f]{{8}}", run.name) is not None
-    return run.name if is_given and {row.run for row in RunFolder(run).rows} == {run.name} else name
+    begin, _, _ = name.rpartition("-")
+    if re.fullmatch(rf"{re.escape(begin)}-[0-9a-f]{{8}}", run.name) is None:
+        return name
+    named = {row.run for row in RunFolder(run).rows}
+    return run.name if named == {run.name} else name
 
 
 def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of an encoding with the names of classes in place of where their files lie."""
+    """Return the values of an encoding with the names of classes, without the paths of their files."""
     plain: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -176,7 +187,7 @@ def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
-    """Return the label of an encoding after another, without what they share: `yarn x4`."""
+    """Return the label of an encoding after another, without the options that they share: `yarn x4`."""
     if trained is not None and PartSpec(trained.encoding).is_built_in:
         shared = PartSpec(trained.encoding).options
         alike = [name for name, value in spec.base.options.items() if shared.get(name) == value]
@@ -189,7 +200,7 @@ def stage_label(spec: EncodingSpec, trained: Config | None) -> str:
 
 
 def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: int) -> TargetBlocks:
-    """Return the blocks that follow those that a run is scored on, of the same half of the documents."""
+    """Return further blocks than those that a run is scored on, of the same half of the documents."""
     evaluation = config.eval
     trained = config.train.length
     longest = max(length, trained, evaluation.resolved_max_length(trained))
@@ -200,15 +211,15 @@ def blocks_to_search_on(config: Config, split: Split, data_hash: str, length: in
 
 
 def search_option(job: Job, requested: Requested, option: str, length: int) -> Sequence[float]:
-    """Return the value of an option, of a part that searches it, with the least loss in such windows.
+    """Return the value of a searched option with the least loss at a length, of recall targets if any.
 
-    It begins with the best of the guesses of the part's class, and changes it at random, from a fixed
-    seed, as long as that helps. job: with trained weights. Raises `RunError` where nothing can be scored.
+    The search begins with the best guess of the option's class, and changes the best value at random, from a
+    fixed seed, `ROUNDS` times. job: with trained weights. Raises `RunError` if a value cannot be scored.
     """
     config = job.config
     split = job.data.validation
     composed = EncodingSpec(stage_encoding(requested, config, config), config.search)
-    # With an example of what has to be searched.
+    # An option without a value has an example until the search.
     spec = after_training(composed.with_examples(), config, length)
     parts = (spec.base, *spec.modifiers.values())
     part = next(part for part in parts if part.encoding_class.searched == option)
@@ -225,16 +236,19 @@ def search_option(job: Job, requested: Requested, option: str, length: int) -> S
         [(_, result)] = Scorer(model, split, config.eval).scores([plan])
         if result.status != "ok":
             raise RunError(f"{option} cannot be searched at {length} tokens: {result.reason}")
-        return float(result.nll[recall].mean() if recall.any() else result.nll.mean())
+        scored = result.nll[recall] if recall.any() else result.nll
+        return float(scored.mean())
 
     random = np.random.default_rng(0)
-    losses = {tuple(guess): loss(guess) for guess in part.encoding_class.guesses(part.options, length)}
+    guesses = part.encoding_class.guesses(part.options, length)
+    losses = {tuple(guess): loss(guess) for guess in guesses}
     for _ in range(ROUNDS):
         best = np.array(min(losses, key=losses.__getitem__))
         steps = SPREAD * random.standard_normal(len(best))
         is_changed = random.random(len(best)) < 0.5
         changed = best * np.exp(steps * is_changed)
-        value = tuple(np.maximum.accumulate(np.round(changed, 2).clip(min=1)).tolist())
+        rising = np.maximum.accumulate(np.round(changed, 2).clip(min=1))
+        value = tuple(rising.tolist())
         if value not in losses:
             losses[value] = loss(value)
     return min(losses, key=losses.__getitem__)

@@ -5,6 +5,7 @@ blocks is part of every larger one.
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -19,37 +20,40 @@ PART = 8  # a window scores at most its length / PART tokens, so that they see n
 
 @dataclass(frozen=True, eq=False)
 class TargetBlocks:
-    """A set of blocks: the `target_tokens` tokens before `end[b]` in `document[b]`, int64 [blocks].
-
-    turn: when each was dealt, from 0; the first n in turn are the set of n blocks. donor_document, donor_end:
-    for each, a block of another document, or of its own if there is no other. data_hash: of the text.
-    max_length: the longest context for which a block's document has room.
-    """
+    """A set of blocks: the `target_tokens` tokens before `end[b]` in `document[b]`, int64 [blocks]."""
 
     document: np.ndarray
     end: np.ndarray
-    turn: np.ndarray
-    donor_document: np.ndarray
-    donor_end: np.ndarray
-    max_length: int
+    turn: np.ndarray  # in which each block was dealt, from 0; the first n in turn are the set of n blocks
+    donor_document: np.ndarray  # for each block, the document of another block; its own if there is no other
+    donor_end: np.ndarray  # the end of that block
+    max_length: int  # the longest context for which the documents have room
     target_tokens: int
-    data_hash: str
-    half: Half = "both"  # of the documents, that they are chosen among
+    data_hash: str  # of the text
+    half: Half = "both"  # of the documents among which the blocks are chosen
 
     def __len__(self) -> int:
         return len(self.end)
 
+    @property
+    def places(self) -> Iterator[tuple[int, int]]:
+        """Return the document and the end of each block."""
+        return zip(self.document.tolist(), self.end.tolist(), strict=True)
+
     @cached_property
     def hash(self) -> str:
         """Return a hash of the text, the places and the longest context: equal hashes, equal targets."""
-        hasher = hashlib.sha256(repr((self.data_hash, self.max_length, self.target_tokens)).encode())
-        hasher.update(self.document.astype("<i8").tobytes() + self.end.astype("<i8").tobytes())
+        facts = repr((self.data_hash, self.max_length, self.target_tokens))
+        hasher = hashlib.sha256(facts.encode())
+        for places in (self.document, self.end):
+            hasher.update(places.astype("<i8").tobytes())
         return hash_of_half(hasher.hexdigest()[:16], self.half)
 
     def chosen(self, is_chosen: np.ndarray) -> "TargetBlocks":
-        """Return the set of some of the blocks, bool [blocks]."""
+        """Return the set of the chosen blocks. is_chosen: bool [blocks]."""
         names = ("document", "end", "turn", "donor_document", "donor_end")
-        return replace(self, **{name: getattr(self, name)[is_chosen] for name in names})
+        arrays = {name: getattr(self, name)[is_chosen] for name in names}
+        return replace(self, **arrays)
 
 
 def hash_of_half(target_hash: str, half: Half) -> str:
@@ -59,7 +63,8 @@ def hash_of_half(target_hash: str, half: Half) -> str:
 
 def tokens_in_a_part(target_tokens: int, length: int) -> int:
     """Return the number of a block's tokens that a window of this length scores, a divisor of the block."""
-    return max(divisor for divisor in _divisors(target_tokens) if divisor <= max(1, length // PART))
+    most = max(1, length // PART)
+    return max(divisor for divisor in _divisors(target_tokens) if divisor <= most)
 
 
 def tokens_needed(max_length: int, target_tokens: int) -> int:
@@ -67,7 +72,8 @@ def tokens_needed(max_length: int, target_tokens: int) -> int:
     # Windows begin furthest back at the longest length, or just below a length at which parts grow.
     lengths = [max_length, *(PART * size - 1 for size in _divisors(target_tokens))]
     possible = [length for length in lengths if length <= max_length]
-    return target_tokens + max(length - tokens_in_a_part(target_tokens, length) for length in possible)
+    before = [length - tokens_in_a_part(target_tokens, length) for length in possible]
+    return target_tokens + max(before)
 
 
 @cache
@@ -86,12 +92,13 @@ def target_blocks(
 ) -> TargetBlocks:
     """Choose at most `count` blocks, each with room for windows of up to `max_length` tokens in its document.
 
-    They are dealt round-robin over the documents of a half, spread out in each, and never overlap. Raise
-    `UserError` when no document is long enough.
+    Blocks are dealt round-robin over the documents of a half, spread out in each, and never overlap. Raise
+    `UserError` if no document is long enough.
     """
     needed = tokens_needed(max_length, target_tokens)
     order = _eligible(split, needed, seed, half)
-    places = [_places(int(room), target_tokens) for room in split.lengths[order] - needed]
+    rooms = split.lengths[order] - needed
+    places = [_places(int(room), target_tokens) for room in rooms]
     sizes = np.array([len(starts) for starts in places])
     starts = np.cumsum(sizes) - sizes
     ends = np.concatenate(places) + needed
@@ -100,14 +107,10 @@ def target_blocks(
     turn = np.empty_like(dealt)
     turn[np.lexsort((dealt, round_))] = np.arange(len(dealt))
     donor = (dealt + 1) % len(order)  # the next document
-    unsorted = {
-        "document": order[dealt],
-        "end": ends,
-        "turn": turn,
-        "donor_document": order[donor],
-        "donor_end": ends[starts[donor] + round_ % sizes[donor]],
-    }
+    donor_block = starts[donor] + round_ % sizes[donor]
     in_text = np.lexsort((ends, dealt))
+    unsorted = {"document": order[dealt], "end": ends, "turn": turn}
+    unsorted |= {"donor_document": order[donor], "donor_end": ends[donor_block]}
     arrays = {name: values[in_text].astype(np.int64) for name, values in unsorted.items()}
     largest = TargetBlocks(
         **arrays, max_length=max_length, target_tokens=target_tokens, data_hash=data_hash, half=half
@@ -119,7 +122,7 @@ def target_blocks(
 class ScoredText:
     """A text to cut into windows: the beginnings of documents."""
 
-    pieces: list[tuple[int, int]]  # a document, and how many of its first tokens
+    pieces: list[tuple[int, int]]  # a document, and the number of its first tokens
     half: Half = "both"
 
 
@@ -128,11 +131,12 @@ def scored_documents(
 ) -> ScoredText:
     """Return beginnings of documents, each of more than `longest` tokens, for the protocols that cut windows.
 
-    As many documents as the budget lets take part, at least one, and it is dealt evenly over them.
-    Raises `UserError` when no document is long enough.
+    The budget is dealt evenly over as many documents as it has room for, at least one. Raises `UserError` if
+    no document is long enough.
     """
     least = longest + 1
-    order = _eligible(split, least, seed, half)[: max(1, token_budget // least)]
+    most = max(1, token_budget // least)
+    order = _eligible(split, least, seed, half)[:most]
     spare = max(0, token_budget - least * len(order))
     tokens = least + _pour(split.lengths[order] - least, spare)
     return ScoredText([*zip(order.tolist(), tokens.tolist(), strict=True)], half)
@@ -141,23 +145,26 @@ def scored_documents(
 def _eligible(split: Split, length: int, seed: int, half: Half) -> np.ndarray:
     """Return the documents of at least `length` tokens, ordered by a hash of the seed and their content.
 
-    In which half a document is follows from its content alone.
+    The half of a document follows only from its content.
     """
     lengths = split.lengths
     longest = int(lengths.max(initial=0))
-    require(
-        longest >= length,
+    message = (
         f"no validation document has the {length} tokens that are needed: the longest has {longest}; "
-        "score shorter lengths (--lengths, eval.max_length), or use data with longer documents",
+        "score shorter lengths (--lengths, eval.max_length), or use data with longer documents"
     )
+    require(longest >= length, message)
 
     def rank(index: int, word: str = f"{seed}") -> bytes:
         content = split.document(index).astype("<u4").tobytes()
         return hashlib.sha256(f"{word}:".encode() + content).digest()
 
+    def half_of(index: int) -> str:
+        return "first" if rank(index, "half")[0] < 128 else "second"
+
     eligible = np.flatnonzero(lengths >= length).tolist()
     if half != "both":
-        eligible = [index for index in eligible if (rank(index, "half")[0] < 128) == (half == "first")]
+        eligible = [index for index in eligible if half_of(index) == half]
     message = f"the {half} half of the documents has none of {length} tokens: say eval.half=both"
     require(bool(eligible), message)
     return np.array(sorted(eligible, key=rank), np.int64)
@@ -167,22 +174,26 @@ def _pour(room: np.ndarray, amount: int) -> np.ndarray:
     """Return each document's share of `amount`, int64 [documents]: equal, or all of its room."""
     shares = np.zeros(len(room), np.int64)
     for served, document in enumerate(np.argsort(room, kind="stable")):
-        shares[document] = min(int(room[document]), amount // (len(room) - served))
+        equal = amount // (len(room) - served)
+        shares[document] = min(int(room[document]), equal)
         amount -= int(shares[document])
     return shares
 
 
 def _places(room: int, gap: int) -> np.ndarray:
-    """Return whole numbers from 0 to `room`, `gap` or more apart, int64 [places].
+    """Return whole numbers from 0 to `room`, at least `gap` apart, int64 [places].
 
-    As many as fit, evenly spaced, in an order whose beginnings are spread out too: that of reversed bits
-    (van der Corput, 1935), from the middle on.
+    As many numbers as fit, evenly spaced, in the order of reversed bits (van der Corput, 1935), from the
+    middle on: the first numbers of this order are spread out too.
     """
     count = room // gap + 1
-    spaced = np.linspace(0, room, count).astype(np.int64) if count > 1 else np.array([room // 2])
+    spaced = np.array([room // 2])
+    if count > 1:
+        spaced = np.linspace(0, room, count).astype(np.int64)
     bits = (count - 1).bit_length()
     numbers = np.arange(1 << bits)
     mirrored = np.zeros_like(numbers)
     for bit in range(bits):
         mirrored |= (numbers >> bit & 1) << (bits - 1 - bit)
-    return spaced[(mirrored[mirrored < count] + count // 2) % count]
+    order = mirrored[mirrored < count]
+    return spaced[(order + count // 2) % count]
