@@ -172,11 +172,12 @@ def is_tested_by(claim: LedgerClaim, study: Study, sweep: Sweep, own: Study | No
     """Return whether a sweep trains a claim's encodings as the claim means them, at its lengths.
 
     A claim between two sweeps, a later stage, a Hugging Face model and a prediction are tested by their own
-    sweep alone. own: the study that the claim names.
+    sweep alone. A sweep with options for its encodings or with another tokenizer tests only the claims that
+    name it. own: the study that the claim names.
     """
     is_general = bool(claim.of) and not (claim.than_sweep or claim.rule)
-    has_own_options = any(text.startswith(("encoding.", "modifier")) for text in sweep.overrides)
-    if not is_general or has_own_options or sweep.source or sweep.checkpoint:
+    differs = any(text.startswith(("encoding.", "modifier", "tokenizer=")) for text in sweep.overrides)
+    if not is_general or differs or sweep.source or sweep.checkpoint:
         return False
     tasks = {each.task for each in own.sweeps if each.name == claim.sweep} if own else {""}
     if sweep.task not in tasks:
