@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pe_bench.render.grid import MISSING, Cell
-from pe_bench.report.looks import look_of, verdict_cell
+from pe_bench.report.marks import mark_of, verdict_cell
 from pe_bench.report.records import Line, Table, common_targets
 
 MAX_PLAIN = 1e6  # bits per byte
@@ -25,11 +25,11 @@ def number_text(value: float, sign: str = "") -> str:
 
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
     """Return a number with its verdict's mark. The mark for these models alone precedes that of `unclear`."""
-    look = look_of(verdict)
-    mark = look.mark
+    mark = mark_of(verdict)
+    text = mark.text
     if verdict == "unclear":
-        mark = look_of(of_models).of_models + mark
-    return Cell(number_text(number, sign), mark, verdict, value=number, colour=look.colour)
+        text = mark_of(of_models).of_models + text
+    return Cell(number_text(number, sign), text, verdict, value=number, colour=mark.colour)
 
 
 def has_trained_level(table: Table) -> bool:

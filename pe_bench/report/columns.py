@@ -15,8 +15,8 @@ from rich.text import Text
 from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report import cells, notes
-from pe_bench.report.looks import look_of, verdict_cell
-from pe_bench.report.records import BITS, ContextUse, Line, Paired, Record, Table
+from pe_bench.report.marks import mark_of, verdict_cell
+from pe_bench.report.records import BITS, ContextUse, Line, Number, Record, Table
 from pe_bench.report.statistics import Interval
 from pe_bench.system.terminal import csv_cell
 
@@ -139,7 +139,7 @@ def _score_columns(table: Table) -> list[Column]:
 
 def _score_row(line: Line, record: Record, table: Table) -> list[Cell]:
     """Return the cells of a line at a length, in the order of the columns of the details."""
-    difference = record.baseline or Paired()
+    difference = record.baseline or Number()
     has_levels_targets = table.has_targets_of_levels(record.compared)
     is_same_set = difference.target_hash in ("", record.target_hash) and table.has_common_targets(record)
     level_cells = [_level(line, record, table), *_answer_cells(record), _perplexity(record, table)]
@@ -192,7 +192,7 @@ def _level(line: Line, record: Record, table: Table) -> Cell:
         return Cell(cells.OTHER_TARGETS)
     text = cells.number_text(record.level)
     if line.unlearned:
-        text += look_of(cells.UNLEARNED).mark
+        text += mark_of(cells.UNLEARNED).text
     if len(record.levels) != line.seeds:
         text += f" (n={len(record.levels)})"
     return Cell(text)
@@ -202,7 +202,7 @@ def _row_of(line: Line, row: list[Cell]) -> list[Cell]:
     """Return the row of a line; an anchor's is dim and without verdicts, because nothing judges it."""
     if not line.is_anchor:
         return row
-    return [replace(cell, verdict="", colour=look_of("anchor").colour) for cell in row]
+    return [replace(cell, verdict="", colour=mark_of("anchor").colour) for cell in row]
 
 
 def _signed(value: float | None, *, is_common: bool) -> Cell:
@@ -283,7 +283,7 @@ def _with_interval(cell: Cell, line: Line, length: int | None, table: Table) -> 
         return cell
     compared = record.compared
     if table.baseline:
-        compared = record.baseline or Paired()
+        compared = record.baseline or Number()
     half = half_width(compared.interval)
     return replace(cell, text=f"{cell.text} ± {half.text}") if half.text else cell
 
@@ -437,7 +437,7 @@ def _line_values(line: Line) -> dict[str, Any]:
 def _record_values(record: Record, table: Table) -> dict[str, Any]:
     """Return the columns of a record that are no fields of it; intervals by their mean and bounds."""
     use = record.use or ContextUse()
-    difference = record.baseline or Paired()
+    difference = record.baseline or Number()
     compared = record.compared
     values = {
         "bits_per_byte": record.level if table.measure is BITS else None,

@@ -37,7 +37,7 @@ LOG_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5))  # round numbers of a decade
 
 Styles = Mapping[str, Style]
 Losses = Mapping[str, Sequence[tuple[int, float]]]  # of each run, by its steps; nats per token
-Look = dict[str, Any]  # what matplotlib takes
+Keywords = dict[str, Any]  # of matplotlib's functions that draw
 
 
 def plot_tables(tables: Sequence[Table], path: Path, values: PlotValues = "levels") -> None:
@@ -96,8 +96,8 @@ def chart_svg(
     for curve, said in zip(chart.curves, texts, strict=True):
         line = {"data-line": keys[curve.label]}
         points = [{"class": "marker", "tabindex": "-1", "role": "img", "aria-label": text} for text in said]
-        look = {"class": f"line {class_of(styles[curve.label])}", **line}
-        parts[f"curve of {curve.label}"] = [look, *points]
+        attributes = {"class": f"line {class_of(styles[curve.label])}", **line}
+        parts[f"curve of {curve.label}"] = [attributes, *points]
         for part in ("band", "ring", "break"):
             parts[f"{part} of {curve.label}"] = [{"class": f"line {part}", **line}]
     for curve in (*chart.curves, *chart.anchors):
@@ -127,10 +127,11 @@ def losses_svg(table: Table, losses: Losses, styles: Styles, key: str, keys: Map
         figure = paper.new_figure(paper.WIDTH, LOSSES + BELOW)
         axes = paper.place_axes(figure, paper.LEFT, 0.1, PAGE_PANEL, LOSSES)
         for label, points in curves:
-            look: Look = {"color": styles[label].colour, "linestyle": styles[label].stroke, "linewidth": 1.0}
+            style = styles[label]
+            keywords: Keywords = {"color": style.colour, "linestyle": style.stroke, "linewidth": 1.0}
             every = math.ceil(len(points) / MAX_LOSSES)
             steps, values = zip(*points[::every], strict=True)
-            axes.plot(steps, values, gid=f"losses of {label}", **look)
+            axes.plot(steps, values, gid=f"losses of {label}", **keywords)
         axes.grid(axis="y", color=paper.RULE)
         axes.set_xlabel("step")
         return figure
@@ -163,8 +164,8 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     axes.margins(SIDES, ABOVE_CURVES)
     for curve in chart.curves:
         style = styles[curve.label]
-        look: Look = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
-        _plot(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **look)
+        keywords: Keywords = {"color": style.colour, "marker": style.marker, "linestyle": style.stroke}
+        _plot(axes, curve, f"curve of {curve.label}", linewidth=1.6, markersize=5, **keywords)
     for anchor in chart.anchors:
         _plot(axes, anchor, f"anchor {anchor.label}", color=paper.GREY, linewidth=0.7, zorder=0.8)
     paper.mark_length(axes, chart.train_length, f"training length {chart.train_length:,}")
@@ -180,24 +181,24 @@ def _draw_panel(axes: Axes, chart: Chart, styles: Styles, width: float, height: 
     _name_ends(axes, chart, styles, 72 * width, 72 * height, max_name)
 
 
-def _plot(axes: Axes, curve: Curve, gid: str, **look: Any) -> None:
+def _plot(axes: Axes, curve: Curve, gid: str, **keywords: Any) -> None:
     """Draw a curve, broken where the targets change: beyond are levels of other text."""
     for points in curve.segments:
-        axes.plot([point.x for point in points], [point.value for point in points], gid=gid, **look)
+        axes.plot([point.x for point in points], [point.value for point in points], gid=gid, **keywords)
 
 
 def _draw_marks(axes: Axes, curve: Curve, colour: str) -> None:
     """Draw a curve's bands, a ring where far context is used, and a cross at the break point."""
     for points in curve.segments:
         x, low, high = np.array([(point.x, point.low, point.high) for point in points]).T
-        band: Look = {"color": colour, "alpha": 0.15, "linewidth": 0, "gid": f"band of {curve.label}"}
+        band: Keywords = {"color": colour, "alpha": 0.15, "linewidth": 0, "gid": f"band of {curve.label}"}
         if (is_known := np.isfinite(low)).any():
             axes.fill_between(x, low, high, where=is_known.tolist(), **band)
     ringed = [point for point in curve.points if point.uses_context]
-    ring: Look = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
+    ring: Keywords = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
     _mark(axes, ringed, markeredgecolor=colour, gid=f"ring of {curve.label}", **ring)
     broken = [curve.broken_at] if curve.broken_at else []
-    cross: Look = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 8}
+    cross: Keywords = {"color": BROKEN, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 8}
     _mark(axes, broken, marker="X", gid=f"break of {curve.label}", **cross)
 
 
@@ -217,10 +218,10 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
     foot = Point(axes.get_xlim()[1], axes.get_ylim()[0])
     ends = _shares(axes, [[foot, *curve.points][-1] for curve in curves])
     places = spread_apart(height * ends[:, 1], NAME_GAP, height)
-    look: Look = {"va": "center", "annotation_clip": False}
+    keywords: Keywords = {"va": "center", "annotation_clip": False}
     for curve, (x, y), place in zip(curves, ends, places, strict=True):
         colour = styles[curve.label].colour if curve in chart.curves else paper.GREY
-        stroke: Look | None = None
+        stroke: Keywords | None = None
         if x > NEAR_END:  # a longer stroke would look like a curve
             stroke = {"arrowstyle": "-", "color": colour, "linewidth": 0.6}
             stroke |= {"shrinkA": 0, "shrinkB": 3, "relpos": (0, 0.5)}
@@ -233,7 +234,7 @@ def _name_ends(axes: Axes, chart: Chart, styles: Styles, width: float, height: f
             color=colour,
             arrowprops=stroke,
             gid=f"name of {curve.label}",
-            **look,
+            **keywords,
         )
 
 

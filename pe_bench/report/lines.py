@@ -18,7 +18,7 @@ from pe_bench.report.records import (
     BreakPoint,
     Line,
     Measure,
-    Paired,
+    Number,
     Position,
     Record,
     Unlearned,
@@ -275,9 +275,9 @@ def make_record(
     nll = [row.nll for row in shown if row.nll is not None]
     pairs = pairs_of(scored, trained, lambda row: references.get(row.run, row.run))
     is_training_length = bool(pairs) and all(row is reference for row, reference in pairs)
-    change = Paired()
+    change = Number()
     if not any(map(has_number, trained)):
-        change = Paired(missing="the training length has no score to compare with")
+        change = Number(missing="the training length has no score to compare with")
     elif not is_training_length:
         change = paired(pairs, source.runs, "scored on other targets than the training length")
     pairs = [pair for pair in pairs if change.target_hash in ("", pair[0].target_hash)]
@@ -299,7 +299,7 @@ def _with_answers(record: Record, rows: Sequence[Row], runs: ScoredRuns, *, has_
     try:
         answers, of_models, of_seeds = answers_of(rows, runs)
     except RunError as error:
-        return replace(record, compared=Paired(missing=str(error)))
+        return replace(record, compared=Number(missing=str(error)))
     verdicts = judge_intervals(judge_answers, answers, of_models, of_seeds) if has_verdict else {}
     return replace(record, answers=answers, **verdicts)
 
@@ -337,7 +337,7 @@ def with_baseline(lines: Sequence[Line], baseline: str, source: Source) -> list[
     is_task = base.rows[0].protocol == TASK
     records = [dict(line.records) for line in lines]
     for length in lengths_of(lines):
-        differences: dict[int, Paired] = {}
+        differences: dict[int, Number] = {}
         intervals: dict[int, Interval] = {}
         for number, line in enumerate(lines):
             if line is base or length not in line.records or not line.records[length].levels:
@@ -359,14 +359,14 @@ def lengths_of(lines: Sequence[Line]) -> list[int]:
     return sorted(set().union(*(line.records for line in lines)))
 
 
-def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Paired:
+def _difference(line: Line, base: Line, length: int, runs: ScoredRuns) -> Number:
     """Return the difference of a line from the baseline at a length, or why there is none."""
     rows = [row for row in line.rows if row.length == length]
     base_rows = [row for row in base.rows if row.length == length]
     if not base_rows:
-        return Paired(missing=f"{base.label} has no score at this length")
+        return Number(missing=f"{base.label} has no score at this length")
     if {row.target_hash for row in rows}.isdisjoint(row.target_hash for row in base_rows):
-        return Paired(missing=f"{base.label} was scored on other targets")
+        return Number(missing=f"{base.label} was scored on other targets")
     return paired(pairs_of(rows, base_rows, BY_SEED), runs, f"no seed in common with {base.label}")
 
 

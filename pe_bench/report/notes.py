@@ -9,7 +9,7 @@ from pe_bench.render.grid import Cell
 from pe_bench.report import cells
 from pe_bench.report.groups import few_names, list_lengths
 from pe_bench.report.lines import Order, Source, on_other_targets
-from pe_bench.report.looks import look_of
+from pe_bench.report.marks import mark_of
 from pe_bench.report.records import NATS, Line, Note, Table, label_of
 from pe_bench.report.statistics import FAILURE
 from pe_bench.report.unclear import unclear_notes
@@ -165,7 +165,7 @@ def _marks_text(table: Table) -> str:
     marks = {cell.mark.removesuffix(cells.OTHER_TARGETS) for cell in shown}
     seen = set().union(*marks)
     parts = [f"no mark {unmarked}"]
-    parts += [f"{look_of(word).mark} {word}" for word in words if look_of(word).mark in seen]
+    parts += [f"{mark_of(word).text} {word}" for word in words if mark_of(word).text in seen]
     text = ", ".join(parts)
     doubled = sorted(mark for mark in marks if len(mark) > 1)
     if doubled:

@@ -15,7 +15,7 @@ from pe_bench.render import grid as grids
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
 from pe_bench.report.columns import NAME, half_width
 from pe_bench.report.groups import Selection, explain_separation, labels_by
-from pe_bench.report.looks import verdict_cell
+from pe_bench.report.marks import verdict_cell
 from pe_bench.report.records import TableKey, label_of, short_label_of
 from pe_bench.report.statistics import MARGIN, Interval, difference_of_shares, paired_interval
 from pe_bench.report.verdicts import largest_set

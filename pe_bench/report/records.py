@@ -43,23 +43,20 @@ EXACT = Measure(
 
 
 @dataclass(frozen=True)
-class Paired:
-    """A mean difference in bits per byte, its interval, and why either is missing.
+class Number:
+    """A mean over seeds and documents with its 95 % interval, or why it has none; mostly of a difference."""
 
-    segments: into how many each document was cut for the interval. of_models: the interval for these models
-    alone, whatever other seeds would give; None for one seed, whose interval is that already. of_seeds: that
-    of each model; empty for one seed. target_hash, targets: the set that it is of. verdict: on a difference
-    from a baseline: better, same, worse or unclear; empty without an interval.
-    """
-
-    mean: float | None = None
+    mean: float | None = None  # in bits per byte, or of a task a share of examples
     interval: Interval | None = None
-    missing: str = ""
-    segments: int = 1
-    of_models: Interval | None = None
-    of_seeds: tuple[Interval, ...] = ()
-    target_hash: str = ""
+    missing: str = ""  # why the mean or the interval is missing
+    segments: int = 1  # into how many each document was cut for the interval
+    of_models: Interval | None = (
+        None  # for these models alone, whatever other seeds would give; not for one seed
+    )
+    of_seeds: tuple[Interval, ...] = ()  # of each seed's model; empty for one seed
+    target_hash: str = ""  # of the set of targets, whose number is `targets`
     targets: int = 0
+    # On a difference from a baseline: better, same, worse or unclear; empty without an interval.
     verdict: str = ""
 
 
@@ -109,7 +106,7 @@ class Record:
     levels: tuple[float, ...] = ()
     level: float | None = None
     perplexity: float | None = None
-    compared: Paired = Paired()
+    compared: Number = Number()
     changes: tuple[float, ...] = ()
     verdict: str = ""  # undefined without a number, empty without an interval or below the training length
     verdict_of_models: str = ""  # for these models alone; empty for one seed, as is the next
@@ -119,7 +116,7 @@ class Record:
     documents: int = 0
     stride: int | None = None
     peak_memory_mb: float | None = None
-    baseline: Paired | None = None
+    baseline: Number | None = None
     use: ContextUse | None = None
     answers: Answers | None = None  # of a task
 
@@ -466,7 +463,7 @@ class Table:
         """Return whether a record's level is of the targets on which levels at its length are compared."""
         return record.target_hash == common_targets(self.lines, record.length)
 
-    def has_targets_of_levels(self, change: Paired) -> bool:
+    def has_targets_of_levels(self, change: Number) -> bool:
         """Return whether a change is of the same targets as the levels at the training length."""
         shown = common_targets(self.lines, self.key.train_length)
         return change.target_hash in ("", shown) or not shown

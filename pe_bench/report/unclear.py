@@ -6,7 +6,7 @@ from math import isfinite
 
 from pe_bench.config.schema import EvalConfig
 from pe_bench.report.groups import MAX_NAMES, list_lengths
-from pe_bench.report.records import Note, Paired, Table
+from pe_bench.report.records import Note, Number, Table
 from pe_bench.runs.find import ScoredRuns, finished_runs
 from pe_bench.runs.folder import encoding_in
 from pe_bench.runs.rows import BY_RUN, Row, grouped, has_number
@@ -56,7 +56,7 @@ def _bounds(table: Table) -> dict[bool, dict[str, dict[int, float]]]:
             interval = record.interval
             verdict = record.verdict
             if table.baseline:
-                difference = record.baseline or Paired()
+                difference = record.baseline or Number()
                 interval = difference.interval
                 verdict = difference.verdict
             if verdict == "unclear" and interval is not None and isfinite(interval.high):

@@ -1,4 +1,4 @@
-"""Paired differences between rows, and verdicts: on changes, on answers, on use of context, on learning.
+"""Number differences between rows, and verdicts: on changes, on answers, on use of context, on learning.
 
 Verdicts on answers are of a task. A share is that of a task's examples all of whose answers are right
 (exact), or of right answers. Every seed's model answers the same examples, so that both are varied together,
@@ -24,7 +24,7 @@ from scipy.special import ndtri
 
 from pe_bench.config.schema import MIN_PAIRED_LENGTH, quarter_of
 from pe_bench.errors import RunError
-from pe_bench.report.records import Answers, BreakPoint, ContextUse, Paired, Record, Unlearned
+from pe_bench.report.records import Answers, BreakPoint, ContextUse, Number, Record, Unlearned
 from pe_bench.report.statistics import (
     CONFIDENCE,
     Interval,
@@ -53,7 +53,7 @@ HELD, BROKEN = ("improves", "holds"), ("degrades", "fails")
 AS_CHANGES = {"solves": "holds", "partial": "degrades", "chance": "fails"}  # for the break point
 
 
-# Paired differences
+# Number differences
 
 
 def pairs_of(rows: Sequence[Row], others: Sequence[Row], key: Callable[[Row], object] = BY_RUN) -> list[Pair]:
@@ -85,7 +85,7 @@ def rank_sets(rows: Iterable[Row]) -> dict[str, Rank]:
     return ranks
 
 
-def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired:
+def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Number:
     """Return the first row of each pair minus the second; there is a pair for each seed.
 
     Of several sets of targets, the one that most pairs have is used. missing: why there is no difference if
@@ -94,7 +94,7 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired
     chosen = largest_set([row for row, _ in pairs])
     pairs = [pair for pair in pairs if pair[0].target_hash == chosen]
     if not pairs:
-        return Paired(missing=missing)
+        return Number(missing=missing)
     first = pairs[0][0]
     targets = min(row.targets for row, _ in pairs)
     try:
@@ -102,7 +102,7 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired
         means = runs.means(first)
     except RunError as error:
         mean = float(np.mean([level_of(row) - level_of(other) for row, other in pairs]))
-        return Paired(mean, missing=str(error), target_hash=chosen, targets=targets)
+        return Number(mean, missing=str(error), target_hash=chosen, targets=targets)
 
     def interval_of(values: np.ndarray) -> Interval:
         if first.protocol == TASK:
@@ -110,7 +110,7 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired
         return paired_interval(values, means.sizes)
 
     interval = interval_of(differences)
-    change = Paired(interval.mean, interval, segments=means.segments, target_hash=chosen, targets=targets)
+    change = Number(interval.mean, interval, segments=means.segments, target_hash=chosen, targets=targets)
     if len(pairs) == 1:
         return change
     of_models = interval_of(differences.mean(axis=0, keepdims=True))
@@ -118,15 +118,15 @@ def paired(pairs: Sequence[Pair], runs: ScoredRuns, missing: str = "") -> Paired
     return replace(change, of_models=of_models, of_seeds=of_seeds)
 
 
-def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Paired:
+def paired_changes(changes: Sequence[Pair], others: Sequence[Pair], runs: ScoredRuns) -> Number:
     """Return the first changes minus the others; both are pairs of a row and its reference, seed by seed."""
     try:
         differences = np.stack([_difference(*pair, runs) for pair in changes])
         differences -= np.stack([_difference(*pair, runs) for pair in others])
         interval = paired_interval(differences, runs.means(changes[0][0]).sizes)
     except RunError as error:
-        return Paired(missing=str(error))
-    return Paired(interval.mean, interval)
+        return Number(missing=str(error))
+    return Number(interval.mean, interval)
 
 
 def _difference(row: Row, other: Row, runs: ScoredRuns) -> np.ndarray:
@@ -283,7 +283,7 @@ def judge_context(
     if not any(map(has_number, rows)):
         return None
 
-    def gain_over(worse: Sequence[Row]) -> Paired:
+    def gain_over(worse: Sequence[Row]) -> Number:
         return paired(pairs_of(worse, rows), runs, "no score on the same targets")
 
     swaps = [row for row in controls if row.control == "swap" and row.target_hash == chosen]
@@ -304,7 +304,7 @@ def judge_context(
     return ContextUse(answer, beats_window, swap.interval, window.interval, missing)
 
 
-def why_open_within(train_length: int, within: Paired, margin: float) -> str:
+def why_open_within(train_length: int, within: Number, margin: float) -> str:
     """Return why gains within training leave a model's use of context open; empty where they do not."""
     quarter = quarter_of(train_length)
     if within.missing:

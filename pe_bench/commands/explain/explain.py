@@ -24,7 +24,7 @@ from pe_bench.commands.explain.effects import (
     worst_layer,
 )
 from pe_bench.commands.explain.explanation import Explanation
-from pe_bench.commands.explain.measures import Measure, measures_of
+from pe_bench.commands.explain.measures import Quantity, measures_of
 from pe_bench.commands.job import with_weights
 from pe_bench.encodings.base import LengthError
 from pe_bench.errors import RunError, require
@@ -179,7 +179,7 @@ class Work:
             planned += [(change, Place((layer,), head)) for change in changes]
         return planned
 
-    def measures(self) -> list[Measure]:
+    def measures(self) -> list[Quantity]:
         """Return what is measured in each layer at each length that was scored."""
         values: dict[int, list[dict[tuple[int, str], np.ndarray]]] = {}
         for length in self.levels:

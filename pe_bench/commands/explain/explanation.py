@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pe_bench.commands.explain.effects import Effect, Loss, percent
-from pe_bench.commands.explain.measures import Measure
+from pe_bench.commands.explain.measures import Quantity
 from pe_bench.errors import require
 from pe_bench.render import grid
 from pe_bench.render.grid import MISSING, Cell, Column, Grid
@@ -43,7 +43,7 @@ class Explanation:
     losses: tuple[Loss, ...]
     effects: tuple[Effect, ...]
     sentence: str
-    measures: tuple[Measure, ...] = ()
+    measures: tuple[Quantity, ...] = ()
     unlearned: str = ""
 
     @property
@@ -147,7 +147,7 @@ def _table_of_measures(found: Explanation) -> Grid:
     lengths = list(dict.fromkeys(measure.length for measure in found.measures))
     columns = [Column("measured", is_left=True), Column("layer", is_left=True)]
     columns += [Column(f"{length:,}") for length in lengths]
-    by_row: dict[tuple[str, int], list[Measure]] = {}
+    by_row: dict[tuple[str, int], list[Quantity]] = {}
     for measure in found.measures:
         by_row.setdefault((measure.name, measure.layer), []).append(measure)
     rows: list[list[Cell]] = []
@@ -157,7 +157,7 @@ def _table_of_measures(found: Explanation) -> Grid:
         if reason:
             missing.setdefault(reason, {}).setdefault(name, []).append(str(layer))
         else:
-            rows.append([Cell(name), Cell(str(layer)), *map(_measure_cell, measures)])
+            rows.append([Cell(name), Cell(str(layer)), *map(_quantity_cell, measures)])
     notes = [
         "means over heads and targets; what they describe need not be a cause",
         f"±: half the 95 % interval of the difference from {trained:,} tokens, query by query",
@@ -166,11 +166,11 @@ def _table_of_measures(found: Explanation) -> Grid:
     return Grid(columns, rows, ["what each layer reads"], notes=notes, keys=2)
 
 
-def _measure_cell(measure: Measure) -> Cell:
-    if measure.mean is None:
+def _quantity_cell(quantity: Quantity) -> Cell:
+    if quantity.mean is None:
         return Cell(MISSING)
-    change = measure.change
-    text = _number(measure.mean)
+    change = quantity.change
+    text = _number(quantity.mean)
     if change is None or math.isinf(change.high):
         return Cell(text)
     is_sure = change.low > 0 or change.high < 0

@@ -63,7 +63,7 @@ NAMES = (*OF_SOFTMAX, ORDER_KEPT, *OF_BANDS, *OF_STATES)
 
 
 @dataclass(frozen=True)
-class Measure:
+class Quantity:
     """A number measured in a layer at a length.
 
     mean: over targets and heads. change: against the training length, query by query; None at the training
@@ -251,25 +251,25 @@ def measures_of(
     clusters: np.ndarray,
     layers: list[LayerEncoding],
     train_length: int,
-) -> list[Measure]:
+) -> list[Quantity]:
     """Return the measures of all layers at all lengths.
 
     values: by length, for each seed, the numbers of the targets. clusters: the document of each target, or
     its part of a document, int64 [targets].
     """
-    found: list[Measure] = []
+    found: list[Quantity] = []
     for name in NAMES:
         for number, layer in enumerate(layers):
             key = (number, name)
             if key not in values[train_length][0]:
                 reason = why_missing(layer, name)
-                found += [Measure(name, number, length, reason=reason) for length in values if reason]
+                found += [Quantity(name, number, length, reason=reason) for length in values if reason]
                 continue
             means = {length: _by_cluster(of_seeds, key, clusters) for length, of_seeds in values.items()}
             within = means[train_length]
             for length, beyond in means.items():
                 change = None if length == train_length else paired_interval(beyond - within)
-                found.append(Measure(name, number, length, float(beyond.mean()), change))
+                found.append(Quantity(name, number, length, float(beyond.mean()), change))
     return found
 
 

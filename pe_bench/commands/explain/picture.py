@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pe_bench.commands.explain.effects import Effect, Place
-from pe_bench.commands.explain.measures import Measure
+from pe_bench.commands.explain.measures import Quantity
 from pe_bench.render import paper
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ MEASURED = {
 
 
 def draw_layers(
-    path: Path, title: str, sentence: str, effects: Sequence[Effect], measures: Sequence[Measure]
+    path: Path, title: str, sentence: str, effects: Sequence[Effect], measures: Sequence[Quantity]
 ) -> None:
     """Draw changes and measures of each layer; the suffix of the path is the file's format.
 
@@ -39,7 +39,7 @@ def draw_layers(
     paper.save_picture(lambda: _draw(title, sentence, effects, measures), path)
 
 
-def _draw(title: str, sentence: str, effects: Sequence[Effect], measures: Sequence[Measure]) -> "Figure":
+def _draw(title: str, sentence: str, effects: Sequence[Effect], measures: Sequence[Quantity]) -> "Figure":
     layers = _shown_layers(effects, measures)
     changes = _shown_changes(effects)
     note = paper.wrapped([sentence, "What a layer reads need not be a cause."], LINE_WIDTH)
@@ -66,7 +66,7 @@ def _draw(title: str, sentence: str, effects: Sequence[Effect], measures: Sequen
     return figure
 
 
-def _shown_layers(effects: Sequence[Effect], measures: Sequence[Measure]) -> list[int]:
+def _shown_layers(effects: Sequence[Effect], measures: Sequence[Quantity]) -> list[int]:
     """Return the layers that were changed alone, or else the first of all layers."""
     changed: list[int] = []
     for effect in effects:
@@ -106,7 +106,7 @@ def _draw_bars(axes: "Axes", effects: Sequence[Effect], changes: Sequence[str]) 
         axes.plot([max(share.low, LEAST), min(share.high, MOST)], [place, place], color="black", linewidth=1)
 
 
-def _draw_lines(axes: "Axes", measures: Sequence[Measure]) -> None:
+def _draw_lines(axes: "Axes", measures: Sequence[Quantity]) -> None:
     """Draw the measures of a layer against length."""
     axes.set_ylim(-0.03, 1.03)
     axes.set_yticks([0, 0.5, 1], ["", "", ""])

@@ -13,13 +13,12 @@ from typing import Literal, NamedTuple, Protocol
 from pe_bench.commands.reproduce.papers import ALIKE, KINDS, OF_LEVELS, WINDOWS, Claim
 from pe_bench.commands.reproduce.study import Step
 from pe_bench.config.schema import quarter_of
-from pe_bench.report.records import BreakPoint, ContextUse, Paired, Record, Unlearned, label_of
+from pe_bench.report.lines import Source, make_record
+from pe_bench.report.records import BreakPoint, ContextUse, Number, Record, Unlearned, label_of
 from pe_bench.report.statistics import (
     MARGIN,
     Interval,
-    Verdict,
     breaks_at,
-    judge_change,
     judge_gain_over_control,
 )
 from pe_bench.report.verdicts import (
@@ -28,19 +27,19 @@ from pe_bench.report.verdicts import (
     find_break_point,
     judge_answers,
     judge_context,
-    judge_intervals,
     paired,
     paired_changes,
     pairs_of,
+    rank_sets,
     unlearned,
     why_open_within,
 )
 from pe_bench.runs.find import ScoredRuns, read_anchors
 from pe_bench.runs.folder import folders_in
-from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, has_number
+from pe_bench.runs.rows import ALL, BY_SEED, TASK, Row, grouped, has_number
 
 Outcome = Literal["contradicted", "holds", "unclear"]
-Judgement = tuple[Outcome, Paired, int]  # what was measured, and the length that decides
+Judgement = tuple[Outcome, Number, int]  # what was measured, and the length that decides
 OPPOSITE: dict[Outcome, Outcome] = {"holds": "contradicted", "contradicted": "holds", "unclear": "unclear"}
 GAINS: dict[str, Outcome] = {"yes": "holds", "no": "contradicted", "unclear": "unclear"}
 OPPOSED = ("rises", "breaks", "early_tokens", "stays_in_window", "misses")  # say that another kind is wrong
@@ -79,13 +78,13 @@ class Scores(Protocol):
     def labels(self, sweep: str) -> set[str]: ...
     def unlearned(self, series: Series) -> str: ...
     def is_later_stage(self, series: Series) -> bool: ...
-    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Paired: ...
+    def change(self, series: Series, length: int, protocol: str, *, since: int = 0) -> Number: ...
     def context_use(self, series: Series, length: int) -> ContextUse | None: ...
-    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]: ...
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]: ...
     def break_point(self, series: Series, protocol: str) -> BreakPoint: ...
-    def difference_of_levels(self, claim: Claim, length: int) -> Paired: ...
-    def difference_of_changes(self, claim: Claim, length: int) -> Paired: ...
-    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired: ...
+    def difference_of_levels(self, claim: Claim, length: int) -> Number: ...
+    def difference_of_changes(self, claim: Claim, length: int) -> Number: ...
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number: ...
     def answers(self, series: Series, length: int) -> tuple[Interval, TaskVerdict] | None: ...
 
 
@@ -111,8 +110,12 @@ class Measurements:
 
     def at(self, series: Series, length: int, protocol: str, control: str = "none") -> list[Row]:
         """Return the rows of a series at one length; those of a failed score are left out."""
-        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row) and has_number(row)]
-        return [row for row in rows if (row.length, row.protocol, row.control) == (length, protocol, control)]
+        rows = self._rows_of(series, protocol, control)
+        return [row for row in rows if row.length == length and has_number(row)]
+
+    def _rows_of(self, series: Series, protocol: str, control: str = "none") -> list[Row]:
+        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
+        return [row for row in rows if (row.protocol, row.control) == (protocol, control)]
 
     def as_trained(self, series: Series) -> list[Row]:
         """Return the rows of a series' runs under the encoding that they were trained with."""
@@ -155,7 +158,7 @@ class Measurements:
 
     def change(
         self, series: Series, length: int, protocol: str, part: str = ALL, *, since: int = 0
-    ) -> Paired:
+    ) -> Number:
         """Return the change from `since` to `length`, of all targets or of a slice of the targets.
 
         since: a length in tokens; 0 for the study's training length.
@@ -187,47 +190,46 @@ class Measurements:
         """Return the processors or GPUs that the runs of rows were trained on."""
         return "; ".join(sorted({self._runs.folder_of(row.run).machine for row in rows} - {""}))
 
-    def verdicts(self, series: Series, protocol: str) -> dict[int, Verdict]:
+    def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
         """Return the verdicts on the changes beyond the training length that have an interval."""
-        lengths = {row.length for row in self.rows.get(series.sweep, []) if row.length > self.length}
-        changes = {length: self.change(series, length, protocol).interval for length in sorted(lengths)}
-        return {length: judge_change(interval) for length, interval in changes.items() if interval}
+        records = self._records(series, protocol)
+        return {
+            length: record.verdict
+            for length, record in records.items()
+            if length > self.length and record.interval is not None
+        }
 
     def break_point(self, series: Series, protocol: str) -> BreakPoint:
         """Return the break point of a series, by the rule of the tables."""
-        rows = [row for row in self.rows.get(series.sweep, []) if series.has(row)]
-        rows = [row for row in rows if (row.protocol, row.control) == (protocol, "none")]
-        records: dict[int, Record] = {}
-        for row in rows:
-            is_trained = row.length == self.length and row.scored_with == row.encoding
-            if row.length >= self.length and not is_trained and row.length not in records:
-                records[row.length] = self._judged_record(series, row)
-        return find_break_point(records, self.length)
+        return find_break_point(self._records(series, protocol), self.length)
 
-    def _judged_record(self, series: Series, row: Row) -> Record:
-        """Return the record of a series at the length and under the protocol of one of its rows."""
-        if not self.at(series, row.length, row.protocol):
-            return Record(row.length, row.status, verdict="undefined")
-        change = self.change(series, row.length, row.protocol)
-        verdicts = judge_intervals(judge_change, change.interval, change.of_models, change.of_seeds)
-        return Record(row.length, compared=change, **verdicts)
+    def _records(self, series: Series, protocol: str) -> dict[int, Record]:
+        """Return the record of a series at each length, the shortest first, with changes by run."""
+        rows = self._rows_of(series, protocol)
+        trained = [row for row in self.as_trained(series) if row.protocol == protocol]
+        first = [row for row in trained if row.length == self.length]
+        source = Source(rows, rows, rank_sets(rows), self._runs, MARGIN, self.length)
+        records = {}
+        for length, rows_at in sorted(grouped(rows, lambda row: row.length).items()):
+            records[length] = make_record(rows_at, first, {}, source, has_verdict=True)
+        return records
 
-    def difference_of_levels(self, claim: Claim, length: int) -> Paired:
+    def difference_of_levels(self, claim: Claim, length: int) -> Number:
         """Return the level of the first series minus that of the second, seed by seed."""
         first, second = (self.at(series, length, claim.protocol) for series in series_of(claim))
         return paired(pairs_of(first, second, BY_SEED), self._runs, NOT_SCORED)
 
-    def difference_of_changes(self, claim: Claim, length: int) -> Paired:
+    def difference_of_changes(self, claim: Claim, length: int) -> Number:
         """Return the change of the first series minus that of the second, seed by seed."""
         first, second = series_of(claim)
         ours = {pair[0].seed: pair for pair in self.changes(first, length, claim.protocol)}
         theirs = {pair[0].seed: pair for pair in self.changes(second, length, claim.protocol)}
         seeds = sorted(ours.keys() & theirs.keys())
         if not seeds:
-            return Paired(missing=NOT_SCORED)
+            return Number(missing=NOT_SCORED)
         return paired_changes([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], self._runs)
 
-    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Paired:
+    def gain(self, series: Series, length: int, *kinds: tuple[str, str]) -> Number:
         """Return the level of one protocol and control minus that of another."""
         first, second = (self.at(series, length, *kind) for kind in kinds)
         return paired(pairs_of(first, second), self._runs, NOT_SCORED)
@@ -252,7 +254,7 @@ class Judged:
     claim: Claim
     length: int
     outcome: Outcome
-    measured: Paired
+    measured: Number
     decided_at: int
     works_to: Mapping[str, BreakPoint] = field(default_factory=dict)
 
@@ -292,7 +294,7 @@ def judge_claim(claim: Claim, scores: Scores) -> Judged:
             # A later stage had learned before: its level says how much of that is left.
             is_judged = claim.kind in OF_LEVELS and scores.is_later_stage(series)
             if not is_judged and (reason := scores.unlearned(series)):
-                missing = Paired(missing=f"{series} has {reason}")
+                missing = Number(missing=f"{series} has {reason}")
                 return Judged(claim, length, "unclear", missing, length)
     judges = {"holds": _judge_holding, "breaks_first": _judge_first_break}
     judges |= dict.fromkeys(("solves", "misses"), _judge_solution)
@@ -389,7 +391,7 @@ def _judge_first_break(claim: Claim, scores: Scores, length: int) -> Judgement:
     earlier = {at for at in both if first[at] in BROKEN and second[at] in HELD}
     later = {at for at in both if second[at] in BROKEN and first[at] in HELD}
     if bool(earlier) is bool(later):
-        return "unclear", Paired(missing=UNDECIDED), length
+        return "unclear", Number(missing=UNDECIDED), length
     decided_at = min(earlier | later)
     measured = scores.difference_of_changes(claim, decided_at)
     return "holds" if earlier else "contradicted", measured, decided_at
@@ -399,8 +401,8 @@ def _judge_reading(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Decide by the rule of `uses context`; what is measured is what another document's far text costs."""
     use = scores.context_use(series_of(claim)[0], length)
     if use is None or use.swap_gain is None:
-        return "unclear", Paired(missing=use.missing if use else NOT_SCORED), length
-    measured = Paired(use.swap_gain.mean, use.swap_gain, use.missing)
+        return "unclear", Number(missing=use.missing if use else NOT_SCORED), length
+    measured = Number(use.swap_gain.mean, use.swap_gain, use.missing)
     return GAINS.get(use.uses_context, "unclear"), measured, length
 
 
@@ -408,13 +410,13 @@ def _judge_solution(claim: Claim, scores: Scores, length: int) -> Judgement:
     """Decide whether a task is solved, by the rules of verdicts.py."""
     answers = scores.answers(series_of(claim)[0], length)
     if answers is None:
-        return "unclear", Paired(missing=NOT_SCORED), length
+        return "unclear", Number(missing=NOT_SCORED), length
     interval, verdict = answers
-    measured = Paired(interval.mean, interval)
+    measured = Number(interval.mean, interval)
     if verdict in ("unclear", "solves"):
         return "unclear" if verdict == "unclear" else "holds", measured, length
     labels = scores.labels(claim.sweep)
     trained = [scores.answers(Series(label, claim.sweep), scores.length) for label in labels]
     if length > scores.length or any(each and each[1] == "solves" for each in trained):
         return "contradicted", measured, length
-    return "unclear", Paired(interval.mean, interval, UNSOLVED), length
+    return "unclear", Number(interval.mean, interval, UNSOLVED), length

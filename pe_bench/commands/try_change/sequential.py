@@ -35,7 +35,7 @@ import numpy as np
 from scipy.special import stdtrit, zeta
 
 Answer = Literal["better", "not better", "mixed", "unclear"]
-Number = Any  # a number, or an array of them
+Floats = Any  # a float, or an array with one for each of many tries
 
 ALPHA = 0.05
 DECAY = 1.6  # of the shares of tries
@@ -76,13 +76,13 @@ class Difference:
     arrays, of many tries at once.
     """
 
-    mean: Number
-    error: Number
+    mean: Floats
+    error: Floats
     freedom: float
-    own_error: Number
+    own_error: Floats
     own_freedom: int
 
-    def bound(self, alpha: Number) -> tuple[Number, Number]:
+    def bound(self, alpha: Floats) -> tuple[Floats, Floats]:
         """Return the bounds below and above the true difference, each wrong with a chance of `alpha`.
 
         They are the wider ones of the two tests.
@@ -106,14 +106,14 @@ def difference(values: Sequence[float] | np.ndarray, prior: Prior) -> Difference
     return Difference(mean, np.where(is_finite, found.error, 0.0), found.freedom, found.own_error, count - 1)
 
 
-def _estimate(mean: Number, variance: Number, seeds: int, prior: Prior) -> Difference:
+def _estimate(mean: Floats, variance: Floats, seeds: int, prior: Prior) -> Difference:
     """Return the difference with this mean, and with this variance between so many seeds."""
     freedom = prior.freedom + seeds - 1
     shrunk = (prior.freedom * prior.deviation**2 + (seeds - 1) * variance) / freedom
     return Difference(mean, np.sqrt(shrunk / seeds), freedom, np.sqrt(variance / seeds), seeds - 1)
 
 
-def share_of_try(number: Number) -> Number:
+def share_of_try(number: Floats) -> Floats:
     """Return the chance of a wrong "better" that the try of this number, from 1, may spend."""
     return ALPHA * number**-DECAY / zeta(DECAY)
 
@@ -144,13 +144,13 @@ class Look:
     """What is known after some seeds of a try. number: of the try against its baseline, from 1."""
 
     seeds: int
-    number: Number
+    number: Floats
     at_training: Difference
     at_longest: Difference
     margin: float
 
     @property
-    def alpha(self) -> Number:
+    def alpha(self) -> Floats:
         """The chance of a wrong "better" at one of the two lengths, in this look."""
         return share_of_try(self.number) * share_of_look(self.seeds) / 2
 
@@ -173,7 +173,7 @@ class Look:
         return self.bounds[0][1] < 0, self.bounds[1][1] < 0
 
     @property
-    def bounds(self) -> tuple[tuple[Number, Number], tuple[Number, Number]]:
+    def bounds(self) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """The bounds below and above the true difference, at the training length, and at the longest."""
         if not self.is_scheduled:
             return (-math.inf, math.inf), (-math.inf, math.inf)
@@ -216,7 +216,7 @@ class Look:
         return "not better" if self.is_not_better else "unclear"
 
     @property
-    def _lows(self) -> tuple[Number, Number]:
+    def _lows(self) -> tuple[Floats, Floats]:
         alpha = ALPHA * share_of_look(self.seeds)
         return self.at_training.bound(alpha)[0], self.at_longest.bound(alpha)[0]
 
@@ -224,7 +224,7 @@ class Look:
 def look(
     at_training: Sequence[float] | np.ndarray,
     at_longest: Sequence[float] | np.ndarray,
-    number: Number,
+    number: Floats,
     margin: float,
 ) -> Look:
     """Return the look at the differences at two lengths, both [..., seeds]."""
