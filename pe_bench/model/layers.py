@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pe_bench.config.schema import ModelConfig
-from pe_bench.encodings.base import OF_ALL_QUERIES, LayerEncoding
+from pe_bench.encodings.base import FULL_SEQUENCE_HOOKS, LayerEncoding
 from pe_bench.model.attention import attention
 
 EPSILON = 1e-5  # of every norm
@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
         self, x_BTD: Tensor, encoding: LayerEncoding, ids: Tensor, window: int | None, first: int = 0
     ) -> Tensor:
         """Return the output for the tokens from `first` on, [B, T - first, D]; x is normed."""
-        start = 0 if encoding.overrides(*OF_ALL_QUERIES) else first
+        start = 0 if encoding.overrides(*FULL_SEQUENCE_HOOKS) else first
         queries = self.query(x_BTD[:, start:] if start else x_BTD)
         read = self.read(x_BTD, queries, self.key(x_BTD), self.value(x_BTD), encoding, ids, window)
         return self.output(read[:, first - start :] if first > start else read)
