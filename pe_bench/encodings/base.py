@@ -333,8 +333,8 @@ def distances(queries: Side, keys: Side) -> Tensor:
 
 
 def batch_first(bias: Tensor) -> Tensor:
-    """Return a bias [H, Q, N] as it is, and a bias [H, B, 1, Q, N] as [B, H, Q, N]."""
-    return bias if bias.dim() == 3 else bias.squeeze(2).transpose(0, 1)
+    """Return a bias [Q, N] or [H, Q, N] as it is, and a bias [H, B, 1, Q, N] as [B, H, Q, N]."""
+    return bias if bias.dim() <= 3 else bias.squeeze(2).transpose(0, 1)
 
 
 def bounded(parameter: Tensor, smallest: float, largest: float | None = None) -> Tensor:
