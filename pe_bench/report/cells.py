@@ -21,7 +21,7 @@ def number_text(value: float, sign: str = "") -> str:
 
 
 def judged(number: float, verdict: str = "", of_models: str = "", sign: str = "") -> Cell:
-    """Return a number with its verdict's mark; the mark for these models alone precedes `?` for unclear."""
+    """Return a number with its verdict's mark; the mark for only these models precedes `?` for unclear."""
     mark = mark_of(verdict)
     text = mark.text
     if verdict == "unclear":
@@ -115,7 +115,7 @@ def _marked(cell: Cell, *, is_common: bool) -> Cell:
 
 
 def works_to(line: Line) -> Cell:
-    """Return the last length that works, and the first that does not unless it is near.
+    """Return the last length that works, and the first other length unless it is near.
 
     The mark `?` says that the line surely holds only to a shorter length. The cell is `not at all` if the
     line fails at the training length itself, and `-` if no length was judged.

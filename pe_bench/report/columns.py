@@ -389,7 +389,7 @@ def _few_notes(below: Sequence[str], table: Table) -> list[str]:
 def _narrowed(table: Table, width: int) -> Grid:
     """Return the short form with as many lengths as fit.
 
-    Names are folded only where three lengths have no room beside them.
+    Names are folded only if three lengths have no room otherwise.
     """
     kept = _by_importance(table)
     for count in range(len(kept), 0, -1):

@@ -215,7 +215,7 @@ def setting_without(row: Row, runs: ScoredRuns, by: Sequence[str]) -> str:
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a key is one of the model or the training that makes runs differ."""
+    """Return whether a key of a configuration is of the model or the training, and makes runs differ."""
     group, _, _ = key.partition(".")
     _, _, name = key.rpartition(".")
     return group in ("model", "train") and name not in NOT_IDENTITY
@@ -242,7 +242,7 @@ def _chosen_values(rows: Sequence[Row], runs: ScoredRuns, by: Sequence[str]) -> 
 def _changed_model(config: Mapping[str, Any], by: Sequence[str]) -> str:
     """Return a run's differences from the shipped model of its name: `2 layers of 96`; empty without any.
 
-    Keys of `by` do not count. Differences that leave layers and width alone are named by their keys.
+    Keys of `by` do not count. Differences in neither layers nor width are named by their keys.
     """
     shipped = shipped_model(str(config.get("model.name")))
     changed = {}
@@ -323,7 +323,7 @@ def newest_run(rows: Iterable[Row], results_dir: Path) -> Path | None:
 
 
 def groups_of_newest(groups: Groups, results_dir: Path) -> Groups:
-    """Return the groups that hold the run that finished last, or others of the sweep that trained it."""
+    """Return the groups with the run that finished last, or with other runs of its sweep."""
     newest = newest_run(chain.from_iterable(groups.values()), results_dir)
     if newest is None:
         return {}

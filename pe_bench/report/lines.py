@@ -69,7 +69,7 @@ class Source:
 def lines_of(
     rows: Iterable[Row], source: Source, by: Callable[[Row], str], *, is_anchor: bool = False
 ) -> list[Line]:
-    """Return the lines of rows with their verdicts, except those against a baseline.
+    """Return the lines of rows with their verdicts, except verdicts on differences from a baseline.
 
     by: labels a row by the values that tell its line from others of the same encodings. Seeds of one encoding
     are a line. Runs of one encoding that share a seed differ in something that its name does not show: it is
@@ -212,7 +212,7 @@ def _records(
         return [row for row in as_trained if row.run in references.values()]
 
     trained = trained_at(train_length, source.rows)
-    # The gain describes the weights: another encoding may be worse at a quarter of the length alone.
+    # The gain describes the weights: another encoding may be worse only at a quarter of the length.
     quarter = trained_at(quarter_of(train_length), source.unsliced)
     whole = trained_at(train_length, source.unsliced)
     gain = paired(pairs_of(quarter, whole), source.runs)
@@ -311,7 +311,7 @@ def _with_verdicts(
     of_models: Interval | Answers | None,
     of_seeds: Iterable[Interval | Answers],
 ) -> Record:
-    """Return the record with the verdicts on all seeds, on these models alone, and on each seed."""
+    """Return the record with the verdicts on all seeds, on only these models, and on each seed."""
     return replace(
         record,
         verdict=judge(overall),
@@ -321,7 +321,7 @@ def _with_verdicts(
 
 
 def _positions(rows: Sequence[Row]) -> tuple[Position, ...]:
-    """Return the levels by position of the set of windows with the longest context; none without rows."""
+    """Return the levels by position of the set of windows with the longest context; empty without rows."""
     if not rows:
         return ()
     chosen = max(rows, key=lambda row: (row.length, row.target_hash)).target_hash

@@ -26,7 +26,7 @@ from pe_bench.system.terminal import in_one_line
 
 ANSWER = 16  # targets of a window
 FINDS = 0.9  # of the answers are right
-NO_LIFT = 0.05  # of the answers: a smaller part that is right by the span alone is of no use
+NO_LIFT = 0.05  # of the answers: a smaller share that is right only because of the span is of no use
 Finding = Literal["finds", "partly", "chance", "unclear"]
 Read = Callable[[Row], Scores]
 Label = Callable[[Row], str]

@@ -44,18 +44,16 @@ EXACT = Measure(
 
 @dataclass(frozen=True)
 class Number:
-    """A mean over seeds and documents with its 95 % interval, or why it has none; mostly of a difference."""
+    """A mean over seeds and documents with its 95 % interval, or the reason why there is none."""
 
     mean: float | None = None  # in bits per byte, or of a task a share of examples
     interval: Interval | None = None
     missing: str = ""  # why the mean or the interval is missing
     segments: int = 1  # into how many each document was cut for the interval
-    of_models: Interval | None = (
-        None  # for these models alone, whatever other seeds would give; not for one seed
-    )
+    of_models: Interval | None = None  # for only these models, not for other seeds; None for one seed
     of_seeds: tuple[Interval, ...] = ()  # of each seed's model; empty for one seed
-    target_hash: str = ""  # of the set of targets, whose number is `targets`
-    targets: int = 0
+    target_hash: str = ""  # of the set of targets
+    targets: int = 0  # the size of the set
     # On a difference from a baseline: better, same, worse or unclear; empty without an interval.
     verdict: str = ""
 
@@ -97,8 +95,8 @@ class Record:
     compared: Number = Number()  # the change against the training length, on the largest set of all seeds
     changes: tuple[float, ...] = ()  # the change of each seed
     verdict: str = ""  # undefined without a number, empty without an interval or below the training length
-    verdict_of_models: str = ""  # for these models alone; empty for one seed, as is the next
-    verdicts_of_seeds: tuple[str, ...] = ()
+    verdict_of_models: str = ""  # for only these models, not for other seeds; empty for one seed
+    verdicts_of_seeds: tuple[str, ...] = ()  # empty for one seed
     target_hash: str = ""  # of the levels, as `targets` and `documents` are
     targets: int = 0
     documents: int = 0
@@ -138,7 +136,7 @@ class BreakPoint:
 
     @property
     def works_to_text(self) -> str:
-        """Return the last length that works, and the first that does not unless it is near: `256 to 512`.
+        """Return the last length that works, and the first other length unless it is near: `256 to 512`.
 
         Empty if no length was judged.
         """
@@ -162,7 +160,7 @@ class BreakPoint:
 
     @property
     def has_gap(self) -> bool:
-        """Return whether the first length that does not work is far from the last one that does."""
+        """Return whether the first length that does not work is far from the last length that works."""
         if not self.works_to or self.stops_by is None:
             return False
         return self.stops_by > NEAR * self.works_to
@@ -368,7 +366,7 @@ class TableKey:
 
     @property
     def _protocol_text(self) -> str:
-        """Return the protocol with its stride, if it has one."""
+        """Return the protocol, with its stride if the protocol has a stride."""
         if not self.stride_rule:
             return f"{self.protocol} protocol"
         stride = "half the length" if self.stride_rule == HALF else self.stride_rule

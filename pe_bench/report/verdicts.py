@@ -1,13 +1,13 @@
 """Number differences between rows, and verdicts: on changes, on answers, on use of context, on learning.
 
-Verdicts on answers are of a task. A share is that of a task's examples all of whose answers are right
-(exact), or of right answers. Every seed's model answers the same examples, so that both are varied together,
-as in `statistics`. Examples that are all right or all wrong show no spread; the interval is therefore never
-narrower than Wilson's (1927) for so many.
+Verdicts on answers are of a task, by the share of its examples without a wrong answer (exact), and by the
+share of right answers (accuracy). Every seed's model answers the same examples, so seeds and examples are
+varied together, as in `statistics`. Examples that are all right or all wrong show no spread; the interval is
+therefore never narrower than Wilson's (1927) for so many examples.
 
     solves    all of the interval of `exact` is above SOLVED, 0.9
-    chance    all of the interval of the accuracy is below what guessing gets plus NEAR_CHANCE, 0.05
-    partial   all of `exact` is below SOLVED, and the accuracy is not surely that of guessing
+    chance    all of the interval of the accuracy is below the accuracy of guessing plus NEAR_CHANCE, 0.05
+    partial   all of the interval of `exact` is below SOLVED, and the verdict is not `chance`
     unclear   anything else
 """
 
@@ -220,7 +220,7 @@ def _is_reached(record: Record) -> bool:
 
 
 def answers_of(rows: Sequence[Row], runs: ScoredRuns) -> tuple[Answers, Answers | None, list[Answers]]:
-    """Return a task's answers at a length: over all seeds, for these models alone, and for each seed.
+    """Return a task's answers at a length: over all seeds, for only these models, and for each seed.
 
     rows: one for each seed. The second is None and the last are empty for one seed. Raises `RunError`.
     """

@@ -1,9 +1,9 @@
-"""Judge claims by a study's table, for a study whose pieces are not stored.
+"""Judge claims by a study's table, for a study without stored pieces.
 
-A table has means over seeds and their standard deviations, and no pairs of scores. So an interval is over
-seeds alone (Student's t), and as wide as it can be: the deviation of a difference is at most the sum of the
-deviations. If such an interval decides a claim, the pairs would decide it too, unless documents differ much
-more than seeds; many other claims stay unclear.
+A table has means over seeds and their standard deviations, and no pairs of scores. An interval is therefore
+only over seeds (Student's t), and as wide as possible: the deviation of a difference is at most the sum of
+the deviations. If such an interval decides a claim, the pairs would decide it too, unless documents differ
+much more than seeds; many other claims stay unclear.
 """
 
 import math
@@ -38,7 +38,7 @@ class TableScores:
         return {level["encoding"] for level in self._level_of.values() if level["sweep"] == sweep}
 
     def unlearned(self, series: Series) -> str:
-        """Return why a series counts as not learned; empty for a first stage on text, which has learned."""
+        """Return the reason why a series counts as not learned; empty for a first stage on text."""
         answers = self.answers(self._trained(series), self.length)
         if answers:
             return "" if answers[1] == "solves" else UNLEARNED["task"]
@@ -52,7 +52,7 @@ class TableScores:
         return self._difference([(series, length, protocol)], [first])
 
     def context_use(self, series: Series, length: int) -> ContextUse | None:
-        """Return None: the rule needs the gains of documents, which a table does not have."""
+        """Return None, because the rule needs the gains of documents, which a table does not have."""
         return None
 
     def verdicts(self, series: Series, protocol: str) -> dict[int, str]:
@@ -65,8 +65,8 @@ class TableScores:
         return BreakPoint()
 
     def difference_of_levels(self, claim: Claim, length: int) -> Number:
-        of, than = series_of(claim)
-        return self._difference([(of, length, claim.protocol)], [(than, length, claim.protocol)])
+        first, second = ((series, length, claim.protocol) for series in series_of(claim))
+        return self._difference([first], [second])
 
     def difference_of_changes(self, claim: Claim, length: int) -> Number:
         of, than = series_of(claim)
@@ -111,8 +111,10 @@ class TableScores:
         seeds = min(int(level["seeds"]) for level in levels)
         half = math.inf
         if seeds > 1:
-            half = float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(seeds)
-        return Number(mean, Interval(mean, mean - half, mean + half, seeds, documents=0))
+            critical = float(stdtrit(seeds - 1, (1 + CONFIDENCE) / 2))
+            half = critical * deviation / math.sqrt(seeds)
+        interval = Interval(mean, mean - half, mean + half, seeds, documents=0)
+        return Number(mean, interval)
 
     def _find(self, series: Series, length: int, protocol: str, control: str = "none") -> Level | None:
         key = (series.sweep, self._label(series), protocol, control, length)
