@@ -238,9 +238,9 @@ def judge_context_use(gain: Interval, swap_gain: Interval, margin: float = MARGI
     gain: the level at the training length minus the level at the longer length. swap_gain: the level with
     the far context taken from another document minus the level at the longer length.
 
-    The verdict is `no` if a swap surely costs less than the margin, even if it surely costs something, because
-    with enough documents every difference does. It is `no` too if the level is surely worse than at the
-    training length, because the far context then harms. An infinite gain is a score that broke down, and
+    The verdict is `no` if a swap surely costs less than the margin, even if it surely costs something,
+    because with enough documents every difference does. It is `no` too if the level is surely worse than at
+    the training length, because the far context then harms. An infinite gain is a score that broke down, and
     shows nothing.
     """
     if swap_gain.high < margin or gain.high < 0:
