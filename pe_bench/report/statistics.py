@@ -290,10 +290,12 @@ def breaks_at(verdicts: Mapping[int, str]) -> int | None:
 
 def student_interval(values: np.ndarray) -> Bounds:
     """Return the 95 % interval of the mean of `values` [n]; infinite for fewer than two finite values."""
-    if len(values) < 2 or not np.all(np.isfinite(values)):
+    count = len(values)
+    if count < 2 or not np.all(np.isfinite(values)):
         return -math.inf, math.inf
     mean = float(np.mean(values))
-    half = _critical(len(values), CONFIDENCE) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    deviation = float(np.std(values, ddof=1))
+    half = _critical(count, CONFIDENCE) * deviation / math.sqrt(count)
     return mean - half, mean + half
 
 
@@ -335,31 +337,39 @@ def _with_sizes(differences: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     influence of the document on that mean.
     """
     share = sizes / sizes.sum()
-    means = differences @ share
-    deviations = (differences - means[:, None]) * share * (len(sizes) - 1) / (1 - share)
-    return means[:, None] + deviations - deviations.mean(axis=1, keepdims=True)
+    means = (differences @ share)[:, None]
+    others = len(sizes) - 1
+    deviations = (differences - means) * share * others / (1 - share)
+    return means + deviations - deviations.mean(axis=1, keepdims=True)
 
 
 def _bounds(mean: float, spread: Spread, seeds: int, documents: int, confidence: float) -> Bounds:
     by_seed = spread.seed_share * _critical(seeds, confidence) ** 2
     by_document = (1 - spread.seed_share) * _critical(documents, confidence) ** 2
     lean = min(1.0, SKEW_WEIGHT * abs(spread.skewness) / math.sqrt(documents))
-    widening = 1 + (lean * float(ndtri((1 + confidence) / 2))) ** 2
+    quantile = float(ndtri((1 + confidence) / 2))
+    widening = 1 + (lean * quantile) ** 2
     plain = math.sqrt(spread.variance * (by_seed + by_document))
     wide = math.sqrt(spread.variance * (by_seed + by_document * widening))
-    return (mean - plain, mean + wide) if spread.skewness > 0 else (mean - wide, mean + plain)
+    if spread.skewness > 0:
+        return mean - plain, mean + wide
+    return mean - wide, mean + plain
 
 
 def _rest(differences: np.ndarray, seed_means: np.ndarray, document_means: np.ndarray) -> float:
     """Return the mean square of the residuals, which neither the seed nor the document explains."""
-    residual = differences - seed_means[:, None] - document_means[None, :] + differences.mean()
-    return float(np.sum(residual**2)) / ((len(seed_means) - 1) * (len(document_means) - 1))
+    residual = differences - seed_means[:, None] - document_means[None, :]
+    residual += differences.mean()
+    freedom = (len(seed_means) - 1) * (len(document_means) - 1)
+    return float(np.sum(residual**2)) / freedom
 
 
 def _critical(count: int, confidence: float) -> float:
     """Return Student's t for the mean of `count` values; 0 for a single one, which has no spread."""
+    if count == 1:
+        return 0.0
     # The quantile itself: importing scipy.stats takes longer than a whole report.
-    return float(stdtrit(count - 1, (1 + confidence) / 2)) if count > 1 else 0.0
+    return float(stdtrit(count - 1, (1 + confidence) / 2))
 
 
 def _variance(values: np.ndarray) -> float:
