@@ -45,7 +45,7 @@ from pe_bench.encodings.compose import leaves_of
 from pe_bench.encodings.recurrent.recurrence import State
 from pe_bench.encodings.rotary.rope import Layout, split_pairs
 from pe_bench.encodings.scalings.rope_scaling import rotation_at
-from pe_bench.model.attention.reference import logits, take
+from pe_bench.model.attention.reference import logits, select_tokens
 from pe_bench.report.statistics import Interval, paired_interval
 
 FIRST_TOKENS = 4
@@ -169,7 +169,7 @@ def order_kept(seen: Seen, train_length: int) -> Tensor:
         return torch.ones(seen.logits.shape[:-1])
     count = len(seen.keys.index)
     first = max(0, int(seen.queries.index[0]) - train_length + 1)
-    moved, _ = logits(seen.layer, seen.far_queries, take(seen.keys, range(first, count)), seen.scale)
+    moved, _ = logits(seen.layer, seen.far_queries, select_tokens(seen.keys, range(first, count)), seen.scale)
     near = seen.logits[..., first:]
     generator = torch.Generator().manual_seed(train_length)
     one = torch.randint(train_length, (PAIRS,), generator=generator)

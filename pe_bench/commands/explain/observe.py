@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.compose import Around, leaves_of, stack
+from pe_bench.encodings.compose import Wrapper, leaves_of, stack
 from pe_bench.encodings.recurrent.recurrence import Recurrent, State
-from pe_bench.model.attention.reference import REFERENCE_ELEMENTS, logits, take, weigh
+from pe_bench.model.attention.reference import REFERENCE_ELEMENTS, attention_weights, logits, select_tokens
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan
 
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
     @property
     def weights(self) -> Tensor:
         """Return the weights [B, H, Q, N], which sum to less than 1 where there is a null logit."""
-        return weigh(self.layer, self.logits, self.visible, self.queries)
+        return attention_weights(self.layer, self.logits, self.visible, self.queries)
 
 
 class Watch:
@@ -61,7 +61,7 @@ class Watch:
         """Get the states that a pass leaves in layer `number`, a layer without softmax."""
 
 
-class Observed(Around):
+class Observed(Wrapper):
     """A layer with unchanged output that also passes its logits, or its states, to a `Watch`."""
 
     def __init__(self, parts: Sequence[LayerEncoding], number: int, watch: Watch) -> None:
@@ -90,11 +90,11 @@ class Observed(Around):
         for start in range(self.watch.queries.start, self.watch.queries.stop, size):
             stop = min(start + size, self.watch.queries.stop)
             rows = range(start - before, stop - before)
-            asking = take(queries, rows)
-            seen = take(keys, range(stop))
+            asking = select_tokens(queries, rows)
+            seen = select_tokens(keys, range(stop))
             scores, visible = logits(layer, asking, seen, scale)
             shape = (*scores.shape[:-2], len(rows), stop)
-            moved = None if far is None else take(far, rows)
+            moved = None if far is None else select_tokens(far, rows)
             yield Seen(layer, scores.expand(shape), visible, asking, seen, moved)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
