@@ -43,7 +43,7 @@ from pe_bench.system.cost import Pace, count, expect, said_once
 from pe_bench.system.files import remove_leftovers, replace_folder, write_json
 from pe_bench.system.signals import world_size
 from pe_bench.system.terminal import progress_bar, say
-from pe_bench.training.group import Group, joined
+from pe_bench.training.group import Group, join_processes
 from pe_bench.training.trainer import Step, show_progress
 
 # Of the identity of a trained folder: raised where the same settings give other weights than before.
@@ -217,7 +217,7 @@ def _train(stage: Stage) -> bool:
     train = stage.settings.train
     device = machine.resolve_device(config.device)
     threads = machine.set_threads(config.threads)
-    with joined(device, train.timeout) as group:
+    with join_processes(device, train.timeout) as group:
         is_done = group.broadcast("done" if group.is_first and stage.target.is_dir() else "")
         if is_done:
             say(f"{stage.target} is already trained")

@@ -35,7 +35,7 @@ from pe_bench.system.signals import rank, world_size
 from pe_bench.system.terminal import Bars, progress_bar, say
 from pe_bench.trackers import Tracking, check_tracker
 from pe_bench.training import checkpoint
-from pe_bench.training.group import Group, check_processes, joined, start_processes
+from pe_bench.training.group import Group, check_processes, join_processes, start_processes
 from pe_bench.training.trainer import NOTHING_TO_DO, Step, fit, show_progress
 from pe_bench.values import check_folder
 
@@ -99,7 +99,7 @@ def finish(
         _finish_in_processes(job, processes, bars, waits)
         rows = {row.key: row for row in read_rows(job.folder / "eval.csv")}
         return [rows[row_key(job, plan)] for plan in plans]
-    with joined(job.device, job.config.train.timeout) as group:
+    with join_processes(job.device, job.config.train.timeout) as group:
         if not group.is_first:
             fit(job, lambda step: None, group)
             return []

@@ -128,7 +128,7 @@ def stack(parts: Sequence[LayerEncoding]) -> LayerEncoding:
     leaves = chain.from_iterable(map(leaves_of, parts))
     acting = [leaf for leaf in leaves if type(leaf) is not LayerEncoding]
     for leaf in acting:
-        if isinstance(leaf, Around):
+        if isinstance(leaf, Wrapper):
             others = [other for other in acting if other is not leaf]
             return leaf.rewrap([*leaf.parts, *others])
     if len(acting) > 1:
@@ -233,7 +233,7 @@ class Stack(LayerEncoding):
         return next(changing, self.parts[0])
 
 
-class Around(Stack, ABC):
+class Wrapper(Stack, ABC):
     """A stack that changes all parts of its layer: `stack` keeps it outermost."""
 
     @abstractmethod

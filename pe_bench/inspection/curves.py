@@ -17,7 +17,7 @@ from pe_bench.encodings.compose import Composition, leaves_of
 from pe_bench.encodings.recurrent.recurrence import Recurrent
 from pe_bench.encodings.scalings.rope_scaling import RopeScaling
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention.reference import logits, project, take, weigh
+from pe_bench.model.attention.reference import attention_weights, logits, project, select_tokens
 
 MAX_ELEMENTS = 2**24  # numbers of one tensor
 TEXT = "A query sees some keys. What it makes of them depends on where they are. "
@@ -70,9 +70,9 @@ def scores_by_distance(subject: ResolvedEncoding, layer: LayerEncoding, length: 
     visible = torch.empty(0)
     for x_part, heads_part in zip(x.split(samples), heads.split(samples), strict=True):
         queries, keys = _sides(subject, layer, x_part, heads_part, length)
-        last = take(queries, range(length - 1, length))
+        last = select_tokens(queries, range(length - 1, length))
         scores, visible = logits(layer, last, keys, 1 / math.sqrt(model.d_head))
-        weights = weigh(layer, scores, visible, last)
+        weights = attention_weights(layer, scores, visible, last)
         # Scores of one sample or head hold for all.
         sizes = (len(x_part), model.n_heads, length)
         sums += torch.stack([part[..., 0, :].expand(sizes).sum(0) for part in (scores, weights)])

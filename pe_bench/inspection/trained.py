@@ -29,7 +29,7 @@ from pe_bench.inspection.picture import (
     limits_of,
 )
 from pe_bench.inspection.resolve import ResolvedEncoding
-from pe_bench.model.attention.reference import logits, project, weigh
+from pe_bench.model.attention.reference import attention_weights, logits, project
 from pe_bench.model.decoder import Decoder
 from pe_bench.model.layers import Block, SelfAttention
 from pe_bench.render.paper import COLOURS, GREY, STROKES, wrapped
@@ -76,7 +76,7 @@ def _weights(module: SelfAttention, x_BTD: Tensor, layer: LayerEncoding, ids: Te
     q_BHTK, k_BHTK, _ = layer.convolve(*module.heads(*projected))
     queries, keys = project(layer, x_BTD, q_BHTK, k_BHTK, ids)
     scores, visible = logits(layer, queries, keys, 1 / math.sqrt(module.d_head))
-    weights = weigh(layer, scores, visible, queries)
+    weights = attention_weights(layer, scores, visible, queries)
     return weights.expand(len(x_BTD), q_BHTK.shape[1], -1, -1)
 
 

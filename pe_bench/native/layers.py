@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, epsilon: float) -> tuple[Tensor, Tenso
 def rms_norm_backward(
     grad_out: Tensor, x: Tensor, weight_D: Tensor, factor_N: Tensor, also: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, plus `also`, and of the weight, from that of the output of `rms_norm`."""
+    """Return the gradients of x, plus `also`, and of the weight, from the gradient of the output."""
     grad_x = torch.empty_like(x)
     chunks = -(-len(factor_N) // CHUNK)
     grad_weight = x.new_empty(chunks, x.shape[-1])  # of each chunk of rows; the first row becomes their sum

@@ -127,7 +127,7 @@ def latest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def final_checkpoint(run: Path, steps: int) -> Checkpoint | None:
-    """Return the checkpoint of a run's last step, with a test of its weights, which scoring needs."""
+    """Return the checkpoint of a run's last step; None if its weights are missing or damaged."""
     return read_checkpoint(run / "checkpoints" / _name(steps), (WEIGHTS,))
 
 

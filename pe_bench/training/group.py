@@ -112,7 +112,7 @@ def check_processes(config: Config, device: torch.device) -> None:
 
 
 @contextmanager
-def joined(device: torch.device, timeout: int) -> Iterator[Group]:
+def join_processes(device: torch.device, timeout: int) -> Iterator[Group]:
     """Join the processes of a run inside the context; `LostProcessError` names a lost process."""
     if world_size() == 1:
         yield ALONE

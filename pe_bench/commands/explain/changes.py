@@ -29,7 +29,7 @@ from pe_bench.encodings.base import LayerEncoding, PositionalEncoding, ScoreTerm
 from pe_bench.encodings.compose import Stack, leaves_of, stack
 from pe_bench.encodings.rotary.rope import Layout, RoPE, rotate
 from pe_bench.encodings.scalings.rope_scaling import Scaled, rotation_at
-from pe_bench.model.attention.reference import take
+from pe_bench.model.attention.reference import select_tokens
 from pe_bench.model.decoder import LanguageModel
 
 NO_SOFTMAX = "no softmax"
@@ -186,7 +186,7 @@ def reach(layer: LayerEncoding, length: int) -> int:
     index = torch.arange(length)
     nothing = torch.empty(1, 1, length, 0)
     keys = Side(nothing, nothing, index, index, {})
-    query = take(keys, range(length - 1, length))
+    query = select_tokens(keys, range(length - 1, length))
     is_seen = layer.visible(query, keys).flatten(0, -2).any(0)
     return length - int(is_seen.long().argmax())
 

@@ -47,7 +47,7 @@ from pe_bench.encodings.compose import leaves_of
 from pe_bench.encodings.recurrent.recurrence import State
 from pe_bench.encodings.rotary.rope import Layout, split_pairs
 from pe_bench.encodings.scalings.rope_scaling import rotation_at
-from pe_bench.model.attention.reference import logits, take
+from pe_bench.model.attention.reference import logits, select_tokens
 from pe_bench.report.statistics import Interval, paired_interval
 
 FIRST_TOKENS = 4
@@ -164,7 +164,7 @@ def order_kept(block: QueryBlock, train_length: int) -> Tensor:
         return torch.ones(block.logits.shape[:-1])
     count = len(block.keys.index)
     first = max(0, int(block.queries.index[0]) - train_length + 1)
-    near_keys = take(block.keys, range(first, count))
+    near_keys = select_tokens(block.keys, range(first, count))
     near = block.logits[..., first:]
     far, _ = logits(block.layer, block.far_queries, near_keys, block.scale)
     generator = torch.Generator().manual_seed(train_length)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pe_bench.encodings.base import LayerEncoding, Side
-from pe_bench.encodings.compose import Around, leaves_of, stack
+from pe_bench.encodings.compose import Wrapper, leaves_of, stack
 from pe_bench.encodings.recurrent.recurrence import Recurrent, State
-from pe_bench.model.attention.reference import REFERENCE_ELEMENTS, logits, take, weigh
+from pe_bench.model.attention.reference import REFERENCE_ELEMENTS, attention_weights, logits, select_tokens
 from pe_bench.model.decoder import LanguageModel
 from pe_bench.scoring.protocols import Plan
 
@@ -39,7 +39,7 @@ class QueryBlock(NamedTuple):
     @property
     def weights(self) -> Tensor:
         """Return the weights [B, H, Q, N], which sum to less than 1 where there is a null logit."""
-        return weigh(self.layer, self.logits, self.visible, self.queries)
+        return attention_weights(self.layer, self.logits, self.visible, self.queries)
 
 
 class Observer:
@@ -59,7 +59,7 @@ class Observer:
         """Get the state that a pass leaves in layer `number`, a layer without softmax."""
 
 
-class ObservedLayer(Around):
+class ObservedLayer(Wrapper):
     """A layer with unchanged output that also passes its logits, or its state, to an `Observer`."""
 
     def __init__(self, parts: Sequence[LayerEncoding], number: int, observer: Observer) -> None:
@@ -89,11 +89,11 @@ class ObservedLayer(Around):
         for start in range(self.observer.queries.start, self.observer.queries.stop, size):
             stop = min(start + size, self.observer.queries.stop)
             rows = range(start - before, stop - before)
-            asking = take(queries, rows)
-            seen = take(keys, range(stop))
+            asking = select_tokens(queries, rows)
+            seen = select_tokens(keys, range(stop))
             scores, visible = logits(layer, asking, seen, scale)
             shape = (*scores.shape[:-2], len(rows), stop)
-            moved = None if far is None else take(far, rows)
+            moved = None if far is None else select_tokens(far, rows)
             yield QueryBlock(layer, scores.expand(shape), visible, asking, seen, moved)
 
     def attend_chunked(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from pe_bench.inspection.check.case import (
     worst,
 )
 from pe_bench.model.attention import attention, reference_attention
-from pe_bench.model.attention.reference import logits, project, take
+from pe_bench.model.attention.reference import logits, project, select_tokens
 
 FIRST_AT_0, FIRST_AT_3 = torch.tensor([0, 5, 6, 7, 8, 9]), torch.tensor([3, 5, 6, 7, 8, 9])
 WINDOW = 5  # tokens
@@ -250,7 +250,7 @@ def far_errors(case: Case) -> list[float]:
     errors = [worst(embedded, embedded[:, :1])]
     for layer in case.layers:
         queries, keys = project(layer, x, q, k, position)
-        row, _ = logits(layer, take(queries, range(length - 1, length)), keys, SCALE)
+        row, _ = logits(layer, select_tokens(queries, range(length - 1, length)), keys, SCALE)
         errors.append(worst(row[..., : 2 * AROUND], row[..., :1]))
     return errors
 
@@ -321,7 +321,7 @@ def _last_logits(layer: LayerEncoding, inputs: Inputs) -> tuple[Tensor, Tensor]:
     """Return the logits of the last four queries, and which keys they see."""
     x, q, k, _ = inputs
     queries, keys = project(layer, x, q, k, torch.arange(LONG))
-    return logits(layer, take(queries, range(LONG - 4, LONG)), keys, SCALE)
+    return logits(layer, select_tokens(queries, range(LONG - 4, LONG)), keys, SCALE)
 
 
 # Other sizes

@@ -13,7 +13,14 @@ from torch.nn import functional
 from pe_bench.encodings.base import LayerEncoding, ScoreTerm, Side, precise
 from pe_bench.encodings.relative.tables import Relative
 from pe_bench.model.attention.fused import fused, fused_with_lse, merge_by_lse
-from pe_bench.model.attention.reference import joined, project, ranges_in, take, times, visible_keys
+from pe_bench.model.attention.reference import (
+    apply_logit_scale,
+    project,
+    ranges_in,
+    select_ranges,
+    select_tokens,
+    visible_keys,
+)
 
 CHUNK_QUERIES = 256
 CHUNK_ELEMENTS = 2**21  # of a bias or of near scores [B, H, Q, N]; a chunk with more has fewer queries
@@ -27,9 +34,9 @@ def fused_chunk_attention(
     outputs = []
     # The last chunks, which see the most keys, come first: later chunks fit into their memory.
     for start, stop, ranges in reversed(_chunks(encoding, q, window)):
-        asking = take(queries, range(start, stop))
-        seen = take(keys, *ranges)
-        values = joined(v, ranges, -2)
+        asking = select_tokens(queries, range(start, stop))
+        seen = select_tokens(keys, *ranges)
+        values = select_ranges(v, ranges, -2)
         outputs.append(_attend(encoding, asking, seen, values, window))
     outputs.reverse()
     return torch.cat(outputs, -2)
@@ -62,9 +69,9 @@ def _attend(encoding: LayerEncoding, queries: Side, keys: Side, v: Tensor, windo
     null = encoding.null_logit(queries)
     if not encoding.overrides("terms"):
         mask = _mask(visible, bias, v)
-        return fused(times(queries.x, factor), keys.x, v, mask, scale, null)
+        return fused(apply_logit_scale(queries.x, factor), keys.x, v, mask, scale, null)
     terms = _terms_in(encoding.terms(queries, keys), visible)
-    terms = [(term._replace(q=times(term.q, factor)), seen) for term, seen in terms]
+    terms = [(term._replace(q=apply_logit_scale(term.q, factor)), seen) for term, seen in terms]
     masks = []
     for term, seen in terms:
         seen_bias = None if bias is None else bias[..., seen]

@@ -19,7 +19,13 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from pe_bench.encodings.base import LayerEncoding, Side, precise
 from pe_bench.model.attention.fused import can_tabulate, distance_table
-from pe_bench.model.attention.reference import project, share_of_keys, take, times, visible_keys
+from pe_bench.model.attention.reference import (
+    apply_logit_scale,
+    project,
+    select_tokens,
+    share_of_keys,
+    visible_keys,
+)
 from pe_bench.native.inductor import compiled
 
 # Called with a score and the indices of its batch, head, query and key; returns the new score.
@@ -48,7 +54,7 @@ def fused_flex_attention(
     """Serve encodings that `can_flex`; `window` as in `attention`."""
     queries, keys = project(encoding, x, q, k, position)
     null = encoding.null_logit(queries)
-    scaled_q = times(queries.x, encoding.logit_scale(queries))
+    scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     wide = [_at_least(MIN_WIDTH, x) for x in (scaled_q, keys.x, v)]
     score_mod = bias_mod(encoding, queries, keys)
     mask = block_mask(encoding, queries, keys, window)
@@ -231,7 +237,7 @@ def _visible_rows(
     encoding: LayerEncoding, queries: Side, keys: Side, window: int | None, start: int, stop: int
 ) -> Tensor:
     """Return the mask [1 or H, Q, N] of the queries `start` to `stop` - 1, padded to whole blocks."""
-    visible = visible_keys(encoding, take(queries, range(start, stop)), keys, window)
+    visible = visible_keys(encoding, select_tokens(queries, range(start, stop)), keys, window)
     rows = visible if visible.dim() == 3 else visible.unsqueeze(0)
     missing_queries = -rows.shape[1] % BLOCK
     missing_keys = -rows.shape[2] % BLOCK

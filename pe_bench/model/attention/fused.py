@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pe_bench.encodings.base import LayerEncoding, precise
-from pe_bench.model.attention.reference import project, share_of_keys, times
+from pe_bench.model.attention.reference import apply_logit_scale, project, share_of_keys
 
 
 def fused_attention(
@@ -25,7 +25,7 @@ def fused_attention(
 ) -> Tensor:
     """Serve encodings with `transform`, `logit_scale` and `null_logit` alone."""
     queries, keys = project(encoding, x, q, k, position)
-    scaled_q = times(queries.x, encoding.logit_scale(queries))
+    scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     null = encoding.null_logit(queries)
     scale = 1 / math.sqrt(q.shape[-1])
     return fused(scaled_q, keys.x, v, None, scale, null)
@@ -180,7 +180,7 @@ def fused_distance_attention(
     table = distance_table(encoding, q)
     assert table is not None
     queries, keys = project(encoding, x, q, k, position)
-    scaled = times(queries.x, encoding.logit_scale(queries))
+    scaled = apply_logit_scale(queries.x, encoding.logit_scale(queries))
     scale = 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
     if null is not None:

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from pe_bench.encodings.base import LayerEncoding
 from pe_bench.errors import require
 from pe_bench.model.attention.fused import distance_table, gradient_of_null
-from pe_bench.model.attention.reference import project, share_of_keys, times
+from pe_bench.model.attention.reference import apply_logit_scale, project, share_of_keys
 from pe_bench.native import build
 
 # The largest error of a kernel against float64 at its first use, relative to the largest number of an output.
@@ -37,7 +37,7 @@ def native_attention(
     dtype = torch.float32
     if v.dtype == torch.bfloat16 and usable_kernel(torch.bfloat16).library is not None:
         dtype = torch.bfloat16
-    scaled_q = times(queries.x, encoding.logit_scale(queries)).to(dtype)
+    scaled_q = apply_logit_scale(queries.x, encoding.logit_scale(queries)).to(dtype)
     scale = 1 / math.sqrt(q.shape[-1])
     null = encoding.null_logit(queries)
     output = causal_attention(scaled_q, keys.x.to(dtype), v.to(dtype), table, scale, null)
@@ -54,7 +54,7 @@ def native_column_attention(
     """
     queries, keys = project(encoding, x, q, k, position)
     # In float32: a scale must not round to half precision.
-    scaled_q = times(queries.x.float(), encoding.logit_scale(queries))
+    scaled_q = apply_logit_scale(queries.x.float(), encoding.logit_scale(queries))
     null = encoding.null_logit(queries)
     columns = encoding.columns(queries, keys)
     scale = 1 / math.sqrt(q.shape[-1])

@@ -79,10 +79,10 @@ def softmax_attention(
         stop = min(start + block, rows.stop)
         # No query of the block sees a key after its last token, or before the window of its first token.
         first = 0 if window is None else max(0, start - window + 1)
-        seen = take(keys, range(first, stop))
-        asking = take(queries, range(start - before, stop - before))
+        seen = select_tokens(keys, range(first, stop))
+        asking = select_tokens(queries, range(start - before, stop - before))
         scores, visible = logits(encoding, asking, seen, scale, window)
-        weights = weigh(encoding, scores, visible, asking).to(v.dtype)
+        weights = attention_weights(encoding, scores, visible, asking).to(v.dtype)
         outputs.append(encoding.mix(weights, v[:, :, first:stop], asking, seen))
     outputs.reverse()
     return torch.cat(outputs, -2)
@@ -120,7 +120,7 @@ def ranges_in(encoding: LayerEncoding, start: int, stop: int, window: int | None
     return ranges if window is None else intersection(ranges, latest(window, start, stop))
 
 
-def weigh(encoding: LayerEncoding, scores: Tensor, visible: Tensor, queries: Side) -> Tensor:
+def attention_weights(encoding: LayerEncoding, scores: Tensor, visible: Tensor, queries: Side) -> Tensor:
     """Return the weights [B, H, Q, N] of logits; with a null logit their sum is below 1."""
     weights = encoding.weights(scores, visible)
     null = encoding.null_logit(queries)
@@ -143,29 +143,29 @@ def project(encoding: LayerEncoding, x: Tensor, q: Tensor, k: Tensor, position: 
     index = torch.arange(tokens, device=k.device)
     keys = Side(k, k, position, index, encoding.prepare(x))
     before = tokens - q.shape[-2]  # tokens without a query
-    last = take(keys, range(before, tokens)) if before else keys
+    last = select_tokens(keys, range(before, tokens)) if before else keys
     queries = last._replace(x=q, raw=q)
     turned_q, turned_k = encoding.transform(queries, keys)
     return queries._replace(x=turned_q), keys._replace(x=turned_k)
 
 
-def times(x: Tensor, factor: Tensor | None) -> Tensor:
-    """Return x [B, H, Q, *] times the `logit_scale` of its queries."""
+def apply_logit_scale(x: Tensor, factor: Tensor | None) -> Tensor:
+    """Return queries x [B, H, Q, *] times their `logit_scale`; None: unchanged."""
     return x if factor is None else (x * factor).to(x.dtype)
 
 
-def take(side: Side, *ranges: range) -> Side:
+def select_tokens(side: Side, *ranges: range) -> Side:
     """Return the part of a side that belongs to the tokens in the ranges of indices."""
     return Side(
-        x=joined(side.x, ranges, -2),
-        raw=joined(side.raw, ranges, -2),
-        position=joined(side.position, ranges, -1),
-        index=joined(side.index, ranges, -1),
-        values={name: joined(value, ranges, -1) for name, value in side.values.items()},
+        x=select_ranges(side.x, ranges, -2),
+        raw=select_ranges(side.raw, ranges, -2),
+        position=select_ranges(side.position, ranges, -1),
+        index=select_ranges(side.index, ranges, -1),
+        values={name: select_ranges(value, ranges, -1) for name, value in side.values.items()},
     )
 
 
-def joined(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
+def select_ranges(x: Tensor, ranges: Sequence[range], axis: int) -> Tensor:
     """Concatenate the ranges of x along an axis."""
     parts = [x.narrow(axis, part.start, len(part)) for part in ranges]
     return parts[0] if len(parts) == 1 else torch.cat(parts, axis)
