@@ -103,7 +103,7 @@ def anchor_lines(source: Source, name: str) -> list[Line]:
     for label in (TRIGRAM, COPYING):
         rows += [stored[label, *key] for key in dict.fromkeys(keys) if (label, *key) in stored]
     if name != ALL:
-        rows = source.runs.of_slice(rows, name)
+        rows = source.runs.slice_rows(rows, name)
     differ_in_steps = len({row.steps for row in rows}) > 1
 
     def steps_text(row: Row) -> str:

@@ -163,7 +163,7 @@ class Measurements:
         changes = self.changes(series, length, protocol, since)
         if part != ALL:
             rows = list(chain.from_iterable(changes))
-            row_of = {(row.run, row.length): row for row in self._runs.of_slice(rows, part)}
+            row_of = {(row.run, row.length): row for row in self._runs.slice_rows(rows, part)}
             pairs = [
                 (row_of.get((row.run, row.length)), row_of.get((first.run, first.length)))
                 for row, first in changes
